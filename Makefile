@@ -1,0 +1,45 @@
+# make train | test | nightly | gpu | lint | help; all of them set the environment up first.
+
+PYTHON ?= python3
+BIN := $(CURDIR)/.venv/bin
+INSTALLED := .venv/installed
+# Programs that are started by name: ninja (DeepSpeed's first use of a C++ op), the launchers in the tests.
+export PATH := $(BIN):$(PATH)
+# Several processes share the cores; more threads in each only get in each other's way.
+train test nightly: export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup train test nightly gpu lint
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup    .venv with everything that training and tests need (PYTHON=python3.12 for another Python)"
+	@echo "make train    train the digits CNN on two processes; more settings: ARGS='--epochs 5'"
+	@echo "make test     lint, types and the quick tests"
+	@echo "make nightly  the same with the slow tests"
+	@echo "make gpu      the tests that need a GPU"
+	@echo "make lint     ruff and mypy alone"
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt -e '.[all,dev,examples]'
+	touch $@
+
+train: setup
+	$(BIN)/accelerate launch --config_file accel_configs/ddp.yaml \
+		examples/train.py --config examples/configs/digits_cnn.yaml --overwrite $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -m "not gpu and not slow"
+
+nightly: lint
+	$(BIN)/pytest -m "not gpu"
+
+gpu: setup
+	$(BIN)/pytest -m gpu

@@ -1,0 +1,90 @@
+"""Real jobs through the real launchers, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a finished job left behind."""
+
+    code: int
+    out: str
+    err: str
+    output_dir: Path
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return dict(json.loads((self.output_dir / "plan.json").read_text()))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.output_dir / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def losses(self) -> list[float]:
+        return [row["loss"] for row in self.rows if "loss" in row]
+
+    @property
+    def evaluation(self) -> dict[str, float]:
+        return [row for row in self.rows if any(key.startswith("eval/") for key in row)][-1]
+
+    def ok(self) -> Job:
+        assert self.code == 0, f"exit code {self.code}\n{self.out[-3000:]}\n{self.err[-6000:]}"
+        return self
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This environment without what a launcher would set, with one thread a process."""
+    dropped = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CONFIG_")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped) and k not in names}
+    return {**kept, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **(extra or {})}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(launcher: str, how: str, world: int = 2, script: str = "examples/train.py") -> list[str]:
+    """The command that starts ``script`` under ``how`` (a strategy's committed file, or a path) with a launcher."""
+    port = str(free_port())
+    yaml = how if "/" in how else f"accel_configs/{how}.yaml"
+    if launcher == "accelerate":
+        words = [str(BIN / "accelerate"), "launch", "--config_file", yaml, "--main_process_port", port]
+        return [*words, *([] if world in (0, 2) else ["--num_processes", str(world)]), script]
+    if launcher == "torchrun":
+        words = [str(BIN / "torchrun"), "--nproc_per_node", str(world), "--master_port", port, script]
+        return [*words, "--accel_config", yaml]
+    if launcher == "deepspeed":
+        json_file = how if "/" in how else f"ds_configs/{how}.json"
+        words = [str(BIN / "deepspeed"), "--num_gpus", str(world), "--master_port", port, script]
+        return [*words, "--deepspeed", json_file]
+    assert launcher == "python"
+    return [sys.executable, script]
+
+
+def run(
+    words: Sequence[str], output_dir: Path, *, timeout: float = 300, environment: Mapping[str, str] | None = None
+) -> Job:
+    """Run a command from the repository's root, with ``output_dir`` as its own."""
+    full = [*words, "--output_dir", str(output_dir)]
+    done = subprocess.run(
+        full, cwd=ROOT, env=clean_environment(environment), capture_output=True, text=True, timeout=timeout, check=False
+    )
+    return Job(code=done.returncode, out=done.stdout, err=done.stderr, output_dir=output_dir)

@@ -1,0 +1,58 @@
+"""samecurve: one training script, any strategy, numbers you can trust.
+
+Names are imported at first use, so that a wrong config is answered before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .callbacks import Callback as Callback
+    from .config import TrainConfig as TrainConfig
+    from .config import load_config as load_config
+    from .errors import CheckpointError as CheckpointError
+    from .errors import ConfigError as ConfigError
+    from .errors import DataError as DataError
+    from .errors import LaunchError as LaunchError
+    from .errors import TrainerError as TrainerError
+    from .export import load_export as load_export
+    from .launch import Launched as Launched
+    from .launch import Plan as Plan
+    from .launch import launch as launch
+    from .leave import run as run
+    from .loop import StepInfo as StepInfo
+    from .loop import Trainer as Trainer
+    from .script import main as main
+    from .task import Data as Data
+    from .task import Task as Task
+
+_HOMES = {
+    "Callback": "callbacks",
+    "CheckpointError": "errors",
+    "ConfigError": "errors",
+    "Data": "task",
+    "DataError": "errors",
+    "LaunchError": "errors",
+    "Launched": "launch",
+    "Plan": "launch",
+    "StepInfo": "loop",
+    "Task": "task",
+    "TrainConfig": "config",
+    "Trainer": "loop",
+    "TrainerError": "errors",
+    "launch": "launch",
+    "load_config": "config",
+    "load_export": "export",
+    "main": "script",
+    "run": "leave",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,0 +1,132 @@
+"""Callbacks: one hook. Everything that happens around training without changing it is one of these.
+
+``on_step(trainer, info)`` is called on every rank, at every ``every``-th optimizer step and at the last
+one, after evaluation and saving. A callback that writes guards itself with ``trainer.is_main``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from .banner import size
+from .errors import TrainerError
+
+if TYPE_CHECKING:
+    from .loop import StepInfo, Trainer
+
+
+class Callback:
+    """Subclass and override ``on_step``; ``every`` is in optimizer steps."""
+
+    every: int = 1
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        """Look at one optimizer step. ``trainer.stop()`` ends training; any rank may ask alone."""
+        raise NotImplementedError(f"{type(self).__name__}.on_step")
+
+
+class MetricsFile(Callback):
+    """Rows of metrics.jsonl: logged steps, and evaluations."""
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        if info.metrics is not None:
+            trainer.directory.row(info.metrics)
+        if info.evaluation is not None:
+            trainer.directory.row({"step": info.step, "epoch": info.epoch, "samples": info.samples, **info.evaluation})
+
+
+class Progress(Callback):
+    """One bar for the job on a terminal; plain lines at the logging interval otherwise, and in log.txt."""
+
+    def __init__(self) -> None:
+        self.bar: tqdm[None] | None = None
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        if not trainer.is_main:
+            return
+        if self.bar is None and sys.stderr.isatty():
+            self.bar = tqdm(total=trainer.total_steps, unit="step", dynamic_ncols=True)
+        if self.bar is not None:
+            self.bar.update(info.step - self.bar.n)
+        if info.metrics is not None:
+            m = info.metrics
+            if self.bar is not None:
+                self.bar.set_postfix_str(f"loss {m['loss']:.4f} lr {m['lr']:.2e} {m['samples_per_second']:.0f} samples/s")
+            self._tell(
+                trainer,
+                f"step {info.step}/{trainer.total_steps}  loss {m['loss']:.4f}  lr {m['lr']:.3e}  "
+                f"norm {m['grad_norm']:.3f}  {m['samples_per_second']:.0f} samples/s  "
+                f"eta {_clock(m['eta_seconds'])}  mem {size(m['peak_memory_bytes'])}",
+                quiet=self.bar is not None,
+            )
+        if info.evaluation is not None:
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in info.evaluation.items())
+            self._tell(trainer, f"step {info.step}/{trainer.total_steps}  {shown}")
+        if info.is_last and self.bar is not None:
+            self.bar.close()
+
+    def _tell(self, trainer: Trainer, text: str, *, quiet: bool = False) -> None:
+        trainer.directory.line(text)
+        if not quiet:
+            (print if self.bar is None else self.bar.write)(text)
+            sys.stdout.flush()
+
+
+class StopOnNaN(Callback):
+    """A loss that is not finite will not mend itself: an error at the next logged step."""
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        if info.metrics is not None and not math.isfinite(info.metrics["loss"]) and not info.metrics["skipped_steps"]:
+            raise TrainerError(
+                f"step {info.step}: the loss is {info.metrics['loss']}; lower lr ({info.metrics['lr']:g}), "
+                "set max_grad_norm, or look at the data"
+            )
+
+
+class Best(Callback):
+    """Keeps the best model under ``best/``, and stops after ``patience`` evaluations without a better one.
+
+    Args:
+        metric: for example ``eval/loss``; the same number on every rank, so all decide alike.
+        mode: ``min`` or ``max``.
+        patience: evaluations; None never stops.
+    """
+
+    def __init__(self, metric: str, mode: str, patience: int | None) -> None:
+        self.metric, self.sign, self.patience = metric, 1.0 if mode == "min" else -1.0, patience
+        self.best, self.waited = math.inf, 0
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        if info.evaluation is None:
+            return
+        if self.metric not in info.evaluation:
+            raise TrainerError(f"best_metric: {self.metric!r}: not among {', '.join(sorted(info.evaluation))}")
+        value = self.sign * info.evaluation[self.metric]
+        if value < self.best:
+            self.best, self.waited = value, 0
+            trainer.export(trainer.directory.path / "best")
+            return
+        self.waited += 1
+        if self.patience is not None and self.waited >= self.patience:
+            trainer.stop(f"{self.metric} did not improve in {self.waited} evaluations")
+
+
+class SaveEvery(Callback):
+    """Exports the model to ``step-N/`` every ``every`` steps."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        if info.step % self.every == 0:
+            trainer.export(trainer.directory.path / f"step-{info.step}")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,94 @@
+"""Agreement between ranks: decisions are made once and known to all at the same step.
+
+The channel is a gloo group of its own on the CPU, so it never waits for the device.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .errors import TrainerError
+
+STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that asked
+
+
+class Control:
+    """Stop requests from any rank, and work that only the main process does. Every rank enters every method."""
+
+    def __init__(self) -> None:
+        self.distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.group: Any = dist.new_group(backend="gloo") if self.distributed else None
+        self._wish = 0
+        self._pending: tuple[Any, torch.Tensor] | None = None
+        self._previous: dict[int, Any] = {}
+
+    def stop(self, number: int = 0) -> None:
+        """Ask for a stop after the current step. Any rank may ask alone."""
+        self._wish = max(self._wish, STOP | number)
+
+    def poll(self) -> int | None:
+        """At a step boundary: the signal number of an agreed stop (0 for a wish of the code), None to go on.
+
+        The answer is that of the previous step, so the exchange overlaps with a whole step and costs no wait.
+        """
+        if not self.distributed:
+            return self._wish & 0xFF if self._wish else None
+        agreed = self._collect()
+        flags = torch.tensor([self._wish])
+        self._pending = (dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group, async_op=True), flags)
+        return agreed & 0xFF if agreed else None
+
+    def _collect(self) -> int:
+        if self._pending is None:
+            return 0
+        work, flags = self._pending
+        work.wait()
+        self._pending = None
+        return int(flags.item())
+
+    def sum(self, value: float) -> float:
+        """Sum of one number over ranks, on the CPU."""
+        if not self.distributed:
+            return value
+        total = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(total, group=self.group)
+        return float(total.item())
+
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Do ``work`` on the main process; all wait for it, and its error is everybody's error."""
+        told: list[Any] = [None]
+        if not self.distributed or dist.get_rank() == 0:
+            try:
+                work()
+            except (TrainerError, OSError) as error:
+                if not self.distributed:
+                    raise
+                told = [error]
+        if self.distributed:
+            dist.broadcast_object_list(told, src=0, group=self.group)
+            if told[0] is not None:
+                raise told[0]
+
+    def listen(self) -> None:
+        """Turn SIGTERM and the first SIGINT into an agreed stop after the current step."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self._wish and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.stop(number)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, ask)
+
+    def close(self) -> None:
+        """Finish what is in flight and give the signals back."""
+        self._collect()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()

@@ -1,0 +1,83 @@
+"""Every error that users can meet.
+
+    TrainerError                 exit code 1
+    ├── ConfigError (ValueError)       2    a file, a key or a value is wrong
+    ├── LaunchError (ValueError)       2    what runs is not what was asked for
+    ├── DataError (ValueError)         1    the data cannot serve this run
+    └── CheckpointError (ValueError)   1    files of a run cannot be written or read
+
+Users' mistakes are exceptions of this tree; broken invariants are asserts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class TrainerError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 1
+
+
+class LaunchError(TrainerError, ValueError):
+    """The processes, devices or strategy that run are not those that were asked for."""
+
+    exit_code = 2
+
+
+class DataError(TrainerError, ValueError):
+    """The data cannot serve this run."""
+
+
+class CheckpointError(TrainerError, ValueError):
+    """Files of a run cannot be written or read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong, told in one line: ``where: key: value: rule``.
+
+    Args:
+        where: the home of the value: ``file:line`` or ``command line``.
+        key: dotted key, for example ``deepspeed_config.zero_stage``; may be empty.
+        rule: what must hold and what to change, without a full stop.
+        value: the offending value as the user wrote it; omitted when there is none.
+    """
+
+    where: str
+    key: str
+    rule: str
+    value: object = None
+
+    def __str__(self) -> str:
+        shown = "" if self.value is None else f" {_shown(self.value)}:"
+        key = f" {self.key}:" if self.key else ""
+        return f"{self.where}:{key}{shown} {self.rule}"
+
+
+class ConfigError(TrainerError, ValueError):
+    """A file, a key or a value is wrong; ``problems`` holds all that were found, one line each."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Problem | Sequence[Problem]) -> None:
+        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        assert self.problems, "a ConfigError needs at least one problem"
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` did you mean 'x'?`` for the nearest of ``known``, else the short list of what is known."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known: {', '.join(names)}" if len(names) <= 12 else f"{len(names)} keys are known here"
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if not isinstance(value, bool) else str(value).lower()
+    return text if len(text) <= 80 else text[:77] + "..."

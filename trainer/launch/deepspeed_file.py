@@ -1,0 +1,251 @@
+"""DeepSpeed's settings, from a JSON file or from an accelerate file's own section, as a Request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..documents import Document, Key, read_document
+from ..errors import ConfigError
+from .deepspeed_keys import check_document, deepspeed_config, without_auto
+from .given import Check, Given, lookup
+from .request import Asked, Request, Strategy
+
+STAGES: dict[int, Strategy] = {1: "zero1", 2: "zero2", 3: "zero3"}
+# Keys with a field of their own in Request; the rest of the JSON goes to DeepSpeed.
+_OWN_FIELDS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+    "fp16",
+    "bf16",
+    "bfloat16",
+)
+
+
+def read_deepspeed_file(path: str | Path) -> Request:
+    """Read a DeepSpeed JSON, as given by ``--deepspeed``.
+
+    Raises:
+        ConfigError: with every problem of the file.
+        LaunchError: DeepSpeed is not installed.
+    """
+    check = Check()
+    request = read_json(path, check)
+    if check.problems or request is None:
+        raise ConfigError(check.problems)
+    return replace(request, notices=tuple(check.notices))
+
+
+def read_json(path: str | Path, check: Check) -> Request | None:
+    """The request of a JSON; None, with problems in ``check``, where it says nothing that can run."""
+    try:
+        doc = read_document(path, what="DeepSpeed config file")
+    except ConfigError as error:
+        check.problems.extend(error.problems)
+        return None
+    before = len(check.problems)
+    stage, stage_at = _stage(doc, check)
+    precision, kept = _precision(doc, check)
+    steps = _whole(doc, "gradient_accumulation_steps", check)
+    micro = _whole(doc, "train_micro_batch_size_per_gpu", check)
+    batch = _whole(doc, "train_batch_size", check)
+    clipping = _typed(doc, "gradient_clipping")
+    norm = check.number(clipping)
+    chosen = {key: _class_and_params(doc, key, check) for key in ("optimizer", "scheduler")}
+    check_document(doc, check)
+    reduction = lookup(doc, ("gradient_allreduce_op",))
+    if reduction is not None and str(reduction.value).lower() == "sum":
+        check.fail(reduction, 'the gradient here is the mean over the global batch; write "mean", or remove the key')
+    rest = {key: value for key, value in without_auto(doc.data).items() if key not in _OWN_FIELDS}
+    if len(check.problems) == before:
+        _check_offload(doc, rest, check)
+    if len(check.problems) > before or stage is None:
+        return None
+    return Request(
+        strategy=STAGES[stage],
+        strategy_where=stage_at,
+        mixed_precision=precision,
+        accumulation_steps=steps,
+        micro_batch_size=micro,
+        global_batch_size=batch,
+        max_grad_norm=None if clipping is None or norm is None else clipping.asked(norm),
+        optimizer=chosen["optimizer"],
+        scheduler=chosen["scheduler"],
+        deepspeed={**rest, **kept},
+        files=(doc.path,),
+        where={f"deepspeed.{given.key}": given.home for given in _every(doc, ())},
+    )
+
+
+def read_inline(entries: Mapping[str, Given], check: Check, home: str) -> Request | None:
+    """The request of an accelerate file's ``deepspeed_config`` that names no JSON.
+
+    Args:
+        entries: the section by launcher argument name.
+        home: where DeepSpeed was asked for, for what is missing.
+    """
+    stage_given = entries.get("zero_stage")
+    if stage_given is None:
+        if any(problem.key.startswith("deepspeed_config") for problem in check.problems):
+            return None  # a misspelt zero_stage is told already
+        missing = Given(value=None, where=home, key="deepspeed_config.zero_stage")
+        check.fail(missing, "is missing, which accelerate takes as 2; write zero_stage: 1, 2 or 3")
+        return None
+    stage = _known_stage(stage_given, check)
+    zero: dict[str, Any] = {"stage": stage}
+    homes = {"deepspeed.zero_optimization.stage": stage_given.home}
+    for part in ("offload_optimizer", "offload_param"):
+        device_given, path_given = entries.get(f"{part}_device"), entries.get(f"{part}_nvme_path")
+        device = check.choice(device_given, ("none", "cpu", "nvme"))
+        path = check.text(path_given)
+        if device_given is None or device in (None, "none"):
+            continue
+        zero[part] = {"device": device} | ({"nvme_path": path} if device == "nvme" else {})
+        homes[f"deepspeed.zero_optimization.{part}"] = device_given.home
+        _check_device(device_given, part, device, stage, path, check)
+    save, init = entries.get("zero3_save_16bit_model"), entries.get("zero3_init_flag")
+    if check.switch(save) and stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    for flag in (save, init):
+        if check.switch(flag) and flag is not None and stage in (1, 2):
+            check.notice(flag, f"no effect in stage {stage}")
+    classes = entries.get("deepspeed_moe_layer_cls_names")
+    if classes is not None:
+        check.fail(classes, "not supported by samecurve; use zero_optimization.leaf_module in a deepspeed_config_file")
+    steps, norm = accumulation_and_clipping(entries, check)
+    if stage is None:
+        return None
+    return Request(
+        strategy=STAGES[stage],
+        strategy_where=stage_given.home,
+        accumulation_steps=steps,
+        max_grad_norm=norm,
+        deepspeed={"zero_optimization": zero},
+        where=homes,
+    )
+
+
+def accumulation_and_clipping(
+    entries: Mapping[str, Given], check: Check
+) -> tuple[Asked[int] | None, Asked[float] | None]:
+    """The two values that an accelerate file's section shares with the JSON; None where absent or "auto"."""
+    given = {
+        name: entries[name]
+        for name in ("gradient_accumulation_steps", "gradient_clipping")
+        if name in entries and entries[name].value != "auto"
+    }
+    steps_given, norm_given = given.get("gradient_accumulation_steps"), given.get("gradient_clipping")
+    steps, norm = check.whole(steps_given, at_least=1), check.number(norm_given)
+    return (
+        None if steps_given is None or steps is None else steps_given.asked(steps),
+        None if norm_given is None or norm is None else norm_given.asked(norm),
+    )
+
+
+def _known_stage(given: Given, check: Check) -> int | None:
+    if given.value == 0 and not isinstance(given.value, bool):
+        check.fail(given, "stage 0 is DDP: write distributed_type: MULTI_GPU")
+        return None
+    stage = check.whole(given, at_least=1)
+    if stage is not None and stage not in STAGES:
+        check.fail(given, "must be 1, 2 or 3")
+        return None
+    return stage
+
+
+def _stage(doc: Document, check: Check) -> tuple[int | None, str]:
+    zero = lookup(doc, ("zero_optimization",))
+    if zero is None or not isinstance(zero.value, dict) or "stage" not in zero.value:
+        rule = 'must be a mapping with the stage: {"stage": 1}, 2 or 3'
+        check.fail(zero or Given(value=None, where=doc.path, key="zero_optimization"), rule)
+        return None, doc.path
+    given = lookup(doc, ("zero_optimization", "stage"))
+    assert given is not None
+    return _known_stage(given, check), given.home
+
+
+def _every(doc: Document, path: Key) -> Iterator[Given]:
+    """Every value of the file, at any depth."""
+    given = lookup(doc, path)
+    assert given is not None
+    if path:
+        yield given
+    if isinstance(given.value, dict):
+        for key in given.value:
+            yield from _every(doc, (*path, key))
+
+
+def _typed(doc: Document, key: str) -> Given | None:
+    given = lookup(doc, (key,))
+    return None if given is None or given.value == "auto" else given
+
+
+def _whole(doc: Document, key: str, check: Check) -> Asked[int] | None:
+    given = _typed(doc, key)
+    value = check.whole(given, at_least=1)
+    return None if given is None or value is None else given.asked(value)
+
+
+def _precision(doc: Document, check: Check) -> tuple[Asked[str] | None, dict[str, Any]]:
+    """Precision asked for, and what the sections say besides ``enabled``."""
+    on: list[tuple[str, Given]] = []
+    off: list[Given] = []
+    kept: dict[str, Any] = {}
+    open_ = False
+    for key, name in (("fp16", "fp16"), ("bf16", "bf16"), ("bfloat16", "bf16")):
+        section, given = lookup(doc, (key,)), lookup(doc, (key, "enabled"))
+        if section is not None and not isinstance(section.value, dict):
+            check.fail(section, "must be a mapping")
+        elif section is not None and given is not None:
+            if given.value == "auto":
+                open_ = True
+            elif check.switch(given, quoted=False):
+                on.append((name, given))
+            else:
+                off.append(given)
+            details = {detail: value for detail, value in section.value.items() if detail != "enabled"}
+            if details and given.value in ("auto", True):
+                kept[name] = without_auto(details)
+    if len(on) > 1:
+        check.fail(on[1][1], f"disagrees with {on[0][1].home}; enable one of them")
+    if on:
+        return on[0][1].asked(on[0][0]), kept
+    return (off[0].asked("no") if off and not open_ else None), kept
+
+
+def _class_and_params(doc: Document, key: str, check: Check) -> Asked[dict[str, Any]] | None:
+    section = lookup(doc, (key,))
+    if section is None:
+        return None
+    value = section.value if isinstance(section.value, dict) else {}
+    name, params = value.get("type"), value.get("params", {})
+    if not isinstance(name, str) or not isinstance(params, dict):
+        check.fail(section, 'must be {"type": name, "params": {...}}')
+        return None
+    return section.asked({"type": name, "params": without_auto(params)})
+
+
+def _check_offload(doc: Document, data: dict[str, Any], check: Check) -> None:
+    """Offloads as DeepSpeed reads them, thus also by their older names."""
+    zero = deepspeed_config({"train_micro_batch_size_per_gpu": 1, **data}).zero_config
+    for part, old in (("offload_optimizer", "cpu_offload"), ("offload_param", "cpu_offload_param")):
+        found = getattr(zero, part)
+        given = lookup(doc, ("zero_optimization", part)) or lookup(doc, ("zero_optimization", old))
+        if found is not None and given is not None and found.device != "none":
+            _check_device(given, part, str(found.device), int(zero.stage), found.nvme_path, check)
+
+
+def _check_device(given: Given, part: str, device: str, stage: int | None, path: object, check: Check) -> None:
+    """DeepSpeed itself takes a wrong pair without a word and leaves the offload out, or uses the CPU."""
+    if stage == 3 and device == "nvme" and not path:
+        check.fail(given, "nvme needs a path: write nvme_path")
+    elif stage in (1, 2) and part == "offload_param":
+        check.fail(given, f"works in stage 3 only, this is stage {stage}; remove it or write stage 3")
+    elif stage in (1, 2) and device == "nvme":
+        check.fail(given, f"nvme works in stage 3 only, this is stage {stage}; write cpu")

@@ -1,0 +1,193 @@
+"""Read the files that say how a job runs, strictly, as one Request. Nothing is started here.
+
+A flag typed after ``accelerate launch`` wins over its file, as it does there. What Accelerate would take
+without a word and run as something else is a problem with file, line, key, value and the rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..documents import Document, read_document
+from ..errors import ConfigError, Problem
+from . import accelerate_keys as keys
+from .accelerate_values import mixed_precision, processes, read_dynamo, refuse_unsupported, strategy_of
+from .deepspeed_file import accumulation_and_clipping, read_deepspeed_file, read_inline, read_json
+from .fsdp_file import read_fsdp
+from .given import Check, Given
+from .rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
+from .request import Asked, Request
+
+__all__ = [
+    "Asked",
+    "Request",
+    "read_accelerate_file",
+    "read_deepspeed_file",
+    "read_launch_flags",
+    "read_request",
+    "rehearsal_changes",
+    "rehearsal_notices",
+    "rehearsal_precision",
+]
+
+_NO_FLAGS: Mapping[str, Asked[Any]] = {}
+
+
+def read_accelerate_file(path: str | Path, *, overrides: Mapping[str, Asked[Any]] = _NO_FLAGS) -> Request:
+    """Read an accelerate YAML or JSON.
+
+    Args:
+        path: the file.
+        overrides: flags typed after ``accelerate launch``, by argument name.
+
+    Raises:
+        ConfigError: with every problem of the file, of the flags and of the DeepSpeed JSON that it names.
+        LaunchError: a DeepSpeed JSON is named, and DeepSpeed is not installed.
+    """
+    return _read(read_document(path, what="accelerate config file"), overrides)
+
+
+def read_request(config_file: str | None, flags: Mapping[str, Asked[Any]]) -> Request:
+    """What ``accelerate launch`` was asked for, with or without a file. Raises as ``read_accelerate_file``."""
+    if config_file is not None:
+        return read_accelerate_file(config_file, overrides=flags)
+    return _read(None, flags)
+
+
+def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Asked[Any]]]:
+    """Split what follows ``accelerate launch`` into its config file and the flags that were typed.
+
+    Without ``--config_file`` the default file of ``accelerate config`` counts where it exists, as it does there.
+
+    Raises:
+        ConfigError: Accelerate's own parser refuses the arguments.
+    """
+    from accelerate.commands.config.config_args import default_config_file
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed = keys.parser().parse_args(argv)
+    except SystemExit:
+        rule = said.getvalue().strip().rpartition("error: ")[2]
+        raise ConfigError(Problem(where="command line", key="accelerate launch", rule=rule)) from None
+    typed = parsed.nondefault - {"config_file", "training_script", "training_script_args"}
+    flags = {name: Asked(value=getattr(parsed, name), where=f"command line (--{name})") for name in sorted(typed)}
+    if parsed.config_file is None and os.path.isfile(default_config_file) and not parsed.cpu:
+        return str(default_config_file), flags
+    return parsed.config_file, flags
+
+
+def _read(doc: Document | None, overrides: Mapping[str, Asked[Any]]) -> Request:
+    check = Check()
+    flags = {
+        name: Given(value=asked.value, where=asked.where.partition(" (")[0], key=f"--{name}")
+        for name, asked in overrides.items()
+    }
+    if doc is not None:
+        _refuse_other_environment(doc)
+        keys.check_top_level(doc, check)
+    typed = (
+        {name: Given(value=value, where=doc.where(name), key=name) for name, value in doc.data.items()} if doc else {}
+    )
+    given = {**typed, **flags}
+    entries = {name: keys.read_section(doc, name, check) if doc else {} for name in keys.sections()}
+    entries = {name: keys.with_flags(section, flags, name) for name, section in entries.items()}
+    kind, home = strategy_of(doc, typed, flags, check)
+    refuse_unsupported(entries, kind, given, check)
+    world, machines = processes(kind, home, doc is not None, given, check)
+    use_cpu = bool(check.switch(given.get("use_cpu"), quoted=False)) or "cpu" in flags
+    request = Request(strategy="ddp" if kind == "MULTI_GPU" else "single", strategy_where=home.home)
+    if kind == "FSDP":
+        fsdp, homes = read_fsdp(entries["fsdp_config"], check, home.home)
+        request = replace(request, strategy="fsdp", fsdp=fsdp, where=homes)
+    elif kind == "DEEPSPEED":
+        request = _deepspeed(entries["deepspeed_config"], given, machines, check, home) or request
+    precision = mixed_precision(given, check)
+    if request.mixed_precision is None:
+        request = replace(request, mixed_precision=precision)
+    elif precision is not None and precision.value != request.mixed_precision.value:
+        rule = f"disagrees with {request.mixed_precision.value!r} at {request.mixed_precision.where}; keep one of them"
+        check.fail(given["mixed_precision"], rule)
+    dynamo = read_dynamo(entries["dynamo_config"], given.get("dynamo_backend"), check)
+    if check.problems:
+        raise ConfigError(check.problems)
+    return replace(
+        request,
+        world_size=world,
+        num_machines=machines,
+        use_cpu=use_cpu,
+        dynamo=dynamo,
+        notices=tuple(check.notices),
+        files=((doc.path,) if doc else ()) + request.files,
+    )
+
+
+def _refuse_other_environment(doc: Document) -> None:
+    environment = doc.data.get("compute_environment", "LOCAL_MACHINE")
+    if environment != "LOCAL_MACHINE":
+        rule = "not supported by samecurve; write LOCAL_MACHINE"
+        raise ConfigError(doc.problem(("compute_environment",), rule, environment))
+
+
+def _deepspeed(
+    entries: Mapping[str, Given], given: Mapping[str, Given], machines: int, check: Check, home: Given
+) -> Request | None:
+    from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
+
+    launcher = entries.get("deepspeed_multinode_launcher")
+    name = check.choice(launcher, DEEPSPEED_MULTINODE_LAUNCHERS)
+    if machines > 1 and name != "standard":
+        absent = Given(value=None, where=home.where, key="deepspeed_config.deepspeed_multinode_launcher")
+        rule = "several machines need standard; accelerate's default, pdsh, starts one separate world on each"
+        check.fail(launcher or absent, rule)
+    for option in ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"):
+        check.text(entries.get(option))
+    file = entries.get("deepspeed_config_file")
+    if file is None:
+        return read_inline(entries, check, home.where)
+    for option, entry in entries.items():
+        # Flags may fill the JSON's "auto" values; the rest would be ignored, or refused later.
+        fills = entry.where == "command line" and option in ("gradient_accumulation_steps", "gradient_clipping")
+        if not fills and not option.startswith("deepspeed_") and option != "zero3_init_flag":
+            check.fail(entry, f"stands beside {file.key} at {file.where}, which must say it; remove it here")
+    check.switch(entries.get("zero3_init_flag"))
+    precision = given.get("mixed_precision")
+    if precision is not None and precision.where != "command line":
+        rule = f'accelerate refuses it beside {file.key}; remove it and write "bf16": {{"enabled": true}} in the JSON'
+        check.fail(precision, rule)
+    request = _named_json(file, check)
+    return request and _filled(request, entries, check)
+
+
+def _named_json(file: Given, check: Check) -> Request | None:
+    path = check.text(file)
+    if path is None or os.path.isfile(path):
+        return None if path is None else read_json(path, check)
+    rule = "does not exist (accelerate looks for it from the current folder)"
+    beside = Path(file.where.rpartition(":")[0]).parent / path
+    check.fail(file, f"{rule}; it lies beside this file: write {str(beside)!r}" if beside.is_file() else rule)
+    return None
+
+
+def _filled(request: Request, entries: Mapping[str, Given], check: Check) -> Request:
+    """A flag fills what the JSON leaves open ("auto"), and may not contradict it."""
+    flags = {name: entry for name, entry in entries.items() if entry.where == "command line"}
+    steps, norm = accumulation_and_clipping(flags, check)
+    for name, flag, own in (
+        ("gradient_accumulation_steps", steps, request.accumulation_steps),
+        ("gradient_clipping", norm, request.max_grad_norm),
+    ):
+        if flag is not None and own is not None and flag.value != own.value:
+            check.fail(flags[name], f"disagrees with {own.value!r} at {own.where}; keep one of them")
+    return replace(
+        request,
+        accumulation_steps=request.accumulation_steps or steps,
+        max_grad_norm=request.max_grad_norm or norm,
+    )

@@ -1,0 +1,188 @@
+"""The plan: what will run, resolved from the files, the launcher, the training config and the machine.
+
+Every value has one home. Where two homes give different values the run ends here, before anything
+starts, with both of them named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, LaunchError, Problem
+from ..schedule import scaled_lr
+from .launcher import Launcher
+from .requested import Homes, choose_optimizer, choose_schedule
+
+if TYPE_CHECKING:
+    from ..config import TrainConfig
+    from .request import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What this machine offers: visible GPUs."""
+
+    gpus: int
+
+    @classmethod
+    def here(cls) -> Machine:
+        import torch
+
+        return cls(gpus=torch.cuda.device_count())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What runs. Written to ``plan.json`` beside the run, and shown as the banner."""
+
+    strategy: str
+    launcher: str
+    world_size: int
+    num_machines: int
+    device: str
+    rehearsal: bool
+    mixed_precision: str
+    micro_batch_size: int
+    accumulation_steps: int
+    global_batch_size: int
+    max_grad_norm: float | None
+    optimizer: str
+    optimizer_settings: Mapping[str, Any]
+    lr: float
+    lr_reference: float
+    lr_scaling: str
+    reference_batch_size: int
+    schedule: str
+    warmup_steps: int
+    final_lr_ratio: float
+    compile: bool
+    fsdp: Mapping[str, Any] = field(default_factory=dict)
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    dynamo: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    homes: Mapping[str, str] = field(default_factory=dict)
+
+    def home(self, key: str) -> str:
+        """Where a value was set, for messages."""
+        return self.homes.get(key, "default")
+
+    @property
+    def precision(self) -> dict[str, str]:
+        """What parameters are kept in, what layers compute in, and what gradients are exchanged in."""
+        compute = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
+        return {"parameters": "fp32", "compute": compute, "reduction": "fp32"}
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"precision": self.precision}
+
+
+def resolve(
+    config: TrainConfig, request: Request | None, launcher: Launcher, machine: Machine, where: Mapping[str, str]
+) -> Plan:
+    """Hold the config, the request and the launched processes against each other.
+
+    Raises:
+        ConfigError: two homes disagree, or the batch product does not fit.
+        LaunchError: the processes that run are not those that were asked for.
+    """
+    homes = Homes(where)
+    world = launcher.world_size
+    strategy = request.strategy if request else ("ddp" if world > 1 else "single")
+    _check_world(request, launcher, strategy)
+    use_cpu = bool(request and request.use_cpu)
+    device = "cuda" if machine.gpus and not use_cpu else "cpu"
+    if device == "cuda" and launcher.local_world_size > machine.gpus:
+        raise LaunchError(
+            f"{launcher.local_world_size} processes on this machine, but only {machine.gpus} GPUs are visible; "
+            f"launch at most {machine.gpus}, or set use_cpu: true to rehearse on the CPU"
+        )
+
+    precision = homes.agree("mixed_precision", config.mixed_precision, request and request.mixed_precision, "no")
+    micro = homes.agree(
+        "micro_batch_size",
+        config.micro_batch_size if "micro_batch_size" in where else None,
+        request and request.micro_batch_size,
+        config.micro_batch_size,
+    )
+    asked_global = homes.agree(
+        "global_batch_size", config.global_batch_size, request and request.global_batch_size, None
+    )
+    accumulation = homes.agree(
+        "accumulation_steps", config.accumulation_steps, request and request.accumulation_steps, None
+    )
+    clip = homes.agree("max_grad_norm", config.max_grad_norm, request and request.max_grad_norm, None)
+    optimizer, settings, lr = choose_optimizer(config, request, homes)
+    schedule, warmup = choose_schedule(config, request, homes, lr)
+    if homes.problems:
+        raise ConfigError(homes.problems)
+    accumulation = _fit_batch(asked_global, micro, accumulation, world, homes)
+    batch = micro * accumulation * world
+    reference = config.reference_batch_size or batch
+    return Plan(
+        strategy=strategy,
+        launcher=launcher.name,
+        world_size=world,
+        num_machines=request.num_machines if request else 1,
+        device=device,
+        rehearsal=device == "cpu" and strategy != "single",
+        mixed_precision=precision,
+        micro_batch_size=micro,
+        accumulation_steps=accumulation,
+        global_batch_size=batch,
+        max_grad_norm=clip or None,
+        optimizer=optimizer,
+        optimizer_settings=settings,
+        lr=scaled_lr(lr, config.lr_scaling, reference, batch),
+        lr_reference=lr,
+        lr_scaling=config.lr_scaling,
+        reference_batch_size=reference,
+        schedule=schedule,
+        warmup_steps=warmup,
+        final_lr_ratio=config.final_lr_ratio,
+        compile=config.compile,
+        fsdp=request.fsdp if request else {},
+        deepspeed=request.deepspeed if request else {},
+        dynamo=request.dynamo if request else {},
+        files=request.files if request else (),
+        notices=(*(request.notices if request else ()), *homes.notices),
+        homes={**homes.where, "strategy": request.strategy_where if request else "the number of processes"},
+    )
+
+
+def _check_world(request: Request | None, launcher: Launcher, strategy: str) -> None:
+    world = launcher.world_size
+    if request is not None and request.world_size is not None and request.world_size.value != world:
+        asked = request.world_size
+        hint = "the processes that were launched must be as many"
+        if launcher.name == "python":
+            hint = "plain python starts one process: use accelerate launch, torchrun or deepspeed"
+        raise LaunchError(f"{asked.where}: num_processes: {asked.value}: {world} run under {launcher.name}; {hint}")
+    if strategy == "single" and world > 1:
+        home = request.strategy_where if request else "nothing asked for more"
+        raise LaunchError(f"{home}: asks for one process, but {world} run; use distributed_type: MULTI_GPU for DDP")
+    if strategy == "ddp" and world == 1:
+        assert request is not None
+        raise LaunchError(f"{request.strategy_where}: asks for DDP, but one process runs; launch at least two")
+
+
+def _fit_batch(asked: int | None, micro: int, accumulation: int | None, world: int, homes: Homes) -> int:
+    if asked is None:
+        return accumulation or 1
+    unit = micro * (accumulation or 1) * world
+    if accumulation is None and asked % unit == 0:
+        return asked // unit
+    if accumulation is not None and asked == unit:
+        return accumulation
+    parts = f"micro_batch_size {micro} x world_size {world}"
+    if accumulation is not None:
+        rule = f"must be {parts} x accumulation_steps {accumulation} = {unit}; change one of them"
+    else:
+        below, above = asked // unit * unit, -(-asked // unit) * unit
+        near = " or ".join(str(n) for n in (below, above) if n)
+        rule = f"must be a multiple of {parts} = {unit}; nearest that work: {near}"
+    home = homes.where.get("global_batch_size", "default")
+    raise ConfigError(Problem(where=home, key="global_batch_size", value=asked, rule=rule))

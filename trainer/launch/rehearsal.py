@@ -1,0 +1,52 @@
+"""What of a request means something else on a CPU rehearsal, said and not hidden.
+
+Measured with DeepSpeed 0.19.8 on gloo: pin_memory, overlap_comm and offloads to the CPU run, with equal
+losses, and change nothing. fp16 is refused ("Type fp16 is not supported on your device").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .request import Request
+
+
+def rehearsal_precision(strategy: str, precision: str) -> str:
+    """The precision that can run on a CPU: DeepSpeed has fp16 on accelerators only, bf16 everywhere."""
+    return "bf16" if strategy.startswith("zero") and precision == "fp16" else precision
+
+
+def rehearsal_changes(deepspeed: dict[str, Any]) -> dict[str, Any]:
+    """The DeepSpeed configuration without the loss scaler's settings, which go with fp16."""
+    return {key: value for key, value in deepspeed.items() if key != "fp16"}
+
+
+def rehearsal_notices(request: Request) -> tuple[str, ...]:
+    """One line for each wish that has no effect on a CPU, or another one."""
+    lines = []
+    precision = request.mixed_precision
+    if precision is not None:
+        runs = rehearsal_precision(request.strategy, precision.value)
+        if runs != precision.value:
+            lines.append(f"{precision.where}: DeepSpeed has no {precision.value} on a CPU: rehearsed in {runs}")
+    zero = request.deepspeed.get("zero_optimization", {})
+    for part in ("offload_optimizer", "offload_param"):
+        settings = zero.get(part) or {}
+        if settings.get("device") == "cpu":
+            lines.append(f"{_home(request, part, 'device')}: no effect in a rehearsal: already on the CPU")
+        if settings.get("pin_memory"):
+            lines.append(f"{_home(request, part, 'pin_memory')}: no effect in a rehearsal: nothing is copied to a GPU")
+    if zero.get("overlap_comm"):
+        lines.append(f"{_home(request, 'overlap_comm')}: no effect in a rehearsal: gloo has no streams to overlap on")
+    if request.fsdp.get("cpu_offload"):
+        lines.append(f"{request.where['fsdp.cpu_offload']}: no effect in a rehearsal: already on the CPU")
+    return tuple(lines)
+
+
+def _home(request: Request, *key: str) -> str:
+    """Home of the key, or of the section that it came from: an accelerate file writes offloads as one value."""
+    for length in range(len(key), 0, -1):
+        name = ".".join(("deepspeed", "zero_optimization", *key[:length]))
+        if name in request.where:
+            return request.where[name]
+    raise AssertionError(f"no home for {key}: every offload is typed by somebody")

@@ -1,0 +1,171 @@
+"""Build the Accelerator that the plan describes, and check that it is what came out.
+
+Accelerate on a machine without a GPU turns most requests into something else (FACTS, section 1): an
+FSDP or DeepSpeed file with ``use_cpu`` becomes DDP, two processes become two unconnected trainings. All
+of that is wrapped here, in one place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, LaunchError, Problem
+from ..strategies import STRATEGIES, Strategy
+from .launcher import Launcher, detect
+from .plan import Machine, Plan, resolve
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from ..config import TrainConfig
+    from .request import Request
+
+# Variables that `accelerate launch` makes from its file. The file itself was read, strictly; what is left in
+# the environment would be read a second time, loosely, by Accelerate's plugins.
+_MADE_BY_LAUNCH = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+_KEPT = ("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A verified start: the plan, the Accelerator that runs it and the strategy to train with."""
+
+    plan: Plan
+    accelerator: Accelerator
+    strategy: Strategy
+
+
+def launch(
+    config: TrainConfig,
+    *,
+    where: Mapping[str, str] | None = None,
+    accel_config: str | None = None,
+    deepspeed: str | None = None,
+) -> Launched:
+    """Turn files, launcher and machine into a running, verified Accelerator. Every rank calls it once.
+
+    Args:
+        config: the training config; batch, precision and clipping are held against the launch files.
+        where: home of each of the config's values, for messages.
+        accel_config: an accelerate YAML, for launchers that do not read one.
+        deepspeed: a DeepSpeed JSON, for the ``deepspeed`` launcher or torchrun.
+
+    Raises:
+        ConfigError, LaunchError: what would run is not what was asked for.
+    """
+    launcher = detect()
+    request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
+    plan = resolve(config, request, launcher, Machine.here(), where or {})
+    _check_environment(plan, launcher)
+    accelerator = _accelerator(plan, launcher)
+    _check_accelerator(plan, accelerator)
+    return Launched(plan=plan, accelerator=accelerator, strategy=STRATEGIES[plan.strategy](plan, accelerator))
+
+
+def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: str | None) -> Request | None:
+    """What the files ask for, wherever their names were typed; None where nothing was asked."""
+    from . import files
+
+    if accel_config and deepspeed:
+        rule = "two homes for one job: give --accel_config or --deepspeed, not both"
+        raise ConfigError(Problem(where="command line", key="deepspeed", value=deepspeed, rule=rule))
+    if launcher.name == "accelerate":
+        path, flags = files.read_launch_flags(list(launcher.arguments))
+        if deepspeed or (accel_config and (path is None or not os.path.samefile(path, accel_config))):
+            rule = "accelerate launch has a file of its own already; remove this one"
+            key = "deepspeed" if deepspeed else "accel_config"
+            raise ConfigError(Problem(where="command line", key=key, value=deepspeed or accel_config, rule=rule))
+        return files.read_request(path, flags)
+    if accel_config:
+        return files.read_accelerate_file(accel_config)
+    if deepspeed:
+        return files.read_deepspeed_file(deepspeed)
+    if launcher.name == "deepspeed":
+        raise LaunchError("started by the deepspeed launcher, but no configuration: add --deepspeed ds_configs/zero2.json")
+    return None
+
+
+def _check_environment(plan: Plan, launcher: Launcher) -> None:
+    """The variables that Accelerate obeys must say what the plan says; a stray one must not pass unseen."""
+    says = {
+        "ACCELERATE_USE_DEEPSPEED": plan.strategy.startswith("zero"),
+        "ACCELERATE_USE_FSDP": plan.strategy == "fsdp",
+    }
+    for name, expected in says.items():
+        value = os.environ.get(name, "").lower()
+        if value == "true" and not expected:
+            raise LaunchError(f"{name}=true is set, but {plan.strategy} was asked for; unset it or name its file")
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", plan.mixed_precision)
+    if precision != plan.mixed_precision and plan.home("mixed_precision") != "default":
+        if launcher.name == "accelerate" and precision == "no":
+            return  # a DeepSpeed JSON holds the precision then, and the launcher knows nothing of it
+        raise LaunchError(
+            f"ACCELERATE_MIXED_PRECISION={precision} is set, but {plan.mixed_precision} was asked for "
+            f"at {plan.home('mixed_precision')}"
+        )
+
+
+def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
+    import torch
+    from accelerate import Accelerator, PartialState
+    from accelerate.utils import DistributedType, TorchDynamoPlugin
+
+    for name in list(os.environ):
+        if name.startswith(_MADE_BY_LAUNCH) and name not in _KEPT:
+            del os.environ[name]
+    if plan.deepspeed and launcher.name == "python":
+        # DeepSpeed wants a process group also for one process.
+        for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")):
+            os.environ.setdefault(name, value)
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "0")
+    if plan.deepspeed:
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    if plan.device == "cpu":
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        if plan.deepspeed:
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        if plan.strategy != "single":
+            # Without the cpu flag, and with the backend named, Accelerate connects the processes and then
+            # believes that there is nothing distributed: tell its shared state what it has become.
+            state = PartialState(backend="gloo")
+            if not plan.deepspeed:
+                becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
+                state._shared_state["distributed_type"] = becomes
+    arguments: dict[str, Any] = STRATEGIES[plan.strategy].accelerator_arguments(plan)
+    if plan.compile or plan.dynamo:
+        arguments["dynamo_plugin"] = TorchDynamoPlugin(**(plan.dynamo or {"backend": "inductor"}))
+    accelerator = Accelerator(
+        mixed_precision=plan.mixed_precision,
+        gradient_accumulation_steps=plan.accumulation_steps,
+        # Steps are counted by us, once per optimizer step; Accelerate's wrapper steps world-size times.
+        step_scheduler_with_optimizer=False,
+        **arguments,
+    )
+    if plan.mixed_precision == "fp16" and plan.device == "cpu" and not plan.deepspeed:
+        # Accelerate drops fp16 without a word on a CPU; torch has both the autocast and the scaler for it.
+        accelerator.native_amp = True
+        accelerator.scaler = torch.amp.GradScaler("cpu")
+    return accelerator
+
+
+def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
+    kind = str(accelerator.distributed_type).rsplit(".", 1)[-1]
+    expected = {
+        "single": {"NO"},
+        "ddp": {"MULTI_CPU", "MULTI_GPU"},
+        "fsdp": {"FSDP"},
+    }.get(plan.strategy, {"DEEPSPEED"})
+    if kind not in expected:
+        raise LaunchError(f"asked for {plan.strategy}, but Accelerate runs {kind}")
+    if accelerator.num_processes != plan.world_size:
+        raise LaunchError(f"asked for {plan.world_size} processes, but Accelerate connects {accelerator.num_processes}")
+    if accelerator.device.type != plan.device:
+        raise LaunchError(f"asked for {plan.device}, but Accelerate computes on {accelerator.device.type}")
+    if accelerator.mixed_precision != plan.mixed_precision:
+        raise LaunchError(
+            f"asked for mixed_precision {plan.mixed_precision}, but Accelerate uses {accelerator.mixed_precision}"
+        )

@@ -1,0 +1,320 @@
+"""The trainer: the loop is a generator, ``fit`` drains it.
+
+Order of operations of one optimizer step, kept below and nowhere else:
+    1  fetch the window: all micro-batches of the step, so that its total weight is known
+    2  forward and backward of each, weighted to the global mean; gradients meet at the last one
+    3  clip by global norm, step, zero the gradients
+    4  schedule, position, moving average
+    5  log, evaluate, callbacks
+    6  agree on stopping, yield
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device, set_seed
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from .banner import banner, facts
+from .callbacks import Best, Callback, MetricsFile, Progress, SaveEvery, StopOnNaN
+from .config import every_steps, to_yaml
+from .train_config import TrainConfig
+from .control import Control
+from .data import Layout, TrainData, evaluation_batches, sized
+from .ema import Average, NoAverage
+from .errors import LaunchError
+from .export import export_model
+from .launch import Launched, launch
+from .leave import Stopped
+from .meter import Meter
+from .metrics import WeightedSums
+from .optim import STATE_SLOTS
+from .rundir import RunDirectory
+from .schedule import lr_factor
+from .task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInfo:
+    """One optimizer step.
+
+    Args:
+        step: optimizer steps since the start, this one included; one that the fp16 scaler skipped counts.
+        epoch: epochs done, as a fraction.
+        samples: samples consumed by all ranks.
+        loss: this rank's part of the global mean, on the device; summed over ranks it is the loss.
+        grad_norm: global norm before clipping, on the device.
+        metrics: plain numbers, on steps that are logged: loss, lr, grad_norm, samples_per_second, ...
+        evaluation: ``eval/...`` numbers, on steps that were evaluated.
+    """
+
+    step: int
+    epoch: float
+    samples: int
+    is_last: bool
+    loss: Tensor
+    grad_norm: Tensor
+    metrics: dict[str, float] | None = None
+    evaluation: dict[str, float] | None = None
+
+
+class Trainer:
+    """Trains a task as a config says, under the strategy that was launched.
+
+    Args:
+        task: what to learn.
+        config: how long, with which batch, rate and so on.
+        launched: the result of ``launch``; by default launched here, without files of its own.
+        callbacks: called after the built-in ones.
+        where: home of each config value, for messages.
+
+    Raises:
+        ConfigError, LaunchError, DataError: before the first step, on every rank.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainConfig,
+        launched: Launched | None = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        where: Mapping[str, str] | None = None,
+    ) -> None:
+        launched = launched or launch(config, where=where)
+        self.task, self.config = task, config
+        self.plan, self.accelerator, self.strategy = launched.plan, launched.accelerator, launched.strategy
+        self.is_main = self.accelerator.is_main_process
+        self.meter = Meter(self.accelerator.device)
+        self.control = Control()
+        self.directory = RunDirectory(config.output_dir, main=self.is_main)
+        home = (where or {}).get("output_dir", "default")
+        self.directory.claim(self.control, overwrite=config.overwrite, home=home)
+        self._build(callbacks)
+        self._announce()
+
+    def _build(self, callbacks: Sequence[Callback]) -> None:
+        plan, config, task = self.plan, self.config, self.task
+        set_seed(config.seed, deterministic=config.deterministic)
+        self.data = task.build_data()
+        self.layout = Layout(
+            rank=self.accelerator.process_index,
+            world_size=plan.world_size,
+            micro_batch_size=plan.micro_batch_size,
+            accumulation_steps=plan.accumulation_steps,
+        )
+        self.train_data = TrainData(
+            self.data.train,
+            self.layout,
+            seed=config.seed,
+            collate=self.data.collate,
+            weight_of=None if type(task).weight is Task.weight else task.weight,
+            drop_last=config.drop_last,
+            workers=config.workers,
+            pin_memory=plan.device == "cuda",
+        )
+        self.steps_per_epoch = self.train_data.steps_per_epoch
+        by_epochs = None if config.epochs is None else config.epochs * self.steps_per_epoch
+        self.total_steps = min(n for n in (by_epochs, config.max_steps) if n is not None)
+        set_seed(config.seed)  # the weights do not depend on what building the data drew
+        model = task.build_model()
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        if not self.trainable:
+            raise LaunchError("the model has no trainable parameters")
+        self.strategy.prepare(model, task.build_optimizer(model, plan))
+        self.strategy.verify()
+        set_seed(config.seed + 1 + self.accelerator.process_index)  # dropout differs between ranks
+        factor = lr_factor(
+            plan.schedule,
+            warmup_steps=plan.warmup_steps,
+            total_steps=self.total_steps,
+            final_ratio=plan.final_lr_ratio,
+        )
+        self.schedule = LambdaLR(self.strategy.optimizer, factor)
+        self.average = NoAverage() if config.ema_decay is None else Average(self.strategy, config.ema_decay)
+        self.step = self.samples = self.skipped_steps = 0
+        self.eval_every = every_steps(config.eval_every, self.steps_per_epoch)
+        self.callbacks: list[Callback] = [MetricsFile(), Progress(), StopOnNaN()]
+        if config.best_metric is not None:
+            self.callbacks.append(Best(config.best_metric, config.best_mode, config.early_stop_patience))
+        save_every = every_steps(config.save_every, self.steps_per_epoch)
+        if save_every is not None:
+            self.callbacks.append(SaveEvery(save_every))
+        self.callbacks.extend(callbacks)
+
+    @property
+    def model(self) -> nn.Module:
+        """The prepared model: what the task's steps are called with."""
+        return self.strategy.model
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def fit(self) -> dict[str, float]:
+        """Train to the end, export the model, and return the last evaluation. Every rank enters.
+
+        Raises:
+            Stopped: a signal asked to stop; the model was exported.
+        """
+        self.control.listen()
+        for _ in self.steps():
+            pass
+        self.export(self.directory.path / "model")
+        self._say(self.meter.summary(self))
+        self.control.close()
+        if self.stopped_by is not None and self.stopped_by > 0:
+            raise Stopped(self.stopped_by)
+        return self.last_evaluation
+
+    stopped_by: int | None = None
+    last_evaluation: dict[str, float] = {}
+
+    def steps(self) -> Iterator[StepInfo]:
+        """Train, one optimizer step at a time. Every rank iterates in step with the others."""
+        world, strategy, task = self.plan.world_size, self.strategy, self.task
+        self.model.train()
+        self.meter.start(self.samples)
+        for window in self.train_data.windows(self.samples, self.total_steps - self.step):
+            total = self._total_weight(window)
+            loss_sum = torch.zeros((), device=self.accelerator.device)
+            for number, micro in enumerate(window.micros, 1):
+                batch = send_to_device(micro.batch, self.accelerator.device, non_blocking=True)
+                with strategy.micro_step(boundary=number == len(window.micros)):
+                    loss = task.training_step(self.model, batch)
+                    share = weighted(loss, micro.weight / total)
+                    strategy.backward(share * world)
+                loss_sum += share.detach()
+            result = strategy.finish_step()
+
+            self.step, self.samples = self.step + 1, window.end
+            self.skipped_steps += result.skipped
+            lr = self.schedule.get_last_lr()[0]
+            if not result.skipped:
+                self.schedule.step()
+                self.average.update()
+            info = self._after(window.samples, loss_sum, result.grad_norm, lr)
+            yield info
+            if info.is_last:
+                return
+
+    def _total_weight(self, window: Any) -> float:
+        # Examples are counted by the plan of the data; tokens are known to each rank for its own part only.
+        if self.train_data.weight_of is None:
+            return float(window.samples)
+        total = self.control.sum(sum(micro.weight for micro in window.micros))
+        if total <= 0:
+            raise LaunchError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
+        return total
+
+    def _after(self, samples: int, loss: Tensor, grad_norm: Tensor, lr: float) -> StepInfo:
+        """Log, evaluate, call back, and agree on stopping."""
+        self.meter.step(samples)
+        wish = self.control.poll()
+        if wish is not None:
+            self.stopped_by = wish
+        last = self.step >= self.total_steps or wish is not None
+        metrics = evaluation = None
+        epoch = self.samples / self.train_data.size
+        if last or self.step == 1 or self.step % self.config.log_every == 0:
+            metrics = self._log(epoch, loss, grad_norm, lr)
+        if self.data.evaluation is not None and (last or (self.eval_every and self.step % self.eval_every == 0)):
+            evaluation = self.evaluate()
+        info = StepInfo(
+            step=self.step, epoch=epoch, samples=self.samples, is_last=last, loss=loss, grad_norm=grad_norm,
+            metrics=metrics, evaluation=evaluation,
+        )
+        for callback in self.callbacks:
+            if last or self.step % callback.every == 0:
+                callback.on_step(self, info)
+        return info
+
+    def _log(self, epoch: float, loss: Tensor, grad_norm: Tensor, lr: float) -> dict[str, float]:
+        # The only device sync of a step, and only on steps that are logged.
+        whole = self.accelerator.reduce(loss, "sum").item()
+        return {
+            "step": self.step,
+            "epoch": round(epoch, 6),
+            "samples": self.samples,
+            "loss": whole,
+            "lr": lr,
+            "grad_norm": float(grad_norm),
+            "skipped_steps": self.skipped_steps,
+            **self.meter.read(self.total_steps - self.step),
+        }
+
+    # -- around it --------------------------------------------------------------------------------
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics over the whole evaluation set, equal on every rank and world size. Every rank enters."""
+        sums = WeightedSums()
+        size = self.config.evaluation_batch_size or self.plan.micro_batch_size
+        batches = evaluation_batches(
+            self.data.evaluation, self.layout, batch_size=size, collate=self.data.collate, workers=self.config.workers
+        )
+        self.model.eval()
+        with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
+            for batch, counts in batches:
+                batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
+                sums.add(self.task.evaluation_step(self.model, batch), counts=counts)
+            means = sums.reduce(self.accelerator)
+        self.model.train()
+        self.last_evaluation = {f"eval/{name}": value for name, value in means.items()}
+        return self.last_evaluation
+
+    def export(self, directory: str | Path) -> None:
+        """Write the model (its moving average, if one is kept) as safetensors. Every rank enters."""
+        with self.meter.paused("saving"), self.average.applied():
+            export_model(self.strategy, self.control, self.task, Path(directory))
+
+    def stop(self, reason: str = "") -> None:
+        """End training at the next step boundary that all ranks agree on. Any rank may ask."""
+        if reason:
+            self._say(f"stopping: {reason}")
+        self.control.stop()
+
+    def close(self) -> None:
+        """Give the engine back. Called by ``main``; a script of your own calls it last, on every rank."""
+        self.strategy.close()
+
+    def _announce(self) -> None:
+        plan = self.plan
+        kind = type(self.model._modules.get("_orig_mod") or self.model).__name__
+        told = facts(
+            plan,
+            model_class=kind,
+            distributed_type=str(self.accelerator.distributed_type).rsplit(".", 1)[-1],
+            seed=self.config.seed,
+            train_samples=self.train_data.size,
+            evaluation_samples=0 if self.data.evaluation is None else sized(self.data.evaluation, "evaluation"),
+            steps_per_epoch=self.steps_per_epoch,
+            total_steps=self.total_steps,
+            parameters=self.parameters,
+            trainable_parameters=self.trainable,
+            state_bytes_per_rank=self.strategy.state_bytes(
+                plan, self.parameters, self.trainable, STATE_SLOTS[plan.optimizer]
+            ),
+            output_dir=str(self.directory.path),
+        )
+        self.directory.write("config.yaml", to_yaml(self.config))
+        self.directory.write("plan.json", json.dumps(told, indent=2, default=str) + "\n")
+        self._say(banner(told))
+
+    def _say(self, text: str) -> None:
+        if self.is_main:
+            print(text, flush=True)
+            self.directory.line(text)
+
+
+def weighted(loss: Tensor, weight: float) -> Tensor:
+    """``loss * weight``, where weight 0 adds nothing even to a loss that is not a number."""
+    return loss * weight if weight else torch.nan_to_num(loss) * 0.0
+
+

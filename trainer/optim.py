@@ -1,0 +1,33 @@
+"""The optimizers that a config can name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from .launch import Plan
+
+# Full-precision tensors that each keeps per parameter.
+STATE_SLOTS = {"adamw": 2, "adam": 2, "sgd": 1}
+
+
+def build_optimizer(model: nn.Module, plan: Plan) -> Optimizer:
+    """The optimizer of the plan, over two groups: weights decay, biases and norms (below 2-D) do not."""
+    settings = dict(plan.optimizer_settings)
+    decay = settings.pop("weight_decay")
+    learning = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in learning if p.dim() >= 2], "weight_decay": decay},
+        {"params": [p for p in learning if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if "betas" in settings:
+        settings["betas"] = tuple(settings["betas"])
+    kinds: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    # One fused kernel instead of a loop over tensors: 106 against 119 ms a step (FACTS, section 2).
+    return kinds[plan.optimizer](groups, lr=plan.lr, fused=True, **settings)  # type: ignore[no-any-return]

@@ -1,0 +1,138 @@
+"""Plain data held against annotated dataclasses: each mistake is one ``Problem`` with its home and the nearest match.
+
+Nothing is converted silently, except that a whole number serves as a ``float`` and a list as a ``tuple``.
+The kinds of value that are understood stand in ``kinds.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import typing
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from .documents import Key
+from .errors import ConfigError, Problem, did_you_mean
+from .kinds import About, Typed, fits, is_number, members, misfit, origin_of, read_text, unpacked
+
+S = TypeVar("S")
+
+
+class Checker:
+    """Collects in ``problems`` what is wrong with the values of one source, in ``meant`` what unknown keys stand for.
+
+    Args:
+        where: the home of a key.
+        aliases: what other tools call a key: no second name for it, but the way to answer with the right one.
+    """
+
+    def __init__(self, where: Callable[[Key], str], aliases: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.where = where
+        self.aliases = aliases
+        self.problems: list[Problem] = []
+        self.meant: set[Key] = set()
+
+    def settings(self, cls: type, values: Mapping[str, Any], prefix: Key = ()) -> dict[str, Any]:
+        """Those of ``values`` that fit the fields of ``cls``."""
+        known = annotations_of(cls)
+        fitting = {}
+        for name, value in values.items():
+            key = (*prefix, str(name))
+            if name not in known:
+                self._unknown(known, value, key)
+                continue
+            found = len(self.problems)
+            read = self._value(known[name], value, key)
+            if len(self.problems) == found:
+                fitting[name] = read
+        return fitting
+
+    def missing(self, cls: type, given: Collection[str], prefix: Key = ()) -> None:
+        """A problem for each field of ``cls`` that has no default, is not ``given`` and was not misspelt."""
+        for field in dataclasses.fields(cls):
+            default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+            key = (*prefix, field.name)
+            if field.init and not default and field.name not in given and key not in self.meant:
+                text = unpacked(annotations_of(cls)[field.name])[1].help
+                self._problem(key, f"is required: {text}" if text else "is required")
+
+    def build(self, cls: type[S], values: Mapping[str, Any], prefix: Key = ()) -> S | None:
+        """``cls(**values)``; None where there are problems. A ValueError of the class itself is one of them."""
+        found = len(self.problems)
+        fitting = self.settings(cls, values, prefix)
+        self.missing(cls, values, prefix)
+        if len(self.problems) > found:
+            return None
+        try:
+            return cls(**fitting)
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+        except ValueError as error:
+            self._problem(prefix, str(error))
+        return None
+
+    def _problem(self, key: Key, rule: str, value: object = None) -> None:
+        self.problems.append(Problem(where=self.where(key), key=".".join(key), rule=rule, value=value))
+
+    def _value(self, annotation: Any, value: Any, key: Key, limits: About | None = None) -> Any:
+        annotation, about = unpacked(annotation)
+        limits = limits or about
+        kinds = members(annotation)
+        if isinstance(value, Typed):
+            value = read_text(kinds, str(value))
+        kind = next((kind for kind in kinds if fits(kind, value)), None)
+        if kind is None:
+            return self._problem(key, misfit(kinds, value, about.wanted), value)
+        if kind is Any and isinstance(value, list | dict):
+            kind = type(value)
+        origin, args = origin_of(kind), typing.get_args(kind)
+        if is_number(value):
+            if rule := limits.broken_by(value):
+                return self._problem(key, rule, value)
+            return float(value) if kind is float else value
+        if origin is list:
+            return [self._value((*args, Any)[0], item, (*key, str(at)), limits) for at, item in enumerate(value)]
+        if origin is tuple:
+            items = [args[0]] * len(value) if args[1:] == (...,) else args or [Any] * len(value)
+            if len(items) != len(value):
+                return self._problem(key, f"must be a list of {len(items)} values", value)
+            pairs = enumerate(zip(items, value, strict=True))
+            return tuple(self._value(item, got, (*key, str(at)), limits) for at, (item, got) in pairs)
+        if origin is dict:
+            if unnamed := [name for name in value if not isinstance(name, str)]:
+                return self._problem(key, "keys must be text; put it in quotes", unnamed[0])
+            item = (*args, Any, Any)[1]
+            return {name: self._value(item, got, (*key, name), limits) for name, got in value.items()}
+        return self.build(kind, value, key) if dataclasses.is_dataclass(kind) and isinstance(kind, type) else value
+
+    def _unknown(self, known: Collection[str], value: object, key: Key) -> None:
+        """Answers any one-letter typo (difflib finds none as short as ``lr``), other tools' names, then what looks alike."""
+        *prefix, name = key
+        close = (other for other in known if _one_letter_apart(name.lower(), other))
+        alike = difflib.get_close_matches(name.lower(), known, n=1)
+        meant = next(close, None) or self.aliases.get(name) or next(iter(alike), None)
+        if meant:
+            self.meant.add((*prefix, meant))
+        rest = did_you_mean(name, known) if known else "there are no settings here"
+        self._problem(key, f"unknown key; did you mean {meant!r}?" if meant else f"unknown key; {rest}", value)
+
+
+@functools.cache
+def annotations_of(cls: type) -> dict[str, Any]:
+    """The annotation of each field that can be set, with its ``About``."""
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except NameError as error:
+        rule = f"annotations must exist at run time, outside of TYPE_CHECKING: {error}"
+        raise ConfigError(Problem(where=f"{cls.__module__}:{cls.__qualname__}", key="", rule=rule)) from None
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+
+
+def _one_letter_apart(one: str, other: str) -> bool:
+    longer, shorter = sorted((one, other), key=len, reverse=True)
+    same = next((at for at, (a, b) in enumerate(zip(longer, shorter, strict=False)) if a != b), len(shorter))
+    rest = shorter[same:] if len(longer) > len(shorter) else shorter[same + 1 :]
+    return len(longer) - len(shorter) <= 1 and longer[same + 1 :] == rest

@@ -1,0 +1,69 @@
+"""``trainer.main()``: the whole of a training script."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .config import Loaded, check_settings, load_config
+from .errors import ConfigError, Problem, did_you_mean
+from .leave import run
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Read the config, launch, train, export, and leave the process with the right exit code.
+
+    Args:
+        argv: arguments without the script's name; by default the command line's.
+    """
+    run(lambda: train(sys.argv[1:] if argv is None else argv))
+
+
+def train(argv: Sequence[str]) -> dict[str, float]:
+    """The same without leaving: returns the last evaluation, raises on failure."""
+    loaded = load_config(argv)  # first, and without torch: a wrong key is answered in a blink
+
+    from .launch import launch
+    from .loop import Trainer
+    from .task import Task
+
+    cls = find_task(loaded)
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise _task_problem(loaded, "does not name a subclass of trainer.Task")
+    task = check_settings(cls, loaded.config.task_settings, loaded)
+    launched = launch(
+        loaded.config, where=loaded.where, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed
+    )
+    trainer = Trainer(task, loaded.config, launched, where=loaded.where)
+    try:
+        return trainer.fit()
+    finally:
+        if sys.exc_info()[0] is None:
+            trainer.close()
+
+
+def find_task(loaded: Loaded) -> object:
+    """Import ``module:Class``, from the script's folder, the working folder or what is installed."""
+    module_name, _, class_name = loaded.config.task.partition(":")
+    if not module_name or not class_name:
+        raise _task_problem(loaded, "must be module:Class, for example digits_cnn:DigitsCNN")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # the module was found; something that it imports was not
+        raise _task_problem(loaded, f"no module {error.name!r} in the script's folder, here or installed") from None
+    if not hasattr(module, class_name):
+        known = [name for name, value in vars(module).items() if isinstance(value, type)]
+        raise _task_problem(loaded, f"{module_name} has no {class_name!r}; {did_you_mean(class_name, known)}")
+    return getattr(module, class_name)
+
+
+def _task_problem(loaded: Loaded, rule: str) -> ConfigError:
+    where = loaded.where.get("task", "command line")
+    return ConfigError(Problem(where=where, key="task", value=loaded.config.task, rule=rule))

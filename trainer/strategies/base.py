@@ -1,0 +1,217 @@
+"""The seam: everything that differs between strategies, and only that.
+
+The loop talks to a ``Strategy``; a strategy knows no loop. To add one: subclass, implement the
+abstract methods, add it to ``STRATEGIES`` in ``__init__.py`` and to the launch files' reader.
+Every method below is entered by every rank; guards live inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch.optim import Optimizer
+
+    from ..launch.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The part of one parameter that this rank owns, as a flat range of the whole.
+
+    Args:
+        name: the parameter's name in the model that the task built.
+        start: first element of the range within the flattened parameter.
+        tensor: live 1-D view of the full-precision values; changes reach the model after ``write_back``.
+    """
+
+    name: str
+    start: int
+    tensor: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one optimizer step gave; ``grad_norm`` stays on the device, so reading it is a sync."""
+
+    grad_norm: Tensor
+    skipped: bool = False
+
+
+class Strategy(ABC):
+    """One way to spread a model over processes.
+
+    Args:
+        plan: what was asked for and resolved.
+        accelerator: built by ``launch`` for this strategy.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
+        self.plan = plan
+        self.accelerator = accelerator
+        self.model: nn.Module
+        self.optimizer: Optimizer
+
+    # -- set-up -----------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
+        """Plugins and handlers that make ``Accelerator`` run this strategy as the plan says."""
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
+        self._names = canonical_names(model)
+        self.model, prepared = self.accelerator.prepare(model, optimizer)
+        # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
+        self.optimizer = prepared.optimizer
+
+    @abstractmethod
+    def verify(self) -> None:
+        """Raise ``LaunchError`` where the wrapped model or optimizer is not this strategy's."""
+
+    # -- one step ---------------------------------------------------------------------------------
+
+    def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
+        """Surrounds forward and backward of one micro-batch; gradients are exchanged at the boundary only."""
+        if boundary:
+            return contextlib.nullcontext()
+        return self.accelerator.no_sync(self.model)  # type: ignore[no-any-return]
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate gradients. They are averaged over ranks, so ``loss`` carries its share times world size."""
+        scaler = self.accelerator.scaler
+        (loss if scaler is None else scaler.scale(loss)).backward()
+
+    def finish_step(self) -> StepResult:
+        """Clip by global norm, step, zero the gradients. Skips the step where the scaler found inf or NaN."""
+        plan, scaler, optimizer = self.plan, self.accelerator.scaler, self.optimizer
+        limit = plan.max_grad_norm or float("inf")
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        skipped = False
+        if scaler is None:
+            optimizer.step()
+        else:
+            before = scaler.get_scale()  # a device sync each step; the scaler itself has one in step()
+            scaler.step(optimizer)
+            scaler.update()
+            skipped = bool(scaler.get_scale() < before)
+        optimizer.zero_grad(set_to_none=True)
+        return StepResult(grad_norm=full(norm), skipped=skipped)
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Bring parameters into the state between steps, in which they can be read and changed."""
+
+    @abstractmethod
+    def shards(self) -> Iterator[Shard]:
+        """The trainable parameters' full-precision values that this rank owns; a rank may own none of some."""
+
+    @abstractmethod
+    def write_back(self) -> None:
+        """Make the model compute with what ``shards`` now hold. A collective where the strategy shards."""
+
+    @abstractmethod
+    def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
+        """One whole parameter in full precision, on every rank. A collective where the strategy shards."""
+
+    def learning(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The prepared model's trainable parameters under the task's names, shared ones once."""
+        self.settle()
+        seen: set[int] = set()
+        for name, tensor in canonical_state(self.model):
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
+
+    def named_tensors(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
+        """``(name, shape, dtype, handle)`` of what a model file holds, in the model's own order, shared ones once."""
+        self.settle()
+        seen: set[int] = set()
+        for name, tensor in canonical_state(self.model):
+            if id(tensor) in seen or name not in self._names:
+                continue
+            seen.add(id(tensor))
+            shape, dtype = self._names[name]
+            yield name, shape, dtype, tensor
+
+    def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
+        """One whole tensor for a model file, on the CPU of every rank; in full precision if it is a parameter."""
+        tensor = self.full_tensor(name, handle) if isinstance(handle, nn.Parameter) else full(handle)
+        return tensor.detach().to("cpu").reshape(self._names[name][0])
+
+    # -- what it costs ----------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:
+        """Bytes per rank of parameters, gradients and optimizer state (the ZeRO paper's model states).
+
+        Args:
+            parameters: elements of all parameters; ``trainable``: of those that learn.
+            slots: full-precision tensors per parameter that the optimizer keeps (Adam 2, momentum 1, SGD 0).
+        """
+
+    def close(self) -> None:
+        """Give back what holds the process at exit. Called once, by every rank."""
+        self.accelerator.free_memory()
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a possibly distributed tensor (a collective for a DTensor)."""
+    whole = getattr(tensor, "full_tensor", None)
+    return whole() if whole is not None else tensor
+
+
+def canonical(name: str) -> str:
+    """A parameter's name without what wrapping, compiling and activation checkpointing add."""
+    parts = [p for p in name.split(".") if p not in ("_orig_mod", "_checkpoint_wrapped_module")]
+    if parts and parts[0] == "module":
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
+    """Parameters and persistent buffers under the task's own names, with shared ones under each of their names."""
+    inner = unwrapped(model)
+    for prefix, module in inner.named_modules(remove_duplicate=False):
+        hidden = module._non_persistent_buffers_set
+        own = [*module._parameters.items(), *((k, b) for k, b in module._buffers.items() if k not in hidden)]
+        for key, tensor in own:
+            if tensor is not None:
+                yield canonical(f"{prefix}.{key}" if prefix else key), tensor
+
+
+def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and file dtype of each tensor of the unprepared model; parameters are kept in full precision."""
+    return {
+        name: (tuple(tensor.shape), torch.float32 if _learns(tensor) else tensor.dtype)
+        for name, tensor in canonical_state(model)
+    }
+
+
+def _learns(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and tensor.is_floating_point() and tensor.requires_grad
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The task's own module behind a wrapper (DDP, an engine) or ``torch.compile``."""
+    while True:
+        inner = model._modules.get("_orig_mod")
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
+            inner = model._modules["module"]
+        if inner is None:
+            return model
+        model = inner

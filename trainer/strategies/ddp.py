@@ -1,0 +1,52 @@
+"""One process, and replicas on several that exchange gradients (DDP).
+
+Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import LaunchError
+from .base import Shard, Strategy
+
+if TYPE_CHECKING:
+    from ..launch.plan import Plan
+
+
+class Replicated(Strategy):
+    """Every rank holds the whole model; with one process there is nothing to exchange."""
+
+    names = ("single", "ddp")
+
+    @classmethod
+    def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
+        from accelerate import DistributedDataParallelKwargs
+
+        # Views into the exchange buckets save one copy of the gradients (99 ms against 106 ms a step, FACTS).
+        return {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]}
+
+    def verify(self) -> None:
+        # A compiled model keeps its wrapper inside.
+        model = self.model._modules.get("_orig_mod", self.model)
+        is_ddp = isinstance(model, DistributedDataParallel)
+        if is_ddp != (self.plan.strategy == "ddp"):
+            raise LaunchError(f"asked for {self.plan.strategy}, but the model became {type(model).__name__}")
+
+    def shards(self) -> Iterator[Shard]:
+        for name, parameter in self.learning():
+            yield Shard(name=name, start=0, tensor=parameter.data.view(-1))
+
+    def write_back(self) -> None:
+        """Nothing: the shards are the parameters."""
+
+    def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
+        return parameter.data
+
+    @classmethod
+    def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:
+        return 4 * parameters + 4 * trainable * (1 + slots)

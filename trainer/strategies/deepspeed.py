@@ -1,0 +1,148 @@
+"""ZeRO stages 1, 2 and 3 on DeepSpeed's engine.
+
+Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
+DeepSpeed is imported only where one of these strategies runs (3 s).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import LaunchError
+from .base import Shard, StepResult, Strategy
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from ..launch.plan import Plan
+
+STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
+
+
+class Zero(Strategy):
+    """Optimizer state (1), gradients (2) and parameters (3) divided over the ranks."""
+
+    names = tuple(STAGES)
+
+    @classmethod
+    def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
+        from accelerate import DeepSpeedPlugin
+
+        return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super().prepare(model, optimizer)
+        self.engine: Any = self.model
+        self.zero: Any = self.optimizer  # DeepSpeed's own optimizer; the torch one that holds the groups is inside
+        self.optimizer = self.zero.optimizer
+
+    def verify(self) -> None:
+        stage = self.engine.zero_optimization_stage()
+        if type(self.engine).__name__ != "DeepSpeedEngine" or stage != STAGES[self.plan.strategy]:
+            raise LaunchError(f"asked for {self.plan.strategy}, but {type(self.engine).__name__} runs stage {stage}")
+        clip = self.engine.gradient_clipping()
+        if clip != (self.plan.max_grad_norm or 0.0):
+            raise LaunchError(f"asked for max_grad_norm {self.plan.max_grad_norm}, but the engine clips at {clip}")
+
+    def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
+        # The engine counts micro-batches by itself, which is wrong for a short last window: the boundary is ours.
+        self.engine.set_gradient_accumulation_boundary(boundary)
+        return contextlib.nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        # The loss carries its exact weight already; the engine would divide by the accumulation steps once more.
+        self.engine.backward(loss, scale_wrt_gas=False)
+
+    def finish_step(self) -> StepResult:
+        # Accelerate steps the engine inside backward; on its own, code can run between the two.
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm()
+        skipped = bool(getattr(self.zero, "overflow", False))
+        tensor = norm if isinstance(norm, Tensor) else torch.tensor(float("nan") if norm is None else float(norm))
+        return StepResult(grad_norm=tensor, skipped=skipped)
+
+    def shards(self) -> Iterator[Shard]:
+        for name, tensor in self.learning():
+            if self.plan.strategy == "zero3":
+                yield self._slice(name, tensor)
+            elif tensor._hp_mapping is not None:  # type: ignore[attr-defined]
+                mapping = tensor._hp_mapping  # type: ignore[attr-defined]
+                yield Shard(name=name, start=mapping.lp_fragment_address.start, tensor=mapping.hp_fragment.view(-1))
+
+    def _slice(self, name: str, parameter: nn.Parameter) -> Shard:
+        # Slices of ceil(numel / world); the last one is padded, and the padding is not ours to show.
+        flat, _ = self.zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
+        whole: int = parameter.ds_numel  # type: ignore[attr-defined]
+        start = min(self.accelerator.process_index * flat.numel(), whole)
+        return Shard(name=name, start=start, tensor=flat[: max(0, min(flat.numel(), whole - start))])
+
+    def write_back(self) -> None:
+        # DeepSpeed computes with copies; its own setters leave them stale until the next step (FACTS).
+        if self.plan.strategy != "zero3":
+            self.zero.update_lp_params()
+            return
+        # As its own step does: small parameters stay whole between steps, so they are let go first and fetched again.
+        self.zero._partition_all_parameters()
+        for group in range(len(self.zero.fp32_partitioned_groups_flat)):
+            self.zero._reassign_or_swap_out_partitioned_parameters(group)
+        kept = self.zero.persistent_parameters
+        if kept:
+            kept[0].all_gather(kept)
+
+    def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
+        import deepspeed
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        if parameter.requires_grad:
+            whole = safe_get_full_fp32_param(parameter)
+            assert isinstance(whole, Tensor), f"no full-precision copy of {name}"
+            return whole
+        if self.plan.strategy != "zero3":
+            return parameter.data
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.data.clone()
+
+    @classmethod
+    def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:
+        world, stage = plan.world_size, STAGES[plan.strategy]
+        width = 4 if plan.mixed_precision == "no" else 2
+        model = width * parameters // (world if stage == 3 else 1)
+        gradients = width * trainable // (world if stage >= 2 else 1)
+        master = 4 * trainable * (1 + slots) // world  # ZeRO keeps its own full-precision copy, also in fp32
+        return model + gradients + master
+
+    def close(self) -> None:
+        self.engine.destroy()
+        super().close()
+
+
+def engine_config(plan: Plan) -> dict[str, Any]:
+    """The DeepSpeed configuration with nothing left to guess: no ``auto``, no value with a second home."""
+    config = copy.deepcopy(dict(plan.deepspeed))
+    zero = config.setdefault("zero_optimization", {})
+    assert zero.get("stage") == STAGES[plan.strategy], "the reader of launch files sets the stage"
+    if STAGES[plan.strategy] == 3:
+        zero.setdefault("stage3_gather_16bit_weights_on_model_save", True)
+    config |= {
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.accumulation_steps,
+        "train_batch_size": plan.global_batch_size,
+        # Left out, Accelerate fills in 1.0 and clips without a word.
+        "gradient_clipping": plan.max_grad_norm or 0.0,
+        "zero_allow_untested_optimizer": True,
+    }
+    # torch's fused AdamW serves offloaded state as well, and gives the same numbers as without offload.
+    config.setdefault("zero_force_ds_cpu_optimizer", False)
+    for dtype in ("bf16", "fp16"):
+        config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}
+    if plan.mixed_precision != "no":
+        # Gradients are exchanged in full precision, as DDP does it.
+        config.setdefault("communication_data_type", "fp32")
+    return config

@@ -1,0 +1,93 @@
+"""Fully sharded parameters, gradients and optimizer state with torch's ``fully_shard`` (FSDP2).
+
+Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError, LaunchError, Problem, did_you_mean
+from .base import Shard, Strategy
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from ..launch.plan import Plan
+
+
+class FullyShardedTwo(Strategy):
+    """Each rank keeps rows of every parameter; whole layers exist only while they compute."""
+
+    names = ("fsdp",)
+
+    @classmethod
+    def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
+        from accelerate import FullyShardedDataParallelPlugin
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        # Accelerate reduces gradients in the compute dtype and returns outputs in it; DDP under autocast does
+        # neither, so the policy is stated here.
+        compute = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[plan.mixed_precision]
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, output_dtype=torch.float32)
+        if compute is None:
+            policy = MixedPrecisionPolicy()
+        return {"fsdp_plugin": FullyShardedDataParallelPlugin(**plan.fsdp, mixed_precision_policy=policy)}
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._check_wrap_classes(model)
+        super().prepare(model, optimizer)
+
+    def _check_wrap_classes(self, model: nn.Module) -> None:
+        asked = self.plan.fsdp.get("transformer_cls_names_to_wrap") or []
+        known = {type(module).__name__ for module in model.modules()}
+        for name in asked:
+            if name not in known:
+                rule = f"the model has no module of this class; {did_you_mean(name, known)}"
+                key = "fsdp_config.fsdp_transformer_layer_cls_to_wrap"
+                raise ConfigError(Problem(where=self.plan.home("strategy"), key=key, value=name, rule=rule))
+
+    def verify(self) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        model = self.model._modules.get("_orig_mod", self.model)
+        if not isinstance(model, FSDPModule):
+            raise LaunchError(f"asked for fsdp, but the model became {type(model).__name__}")
+
+    def shards(self) -> Iterator[Shard]:
+        rank = self.accelerator.process_index
+        for name, tensor in self.learning():
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor.data  # type: ignore[operator]
+            # Shard(0) gives rank r the rows [r*c, (r+1)*c) with c = ceil(rows / world), the last ones maybe none.
+            rows = tensor.shape[0] if tensor.dim() else 1
+            chunk = -(-rows // self.plan.world_size)
+            row = tensor.numel() // rows if rows else 0
+            start = min(rank * chunk, rows) * row if hasattr(tensor, "to_local") else 0
+            yield Shard(name=name, start=start, tensor=local.view(-1))
+
+    def write_back(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        # The root keeps its layers whole after a forward without backward (evaluation); what is whole would be
+        # read as the parameter, and used again in the next forward, instead of the shards.
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
+        if not hasattr(parameter, "full_tensor"):
+            return parameter.data
+        # gloo and NCCL gather where the mesh lives; offloaded shards must come to the device first.
+        local = parameter.to(self.accelerator.device) if parameter.device.type == "cpu" else parameter
+        return local.full_tensor().detach()  # type: ignore[operator,no-any-return]
+
+    @classmethod
+    def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:
+        return (4 * parameters + 4 * trainable * (1 + slots)) // plan.world_size

@@ -1,0 +1,91 @@
+"""What users write: one class that says what to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from .launch import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The data of a task: map-style data sets (``len`` and indexing).
+
+    Args:
+        train: items to learn from.
+        evaluation: items to measure on, or None.
+        collate: turns a list of items into a batch; None for torch's ``default_collate``.
+    """
+
+    train: Any
+    evaluation: Any = None
+    collate: Callable[[Sequence[Any]], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to learn. Subclass it as a frozen dataclass; the fields are its settings.
+
+    The same task runs in one process and on many GPUs: nothing here knows how it is distributed.
+    ``build_data`` and ``build_model`` are called once on every rank, under the same seed.
+    """
+
+    def build_data(self) -> Data:
+        """The data sets."""
+        raise NotImplementedError(f"{type(self).__name__}.build_data")
+
+    def build_model(self) -> nn.Module:
+        """The model on the CPU, in full precision, with its initial or pretrained weights."""
+        raise NotImplementedError(f"{type(self).__name__}.build_model")
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        """The scalar mean loss over the items of one micro-batch; ``weight`` says over how many."""
+        raise NotImplementedError(f"{type(self).__name__}.training_step")
+
+    def weight(self, batch: Any) -> Tensor | float:
+        """How many items the mean of ``training_step`` is over; by default the number of examples.
+
+        A language model returns the number of unmasked target tokens. The batch is still on the CPU.
+        """
+        return batch_size(batch)
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | tuple[Tensor, Tensor]]:
+        """Metrics of one batch by name: 1-D per-example values, or ``(sum, weight)`` scalars.
+
+        Reported as ``eval/<name>`` = sum of values / sum of weights over all examples on all ranks.
+        """
+        loss, weight = self.training_step(model, batch), self.weight(batch)
+        return {"loss": (loss * weight, loss.new_tensor(float(weight)))}
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        """The optimizer; by default the one that the config names. Its lr must be ``plan.lr``."""
+        from .optim import build_optimizer
+
+        return build_optimizer(model, plan)
+
+    def save_extras(self, directory: Path) -> None:
+        """Write what belongs beside an exported model (a tokenizer). Called on the main process."""
+
+
+def batch_size(batch: Any) -> int:
+    """Examples in a batch: the first dimension of its first tensor.
+
+    Raises:
+        TypeError: the batch holds no tensor; override ``Task.weight``.
+    """
+    if getattr(batch, "ndim", 0):
+        return int(batch.shape[0])
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    for value in values:
+        try:
+            return batch_size(value)
+        except TypeError:
+            continue
+    raise TypeError(f"no tensor with a batch dimension in a {type(batch).__name__}; override Task.weight")

@@ -1,0 +1,197 @@
+"""The training config: what is learnt, its limits, and the rules between its values.
+
+How a job runs (strategy, world size, offload) stands in the accelerate YAML or the DeepSpeed JSON instead; the
+keys that may stand in both are None here by default. ``config.py`` reads it from files and the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType, SimpleNamespace
+from typing import Annotated, Any, Literal
+
+from .errors import ConfigError, Problem
+from .kinds import About
+from .schema import Checker
+
+_INTERVAL = "steps such as 100, or epochs such as '1 epoch'"
+_EPOCHS = re.compile(r"([1-9][0-9]*) epochs?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """All settings of a training run; ``--help`` prints them as a table.
+
+    Raises:
+        ConfigError: a value is impossible, or values do not go together.
+    """
+
+    task: Annotated[str, About("module:Class of the task, such as digits_cnn:DigitsCNN")]
+    task_settings: Annotated[dict[str, Any], About("the task's own: --task_settings.width 64")] = field(
+        default_factory=dict
+    )
+    output_dir: Annotated[str, About("folder of the run")] = "runs/default"
+    overwrite: Annotated[bool, About("allow a used output_dir: its contents are replaced")] = False
+    seed: Annotated[int, About("of weights, data order, dropout", minimum=0, maximum=2**32 - 1)] = 0
+    deterministic: Annotated[bool, About("deterministic algorithms only: slower, repeatable")] = False
+
+    epochs: Annotated[int | None, About("passes over the data", minimum=1)] = None
+    max_steps: Annotated[int | None, About("optimizer steps; beside epochs, the earlier end counts", minimum=1)] = None
+    micro_batch_size: Annotated[int, About("examples per process and backward", minimum=1)] = 8
+    accumulation_steps: Annotated[
+        int | None, About("backwards per optimizer step; else from the launch files, else 1", minimum=1)
+    ] = None
+    global_batch_size: Annotated[
+        int | None, About("examples per optimizer step: micro batch x accumulation x processes", minimum=1)
+    ] = None
+    evaluation_batch_size: Annotated[int | None, About("per process; else micro_batch_size", minimum=1)] = None
+    drop_last: Annotated[bool, About("leave out the last, short step of an epoch")] = False
+    workers: Annotated[int, About("data loading processes per rank", minimum=0)] = 0
+
+    optimizer: Annotated[Literal["adamw", "adam", "sgd"] | None, About("else from the DeepSpeed JSON, else adamw")] = (
+        None
+    )
+    lr: Annotated[float, About("learning rate", above=0)] = 1e-3
+    lr_scaling: Annotated[Literal["none", "linear", "sqrt"], About("how lr follows the global batch")] = "none"
+    reference_batch_size: Annotated[int | None, About("the global batch that lr belongs to", minimum=1)] = None
+    weight_decay: Annotated[float, About("decay of the weights", minimum=0)] = 0.01
+    betas: Annotated[tuple[float, float], About("of adamw and adam", minimum=0, below=1)] = (0.9, 0.999)
+    eps: Annotated[float, About("of adamw and adam", above=0)] = 1e-8
+    momentum: Annotated[float, About("of sgd", minimum=0, below=1)] = 0.9
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine"] | None, About("else from the DeepSpeed JSON, else constant")
+    ] = None
+    warmup_steps: Annotated[int, About("optimizer steps in which lr rises", minimum=0)] = 0
+    final_lr_ratio: Annotated[float, About("lr at the schedule's end as a fraction of lr", minimum=0, maximum=1)] = 0.0
+    max_grad_norm: Annotated[
+        float | None, About("clip to this norm, 0: do not; else from the launch files, else 0", minimum=0)
+    ] = None
+
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, About("else from the launch files, else 'no'")] = (
+        None
+    )
+    compile: Annotated[bool, About("torch.compile the model")] = False
+    ema_decay: Annotated[float | None, About("keep a moving average of the weights", above=0, below=1)] = None
+
+    log_every: Annotated[int, About("optimizer steps", minimum=1)] = 10
+    eval_every: Annotated[int | str | None, About(f"{_INTERVAL}; else at the end", minimum=1, wanted=_INTERVAL)] = None
+    save_every: Annotated[int | str | None, About(f"{_INTERVAL}; else at the end", minimum=1, wanted=_INTERVAL)] = None
+    best_metric: Annotated[str | None, About("keep the best model by this, such as eval/loss")] = None
+    best_mode: Annotated[Literal["min", "max"], About("which best_metric is the best")] = "min"
+    early_stop_patience: Annotated[
+        int | None, About("stop after this many evaluations without a better best_metric", minimum=1)
+    ] = None
+    resume: Annotated[str, About("only 'none' in this version")] = "none"
+
+    def __post_init__(self) -> None:
+        checker = Checker(lambda key: "TrainConfig")
+        checker.settings(TrainConfig, vars(self))
+        given = {key for key, default in DEFAULTS.items() if vars(self)[key] != default}
+        wrong = {problem.key.split(".")[0] for problem in checker.problems}
+        for key, rule, value in broken_rules(vars(self), given, wrong):
+            checker.problems.append(Problem(where="TrainConfig", key=key, rule=rule, value=value))
+        if checker.problems:
+            raise ConfigError(checker.problems)
+
+
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        setting.name: setting.default if setting.default_factory is dataclasses.MISSING else setting.default_factory()
+        for setting in dataclasses.fields(TrainConfig)
+        if setting.name != "task"
+    }
+)
+GROUPS = {
+    "task": "What is trained, and where the results go",
+    "epochs": "How long, in which portions",
+    "optimizer": "Optimizer and schedule",
+    "mixed_precision": "Numbers",
+    "log_every": "Logging, evaluation, saving",
+}
+# Names that other tools use and that are too far from ours for a guess by spelling.
+ELSEWHERE = {
+    "train_batch_size": "global_batch_size",
+    "batch_size": "micro_batch_size",
+    "per_device_train_batch_size": "micro_batch_size",
+    "per_device_eval_batch_size": "evaluation_batch_size",
+    "num_train_epochs": "epochs",
+    "learning_rate": "lr",
+    "gradient_clipping": "max_grad_norm",
+    "logging_steps": "log_every",
+    "eval_steps": "eval_every",
+    "save_steps": "save_every",
+    "metric_for_best_model": "best_metric",
+}
+
+
+def without_effect(optimizer: str | None) -> dict[str, str]:
+    """The keys that change nothing under an optimizer, and why."""
+    if optimizer == "sgd":
+        return {key: "has no effect on optimizer sgd; remove it" for key in ("betas", "eps")}
+    return {"momentum": f"has no effect on optimizer {optimizer or 'adamw'}; remove it, or set optimizer: sgd"}
+
+
+def broken_rules(
+    values: Mapping[str, Any], given: Collection[str], wrong: Collection[str]
+) -> Iterator[tuple[str, str, Any]]:
+    """``(key, rule, value)`` for each rule between values that does not hold.
+
+    Args:
+        values: of the right types; keys that are absent count with their defaults.
+        given: the keys that were written down.
+        wrong: keys whose values are known to be wrong: rules that need them say nothing.
+    """
+    right = {key: value for key, value in values.items() if key not in wrong}
+    for needed, broken, rule in _rules(SimpleNamespace(**{**DEFAULTS, **right}), given):
+        if broken and not any(key in wrong for key in needed):
+            yield needed[0], rule, right.get(needed[0])
+
+
+def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], bool, str]]:
+    """The keys that a rule is about (first the one to name), whether it is broken, and its words."""
+    if "task" in vars(c):
+        form = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+        yield ("task",), not re.fullmatch(form, c.task), "must be module:Class, such as digits_cnn:DigitsCNN"
+    yield ("output_dir",), not c.output_dir, "must not be empty"
+    yield ("resume",), c.resume != "none", "must be 'none': checkpoints to resume from are not written yet"
+    for key in ("eval_every", "save_every"):
+        every = vars(c)[key]
+        yield (key,), isinstance(every, str) and not _EPOCHS.fullmatch(every), f"must be {_INTERVAL} or null"
+
+    yield ("epochs", "max_steps"), c.epochs is None and c.max_steps is None, "epochs or max_steps is required"
+    rule = f"must be at most max_steps, {c.max_steps}"
+    yield ("warmup_steps", "max_steps"), c.max_steps is not None and c.warmup_steps > c.max_steps, rule
+
+    window = c.micro_batch_size * (c.accumulation_steps or 1)
+    by = f"micro_batch_size {c.micro_batch_size}"
+    if c.accumulation_steps is not None:
+        by += f" x accumulation_steps {c.accumulation_steps} = {window}"
+    batch = ("global_batch_size", "micro_batch_size", "accumulation_steps")
+    yield batch, (c.global_batch_size or 0) % window != 0, f"must be a multiple of {by}"
+
+    scaling = c.lr_scaling != "none"
+    rule = "needs reference_batch_size, the global batch that lr belongs to"
+    yield ("lr_scaling", "reference_batch_size"), scaling and c.reference_batch_size is None, rule
+    rule = "has no effect without lr_scaling: linear or sqrt"
+    yield ("reference_batch_size", "lr_scaling"), not scaling and c.reference_batch_size is not None, rule
+    for key, rule in without_effect(c.optimizer).items():
+        yield (key, "optimizer"), key in given, rule
+
+    rule = "must be an evaluation value, such as eval/loss"
+    yield ("best_metric",), c.best_metric is not None and not re.fullmatch("eval/.+", c.best_metric), rule
+    rule = f"needs eval_every: {_INTERVAL}"
+    yield ("best_metric", "eval_every"), c.best_metric is not None and c.eval_every is None, rule
+    rule = "needs best_metric, the value that has to get better"
+    yield ("early_stop_patience", "best_metric"), c.early_stop_patience is not None and c.best_metric is None, rule
+
+
+def every_steps(value: int | str | None, steps_per_epoch: int) -> int | None:
+    """``eval_every`` or ``save_every`` in optimizer steps; None stays None."""
+    if not isinstance(value, str):
+        return value
+    epochs = _EPOCHS.fullmatch(value)
+    assert epochs, f"{value!r} passed no check"
+    return int(epochs[1]) * steps_per_epoch
