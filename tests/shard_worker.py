@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import nn
 
 import trainer
-from trainer.train_config import TrainConfig
 from trainer.control import Control
 from trainer.ema import Average
-from trainer.launch import launch
 from trainer.export import export_model, load_export
+from trainer.launch import launch
 from trainer.optim import build_optimizer
 from trainer.strategies import Strategy
+from trainer.train_config import TrainConfig
 
 
 class Odd(nn.Module):

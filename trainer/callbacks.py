@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -43,7 +43,7 @@ class Progress(Callback):
     """One bar for the job on a terminal; plain lines at the logging interval otherwise, and in log.txt."""
 
     def __init__(self) -> None:
-        self.bar: tqdm[None] | None = None
+        self.bar: tqdm[Any] | None = None
 
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
         if not trainer.is_main:
@@ -55,7 +55,9 @@ class Progress(Callback):
         if info.metrics is not None:
             m = info.metrics
             if self.bar is not None:
-                self.bar.set_postfix_str(f"loss {m['loss']:.4f} lr {m['lr']:.2e} {m['samples_per_second']:.0f} samples/s")
+                self.bar.set_postfix_str(
+                    f"loss {m['loss']:.4f} lr {m['lr']:.2e} {m['samples_per_second']:.0f} samples/s"
+                )
             self._tell(
                 trainer,
                 f"step {info.step}/{trainer.total_steps}  loss {m['loss']:.4f}  lr {m['lr']:.3e}  "
@@ -77,10 +79,17 @@ class Progress(Callback):
 
 
 class StopOnNaN(Callback):
-    """A loss that is not finite will not mend itself: an error at the next logged step."""
+    """A loss that is not finite will not mend itself: an error at the next logged step.
+
+    Under fp16 the scaler may have to find its scale first: it halves it from 65,536 at each skipped step.
+    """
+
+    patience = 32
 
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
-        if info.metrics is not None and not math.isfinite(info.metrics["loss"]) and not info.metrics["skipped_steps"]:
+        if info.metrics is None or math.isfinite(info.metrics["loss"]):
+            return
+        if trainer.plan.mixed_precision != "fp16" or not 0 < trainer.skipped_in_a_row < self.patience:
             raise TrainerError(
                 f"step {info.step}: the loss is {info.metrics['loss']}; lower lr ({info.metrics['lr']:g}), "
                 "set max_grad_norm, or look at the data"

@@ -172,17 +172,17 @@ def _dump(value: object) -> str:
 def _text(config: TrainConfig, comment: Callable[[Key], str]) -> str:
     idle = without_effect(config.optimizer)
     settings = {key: value for key, value in vars(config).items() if key not in idle}
-    rows = list(_rows(settings))
-    width = min(60, max(len(row) for _, row in rows))
-    comments = (f"  # {said}" if (said := comment(key)) else "" for key, _ in rows)
-    return "".join(f"{row:{width}}{said}".rstrip() + "\n" for (_, row), said in zip(rows, comments, strict=True))
+    rows = [(row, comment(key) if key else "") for key, row in _rows(settings)]
+    width = min(60, max(len(row) for row, _ in rows))
+    return "".join(f"{row:{width}}  # {said}\n" if said else f"{row}\n" for row, said in rows)
 
 
 def _rows(values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, str]]:
+    """The lines of a YAML file, each with the key whose value it shows, () where that follows below."""
     for name, value in values.items():
         key, start = (*prefix, name), f"{'  ' * len(prefix)}{_dump(name)}:"
         if isinstance(value, dict) and value:
-            yield key, start
+            yield (), start
             yield from _rows(value, key)
         else:
             yield key, f"{start} {_dump(value)}"

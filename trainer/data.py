@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 from .errors import DataError
 
 Indices = list[int]
+Order = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +52,12 @@ class Window:
     end: int
 
 
-def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def epoch_order(size: int, seed: int, epoch: int) -> Order:
     """The permutation of one epoch; the same on every rank, machine and layout."""
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
-def share(taken: Sequence[int], layout: Layout) -> list[Indices]:
+def share(taken: Sequence[int] | Order, layout: Layout) -> list[Indices]:
     """This rank's micro-batches of one step, where all ranks together take ``taken``.
 
     A short step has fewer micro-batches, the same number on every rank; the last of them is dealt out
@@ -168,7 +169,10 @@ def evaluation_batches(
     lists = share(range(size), cut)
     sampler = [indices or [0] for indices in lists]
     loader = DataLoader(
-        dataset, batch_sampler=sampler, collate_fn=collate or default_collate, num_workers=workers,
+        dataset,
+        batch_sampler=sampler,
+        collate_fn=collate or default_collate,
+        num_workers=workers,
         generator=torch.Generator().manual_seed(0),
     )
     for indices, batch in zip(lists, loader, strict=True):

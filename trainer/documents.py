@@ -76,8 +76,8 @@ _Loader.add_implicit_resolver(
 def parse_scalar(text: str) -> Any:
     """The value of a command-line argument, read as YAML would read it in a file."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  (_Loader is a SafeLoader)
-    except yaml.YAMLError:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError):  # ValueError: looks like a date or a number, and is none
         return text
 
 
@@ -88,6 +88,8 @@ def _parse_yaml(path: str, text: str, what: str) -> Document:
         lines: dict[Key, int] = {}
         _walk(path, loader, node, (), lines)
         data = loader.construct_document(node) if node is not None else None
+    except ConfigError:
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f":{mark.line + 1}" if mark is not None else ""
@@ -95,7 +97,7 @@ def _parse_yaml(path: str, text: str, what: str) -> Document:
         if mark is not None and "\t" in text.splitlines()[min(mark.line, len(text.splitlines()) - 1)]:
             rule = "a tab: YAML is indented with spaces only"
         raise ConfigError(Problem(where=f"{path}{line}", key="", rule=f"not valid YAML: {rule}")) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date or number
         raise ConfigError(Problem(where=path, key="", rule=f"not valid YAML: {error}")) from None
     finally:
         loader.dispose()
@@ -103,6 +105,8 @@ def _parse_yaml(path: str, text: str, what: str) -> Document:
 
 
 def _walk(path: str, loader: _Loader, node: yaml.Node | None, prefix: Key, lines: dict[Key, int]) -> None:
+    if len(prefix) > 64:
+        raise ConfigError(Problem(where=path, key="", rule="nested too deeply, or an alias that contains itself"))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             _walk(path, loader, item, (*prefix, str(index)), lines)

@@ -72,9 +72,10 @@ class ConfigError(TrainerError, ValueError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` did you mean 'x'?`` for the nearest of ``known``, else the short list of what is known."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    lower = {known_name.lower(): known_name for known_name in names}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     if near:
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {lower[near[0]]!r}?"
     return f"known: {', '.join(names)}" if len(names) <= 12 else f"{len(names)} keys are known here"
 
 

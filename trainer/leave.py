@@ -49,7 +49,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     except TrainerError as error:
         _tell(str(error), from_everyone=True)
         code = error.exit_code
-    except BaseException as error:  # noqa: BLE001  (whatever it is, it must end the job with its own name)
+    except BaseException as error:  # (whatever it is, it must end the job with its own name)
         _tell("".join(traceback.format_exception(error)), lost_peer=_is_lost_peer(error))
         code = 1
     sys.stdout.flush()
@@ -74,19 +74,25 @@ def _is_lost_peer(error: BaseException) -> bool:
 def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False) -> None:
     """Print an error once for the whole job, and leave it in the launcher's error file.
 
-    ``from_everyone``: the same on all ranks (a wrong config), so that one of them on each machine tells it.
+    Args:
+        from_everyone: it is the same on all ranks (a wrong config), so one of them on each machine tells it.
+        lost_peer: it looks like the death of another rank, whose own error matters more.
     """
-    owner = _claim(message)
-    rank = os.environ.get("RANK")
-    if owner is None and from_everyone and os.environ.get("LOCAL_RANK", "0") != "0":
-        return  # before the processes are connected: every rank reads the same files and finds the same fault
-    if (owner is not None and owner != rank) or (owner is None and lost_peer):
-        sys.stderr.flush()
-        time.sleep(_PATIENCE_SECONDS)  # another rank has told, or will; the launcher ends this one meanwhile
-        if owner is not None:
-            return
+    owner, rank = _claim(), os.environ.get("RANK")
+    silent = owner is not None and owner != rank
+    # Before the processes are connected every rank reads the same files and finds the same fault.
+    echo = owner is None and from_everyone and os.environ.get("LOCAL_RANK", "0") != "0"
+    if not silent:
+        _write_error_file(message)
+    if silent or echo or (owner is None and lost_peer):
+        time.sleep(_PATIENCE_SECONDS)  # another rank tells it; the launcher ends this one meanwhile
+    if silent or echo:
+        return
     where = f"rank {rank}: " if rank is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     print(f"\n{where}{message.rstrip()}", file=sys.stderr, flush=True)
+
+
+def _write_error_file(message: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         told = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
@@ -94,7 +100,7 @@ def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
             json.dump({"message": told}, file)
 
 
-def _claim(message: str) -> str | None:
+def _claim() -> str | None:
     """The rank whose error came first, by a compare-and-set on the shared store; None where there is no store."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
@@ -104,5 +110,5 @@ def _claim(message: str) -> str | None:
         store.set_timeout(timedelta(seconds=2))
         mine = str(dist.get_rank())
         return str(store.compare_set(_CLAIM, "", mine).decode())
-    except Exception:  # noqa: BLE001  (the rank that held the store is gone: then its error was the first)
+    except Exception:  # (the rank that held the store is gone: then its error was the first)
         return None

@@ -12,7 +12,6 @@ Order of operations of one optimizer step, kept below and nowhere else:
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from .banner import banner, facts
 from .callbacks import Best, Callback, MetricsFile, Progress, SaveEvery, StopOnNaN
 from .config import every_steps, to_yaml
-from .train_config import TrainConfig
 from .control import Control
 from .data import Layout, TrainData, evaluation_batches, sized
 from .ema import Average, NoAverage
@@ -40,6 +38,7 @@ from .optim import STATE_SLOTS
 from .rundir import RunDirectory
 from .schedule import lr_factor
 from .task import Task
+from .train_config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +140,9 @@ class Trainer:
         )
         self.schedule = LambdaLR(self.strategy.optimizer, factor)
         self.average = NoAverage() if config.ema_decay is None else Average(self.strategy, config.ema_decay)
-        self.step = self.samples = self.skipped_steps = 0
+        self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
+        self.stopped_by: int | None = None
+        self.last_evaluation: dict[str, float] = {}
         self.eval_every = every_steps(config.eval_every, self.steps_per_epoch)
         self.callbacks: list[Callback] = [MetricsFile(), Progress(), StopOnNaN()]
         if config.best_metric is not None:
@@ -174,9 +175,6 @@ class Trainer:
             raise Stopped(self.stopped_by)
         return self.last_evaluation
 
-    stopped_by: int | None = None
-    last_evaluation: dict[str, float] = {}
-
     def steps(self) -> Iterator[StepInfo]:
         """Train, one optimizer step at a time. Every rank iterates in step with the others."""
         world, strategy, task = self.plan.world_size, self.strategy, self.task
@@ -196,7 +194,8 @@ class Trainer:
 
             self.step, self.samples = self.step + 1, window.end
             self.skipped_steps += result.skipped
-            lr = self.schedule.get_last_lr()[0]
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
+            lr = float(self.schedule.get_last_lr()[0])
             if not result.skipped:
                 self.schedule.step()
                 self.average.update()
@@ -228,8 +227,14 @@ class Trainer:
         if self.data.evaluation is not None and (last or (self.eval_every and self.step % self.eval_every == 0)):
             evaluation = self.evaluate()
         info = StepInfo(
-            step=self.step, epoch=epoch, samples=self.samples, is_last=last, loss=loss, grad_norm=grad_norm,
-            metrics=metrics, evaluation=evaluation,
+            step=self.step,
+            epoch=epoch,
+            samples=self.samples,
+            is_last=last,
+            loss=loss,
+            grad_norm=grad_norm,
+            metrics=metrics,
+            evaluation=evaluation,
         )
         for callback in self.callbacks:
             if last or self.step % callback.every == 0:
@@ -316,5 +321,3 @@ class Trainer:
 def weighted(loss: Tensor, weight: float) -> Tensor:
     """``loss * weight``, where weight 0 adds nothing even to a loss that is not a number."""
     return loss * weight if weight else torch.nan_to_num(loss) * 0.0
-
-

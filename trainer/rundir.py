@@ -1,10 +1,10 @@
 """The folder of a run, and its files.
 
-    config.yaml     the training config, resolved
-    plan.json       what runs: strategy, world size, precision, batch, learning rate, versions
-    metrics.jsonl   one JSON object a logged step; evaluation rows carry eval/... keys
-    log.txt         the plain lines that the terminal showed
-    model/          the exported model; best/ the best one; step-N/ those of save_every
+config.yaml     the training config, resolved
+plan.json       what runs: strategy, world size, precision, batch, learning rate, versions
+metrics.jsonl   one JSON object a logged step; evaluation rows carry eval/... keys
+log.txt         the plain lines that the terminal showed
+model/          the exported model; best/ the best one; step-N/ those of save_every
 """
 
 from __future__ import annotations

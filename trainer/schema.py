@@ -19,6 +19,7 @@ from .errors import ConfigError, Problem, did_you_mean
 from .kinds import About, Typed, fits, is_number, members, misfit, origin_of, read_text, unpacked
 
 S = TypeVar("S")
+_NOTHING = About()
 
 
 class Checker:
@@ -77,9 +78,9 @@ class Checker:
     def _problem(self, key: Key, rule: str, value: object = None) -> None:
         self.problems.append(Problem(where=self.where(key), key=".".join(key), rule=rule, value=value))
 
-    def _value(self, annotation: Any, value: Any, key: Key, limits: About | None = None) -> Any:
+    def _value(self, annotation: Any, value: Any, key: Key, outer: About = _NOTHING) -> Any:
         annotation, about = unpacked(annotation)
-        limits = limits or about
+        limits = outer if about == _NOTHING else about
         kinds = members(annotation)
         if isinstance(value, Typed):
             value = read_text(kinds, str(value))
@@ -109,7 +110,7 @@ class Checker:
         return self.build(kind, value, key) if dataclasses.is_dataclass(kind) and isinstance(kind, type) else value
 
     def _unknown(self, known: Collection[str], value: object, key: Key) -> None:
-        """Answers any one-letter typo (difflib finds none as short as ``lr``), other tools' names, then what looks alike."""
+        """Answers with a key one letter away (difflib misses short ones), other tools' names, or what looks alike."""
         *prefix, name = key
         close = (other for other in known if _one_letter_apart(name.lower(), other))
         alike = difflib.get_close_matches(name.lower(), known, n=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from collections.abc import Sequence
@@ -34,10 +35,9 @@ def train(argv: Sequence[str]) -> dict[str, float]:
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise _task_problem(loaded, "does not name a subclass of trainer.Task")
     task = check_settings(cls, loaded.config.task_settings, loaded)
-    launched = launch(
-        loaded.config, where=loaded.where, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed
-    )
-    trainer = Trainer(task, loaded.config, launched, where=loaded.where)
+    config = dataclasses.replace(loaded.config, task_settings=dataclasses.asdict(task))  # what is saved is complete
+    launched = launch(config, where=loaded.where, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed)
+    trainer = Trainer(task, config, launched, where=loaded.where)
     try:
         return trainer.fit()
     finally:
@@ -48,8 +48,6 @@ def train(argv: Sequence[str]) -> dict[str, float]:
 def find_task(loaded: Loaded) -> object:
     """Import ``module:Class``, from the script's folder, the working folder or what is installed."""
     module_name, _, class_name = loaded.config.task.partition(":")
-    if not module_name or not class_name:
-        raise _task_problem(loaded, "must be module:Class, for example digits_cnn:DigitsCNN")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:

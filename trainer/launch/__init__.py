@@ -1,10 +1,10 @@
 """From files, launcher and machine to a verified Accelerator.
 
-    launcher.py   who started this process, and with which arguments
-    files.py      accelerate YAMLs and DeepSpeed JSONs, read strictly, as one Request
-    requested.py  values with two homes, held against each other
-    plan.py       everything resolved: what will run
-    start.py      the Accelerator built from the plan and checked against it
+launcher.py   who started this process, and with which arguments
+files.py      accelerate YAMLs and DeepSpeed JSONs, read strictly, as one Request
+requested.py  values with two homes, held against each other
+plan.py       everything resolved: what will run
+start.py      the Accelerator built from the plan and checked against it
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..documents import Document, Key, read_document
+from ..documents import Document, read_document
 from ..errors import ConfigError
 from .deepspeed_keys import check_document, deepspeed_config, without_auto
-from .given import Check, Given, lookup
+from .given import Check, Given, every, lookup
 from .request import Asked, Request, Strategy
 
 STAGES: dict[int, Strategy] = {1: "zero1", 2: "zero2", 3: "zero3"}
@@ -57,8 +57,8 @@ def read_json(path: str | Path, check: Check) -> Request | None:
     batch = _whole(doc, "train_batch_size", check)
     clipping = _typed(doc, "gradient_clipping")
     norm = check.number(clipping)
-    chosen = {key: _class_and_params(doc, key, check) for key in ("optimizer", "scheduler")}
     check_document(doc, check)
+    chosen = {key: _class_and_params(doc, key, check) for key in ("optimizer", "scheduler")}
     reduction = lookup(doc, ("gradient_allreduce_op",))
     if reduction is not None and str(reduction.value).lower() == "sum":
         check.fail(reduction, 'the gradient here is the mean over the global batch; write "mean", or remove the key')
@@ -79,7 +79,7 @@ def read_json(path: str | Path, check: Check) -> Request | None:
         scheduler=chosen["scheduler"],
         deepspeed={**rest, **kept},
         files=(doc.path,),
-        where={f"deepspeed.{given.key}": given.home for given in _every(doc, ())},
+        where={f"deepspeed.{given.key}": given.home for given in every(doc)},
     )
 
 
@@ -170,17 +170,6 @@ def _stage(doc: Document, check: Check) -> tuple[int | None, str]:
     return _known_stage(given, check), given.home
 
 
-def _every(doc: Document, path: Key) -> Iterator[Given]:
-    """Every value of the file, at any depth."""
-    given = lookup(doc, path)
-    assert given is not None
-    if path:
-        yield given
-    if isinstance(given.value, dict):
-        for key in given.value:
-            yield from _every(doc, (*path, key))
-
-
 def _typed(doc: Document, key: str) -> Given | None:
     given = lookup(doc, (key,))
     return None if given is None or given.value == "auto" else given
@@ -226,7 +215,8 @@ def _class_and_params(doc: Document, key: str, check: Check) -> Asked[dict[str, 
     value = section.value if isinstance(section.value, dict) else {}
     name, params = value.get("type"), value.get("params", {})
     if not isinstance(name, str) or not isinstance(params, dict):
-        check.fail(section, 'must be {"type": name, "params": {...}}')
+        if not any(problem.key.startswith(f"{key}.") for problem in check.problems):
+            check.fail(section, 'must be {"type": name, "params": {...}}')
         return None
     return section.asked({"type": name, "params": without_auto(params)})
 

@@ -113,6 +113,8 @@ def known_keys(path: Key) -> dict[str, Any] | None:
         data = {name: data}
     try:
         deepspeed_config(_Noting({**_BATCH, **data}, (), asked))
+    except LaunchError:
+        raise
     except Exception as error:  # a model's refusal of the probe, or of a section that was removed
         if (fields := _fields(error)) is not None:
             return fields
@@ -181,6 +183,8 @@ def _check_mapping(doc: Document, path: Key, data: dict[str, Any], check: Check)
         elif value == "auto":
             if here not in _AUTO and path not in _FREE:
                 check.fail(given, '"auto" is not resolved here; write a value, or remove the key')
+        elif value is not None and not isinstance(value, dict) and known is not None and known_keys(here):
+            check.fail(given, "must be a mapping")
         elif known is None or not _is_text(known[key]):
             if numeric(value):
                 check.fail(given, "is text; remove the quotes")

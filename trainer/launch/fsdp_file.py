@@ -98,7 +98,7 @@ def _reshard(entries: Mapping[str, Given], version: int, check: Check) -> bool:
             by_new = _by_strategy(new, check)
     if old is not None and by_old is not None:
         if new is not None and by_new is not None and by_new != by_old:
-            check.fail(old, f"disagrees with {new.value!r} at {new.home}; keep fsdp_reshard_after_forward")
+            check.fail(old, f"disagrees with {str(new.value).lower()} at {new.home}; keep fsdp_reshard_after_forward")
         elif version == 2 and by_old != (by_new is not False):
             check.fail(old, "FSDP2 has no sharding strategy; write fsdp_reshard_after_forward: false")
         elif version == 2:

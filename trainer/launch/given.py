@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -115,9 +115,29 @@ def lookup(doc: Document, path: Key) -> Given | None:
     return Given(value=data, where=doc.where(*path), key=".".join(path))
 
 
+def every(doc: Document, path: Key = ()) -> Iterator[Given]:
+    """Every value of the file, at any depth."""
+    given = lookup(doc, path)
+    assert given is not None
+    if path:
+        yield given
+    if isinstance(given.value, dict):
+        for key in given.value:
+            yield from every(doc, (*path, key))
+
+
 def unknown(given: Given, name: str, known: Collection[str], elsewhere: str = "") -> Problem:
     """The problem of an unknown key: where it belongs, or the nearest key that is known."""
-    return given.problem(f"unknown key; {elsewhere or did_you_mean(name, known)}")
+    # Among long keys that differ in one letter (cp_size, tp_size) the longest common run misleads difflib.
+    close = [key for key in sorted(known) if _one_letter_away(name, key)]
+    return given.problem(f"unknown key; {elsewhere or did_you_mean(name, close or known)}")
+
+
+def _one_letter_away(left: str, right: str) -> bool:
+    """Whether one letter was left out, put in, replaced, or exchanged with its neighbour."""
+    start = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    rest, other = left[start:], right[start:]
+    return other in (rest[1:], rest[1:2] + rest[:1] + rest[2:]) or other[1:] in (rest, rest[1:])
 
 
 def numeric(text: object) -> bool:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, LaunchError, Problem
 from ..schedule import scaled_lr
 from .launcher import Launcher
+from .rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
+from .request import Request
 from .requested import Homes, choose_optimizer, choose_schedule
 
 if TYPE_CHECKING:
     from ..config import TrainConfig
-    from .request import Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,30 +92,27 @@ def resolve(
     """
     homes = Homes(where)
     world = launcher.world_size
-    strategy = request.strategy if request else ("ddp" if world > 1 else "single")
-    _check_world(request, launcher, strategy)
-    use_cpu = bool(request and request.use_cpu)
-    device = "cuda" if machine.gpus and not use_cpu else "cpu"
+    if request is None:  # nobody named a strategy: replicas are the plain meaning of several processes
+        request = Request(strategy="ddp" if world > 1 else "single", strategy_where="the number of processes")
+    strategy = request.strategy
+    _check_world(request, launcher)
+    device = "cuda" if machine.gpus and not request.use_cpu else "cpu"
     if device == "cuda" and launcher.local_world_size > machine.gpus:
         raise LaunchError(
             f"{launcher.local_world_size} processes on this machine, but only {machine.gpus} GPUs are visible; "
             f"launch at most {machine.gpus}, or set use_cpu: true to rehearse on the CPU"
         )
 
-    precision = homes.agree("mixed_precision", config.mixed_precision, request and request.mixed_precision, "no")
+    precision = homes.agree("mixed_precision", config.mixed_precision, request.mixed_precision, "no")
     micro = homes.agree(
         "micro_batch_size",
         config.micro_batch_size if "micro_batch_size" in where else None,
-        request and request.micro_batch_size,
+        request.micro_batch_size,
         config.micro_batch_size,
     )
-    asked_global = homes.agree(
-        "global_batch_size", config.global_batch_size, request and request.global_batch_size, None
-    )
-    accumulation = homes.agree(
-        "accumulation_steps", config.accumulation_steps, request and request.accumulation_steps, None
-    )
-    clip = homes.agree("max_grad_norm", config.max_grad_norm, request and request.max_grad_norm, None)
+    asked_global = homes.agree("global_batch_size", config.global_batch_size, request.global_batch_size, None)
+    accumulation = homes.agree("accumulation_steps", config.accumulation_steps, request.accumulation_steps, None)
+    clip = homes.agree("max_grad_norm", config.max_grad_norm, request.max_grad_norm, None)
     optimizer, settings, lr = choose_optimizer(config, request, homes)
     schedule, warmup = choose_schedule(config, request, homes, lr)
     if homes.problems:
@@ -122,13 +120,23 @@ def resolve(
     accumulation = _fit_batch(asked_global, micro, accumulation, world, homes)
     batch = micro * accumulation * world
     reference = config.reference_batch_size or batch
+    deepspeed = request.deepspeed
+    rehearsal = device == "cpu" and strategy != "single"
+    notices = [*request.notices, *homes.notices]
+    if rehearsal:
+        runs = rehearsal_precision(strategy, precision)
+        if runs != precision:
+            home = homes.where["mixed_precision"]
+            notices.append(f"{home}: DeepSpeed has no {precision} on a CPU: rehearsed in {runs}")
+        precision, deepspeed = runs, rehearsal_changes(deepspeed)
+        notices += rehearsal_notices(request)
     return Plan(
         strategy=strategy,
         launcher=launcher.name,
         world_size=world,
-        num_machines=request.num_machines if request else 1,
+        num_machines=request.num_machines,
         device=device,
-        rehearsal=device == "cpu" and strategy != "single",
+        rehearsal=rehearsal,
         mixed_precision=precision,
         micro_batch_size=micro,
         accumulation_steps=accumulation,
@@ -144,28 +152,30 @@ def resolve(
         warmup_steps=warmup,
         final_lr_ratio=config.final_lr_ratio,
         compile=config.compile,
-        fsdp=request.fsdp if request else {},
-        deepspeed=request.deepspeed if request else {},
-        dynamo=request.dynamo if request else {},
-        files=request.files if request else (),
-        notices=(*(request.notices if request else ()), *homes.notices),
-        homes={**homes.where, "strategy": request.strategy_where if request else "the number of processes"},
+        fsdp=request.fsdp,
+        deepspeed=deepspeed,
+        dynamo=request.dynamo,
+        files=request.files,
+        notices=tuple(dict.fromkeys(notices)),
+        homes={**homes.where, "strategy": request.strategy_where},
     )
 
 
-def _check_world(request: Request | None, launcher: Launcher, strategy: str) -> None:
+def _check_world(request: Request, launcher: Launcher) -> None:
     world = launcher.world_size
-    if request is not None and request.world_size is not None and request.world_size.value != world:
-        asked = request.world_size
+    asked = request.world_size
+    if asked is not None and asked.value != world:
         hint = "the processes that were launched must be as many"
         if launcher.name == "python":
             hint = "plain python starts one process: use accelerate launch, torchrun or deepspeed"
-        raise LaunchError(f"{asked.where}: num_processes: {asked.value}: {world} run under {launcher.name}; {hint}")
-    if strategy == "single" and world > 1:
-        home = request.strategy_where if request else "nothing asked for more"
-        raise LaunchError(f"{home}: asks for one process, but {world} run; use distributed_type: MULTI_GPU for DDP")
-    if strategy == "ddp" and world == 1:
-        assert request is not None
+        raise LaunchError(
+            f"{asked.where}: asks for {asked.value} processes, but {world} run under {launcher.name}; {hint}"
+        )
+    if request.strategy == "single" and world > 1:
+        raise LaunchError(
+            f"{request.strategy_where}: asks for one process, but {world} run; use distributed_type: MULTI_GPU for DDP"
+        )
+    if request.strategy == "ddp" and world == 1:
         raise LaunchError(f"{request.strategy_where}: asks for DDP, but one process runs; launch at least two")
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .request import Asked, Request
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 # DeepSpeed's `Adam` decouples the weight decay unless told otherwise (adam_w_mode), which makes it AdamW.
 _OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"}
@@ -26,7 +27,7 @@ class Homes:
         self.problems: list[Problem] = []
         self.notices: list[str] = []
 
-    def agree(self, key: str, ours: T | None, asked: Asked[T] | None, default: T) -> T:
+    def agree(self, key: str, ours: T | None, asked: Asked[T] | None, default: D) -> T | D:
         """The value of ``key``: the config's, the files', or the default; a disagreement is recorded."""
         if asked is None:
             return default if ours is None else ours
@@ -40,13 +41,11 @@ class Homes:
         self.problems.append(Problem(where=asked.where, key=key, value=value, rule=rule))
 
 
-def choose_optimizer(
-    config: TrainConfig, request: Request | None, homes: Homes
-) -> tuple[str, dict[str, Any], float]:
+def choose_optimizer(config: TrainConfig, request: Request, homes: Homes) -> tuple[str, dict[str, Any], float]:
     """Name, settings and learning rate: the config's, or those of a DeepSpeed JSON's ``optimizer`` section."""
     values: dict[str, Any] = {key: getattr(config, key) for key in ("lr", "weight_decay", "betas", "eps", "momentum")}
-    asked = request.optimizer if request else None
-    name = config.optimizer or "adamw"
+    asked = request.optimizer
+    name: str = config.optimizer or "adamw"
     if asked is not None:
         section = asked.value
         kind, params = str(section["type"]), dict(section.get("params", {}))
@@ -66,7 +65,7 @@ def choose_optimizer(
             if key not in values:
                 homes.refuse(asked, f"optimizer.params.{key}", value, f"not a setting of {name} here; remove it")
             elif key in homes.where and list_of(values[key]) != list_of(value):
-                rule = f"disagrees with {values[key]!r} at {homes.where[key]}; keep one, or write \"auto\""
+                rule = f'disagrees with {values[key]!r} at {homes.where[key]}; keep one, or write "auto"'
                 homes.refuse(asked, f"optimizer.params.{key}", value, rule)
             else:
                 values[key] = value
@@ -79,9 +78,9 @@ def choose_optimizer(
     return name, {key: values[key] for key in keep}, lr
 
 
-def choose_schedule(config: TrainConfig, request: Request | None, homes: Homes, lr: float) -> tuple[str, int]:
+def choose_schedule(config: TrainConfig, request: Request, homes: Homes, lr: float) -> tuple[str, int]:
     """Schedule name and warm-up steps: the config's, or those of a DeepSpeed JSON's ``scheduler`` section."""
-    asked = request.scheduler if request else None
+    asked = request.scheduler
     name, warmup = config.schedule or "constant", config.warmup_steps
     if asked is None:
         return name, warmup
@@ -105,9 +104,9 @@ def choose_schedule(config: TrainConfig, request: Request | None, homes: Homes, 
             warmup = int(value)
         elif key == "warmup_type":
             if value != "linear":
-                homes.refuse(asked, f"scheduler.params.{key}", value, "only linear warm-up is offered; write \"linear\"")
+                homes.refuse(asked, f"scheduler.params.{key}", value, 'only linear warm-up is offered; write "linear"')
         elif value != ours[key]:
-            rule = f"this run has {ours[key]}; write \"auto\""
+            rule = f'this run has {ours[key]}; write "auto"'
             homes.refuse(asked, f"scheduler.params.{key}", value, rule)
     if warmup and "warmup_type" not in params:
         homes.notices.append(f"{asked.where}: {kind} warms up linearly here; DeepSpeed's default is logarithmic")

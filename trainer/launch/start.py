@@ -84,7 +84,9 @@ def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: 
     if deepspeed:
         return files.read_deepspeed_file(deepspeed)
     if launcher.name == "deepspeed":
-        raise LaunchError("started by the deepspeed launcher, but no configuration: add --deepspeed ds_configs/zero2.json")
+        raise LaunchError(
+            "started by the deepspeed launcher, but no configuration: add --deepspeed ds_configs/zero2.json"
+        )
     return None
 
 

@@ -112,7 +112,7 @@ class Strategy(ABC):
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027  (most strategies have nothing to do)
         """Bring parameters into the state between steps, in which they can be read and changed."""
 
     @abstractmethod

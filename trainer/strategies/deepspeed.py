@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -35,13 +36,15 @@ class Zero(Strategy):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import DeepSpeedPlugin
 
+        # DeepSpeed calls collectives by names that torch 2.13 renamed; one line a call on every rank.
+        warnings.filterwarnings("ignore", r".*is deprecated. Please use `torch.distributed.*_single`", FutureWarning)
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().prepare(model, optimizer)
         self.engine: Any = self.model
-        self.zero: Any = self.optimizer  # DeepSpeed's own optimizer; the torch one that holds the groups is inside
-        self.optimizer = self.zero.optimizer
+        self.zero: Any = self.engine.optimizer
+        self.optimizer = self.engine.basic_optimizer  # the torch optimizer inside, which holds the groups
 
     def verify(self) -> None:
         stage = self.engine.zero_optimization_stage()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, LaunchError, Problem, did_you_mean
-from .base import Shard, Strategy
+from .base import Shard, Strategy, full
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -61,7 +61,7 @@ class FullyShardedTwo(Strategy):
     def shards(self) -> Iterator[Shard]:
         rank = self.accelerator.process_index
         for name, tensor in self.learning():
-            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor.data  # type: ignore[operator]
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor.data
             # Shard(0) gives rank r the rows [r*c, (r+1)*c) with c = ceil(rows / world), the last ones maybe none.
             rows = tensor.shape[0] if tensor.dim() else 1
             chunk = -(-rows // self.plan.world_size)
@@ -82,11 +82,8 @@ class FullyShardedTwo(Strategy):
                 module.reshard()
 
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
-        if not hasattr(parameter, "full_tensor"):
-            return parameter.data
-        # gloo and NCCL gather where the mesh lives; offloaded shards must come to the device first.
-        local = parameter.to(self.accelerator.device) if parameter.device.type == "cpu" else parameter
-        return local.full_tensor().detach()  # type: ignore[operator,no-any-return]
+        # The mesh gathers on its own device; offloaded shards must come there first.
+        return full(parameter.detach().to(self.accelerator.device))
 
     @classmethod
     def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:

@@ -1,0 +1,52 @@
+"""Tasks that go wrong on purpose; named on the command line as ``task=tests.failing:Class``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+from digits_cnn import DigitsCNN
+
+calls = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailsOnOneRank(DigitsCNN):
+    """Raises on one rank in the middle of training; the others only see a lost connection."""
+
+    bad_rank: int = 1
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        global calls
+        calls += 1
+        if calls == 3 and int(os.environ.get("RANK", "0")) == self.bad_rank:
+            raise RuntimeError(f"the cat sat on rank {self.bad_rank}")
+        return super().training_step(model, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminated(DigitsCNN):
+    """One rank gets SIGTERM, as a scheduler sends it before it takes the machine away."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        global calls
+        calls += 1
+        if calls == 3 and int(os.environ.get("RANK", "0")) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().training_step(model, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotANumber(DigitsCNN):
+    """The loss is lost."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().training_step(model, batch) * float("nan")
