@@ -16,7 +16,7 @@ import trainer
 from trainer.control import Control
 from trainer.ema import Average
 from trainer.export import export_model, load_export
-from trainer.launch import launch
+from trainer.launching import launch
 from trainer.optim import build_optimizer
 from trainer.strategies import Strategy
 from trainer.train_config import TrainConfig

@@ -21,9 +21,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import ConfigError, LaunchError
-from trainer.launch.accelerate_keys import sections
-from trainer.launch.deepspeed_keys import known_keys
-from trainer.launch.files import (
+from trainer.launching.accelerate_keys import sections
+from trainer.launching.deepspeed_keys import known_keys
+from trainer.launching.files import (
     Asked,
     Request,
     read_accelerate_file,

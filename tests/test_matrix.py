@@ -18,10 +18,10 @@ from trainer.metrics import WeightedSums
 sys.path.insert(0, str(ROOT / "examples"))
 
 TASKS = {
-    "cnn": ("digits_cnn", ["--max_steps", "12", "--log_every", "1", "--epochs", "1"]),
+    "cnn": ("digits_cnn", ["--max_steps", "12", "--log_every", "1", "--warmup_steps", "2"]),
     "llama": (
         "llama_stdlib",
-        ["--max_steps", "8", "--log_every", "1", "--task_settings.max_bytes", "300000", "--lr", "3e-3"],
+        ["--max_steps", "8", "--log_every", "1", "--task_settings.max_bytes", "300000", "--warmup_steps", "2"],
     ),
 }
 LAUNCHES = [

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from .errors import LaunchError as LaunchError
     from .errors import TrainerError as TrainerError
     from .export import load_export as load_export
-    from .launch import Launched as Launched
-    from .launch import Plan as Plan
-    from .launch import launch as launch
+    from .launching import Launched as Launched
+    from .launching import Plan as Plan
+    from .launching import launch as launch
     from .leave import run as run
     from .loop import StepInfo as StepInfo
     from .loop import Trainer as Trainer
@@ -35,14 +35,14 @@ _HOMES = {
     "Data": "task",
     "DataError": "errors",
     "LaunchError": "errors",
-    "Launched": "launch",
-    "Plan": "launch",
+    "Launched": "launching",
+    "Plan": "launching",
     "StepInfo": "loop",
     "Task": "task",
     "TrainConfig": "config",
     "Trainer": "loop",
     "TrainerError": "errors",
-    "launch": "launch",
+    "launch": "launching",
     "load_config": "config",
     "load_export": "export",
     "main": "script",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .launch import Plan
+    from .launching import Plan
 
 
 def facts(plan: Plan, **more: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from .data import Layout, TrainData, evaluation_batches, sized
 from .ema import Average, NoAverage
 from .errors import LaunchError
 from .export import export_model
-from .launch import Launched, launch
+from .launching import Launched, launch
 from .leave import Stopped
 from .meter import Meter
 from .metrics import WeightedSums

@@ -10,7 +10,7 @@ from torch import nn
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from .launch import Plan
+    from .launching import Plan
 
 # Full-precision tensors that each keeps per parameter.
 STATE_SLOTS = {"adamw": 2, "adam": 2, "sgd": 1}

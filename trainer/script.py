@@ -27,7 +27,7 @@ def train(argv: Sequence[str]) -> dict[str, float]:
     """The same without leaving: returns the last evaluation, raises on failure."""
     loaded = load_config(argv)  # first, and without torch: a wrong key is answered in a blink
 
-    from .launch import launch
+    from .launching import launch
     from .loop import Trainer
     from .task import Task
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from .launch import Plan
+    from .launching import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

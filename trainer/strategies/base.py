@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.optim import Optimizer
 
-    from ..launch.plan import Plan
+    from ..launching.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

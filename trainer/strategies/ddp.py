@@ -15,7 +15,7 @@ from ..errors import LaunchError
 from .base import Shard, Strategy
 
 if TYPE_CHECKING:
-    from ..launch.plan import Plan
+    from ..launching.plan import Plan
 
 
 class Replicated(Strategy):

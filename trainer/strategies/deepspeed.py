@@ -22,7 +22,7 @@ from .base import Shard, StepResult, Strategy
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from ..launch.plan import Plan
+    from ..launching.plan import Plan
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 
@@ -42,9 +42,9 @@ class Zero(Strategy):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().prepare(model, optimizer)
-        self.engine: Any = self.model
-        self.zero: Any = self.engine.optimizer
-        self.optimizer = self.engine.basic_optimizer  # the torch optimizer inside, which holds the groups
+        engine: Any = self.model
+        self.engine, self.zero = engine, engine.optimizer
+        self.optimizer = engine.basic_optimizer  # the torch optimizer inside, which holds the groups
 
     def verify(self) -> None:
         stage = self.engine.zero_optimization_stage()

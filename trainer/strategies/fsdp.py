@@ -17,7 +17,7 @@ from .base import Shard, Strategy, full
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from ..launch.plan import Plan
+    from ..launching.plan import Plan
 
 
 class FullyShardedTwo(Strategy):
