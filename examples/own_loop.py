@@ -27,7 +27,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--local_rank")  # the deepspeed launcher adds it
     args = parser.parse_args()
-    config = trainer.TrainConfig(task="own_loop:none", max_steps=args.steps, micro_batch_size=32, max_grad_norm=1.0, lr=2e-3)
+    config = trainer.TrainConfig(
+        task="own_loop:none", max_steps=args.steps, micro_batch_size=32, max_grad_norm=1.0, lr=2e-3
+    )
     launched = trainer.launch(config, accel_config=args.accel_config, deepspeed=args.deepspeed)
     accelerator, plan = launched.accelerator, launched.plan
 

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from trainer import Plan
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
@@ -50,3 +53,11 @@ class NotANumber(DigitsCNN):
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return super().training_step(model, batch) * float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnOptimizer(DigitsCNN):
+    """Builds its optimizer itself, beside one in a DeepSpeed JSON."""
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return SGD(model.parameters(), lr=plan.lr)

@@ -68,6 +68,10 @@ class ConfigError(TrainerError, ValueError):
         assert self.problems, "a ConfigError needs at least one problem"
         super().__init__("\n".join(map(str, self.problems)))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
+        # An exception is sent to other ranks as its class and its text; this class is made from problems.
+        return ConfigError, (self.problems,)
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` did you mean 'x'?`` for the nearest of ``known``, else the short list of what is known."""

@@ -10,12 +10,14 @@ print the claimed error at the very end, through the error file that they offer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import NoReturn
 
@@ -28,9 +30,9 @@ _PATIENCE_SECONDS = 5.0  # the launcher ends the survivors of a failed job well 
 class Stopped(Exception):
     """Training ended early because a signal asked for it; everything was written. Exit code 128 + signal."""
 
-    def __init__(self, signal: int) -> None:
-        super().__init__(f"stopped by signal {signal}")
-        self.signal = signal
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; everything up to there was written")
+        self.signal = number
 
 
 def run(main: Callable[[], object]) -> NoReturn:
@@ -41,7 +43,10 @@ def run(main: Callable[[], object]) -> NoReturn:
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):  # Python itself would print it
+            print(leaving.code, file=sys.stderr)
     except Stopped as stopped:
+        _write_error_file(str(stopped))  # the launcher reports a failure: this is what it should call it
         _close_groups()
         code = 128 + stopped.signal
     except KeyboardInterrupt:
@@ -82,12 +87,12 @@ def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
     silent = owner is not None and owner != rank
     # Before the processes are connected every rank reads the same files and finds the same fault.
     echo = owner is None and from_everyone and os.environ.get("LOCAL_RANK", "0") != "0"
-    if not silent:
-        _write_error_file(message)
     if silent or echo or (owner is None and lost_peer):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # training turned it into a request to stop after a step
         time.sleep(_PATIENCE_SECONDS)  # another rank tells it; the launcher ends this one meanwhile
-    if silent or echo:
+    if silent:
         return
+    _write_error_file(message)
     where = f"rank {rank}: " if rank is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     print(f"\n{where}{message.rstrip()}", file=sys.stderr, flush=True)
 
@@ -109,6 +114,20 @@ def _claim() -> str | None:
         store = dist.distributed_c10d._get_default_store()
         store.set_timeout(timedelta(seconds=2))
         mine = str(dist.get_rank())
-        return str(store.compare_set(_CLAIM, "", mine).decode())
+        with _hushed():
+            return str(store.compare_set(_CLAIM, "", mine).decode())
     except Exception:  # (the rank that held the store is gone: then its error was the first)
         return None
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Without stderr: of a store that is gone torch prints a C++ stack, below the error that matters."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

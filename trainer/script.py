@@ -36,7 +36,14 @@ def train(argv: Sequence[str]) -> dict[str, float]:
         raise _task_problem(loaded, "does not name a subclass of trainer.Task")
     task = check_settings(cls, loaded.config.task_settings, loaded)
     config = dataclasses.replace(loaded.config, task_settings=dataclasses.asdict(task))  # what is saved is complete
-    launched = launch(config, where=loaded.where, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed)
+    build = type(task).build_optimizer
+    launched = launch(
+        config,
+        where=loaded.where,
+        accel_config=loaded.accel_config,
+        deepspeed=loaded.deepspeed,
+        optimizer_built_by=None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}",
+    )
     trainer = Trainer(task, config, launched, where=loaded.where)
     try:
         return trainer.fit()

@@ -14,6 +14,20 @@ from typing import Literal
 
 Name = Literal["python", "accelerate", "torchrun", "deepspeed", "environment"]
 
+# Those whose first argument says what they do.
+_WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
+_PROGRAMS: dict[str, Name] = {
+    "accelerate-launch": "accelerate",
+    "accelerate.commands.launch": "accelerate",
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed": "deepspeed",
+    "ds": "deepspeed",
+    "deepspeed.launcher.launch": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
@@ -39,7 +53,9 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
     env = os.environ if environment is None else environment
     lines = parent_command_lines() if ancestors is None else ancestors
     name, arguments = _nearest(lines)
-    if name == "python" and "RANK" in env and "WORLD_SIZE" in env:
+    if name == "python":
+        if "RANK" not in env or "WORLD_SIZE" not in env:
+            return Launcher(name="python")
         name = "environment"
     world = int(env.get("WORLD_SIZE", 1))
     return Launcher(
@@ -67,23 +83,38 @@ def parent_command_lines() -> list[list[str]]:
 
 def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:
     for line in lines:
-        words = list(line)
-        # `python -m module`, `python /path/to/script` and the script itself are the same launcher.
-        for index, word in enumerate(words[:4]):
-            name, rest = PurePath(word).name, words[index + 1 :]
-            if name in ("accelerate", "accelerate.commands.accelerate_cli", "accelerate_cli.py") and rest:
-                if rest[0] == "launch":
-                    return "accelerate", rest[1:]
-            elif name in ("accelerate-launch", "accelerate.commands.launch"):
-                return "accelerate", rest
-            elif name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
-                return "torchrun", ()
-            elif name in ("deepspeed", "deepspeed.launcher.launch", "deepspeed.launcher.runner", "ds"):
-                return "deepspeed", ()
-        if _is_python_script(words):
+        program, rest = _program(line)
+        if program in _WITH_COMMANDS and rest[:1] == ["launch"]:
+            return "accelerate", rest[1:]
+        if program in _PROGRAMS:
+            name = _PROGRAMS[program]
+            return name, rest if name == "accelerate" else ()
+        if program and _is_python(line):
             return "python", ()  # somebody's own program started us: what stands above it is not our launcher
     return "python", ()
 
 
-def _is_python_script(words: Sequence[str]) -> bool:
-    return len(words) > 1 and PurePath(words[0]).name.startswith("python") and "-c" not in words[:2]
+def _program(line: Sequence[str]) -> tuple[str, list[str]]:
+    """What a command line runs (a module, a script as a module, a program) and its arguments; "" for ``-c``."""
+    words = list(line)
+    if _is_python(words):
+        words.pop(0)
+        while words and words[0].startswith("-"):
+            option = words.pop(0)
+            if option in ("-W", "-X"):
+                del words[:1]
+            elif option.startswith(("-W", "-X")):
+                continue
+            elif option.endswith("m"):  # also -um
+                break
+            elif option.endswith(("c", "-")):
+                return "", []
+    if not words:
+        return "", []
+    path = PurePath(words[0])
+    # `python -m package.module` and `python /path/to/package/module.py` are the same launcher.
+    return ".".join(path.with_suffix("").parts[-3:]) if path.suffix == ".py" else path.name, words[1:]
+
+
+def _is_python(line: Sequence[str]) -> bool:
+    return bool(line) and PurePath(line[0]).name.startswith("python")

@@ -82,18 +82,28 @@ class Plan:
 
 
 def resolve(
-    config: TrainConfig, request: Request | None, launcher: Launcher, machine: Machine, where: Mapping[str, str]
+    config: TrainConfig,
+    request: Request | None,
+    launcher: Launcher,
+    machine: Machine,
+    where: Mapping[str, str],
+    *,
+    optimizer_built_by: str | None = None,
 ) -> Plan:
     """Hold the config, the request and the launched processes against each other.
+
+    Args:
+        where: home of each of the config's values, for messages.
+        optimizer_built_by: the method by which the task builds an optimizer of its own, if it does.
 
     Raises:
         ConfigError: two homes disagree, or the batch product does not fit.
         LaunchError: the processes that run are not those that were asked for.
     """
-    homes = Homes(where)
     world = launcher.world_size
     if request is None:  # nobody named a strategy: replicas are the plain meaning of several processes
         request = Request(strategy="ddp" if world > 1 else "single", strategy_where="the number of processes")
+    homes = Homes(config, where, request.where)
     strategy = request.strategy
     _check_world(request, launcher)
     device = "cuda" if machine.gpus and not request.use_cpu else "cpu"
@@ -106,14 +116,14 @@ def resolve(
     precision = homes.agree("mixed_precision", config.mixed_precision, request.mixed_precision, "no")
     micro = homes.agree(
         "micro_batch_size",
-        config.micro_batch_size if "micro_batch_size" in where else None,
+        config.micro_batch_size if homes.says("micro_batch_size") else None,
         request.micro_batch_size,
         config.micro_batch_size,
     )
     asked_global = homes.agree("global_batch_size", config.global_batch_size, request.global_batch_size, None)
     accumulation = homes.agree("accumulation_steps", config.accumulation_steps, request.accumulation_steps, None)
     clip = homes.agree("max_grad_norm", config.max_grad_norm, request.max_grad_norm, None)
-    optimizer, settings, lr = choose_optimizer(config, request, homes)
+    optimizer, settings, lr = choose_optimizer(config, request, homes, optimizer_built_by)
     schedule, warmup = choose_schedule(config, request, homes, lr)
     if homes.problems:
         raise ConfigError(homes.problems)
@@ -125,8 +135,8 @@ def resolve(
     notices = [*request.notices, *homes.notices]
     if rehearsal:
         runs = rehearsal_precision(strategy, precision)
-        if runs != precision:
-            home = homes.where["mixed_precision"]
+        if runs != precision and request.mixed_precision is None:
+            home = homes.home("mixed_precision")
             notices.append(f"{home}: DeepSpeed has no {precision} on a CPU: rehearsed in {runs}")
         precision, deepspeed = runs, rehearsal_changes(deepspeed)
         notices += rehearsal_notices(request)

@@ -44,6 +44,7 @@ def launch(
     where: Mapping[str, str] | None = None,
     accel_config: str | None = None,
     deepspeed: str | None = None,
+    optimizer_built_by: str | None = None,
 ) -> Launched:
     """Turn files, launcher and machine into a running, verified Accelerator. Every rank calls it once.
 
@@ -52,13 +53,14 @@ def launch(
         where: home of each of the config's values, for messages.
         accel_config: an accelerate YAML, for launchers that do not read one.
         deepspeed: a DeepSpeed JSON, for the ``deepspeed`` launcher or torchrun.
+        optimizer_built_by: the method by which the task builds an optimizer of its own; the JSON must have none then.
 
     Raises:
         ConfigError, LaunchError: what would run is not what was asked for.
     """
     launcher = detect()
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
-    plan = resolve(config, request, launcher, Machine.here(), where or {})
+    plan = resolve(config, request, launcher, Machine.here(), where or {}, optimizer_built_by=optimizer_built_by)
     _check_environment(plan, launcher)
     accelerator = _accelerator(plan, launcher)
     _check_accelerator(plan, accelerator)
@@ -74,7 +76,7 @@ def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: 
         raise ConfigError(Problem(where="command line", key="deepspeed", value=deepspeed, rule=rule))
     if launcher.name == "accelerate":
         path, flags = files.read_launch_flags(list(launcher.arguments))
-        if deepspeed or (accel_config and (path is None or not os.path.samefile(path, accel_config))):
+        if deepspeed or (accel_config and (path is None or os.path.realpath(path) != os.path.realpath(accel_config))):
             rule = "accelerate launch has a file of its own already; remove this one"
             key = "deepspeed" if deepspeed else "accel_config"
             raise ConfigError(Problem(where="command line", key=key, value=deepspeed or accel_config, rule=rule))
@@ -120,8 +122,7 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
             del os.environ[name]
     if plan.deepspeed and launcher.name == "python":
         # DeepSpeed wants a process group also for one process.
-        for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")):
-            os.environ.setdefault(name, value)
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "0")
     if plan.deepspeed:

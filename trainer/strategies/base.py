@@ -169,6 +169,25 @@ class Strategy(ABC):
         self.accelerator.free_memory()
 
 
+def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Give a model floating-point inputs in ``dtype`` (None: as they are), and its outputs in full precision.
+
+    What autocast does at a model's edges, for strategies that keep a whole model in the compute dtype.
+    """
+    from accelerate.utils import convert_to_fp32, recursively_apply
+
+    def into(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return recursively_apply(lambda tensor: tensor.to(dtype), (args, kwargs), test_type=_is_float)
+
+    if dtype is not None:
+        model.register_forward_pre_hook(into, with_kwargs=True)
+    model.register_forward_hook(lambda module, args, output: convert_to_fp32(output))
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
 def full(tensor: Tensor) -> Tensor:
     """The whole of a possibly distributed tensor (a collective for a DTensor)."""
     whole = getattr(tensor, "full_tensor", None)

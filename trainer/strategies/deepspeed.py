@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import LaunchError
-from .base import Shard, StepResult, Strategy
+from .base import Shard, StepResult, Strategy, compute_in
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -45,6 +45,9 @@ class Zero(Strategy):
         engine: Any = self.model
         self.engine, self.zero = engine, engine.optimizer
         self.optimizer = engine.basic_optimizer  # the torch optimizer inside, which holds the groups
+        dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.mixed_precision]
+        if dtype is not None:
+            compute_in(engine.module, dtype)  # the engine casts the model, and leaves its inputs as they are
 
     def verify(self) -> None:
         stage = self.engine.zero_optimization_stage()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, LaunchError, Problem, did_you_mean
-from .base import Shard, Strategy, full
+from .base import Shard, Strategy, compute_in, full, unwrapped
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -30,10 +30,10 @@ class FullyShardedTwo(Strategy):
         from accelerate import FullyShardedDataParallelPlugin
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        # Accelerate reduces gradients in the compute dtype and returns outputs in it; DDP under autocast does
-        # neither, so the policy is stated here.
+        # Accelerate reduces gradients in the compute dtype; DDP under autocast does not, so the policy is stated.
+        # No output_dtype: it would hold for each wrapped layer, and the next one may not take full precision.
         compute = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[plan.mixed_precision]
-        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, output_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
         if compute is None:
             policy = MixedPrecisionPolicy()
         return {"fsdp_plugin": FullyShardedDataParallelPlugin(**plan.fsdp, mixed_precision_policy=policy)}
@@ -41,6 +41,8 @@ class FullyShardedTwo(Strategy):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._check_wrap_classes(model)
         super().prepare(model, optimizer)
+        if self.plan.mixed_precision != "no":
+            compute_in(unwrapped(self.model), None)
 
     def _check_wrap_classes(self, model: nn.Module) -> None:
         asked = self.plan.fsdp.get("transformer_cls_names_to_wrap") or []

@@ -1,0 +1,181 @@
+"""How jobs end: finished ones with 0, every time; failed ones never, and with the cause as the last error."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from digits_cnn import DigitsCNN
+from jobs import ROOT, STRATEGIES, Job, clean_environment, command, run
+
+from trainer import load_export
+
+DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "0"]
+TINY = [*DIGITS, "--max_steps", "2"]
+
+
+def train(launcher: str, strategy: str, output_dir: Path, *arguments: str) -> Job:
+    return run([*command(launcher, strategy), *arguments], output_dir)
+
+
+def tracebacks(job: Job) -> list[str]:
+    """The ranks that show a traceback of their own, in the order in which they do."""
+    return re.findall(r"^(rank \d+): Traceback", job.err, flags=re.MULTILINE)
+
+
+# One process
+
+RUNS = """
+import sys, trainer
+from trainer.errors import *
+from trainer.leave import Stopped
+def main():
+    {}
+trainer.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "code", "said"),
+    [
+        ("pass", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('no data here')", 1, "no data here"),
+        ("raise KeyboardInterrupt", 130, ""),
+        ("raise Stopped(15)", 143, ""),
+        ("raise ConfigError(Problem(where='a.yaml:1', key='lr', rule='is wrong'))", 2, "a.yaml:1: lr: is wrong"),
+        ("raise LaunchError('two, but one runs')", 2, "two, but one runs"),
+        ("raise DataError('no rows')", 1, "no rows"),
+        ("raise TrainerError('not a number')", 1, "not a number"),
+    ],
+)
+def test_exit_codes(does: str, code: int, said: str) -> None:
+    words = [sys.executable, "-c", RUNS.format(does)]
+    done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (code, said)
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    words = [sys.executable, "-c", RUNS.format("[].pop()")]
+    done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("\nTraceback") and done.stderr.endswith("\nIndexError: pop from empty list\n")
+
+
+def test_an_error_before_the_processes_are_connected() -> None:
+    """All ranks read the same files, so the first of each machine tells it; the others only where nobody ended them."""
+    words = [sys.executable, "-c", RUNS.format("raise LaunchError('two, but three run')")]
+    told = {}
+    for rank in ("0", "1"):
+        environment = clean_environment({"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"})
+        with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            begin = time.monotonic()
+            told[rank] = (process.communicate(timeout=60)[1].strip(), process.returncode, time.monotonic() - begin > 4)
+    assert told == {"0": ("rank 0: two, but three run", 2, False), "1": ("rank 1: two, but three run", 2, True)}
+
+
+# A rank fails
+
+
+@pytest.mark.parametrize(
+    ("launcher", "strategy", "rank"),
+    [
+        ("accelerate", "ddp", 1),
+        ("torchrun", "fsdp", 0),
+        ("deepspeed", "zero2", 0),  # the rank that held the store is gone, and the other has nowhere to ask
+        ("deepspeed", "zero2", 1),
+    ],
+)
+def test_the_first_error_is_the_last_thing_to_read(launcher: str, strategy: str, rank: int, tmp_path: Path) -> None:
+    task = ["--task", "tests.failing:FailsOnOneRank", "--task_settings.bad_rank", str(rank)]
+    job = train(launcher, strategy, tmp_path / "run", *DIGITS, "--max_steps", "40", *task)
+    assert job.code == 1
+    assert [row["step"] for row in job.rows] == [1, 2], "the third step fails"
+    assert tracebacks(job) == [f"rank {rank}"]
+    cause = f"RuntimeError: the cat sat on rank {rank}"
+    ours, _, report = job.err.partition(f"\n{cause}\n")
+    assert cause not in ours
+    if launcher == "deepspeed":
+        assert report == "", "nothing comes after the cause"
+    else:
+        # The launcher's report ends with the root cause, which the rank left in its error file.
+        last = report.rpartition("Root Cause (first observed failure):")[2]
+        assert f"rank      : {rank} " in last
+        assert [line.strip() for line in last.splitlines() if re.match(r"\s*\w+Error", line)] == [cause]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_loss_that_is_not_a_number_ends_the_job(strategy: str, tmp_path: Path) -> None:
+    job = train("torchrun", strategy, tmp_path / "run", *TINY, "--task", "tests.failing:NotANumber")
+    line = "step 1: the loss is nan; lower lr (0.003), set max_grad_norm, or look at the data"
+    assert job.code == 1
+    ours, _, report = job.err.partition("Traceback")
+    assert re.findall(rf"^rank [01]: {re.escape(line)}$", ours, flags=re.MULTILINE), job.err
+    assert ours.count(line) == 1 and line in report
+    assert job.losses == [None], "JSON has no NaN"
+    assert not (tmp_path / "run" / "model").exists()
+
+
+# A signal asks to stop
+
+
+def exported(folder: Path) -> bool:
+    model = DigitsCNN().build_model()
+    load_export(model, folder / "model")
+    return all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    task = ["--task", "tests.failing:Terminated", "--max_steps", "40"]
+    job = train("torchrun", "zero3", tmp_path / "run", *DIGITS, *task)
+    # Sent in step 3, told to the others at its end, and known to all at the end of step 4.
+    assert job.evaluation["step"] == job.rows[-1]["step"] == 4
+    assert job.code == 1, "torchrun gives 1 for whatever its ranks give"
+    cause = job.err.rpartition("Root Cause")[2]
+    assert re.search(r"exitcode  : 143 ", cause), job.err
+    assert "stopped by SIGTERM; everything up to there was written" in cause
+    assert tracebacks(job) == []
+    assert exported(tmp_path / "run")
+
+
+def test_a_signal_to_the_launcher_stops_the_job(tmp_path: Path) -> None:
+    """As a scheduler does it: the launcher hands the signal on to every rank."""
+    folder = tmp_path / "run"
+    words = [*command("torchrun", "ddp"), *DIGITS, "--epochs", "1000", "--output_dir", str(folder)]
+    with subprocess.Popen(
+        words, cwd=ROOT, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as launcher:
+        while not (folder / "metrics.jsonl").exists():
+            assert launcher.poll() is None, launcher.communicate()
+            time.sleep(0.1)
+        launcher.send_signal(signal.SIGTERM)
+        err = launcher.communicate(timeout=60)[1]
+    job = Job(code=launcher.returncode, out="", err=err, output_dir=folder)
+    assert job.code != 0 and tracebacks(job) == []
+    assert job.evaluation["step"] == job.rows[-1]["step"] < 1000
+    assert exported(folder)
+
+
+# A finished job
+
+
+def repeated(strategy: str, times: int, folder: Path) -> list[int]:
+    return [train("torchrun", strategy, folder / str(number), *TINY).code for number in range(times)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_finished_jobs_exit_0(strategy: str, tmp_path: Path) -> None:
+    assert repeated(strategy, 2, tmp_path) == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_finished_jobs_exit_0_twenty_times(strategy: str, tmp_path: Path) -> None:
+    assert repeated(strategy, 20, tmp_path) == [0] * 20
