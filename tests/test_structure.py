@@ -32,7 +32,7 @@ ELSEWHERE = {
 LAYERS = [
     {"errors"},
     {"documents", "kinds", "schema", "train_config", "arguments", "config"},
-    {"data", "metrics", "schedule", "optim", "task"},
+    {"items", "data", "stream", "metrics", "schedule", "optim", "task"},
     {"launching", "strategies"},
     {"control", "rundir", "leave", "ema", "export", "banner"},
     {"callbacks", "meter"},

@@ -49,8 +49,8 @@ def banner(facts: Mapping[str, Any]) -> str:
         ("batch", f"{batch}  (micro x accumulation x world = global)"),
         ("optimizer", f"{f['optimizer']}, lr {rate}, {schedule}"),
         ("clipping", "none" if f["max_grad_norm"] is None else f"global norm {f['max_grad_norm']:g}"),
-        ("data", f"{f['train_samples']:,} training, {f['evaluation_samples']:,} evaluation samples"),
-        ("length", f"{f['total_steps']:,} steps, {f['steps_per_epoch']:,} an epoch"),
+        ("data", f"{_count(f['train_samples'])} training, {_count(f['evaluation_samples'])} evaluation samples"),
+        ("length", f"{f['total_steps']:,} steps, {_count(f['steps_per_epoch'])} an epoch"),
         ("model", f"{f['parameters']:,} parameters ({f['trainable_parameters']:,} trainable)"),
         ("state per rank", f"{size(f['state_bytes_per_rank'])} of parameters, gradients and optimizer state"),
         ("output", f["output_dir"]),
@@ -60,6 +60,10 @@ def banner(facts: Mapping[str, Any]) -> str:
     lines += [f"note: {notice}" for notice in f["notices"]]
     rule = "-" * min(100, max(map(len, lines)))
     return "\n".join([rule, *lines, rule])
+
+
+def _count(number: int | None) -> str:
+    return "(a stream: unknown)" if number is None else f"{number:,}"
 
 
 def size(count: float) -> str:

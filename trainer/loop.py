@@ -26,9 +26,9 @@ from .banner import banner, facts
 from .callbacks import Best, Callback, MetricsFile, Progress, SaveEvery, StopOnNaN
 from .config import every_steps, to_yaml
 from .control import Control
-from .data import Layout, TrainData, evaluation_batches, sized
+from .data import Layout, TrainData, evaluation_batches, is_stream, sized
 from .ema import Average, NoAverage
-from .errors import LaunchError
+from .errors import DataError, LaunchError
 from .export import export_model
 from .launching import Launched, launch
 from .leave import Stopped
@@ -37,6 +37,8 @@ from .metrics import WeightedSums
 from .optim import STATE_SLOTS
 from .rundir import RunDirectory
 from .schedule import lr_factor
+from .strategies.buffers import kept
+from .stream import StreamData, refuse_what_streams_cannot
 from .task import Task
 from .train_config import TrainConfig
 
@@ -97,32 +99,37 @@ class Trainer:
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
         home = (where or {}).get("output_dir", "default")
         self.directory.claim(self.control, overwrite=config.overwrite, home=home)
-        self._build(callbacks)
+        self._build(callbacks, where or {})
         self._announce()
 
-    def _build(self, callbacks: Sequence[Callback]) -> None:
+    def _build(self, callbacks: Sequence[Callback], where: Mapping[str, str]) -> None:
         plan, config, task = self.plan, self.config, self.task
         set_seed(config.seed, deterministic=config.deterministic)
         self.data = task.build_data()
+        kind: type[TrainData | StreamData] = TrainData
+        if is_stream(self.data.train):
+            refuse_what_streams_cannot(config, where)
+            kind = StreamData
         self.layout = Layout(
             rank=self.accelerator.process_index,
             world_size=plan.world_size,
             micro_batch_size=plan.micro_batch_size,
             accumulation_steps=plan.accumulation_steps,
         )
-        self.train_data = TrainData(
+        self.train_data = kind(
             self.data.train,
             self.layout,
             seed=config.seed,
             collate=self.data.collate,
+            augment=self.data.augment,
             weight_of=None if type(task).weight is Task.weight else task.weight,
             drop_last=config.drop_last,
             workers=config.workers,
             pin_memory=plan.device == "cuda",
         )
-        self.steps_per_epoch = self.train_data.steps_per_epoch
-        by_epochs = None if config.epochs is None else config.epochs * self.steps_per_epoch
-        self.total_steps = min(n for n in (by_epochs, config.max_steps) if n is not None)
+        self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
+        by_epochs = (config.epochs or 0) * (self.steps_per_epoch or 0)
+        self.total_steps = min(n for n in (by_epochs, config.max_steps) if n)
         set_seed(config.seed)  # the weights do not depend on what building the data drew
         model = task.build_model()
         self.parameters = sum(p.numel() for p in model.parameters())
@@ -180,14 +187,18 @@ class Trainer:
         world, strategy, task = self.plan.world_size, self.strategy, self.task
         self.model.train()
         self.meter.start(self.samples)
+        if self.train_data.skips:
+            self._say(f"the stream keeps no state: {self.train_data.skips:,} samples are read over first")
         for window in self.train_data.windows(self.samples, self.total_steps - self.step):
             total = self._total_weight(window)
             loss_sum = torch.zeros((), device=self.accelerator.device)
             for number, micro in enumerate(window.micros, 1):
                 batch = send_to_device(micro.batch, self.accelerator.device, non_blocking=True)
-                with strategy.micro_step(boundary=number == len(window.micros)):
-                    loss = task.training_step(self.model, batch)
-                    share = weighted(loss, micro.weight / total)
+                with (
+                    kept(self.model, when=not micro.weight),
+                    strategy.micro_step(boundary=number == len(window.micros)),
+                ):
+                    share = task.training_step(self.model, batch) * (micro.weight / total)
                     strategy.backward(share * world)
                 loss_sum += share.detach()
             result = strategy.finish_step()
@@ -210,7 +221,7 @@ class Trainer:
             return float(window.samples)
         total = self.control.sum(sum(micro.weight for micro in window.micros))
         if total <= 0:
-            raise LaunchError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
+            raise DataError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
         return total
 
     def _after(self, samples: int, loss: Tensor, grad_norm: Tensor, lr: float) -> StepInfo:
@@ -221,7 +232,7 @@ class Trainer:
             self.stopped_by = wish
         last = self.step >= self.total_steps or wish is not None
         metrics = evaluation = None
-        epoch = self.samples / self.train_data.size
+        epoch = self.train_data.epochs_at(self.samples)
         if last or self.step == 1 or self.step % self.config.log_every == 0:
             metrics = self._log(epoch, loss, grad_norm, lr)
         if self.data.evaluation is not None and (last or (self.eval_every and self.step % self.eval_every == 0)):
@@ -298,7 +309,7 @@ class Trainer:
             distributed_type=str(self.accelerator.distributed_type).rsplit(".", 1)[-1],
             seed=self.config.seed,
             train_samples=self.train_data.size,
-            evaluation_samples=0 if self.data.evaluation is None else sized(self.data.evaluation, "evaluation"),
+            evaluation_samples=_evaluation_size(self.data.evaluation),
             steps_per_epoch=self.steps_per_epoch,
             total_steps=self.total_steps,
             parameters=self.parameters,
@@ -318,6 +329,8 @@ class Trainer:
             self.directory.line(text)
 
 
-def weighted(loss: Tensor, weight: float) -> Tensor:
-    """``loss * weight``, where weight 0 adds nothing even to a loss that is not a number."""
-    return loss * weight if weight else torch.nan_to_num(loss) * 0.0
+def _evaluation_size(dataset: Any) -> int | None:
+    """Samples to measure on: 0 without any, None for a stream."""
+    if dataset is None:
+        return 0
+    return None if is_stream(dataset) else sized(dataset, "evaluation")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Generator, Tensor, nn
     from torch.optim import Optimizer
 
     from .launching import Plan
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The data of a task: map-style data sets (``len`` and indexing).
+    """The data of a task: map-style data sets (``len`` and indexing by an int), or streams (iteration only).
 
     Args:
         train: items to learn from.
         evaluation: items to measure on, or None.
         collate: turns a list of items into a batch; None for torch's ``default_collate``.
+        augment: ``augment(item, generator) -> item``, for training only. What it draws from the generator depends
+            on (seed, epoch, sample) alone, so it is the same on every layout and number of workers.
     """
 
     train: Any
     evaluation: Any = None
     collate: Callable[[Sequence[Any]], Any] | None = None
+    augment: Callable[[Any, Generator], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

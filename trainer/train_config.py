@@ -188,10 +188,10 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
     yield ("early_stop_patience", "best_metric"), c.early_stop_patience is not None and c.best_metric is None, rule
 
 
-def every_steps(value: int | str | None, steps_per_epoch: int) -> int | None:
+def every_steps(value: int | str | None, steps_per_epoch: int | None) -> int | None:
     """``eval_every`` or ``save_every`` in optimizer steps; None stays None."""
     if not isinstance(value, str):
         return value
     epochs = _EPOCHS.fullmatch(value)
-    assert epochs, f"{value!r} passed no check"
+    assert epochs and steps_per_epoch, f"{value!r} passed no check"
     return int(epochs[1]) * steps_per_epoch
