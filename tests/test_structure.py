@@ -31,8 +31,8 @@ ELSEWHERE = {
 # From the bottom to the top: a module imports from its own layer and those below, for types from anywhere.
 LAYERS = [
     {"errors"},
-    {"documents", "kinds", "schema", "train_config", "arguments", "config"},
-    {"items", "data", "stream", "metrics", "schedule", "optim", "task"},
+    {"documents", "kinds", "schema", "schedule", "train_config", "arguments", "config"},
+    {"items", "data", "stream", "metrics", "optim", "task"},
     {"launching", "strategies"},
     {"control", "rundir", "leave", "ema", "export", "banner"},
     {"callbacks", "meter"},

@@ -11,6 +11,7 @@ Order of operations of one optimizer step, kept below and nowhere else:
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device, set_seed
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LRScheduler
 
 from .banner import banner, facts
 from .callbacks import Best, Callback, MetricsFile, Progress, SaveEvery, StopOnNaN
@@ -28,18 +29,18 @@ from .config import every_steps, to_yaml
 from .control import Control
 from .data import Layout, TrainData, evaluation_batches, is_stream, sized
 from .ema import Average, NoAverage
-from .errors import DataError, LaunchError
+from .errors import ConfigError, DataError, LaunchError, Problem
 from .export import export_model
 from .launching import Launched, launch
 from .leave import Stopped
 from .meter import Meter
 from .metrics import WeightedSums
-from .optim import STATE_SLOTS
+from .optim import state_slots
 from .rundir import RunDirectory
-from .schedule import lr_factor
+from .schedule import build_schedule, check_schedule, refuse_plateau, warmup_steps_of
 from .strategies.buffers import kept
 from .stream import StreamData, refuse_what_streams_cannot
-from .task import Task
+from .task import Task, own_optimizer
 from .train_config import TrainConfig
 
 
@@ -90,7 +91,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         where: Mapping[str, str] | None = None,
     ) -> None:
-        launched = launched or launch(config, where=where)
+        launched = launched or launch(config, where=where, optimizer_built_by=own_optimizer(task))
         self.task, self.config = task, config
         self.plan, self.accelerator, self.strategy = launched.plan, launched.accelerator, launched.strategy
         self.is_main = self.accelerator.is_main_process
@@ -104,6 +105,7 @@ class Trainer:
 
     def _build(self, callbacks: Sequence[Callback], where: Mapping[str, str]) -> None:
         plan, config, task = self.plan, self.config, self.task
+        check_schedule(plan)
         set_seed(config.seed, deterministic=config.deterministic)
         self.data = task.build_data()
         kind: type[TrainData | StreamData] = TrainData
@@ -130,6 +132,7 @@ class Trainer:
         self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
         by_epochs = (config.epochs or 0) * (self.steps_per_epoch or 0)
         self.total_steps = min(n for n in (by_epochs, config.max_steps) if n)
+        self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
         set_seed(config.seed)  # the weights do not depend on what building the data drew
         model = task.build_model()
         self.parameters = sum(p.numel() for p in model.parameters())
@@ -139,13 +142,7 @@ class Trainer:
         self.strategy.prepare(model, task.build_optimizer(model, plan))
         self.strategy.verify()
         set_seed(config.seed + 1 + self.accelerator.process_index)  # dropout differs between ranks
-        factor = lr_factor(
-            plan.schedule,
-            warmup_steps=plan.warmup_steps,
-            total_steps=self.total_steps,
-            final_ratio=plan.final_lr_ratio,
-        )
-        self.schedule = LambdaLR(self.strategy.optimizer, factor)
+        self.schedule = self._schedule()
         self.average = NoAverage() if config.ema_decay is None else Average(self.strategy, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.stopped_by: int | None = None
@@ -158,6 +155,18 @@ class Trainer:
         if save_every is not None:
             self.callbacks.append(SaveEvery(save_every))
         self.callbacks.extend(callbacks)
+
+    def _schedule(self) -> LRScheduler:
+        own = self.task.build_schedule(self.strategy.optimizer, self.plan, self.total_steps)
+        if own is None:
+            return build_schedule(self.strategy.optimizer, self.plan, self.total_steps)
+        built_by = f"{type(self.task).__name__}.build_schedule"
+        refuse_plateau(own, built_by)
+        if self.plan.home("schedule") != "default" or self.config.schedule is not None:
+            rule = f"{built_by} builds a schedule already; remove one of the two"
+            where = self.plan.home("schedule")
+            raise ConfigError(Problem(where=where, key="schedule", value=self.plan.schedule, rule=rule))
+        return own
 
     @property
     def model(self) -> nn.Module:
@@ -303,6 +312,7 @@ class Trainer:
     def _announce(self) -> None:
         plan = self.plan
         kind = type(self.model._modules.get("_orig_mod") or self.model).__name__
+        own = own_optimizer(self.task)
         told = facts(
             plan,
             model_class=kind,
@@ -314,8 +324,9 @@ class Trainer:
             total_steps=self.total_steps,
             parameters=self.parameters,
             trainable_parameters=self.trainable,
+            optimizer=plan.optimizer if own is None else f"{type(self.strategy.optimizer).__name__} of {own}",
             state_bytes_per_rank=self.strategy.state_bytes(
-                plan, self.parameters, self.trainable, STATE_SLOTS[plan.optimizer]
+                plan, self.parameters, self.trainable, state_slots(self.strategy.optimizer)
             ),
             output_dir=str(self.directory.path),
         )

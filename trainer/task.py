@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
     from .launching import Plan
 
@@ -73,8 +74,18 @@ class Task:
 
         return build_optimizer(model, plan)
 
+    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler | None:
+        """A schedule of your own, stepped once per optimizer step; None for the one that the config names."""
+        return None
+
     def save_extras(self, directory: Path) -> None:
         """Write what belongs beside an exported model (a tokenizer). Called on the main process."""
+
+
+def own_optimizer(task: Task) -> str | None:
+    """The method by which a task builds an optimizer of its own; None where the config's is taken."""
+    build = type(task).build_optimizer
+    return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
 
 
 def batch_size(batch: Any) -> int:

@@ -57,7 +57,10 @@ class Plan:
     lr_scaling: str
     reference_batch_size: int
     schedule: str
+    schedule_settings: Mapping[str, Any]
     warmup_steps: int
+    warmup_samples: int | None
+    warmup_fraction: float | None
     final_lr_ratio: float
     compile: bool
     fsdp: Mapping[str, Any] = field(default_factory=dict)
@@ -159,7 +162,10 @@ def resolve(
         lr_scaling=config.lr_scaling,
         reference_batch_size=reference,
         schedule=schedule,
-        warmup_steps=warmup,
+        schedule_settings=config.schedule_settings,
+        warmup_steps=warmup if config.warmup_samples is None else -(-config.warmup_samples // batch),
+        warmup_samples=config.warmup_samples,
+        warmup_fraction=config.warmup_fraction,
         final_lr_ratio=config.final_lr_ratio,
         compile=config.compile,
         fsdp=request.fsdp,
@@ -167,7 +173,7 @@ def resolve(
         dynamo=request.dynamo,
         files=request.files,
         notices=tuple(dict.fromkeys(notices)),
-        homes={**homes.where, "strategy": request.strategy_where},
+        homes={**request.where, **homes.where, "strategy": request.strategy_where},
     )
 
 
