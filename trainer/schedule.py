@@ -115,7 +115,7 @@ def lr_factor(
         return final_ratio + (1.0 - final_ratio) * left
 
     milestones = sorted(settings.get("milestones", ()))
-    decay = settings.get("decay_steps") or round(settings.get("decay_fraction", 0.0) * total_steps)
+    decay = settings.get("decay_steps") or max(1, round(settings.get("decay_fraction", 0.0) * total_steps))
     stable = max(warmup_steps, total_steps - decay)
     kinds: dict[str, Callable[[int], float]] = {
         "constant": lambda step: 1.0,
@@ -136,7 +136,7 @@ def warmup_steps_of(plan: Plan, total_steps: int) -> int:
         ConfigError: it is longer than the run.
     """
     if plan.warmup_fraction is not None:
-        return round(plan.warmup_fraction * total_steps)
+        return max(1, round(plan.warmup_fraction * total_steps))
     if plan.warmup_steps > total_steps:
         key = "warmup_steps" if plan.warmup_samples is None else "warmup_samples"
         rule = f"is {plan.warmup_steps} steps, longer than the run, {total_steps} steps"
