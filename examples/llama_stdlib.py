@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import sysconfig
@@ -116,6 +117,10 @@ class LlamaStdlib(Task):
             "loss": (F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum"), weight),
             "accuracy": ((logits.argmax(-1) == targets).sum(), weight),
         }
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how they are cut.
+        return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}  # exp(710) is no float any more
 
     def save_extras(self, directory: Path) -> None:
         """The tokenizer, so that ``AutoTokenizer.from_pretrained`` finds it beside the model."""

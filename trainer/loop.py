@@ -279,23 +279,26 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Metrics over the whole evaluation set, equal on every rank and world size. Every rank enters."""
-        sums = WeightedSums()
+        device = self.accelerator.device
+        sums = WeightedSums({name: metric.to(device) for name, metric in self.task.build_metrics().items()})
         size = self.config.evaluation_batch_size or self.plan.micro_batch_size
         batches = evaluation_batches(
             self.data.evaluation, self.layout, batch_size=size, collate=self.data.collate, workers=self.config.workers
         )
+        self.strategy.agree_buffers()
         self.model.eval()
         with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
             for batch, counts in batches:
-                batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
+                batch = send_to_device(batch, device, non_blocking=True)
                 sums.add(self.task.evaluation_step(self.model, batch), counts=counts)
-            means = sums.reduce(self.accelerator)
+            means = self.task.summarize(sums.reduce(self.accelerator))
         self.model.train()
         self.last_evaluation = {f"eval/{name}": value for name, value in means.items()}
         return self.last_evaluation
 
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors. Every rank enters."""
+        self.strategy.agree_buffers()
         with self.meter.paused("saving"), self.average.applied():
             export_model(self.strategy, self.control, self.task, Path(directory))
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from .launching import Plan
+    from .metrics import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +61,29 @@ class Task:
         """
         return batch_size(batch)
 
-    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | tuple[Tensor, Tensor]]:
-        """Metrics of one batch by name: 1-D per-example values, or ``(sum, weight)`` scalars.
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        """Metrics of one batch by name: 1-D per-example values, or ``(sum, weight)``.
 
-        Reported as ``eval/<name>`` = sum of values / sum of weights over all examples on all ranks.
+        Reported as ``eval/<name>`` = sum of values / sum of weights over all examples on all ranks. Sums may have a
+        shape (per-class values: ``eval/<name>/0`` ...), ``(sum, None)`` stays a sum, and a name of
+        ``build_metrics`` takes the arguments of its ``update``: ``{"auroc": (scores, labels)}``.
         """
         loss, weight = self.training_step(model, batch), self.weight(batch)
         return {"loss": (loss * weight, loss.new_tensor(float(weight)))}
+
+    def build_metrics(self) -> Mapping[str, Metric]:
+        """torchmetrics by name, made anew for each evaluation; ``evaluation_step`` returns what updates them.
+
+        Their states are gathered over all ranks once, when all batches are through.
+        """
+        return {}
+
+    def summarize(self, metrics: dict[str, float]) -> Mapping[str, float]:
+        """What is reported, from the metrics over all examples: the place for what is derived from a mean.
+
+        A perplexity is exp of the mean loss, not the mean of exp: ``{**metrics, "perplexity": exp(metrics["loss"])}``.
+        """
+        return metrics
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         """The optimizer; by default the one that the config names. Its lr must be ``plan.lr``."""
