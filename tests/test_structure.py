@@ -32,7 +32,7 @@ ELSEWHERE = {
 LAYERS = [
     {"errors"},
     {"documents", "kinds", "schema", "schedule", "train_config", "arguments", "config"},
-    {"items", "data", "stream", "metrics", "optim", "task"},
+    {"items", "data", "stream", "prepare", "metrics", "optim", "task"},
     {"launching", "strategies"},
     {"control", "rundir", "leave", "ema", "export", "banner"},
     {"callbacks", "meter"},
