@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchmetrics import CatMetric, SpearmanCorrCoef
+from torchmetrics.classification import MulticlassAccuracy
 
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
@@ -46,7 +48,7 @@ def masked_items() -> list[dict[str, Tensor]]:
         {
             "x": torch.randn(3, generator=generator),
             "y": torch.randn(2, generator=generator),
-            "mask": torch.tensor(float(index % 3 == 0)),
+            "mask": torch.tensor(float(index % 3 != 0)),
         }
         for index in range(22)
     ]
@@ -80,6 +82,25 @@ class Images(Task):
         logits = model(batch["image"])
         loss = F.cross_entropy(logits, batch["label"], reduction="none")
         return {"loss": loss, "accuracy": (logits.argmax(-1) == batch["label"]).float()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Images):
+    """Measured by objects of torchmetrics, of both kinds: counters, and ones that keep all answers."""
+
+    measured: int = 1
+
+    def build_data(self) -> Data:
+        data = super().build_data()
+        return Data(train=data.train, evaluation=data.evaluation[: self.measured])
+
+    def build_metrics(self) -> dict[str, Any]:
+        return {"spearman": SpearmanCorrCoef(), "hits": MulticlassAccuracy(4, average="micro"), "ids": CatMetric()}
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        logits, labels = model(batch["image"]), batch["label"]
+        spearman = {"preds": logits[:, 0], "target": labels.float()}
+        return {"spearman": spearman, "hits": (logits, labels), "ids": labels, "loss": labels.float()}
 
 
 Case = Callable[[str, Path], dict[str, Any]]
@@ -144,8 +165,15 @@ def dropout(accel: str, folder: Path) -> dict[str, Any]:
     return made | {"drawn": torch.rand(3).tolist()}
 
 
+def objects(accel: str, folder: Path) -> dict[str, Any]:
+    """Measured on 11 samples, and on one, of which the second rank has none."""
+    eleven, one = (train(Scored(measured=n), accel, folder / str(n), max_steps=1) for n in (11, 1))
+    return {"eleven": eleven.last_evaluation, "one": one.last_evaluation, "folder": str(eleven.directory.path)}
+
+
 CASES: dict[str, Case] = {
-    case.__name__: case for case in (masked, batch_norm, batch_norm_bf16, curve_bf16, curve_fp16, overflow, dropout)
+    case.__name__: case
+    for case in (masked, batch_norm, batch_norm_bf16, curve_bf16, curve_fp16, overflow, dropout, objects)
 }
 
 

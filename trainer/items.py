@@ -11,6 +11,11 @@ import torch
 Augment = Callable[[Any, torch.Generator], Any]
 
 
+def seed_of(*entropy: int) -> int:
+    """A seed below 2**32, which numpy takes, for each tuple of non-negative numbers."""
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
 def generator_of(*entropy: int) -> torch.Generator:
     """A CPU generator of its own for each tuple of non-negative numbers."""
     [word] = np.random.SeedSequence(entropy).generate_state(1, np.uint64)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from .data import Layout, TrainData, evaluation_batches, is_stream, sized
 from .ema import Average, NoAverage
 from .errors import ConfigError, DataError, LaunchError, Problem
 from .export import export_model
+from .items import seed_of
 from .launching import Launched, launch
 from .leave import Stopped
 from .meter import Meter
@@ -106,6 +108,8 @@ class Trainer:
     def _build(self, callbacks: Sequence[Callback], where: Mapping[str, str]) -> None:
         plan, config, task = self.plan, self.config, self.task
         check_schedule(plan)
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses CUDA matmuls without it
         set_seed(config.seed, deterministic=config.deterministic)
         self.data = task.build_data()
         kind: type[TrainData | StreamData] = TrainData
@@ -135,13 +139,15 @@ class Trainer:
         self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
         set_seed(config.seed)  # the weights do not depend on what building the data drew
         model = task.build_model()
+        if config.sync_batchnorm:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         if not self.trainable:
             raise LaunchError("the model has no trainable parameters")
         self.strategy.prepare(model, task.build_optimizer(model, plan))
         self.strategy.verify()
-        set_seed(config.seed + 1 + self.accelerator.process_index)  # dropout differs between ranks
+        set_seed(seed_of(config.seed, self.accelerator.process_index))  # dropout differs between ranks
         self.schedule = self._schedule()
         self.average = NoAverage() if config.ema_decay is None else Average(self.strategy, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0

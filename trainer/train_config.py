@@ -82,6 +82,7 @@ class TrainConfig:
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, About("else from the launch files, else 'no'")] = (
         None
     )
+    sync_batchnorm: Annotated[bool, About("BatchNorm over the micro-batches of all ranks; GPUs only")] = False
     compile: Annotated[bool, About("torch.compile the model")] = False
     ema_decay: Annotated[float | None, About("keep a moving average of the weights", above=0, below=1)] = None
 

@@ -76,9 +76,11 @@ class Plan:
 
     @property
     def precision(self) -> dict[str, str]:
-        """What parameters are kept in, what layers compute in, and what gradients are exchanged in."""
+        """What parameters are kept in, what layers compute in, what gradients are exchanged in; floating buffers."""
         compute = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
-        return {"parameters": "fp32", "compute": compute, "reduction": "fp32"}
+        cast = self.mixed_precision != "no" and self.strategy.startswith("zero")  # as the engine does
+        buffers = f"fp32 statistics, {compute} others" if cast else "fp32"
+        return {"parameters": "fp32", "compute": compute, "reduction": "fp32", "buffers": buffers}
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"precision": self.precision}
@@ -115,6 +117,10 @@ def resolve(
             f"{launcher.local_world_size} processes on this machine, but only {machine.gpus} GPUs are visible; "
             f"launch at most {machine.gpus}, or set use_cpu: true to rehearse on the CPU"
         )
+
+    if config.sync_batchnorm and (device == "cpu" or strategy.startswith("zero")):
+        rule = "torch has it on GPUs only" if device == "cpu" else "not offered under DeepSpeed; use DDP or FSDP2"
+        raise ConfigError(Problem(where=homes.home("sync_batchnorm"), key="sync_batchnorm", value=True, rule=rule))
 
     precision = homes.agree("mixed_precision", config.mixed_precision, request.mixed_precision, "no")
     micro = homes.agree(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -44,3 +46,40 @@ def _part(buffer: Tensor, accelerator: Accelerator) -> Tensor:
     if buffer.is_floating_point() or buffer.is_complex():
         return wide / float(accelerator.num_processes)
     return wide * float(accelerator.is_main_process)
+
+
+def statistics(model: nn.Module) -> list[tuple[nn.Module, dict[str, Tensor]]]:
+    """Modules with running statistics, and copies of these."""
+    return [
+        (module, {key: buffer.clone() for key, buffer in module._buffers.items() if buffer is not None})
+        for module in model.modules()
+        if isinstance(module, _NormBase) and module.track_running_stats
+    ]
+
+
+def full_statistics(before: list[tuple[nn.Module, dict[str, Tensor]]], device: torch.device) -> None:
+    """Keep running statistics in full precision in a model that computes in a lower one.
+
+    A tenth of each batch's mean is added to them, which bfloat16 with its three digits would mostly swallow. torch
+    then wants the scale and shift in full precision as well, so these are cast where they are used.
+
+    Args:
+        before: the statistics of the unprepared model.
+    """
+    for module, buffers in before:
+        for key, value in buffers.items():
+            module._buffers[key] = value.to(device)
+        module.forward = _with_full_parameters(module)
+
+
+def _with_full_parameters(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    # A shallow copy shares the buffers; what stands in its own attributes hides the parameters.
+    shadow = copy.copy(module)
+
+    def forward(value: Tensor) -> Tensor:
+        shadow.training = module.training
+        for key, parameter in module._parameters.items():
+            shadow.__dict__[key] = None if parameter is None else parameter.float()
+        return type(module).forward(shadow, value)  # type: ignore[no-any-return]
+
+    return forward
