@@ -121,7 +121,7 @@ def result(made: Trainer) -> dict[str, Any]:
     return {
         "losses": [row["loss"] for row in rows if "loss" in row],
         "lrs": [row["lr"] for row in rows if "lr" in row],
-        "skipped": made.skipped_steps,
+        "skipped": [row["skipped_steps"] for row in rows if "lr" in row],
         "buffers": {name.removeprefix("module."): value for name, value in buffers.items()},
         "buffer_types": sorted({str(buffer.dtype) for buffer in made.model.buffers()}),
         "evaluation": made.last_evaluation,
