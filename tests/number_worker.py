@@ -136,7 +136,7 @@ def masked(accel: str, folder: Path) -> dict[str, Any]:
 
 
 def batch_norm(accel: str, folder: Path, precision: str | None = None) -> dict[str, Any]:
-    return result(train(Images(), accel, folder, evaluation_batch_size=3, mixed_precision=precision))
+    return result(train(Images(), accel, folder, evaluation_batch_size=3, mixed_precision=precision, lr=0.01))
 
 
 def batch_norm_bf16(accel: str, folder: Path) -> dict[str, Any]:
@@ -144,11 +144,11 @@ def batch_norm_bf16(accel: str, folder: Path) -> dict[str, Any]:
 
 
 def curve_bf16(accel: str, folder: Path) -> dict[str, Any]:
-    return result(train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="bf16"))
+    return result(train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="bf16", lr=0.01))
 
 
 def curve_fp16(accel: str, folder: Path) -> dict[str, Any]:
-    return result(train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="fp16"))
+    return result(train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="fp16", lr=0.01))
 
 
 def overflow(accel: str, folder: Path) -> dict[str, Any]:

@@ -109,12 +109,16 @@ def test_batch_normalised_training_is_the_same_under_every_strategy(strategy: st
 @pytest.mark.parametrize("case", ["curve_bf16", "batch_norm_bf16"])
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
 def test_bf16_curves_agree(strategy: str, case: str, folder: Path) -> None:
-    """bfloat16 keeps 8 bits: each activation is off by up to 2**-9, and layers round at different places."""
+    """bfloat16 keeps 8 bits: each activation is off by up to 2**-9, and strategies round at different places.
+
+    Over 6 to 8 steps of SGD with momentum that adds up to twice the rounding of one number (0.4 % at most, measured
+    in one process, 2026-11-21, 2-core x86 laptop-class CPU, torch 2.13).
+    """
     ours, ddp = results(strategy, folder)[case][0], results("ddp", folder)[case][0]
     assert ours["mixed_precision"] == ddp["mixed_precision"] == "bf16"
     assert ours["precision"]["compute"] == "bf16"
     assert ours["losses"][0] == pytest.approx(ddp["losses"][0], rel=2**-8)
-    assert ours["losses"] == pytest.approx(ddp["losses"], rel=2**-5)
+    assert ours["losses"] == pytest.approx(ddp["losses"], rel=2**-7)
     full = results("ddp", folder)["batch_norm"][0]["losses"]
     assert case == "curve_bf16" or ours["losses"] != full[: len(ours["losses"])], "nothing was rounded"
 

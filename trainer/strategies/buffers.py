@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -48,16 +47,19 @@ def _part(buffer: Tensor, accelerator: Accelerator) -> Tensor:
     return wide * float(accelerator.is_main_process)
 
 
-def statistics(model: nn.Module) -> list[tuple[nn.Module, dict[str, Tensor]]]:
-    """Modules with running statistics, and copies of these."""
+Statistics = list[tuple[nn.Module, type[nn.Module], dict[str, Tensor]]]
+
+
+def statistics(model: nn.Module) -> Statistics:
+    """Modules with running statistics, their classes (sharding makes other ones), and copies of the statistics."""
     return [
-        (module, {key: buffer.clone() for key, buffer in module._buffers.items() if buffer is not None})
+        (module, type(module), {key: buffer.clone() for key, buffer in module._buffers.items() if buffer is not None})
         for module in model.modules()
         if isinstance(module, _NormBase) and module.track_running_stats
     ]
 
 
-def full_statistics(before: list[tuple[nn.Module, dict[str, Tensor]]], device: torch.device) -> None:
+def full_statistics(before: Statistics, device: torch.device) -> None:
     """Keep running statistics in full precision in a model that computes in a lower one.
 
     A tenth of each batch's mean is added to them, which bfloat16 with its three digits would mostly swallow. torch
@@ -66,20 +68,21 @@ def full_statistics(before: list[tuple[nn.Module, dict[str, Tensor]]], device: t
     Args:
         before: the statistics of the unprepared model.
     """
-    for module, buffers in before:
+    for module, kind, buffers in before:
         for key, value in buffers.items():
             module._buffers[key] = value.to(device)
-        module.forward = _with_full_parameters(module)
+        module.forward = _with_full_parameters(module, kind)
 
 
-def _with_full_parameters(module: nn.Module) -> Callable[[Tensor], Tensor]:
+def _with_full_parameters(module: nn.Module, kind: type[nn.Module]) -> Callable[[Tensor], Tensor]:
     # A shallow copy shares the buffers; what stands in its own attributes hides the parameters.
-    shadow = copy.copy(module)
+    shadow = kind.__new__(kind)
+    shadow.__dict__ = dict(module.__dict__)
 
     def forward(value: Tensor) -> Tensor:
         shadow.training = module.training
         for key, parameter in module._parameters.items():
             shadow.__dict__[key] = None if parameter is None else parameter.float()
-        return type(module).forward(shadow, value)  # type: ignore[no-any-return]
+        return kind.forward(shadow, value)  # type: ignore[no-any-return]
 
     return forward
