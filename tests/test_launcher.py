@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import BIN, ROOT, clean_environment, free_port
 
+from trainer.errors import LaunchError
 from trainer.launching.launcher import Launcher, detect
 
 PYTHON = "/home/me/.venv/bin/python3.11"
@@ -92,6 +93,16 @@ def test_ranks_without_a_known_launcher() -> None:
     """srun and mpirun start one process a rank; whoever sets RANK and WORLD_SIZE for them is the launcher."""
     found = detect({"RANK": "1", "WORLD_SIZE": "2"}, [["slurmstepd: [42.0]"], ["/usr/sbin/slurmd"]])
     assert (found.name, found.world_size, found.rank, found.local_world_size) == ("environment", 2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "starter"), [("SLURM_STEP_NUM_TASKS", "srun"), ("OMPI_COMM_WORLD_SIZE", "mpirun"), ("PMI_SIZE", "mpirun")]
+)
+def test_processes_that_do_not_know_each_other(name: str, starter: str) -> None:
+    with pytest.raises(LaunchError, match=f"{starter} starts 2 processes"):
+        detect({name: "2"}, [])
+    assert detect({name: "1"}, []).name == "python"
+    assert detect({name: "2", "RANK": "1", "WORLD_SIZE": "2"}, []).name == "environment"
 
 
 ONE = ("--config_file", "accel_configs/single.yaml")

@@ -154,8 +154,8 @@ def test_a_wrap_class_that_the_model_does_not_have(tmp_path: Path) -> None:
     job = run([*command("torchrun", yaml), *DIGITS], tmp_path / "run")
     answered(
         job,
-        f"{yaml}:1 (distributed_type): fsdp_config.fsdp_transformer_layer_cls_to_wrap: 'Conv2D': the model has no "
-        "module of this class; did you mean 'Conv2d'?",
+        f"{yaml}:{(FSDP + wrap).count(chr(10))}: fsdp_config.fsdp_transformer_layer_cls_to_wrap: 'Conv2D': the model "
+        "has no module of this class; did you mean 'Conv2d'?",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,35 +29,47 @@ def versions() -> dict[str, str]:
 
 
 def banner(facts: Mapping[str, Any]) -> str:
-    """The table for people."""
+    """The table for people: the plan, and what was built from it."""
     f = facts
-    batch = f"{f['micro_batch_size']} x {f['accumulation_steps']} x {f['world_size']} = {f['global_batch_size']}"
-    precision = ", ".join(f"{part} {dtype}" for part, dtype in f["precision"].items())
-    rate = f"{f['lr']:g}"
-    if f["lr_scaling"] != "none":
-        rate = (
-            f"{f['lr_reference']:g} at batch {f['reference_batch_size']} -> {rate} at batch "
-            f"{f['global_batch_size']} ({f['lr_scaling']})"
-        )
-    schedule = f["schedule"] + (f", {f['warmup_steps']} warm-up steps" if f["warmup_steps"] else "")
-    rows = [
-        ("launcher", f["launcher"]),
-        ("strategy", f"{f['strategy']} ({f['model_class']})"),
-        ("world size", str(f["world_size"])),
-        ("device", f["device"] + (" (rehearsal: the real strategy over gloo)" if f["rehearsal"] else "")),
-        ("precision", precision),
-        ("batch", f"{batch}  (micro x accumulation x world = global)"),
-        ("optimizer", f"{f['optimizer']}, lr {rate}, {schedule}"),
-        ("clipping", "none" if f["max_grad_norm"] is None else f"global norm {f['max_grad_norm']:g}"),
+    rows = [("launcher", f["launcher"]), *plan_rows(f)]
+    rows[1] = ("strategy", f"{f['strategy']} ({f['model_class']})")
+    rows += [
         ("data", f"{f['train_samples']:,} training, {f['evaluation_samples']:,} evaluation samples"),
         ("length", f"{f['total_steps']:,} steps, {f['steps_per_epoch']:,} an epoch"),
         ("model", f"{f['parameters']:,} parameters ({f['trainable_parameters']:,} trainable)"),
         ("state per rank", f"{size(f['state_bytes_per_rank'])} of parameters, gradients and optimizer state"),
         ("output", f["output_dir"]),
     ]
+    return table(rows, f["notices"])
+
+
+def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a plan says before anything is built."""
+    p = plan
+    batch = f"{p['micro_batch_size']} x {p['accumulation_steps']} x {p['world_size']} = {p['global_batch_size']}"
+    rate = f"{p['lr']:g}"
+    if p["lr_scaling"] != "none":
+        rate = (
+            f"{p['lr_reference']:g} at batch {p['reference_batch_size']} -> {rate} at batch "
+            f"{p['global_batch_size']} ({p['lr_scaling']})"
+        )
+    schedule = p["schedule"] + (f", {p['warmup_steps']} warm-up steps" if p["warmup_steps"] else "")
+    return [
+        ("strategy", p["strategy"]),
+        ("world size", str(p["world_size"])),
+        ("device", p["device"] + (" (rehearsal: the real strategy over gloo)" if p["rehearsal"] else "")),
+        ("precision", ", ".join(f"{part} {dtype}" for part, dtype in p["precision"].items())),
+        ("batch", f"{batch}  (micro x accumulation x world = global)"),
+        ("optimizer", f"{p['optimizer']}, lr {rate}, {schedule}"),
+        ("clipping", "none" if p["max_grad_norm"] is None else f"global norm {p['max_grad_norm']:g}"),
+    ]
+
+
+def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
+    """Names and values between two rules."""
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    lines += [f"note: {notice}" for notice in f["notices"]]
+    lines += [f"note: {notice}" for notice in notices]
     rule = "-" * min(100, max(map(len, lines)))
     return "\n".join([rule, *lines, rule])
 

@@ -34,10 +34,10 @@ from .launching import Launched, launch
 from .leave import Stopped
 from .meter import Meter
 from .metrics import WeightedSums
-from .optim import STATE_SLOTS
+from .optim import state_slots
 from .rundir import RunDirectory
 from .schedule import lr_factor
-from .task import Task
+from .task import Task, own_optimizer
 from .train_config import TrainConfig
 
 
@@ -88,7 +88,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         where: Mapping[str, str] | None = None,
     ) -> None:
-        launched = launched or launch(config, where=where)
+        launched = launched or launch(config, where=where, optimizer_built_by=own_optimizer(task))
         self.task, self.config = task, config
         self.plan, self.accelerator, self.strategy = launched.plan, launched.accelerator, launched.strategy
         self.is_main = self.accelerator.is_main_process
@@ -292,6 +292,7 @@ class Trainer:
     def _announce(self) -> None:
         plan = self.plan
         kind = type(self.model._modules.get("_orig_mod") or self.model).__name__
+        own = own_optimizer(self.task)
         told = facts(
             plan,
             model_class=kind,
@@ -303,8 +304,9 @@ class Trainer:
             total_steps=self.total_steps,
             parameters=self.parameters,
             trainable_parameters=self.trainable,
+            optimizer=plan.optimizer if own is None else f"{type(self.strategy.optimizer).__name__} of {own}",
             state_bytes_per_rank=self.strategy.state_bytes(
-                plan, self.parameters, self.trainable, STATE_SLOTS[plan.optimizer]
+                plan, self.parameters, self.trainable, state_slots(self.strategy.optimizer)
             ),
             output_dir=str(self.directory.path),
         )

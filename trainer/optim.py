@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
     from .launching import Plan
 
-# Full-precision tensors that each keeps per parameter.
-STATE_SLOTS = {"adamw": 2, "adam": 2, "sgd": 1}
+
+def state_slots(optimizer: Optimizer) -> int:
+    """Full-precision tensors that an optimizer keeps per parameter: Adam and its kin 2, momentum 1, plain SGD 0."""
+    settings = optimizer.param_groups[0]
+    return 2 if "betas" in settings else int(bool(settings.get("momentum", 0)))
 
 
 def build_optimizer(model: nn.Module, plan: Plan) -> Optimizer:

@@ -29,20 +29,19 @@ def train(argv: Sequence[str]) -> dict[str, float]:
 
     from .launching import launch
     from .loop import Trainer
-    from .task import Task
+    from .task import Task, own_optimizer
 
     cls = find_task(loaded)
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise _task_problem(loaded, "does not name a subclass of trainer.Task")
     task = check_settings(cls, loaded.config.task_settings, loaded)
     config = dataclasses.replace(loaded.config, task_settings=dataclasses.asdict(task))  # what is saved is complete
-    build = type(task).build_optimizer
     launched = launch(
         config,
         where=loaded.where,
         accel_config=loaded.accel_config,
         deepspeed=loaded.deepspeed,
-        optimizer_built_by=None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}",
+        optimizer_built_by=own_optimizer(task),
     )
     trainer = Trainer(task, config, launched, where=loaded.where)
     try:

@@ -74,6 +74,12 @@ class Task:
         """Write what belongs beside an exported model (a tokenizer). Called on the main process."""
 
 
+def own_optimizer(task: Task) -> str | None:
+    """The method by which a task builds an optimizer of its own; None where the config's is taken."""
+    build = type(task).build_optimizer
+    return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
+
+
 def batch_size(batch: Any) -> int:
     """Examples in a batch: the first dimension of its first tensor.
 

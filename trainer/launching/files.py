@@ -27,6 +27,7 @@ from .request import Asked, Request
 __all__ = [
     "Asked",
     "Request",
+    "kind_of",
     "read_accelerate_file",
     "read_deepspeed_file",
     "read_launch_flags",
@@ -36,7 +37,30 @@ __all__ = [
     "rehearsal_precision",
 ]
 
+# Keys that tell a file apart. A training config shares some names with both of the others.
+_TELLING = {
+    "accelerate": (
+        "compute_environment",
+        "distributed_type",
+        "num_processes",
+        "num_machines",
+        "machine_rank",
+        "use_cpu",
+    ),
+    "deepspeed": ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"),
+    "training": ("task", "output_dir", "micro_batch_size", "max_steps", "epochs", "lr"),
+}
+
 _NO_FLAGS: Mapping[str, Asked[Any]] = {}
+
+
+def kind_of(doc: Document) -> str:
+    """What a file is by its keys: ``accelerate``, ``deepspeed`` or ``training``."""
+    found = {kind: sum(key in doc.data for key in keys) for kind, keys in _TELLING.items()}
+    best = max(found, key=lambda kind: found[kind])
+    if found[best]:
+        return best
+    return "deepspeed" if str(doc.path).endswith(".json") else "training"
 
 
 def read_accelerate_file(path: str | Path, *, overrides: Mapping[str, Asked[Any]] = _NO_FLAGS) -> Request:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
+from ..errors import LaunchError
+
 Name = Literal["python", "accelerate", "torchrun", "deepspeed", "environment"]
 
 # Those whose first argument says what they do.
@@ -27,6 +29,8 @@ _PROGRAMS: dict[str, Name] = {
     "deepspeed.launcher.launch": "deepspeed",
     "deepspeed.launcher.runner": "deepspeed",
 }
+# Who starts several processes by itself, by the variable that says how many.
+_STARTERS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,7 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
     name, arguments = _nearest(lines)
     if name == "python":
         if "RANK" not in env or "WORLD_SIZE" not in env:
+            _refuse_unconnected(env)
             return Launcher(name="python")
         name = "environment"
     world = int(env.get("WORLD_SIZE", 1))
@@ -66,6 +71,17 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
         local_rank=int(env.get("LOCAL_RANK", 0)),
         local_world_size=int(env.get("LOCAL_WORLD_SIZE", world)),
     )
+
+
+def _refuse_unconnected(env: Mapping[str, str]) -> None:
+    """Raise LaunchError where somebody starts the same program several times without telling each its rank."""
+    for name, starter in _STARTERS.items():
+        count = env.get(name, "1")
+        if count != "1":
+            raise LaunchError(
+                f"{starter} starts {count} processes ({name}={count}) that do not know each other, so each would train "
+                "alone; start one torchrun or accelerate launch per machine, or set RANK, WORLD_SIZE and MASTER_ADDR"
+            )
 
 
 def parent_command_lines() -> list[list[str]]:

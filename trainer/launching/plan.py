@@ -167,7 +167,7 @@ def resolve(
         dynamo=request.dynamo,
         files=request.files,
         notices=tuple(dict.fromkeys(notices)),
-        homes={**homes.where, "strategy": request.strategy_where},
+        homes={**request.where, **homes.where, "strategy": request.strategy_where},
     )
 
 

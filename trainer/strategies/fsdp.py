@@ -50,8 +50,9 @@ class FullyShardedTwo(Strategy):
         for name in asked:
             if name not in known:
                 rule = f"the model has no module of this class; {did_you_mean(name, known)}"
-                key = "fsdp_config.fsdp_transformer_layer_cls_to_wrap"
-                raise ConfigError(Problem(where=self.plan.home("strategy"), key=key, value=name, rule=rule))
+                # Its home reads "file:line (key)".
+                where, _, key = self.plan.home("fsdp.transformer_cls_names_to_wrap").partition(" (")
+                raise ConfigError(Problem(where=where, key=key.rstrip(")"), value=name, rule=rule))
 
     def verify(self) -> None:
         from torch.distributed.fsdp import FSDPModule

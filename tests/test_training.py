@@ -1,0 +1,54 @@
+"""What surrounds the loop, in real jobs: early stop, the best model, averages, compiling, a loop of one's own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from jobs import ROOT, clean_environment, command, run
+from safetensors.torch import load_file
+
+DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "0"]
+
+
+def test_early_stop_keeps_the_best_model(tmp_path: Path) -> None:
+    """A learning rate that ruins the model after its first steps: the best evaluation is an early one."""
+    rule = ["--eval_every", "2", "--best_metric", "eval/loss", "--early_stop_patience", "3", "--save_every", "4"]
+    job = run(
+        [*command("torchrun", "zero3"), *DIGITS, *rule, "--max_steps", "60", "--lr", "0.5"], tmp_path / "run"
+    ).ok()
+    seen = {row["step"]: row["eval/loss"] for row in job.rows if "eval/loss" in row}
+    best = min(seen, key=lambda step: seen[step])
+    # The third evaluation in a row without a better one asks, and the ranks agree at the end of the next step.
+    later = [step for step in seen if step > best]
+    assert len(later) in (3, 4) and max(seen) < 60
+    assert (tmp_path / "run" / "step-4" / "model.safetensors").exists()
+    kept, last = (load_file(tmp_path / "run" / name / "model.safetensors") for name in ("best", "model"))
+    assert any(not kept[key].equal(last[key]) for key in kept)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_compiling_changes_nothing_but_rounding(strategy: str, tmp_path: Path) -> None:
+    words = [*command("torchrun", strategy), *DIGITS, "--max_steps", "4"]
+    plain = run(words, tmp_path / "plain").ok()
+    compiled = run([*words, "--compile", "true"], tmp_path / "compiled").ok()
+    assert compiled.plan["compile"] and not plain.plan["compile"]
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert compiled.losses != plain.losses, "fused kernels round otherwise: equal digits would mean that none ran"
+    ours, theirs = (load_file(job.output_dir / "model" / "model.safetensors") for job in (plain, compiled))
+    assert ours.keys() == theirs.keys()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "strategy"),
+    [("accelerate", "zero2"), ("torchrun", "fsdp"), ("deepspeed", "zero3"), ("python", "single")],
+)
+def test_a_loop_of_ones_own(launcher: str, strategy: str) -> None:
+    words = [*command(launcher, strategy, script="examples/own_loop.py"), "--steps", "40"]
+    done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(losses) == 2 and losses[1] < losses[0] < 2.0
+    world = 1 if launcher == "python" else 2
+    assert f"done under {strategy} on {world} processes" in done.stdout

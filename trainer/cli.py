@@ -1,0 +1,34 @@
+"""The command ``trainer``: each subcommand is a module with ``run(argv) -> exit code``, loaded when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from .errors import TrainerError, did_you_mean
+
+COMMANDS = {
+    "check": ("check", "read launch files and training configs: what will run, or all that is wrong"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; its exit code is 0 for yes, 1 for no, 2 for a mistake in what was typed or in a file."""
+    name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name not in COMMANDS:
+        print(f"trainer: no command {name!r}; {did_you_mean(name, COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        return int(importlib.import_module(f".{COMMANDS[name][0]}", __package__).run(rest))
+    except TrainerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def _help() -> str:
+    rows = [f"  {name:12} {about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(["usage: trainer COMMAND ...; trainer COMMAND --help tells more", "", *rows])
