@@ -36,7 +36,12 @@ SMALL_LLAMA |= {"intermediate_size": 172}
 TASKS: dict[str, dict[str, Any]] = {
     "CNN, SGD with momentum": {"task": "digits_cnn:DigitsCNN", "optimizer": "sgd", "lr": 0.05},
     "CNN, AdamW": {"task": "digits_cnn:DigitsCNN", "optimizer": "adamw", "lr": 3e-3},
-    "Llama, AdamW": {"task": "llama_stdlib:LlamaStdlib", "task_settings": SMALL_LLAMA, "optimizer": "adamw", "lr": 3e-3},
+    "Llama, AdamW": {
+        "task": "llama_stdlib:LlamaStdlib",
+        "task_settings": SMALL_LLAMA,
+        "optimizer": "adamw",
+        "lr": 3e-3,
+    },
 }
 # The largest relative difference from the reference's loss that is put down to float32: sums in another order differ
 # by 1e-7, training amplifies what differs, and Adam's division most where a second moment is small.
@@ -66,7 +71,9 @@ def run_layout(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{strategy} on {world}: exit code {done.returncode}\n{done.stdout[-1000:]}{done.stderr[-5000:]}")
+        raise RuntimeError(
+            f"{strategy} on {world}: exit code {done.returncode}\n{done.stdout[-1000:]}{done.stderr[-5000:]}"
+        )
     return dict(json.loads((place / "curves.json").read_text()))
 
 
@@ -119,11 +126,10 @@ def page(found: Mapping[tuple[str, int], Curves], command: str, machine: str) ->
     lines = [
         "# The same curve under every strategy",
         "",
-        f"The loss of the global batch ({BATCH} samples a step, seed 0) in float32, and the largest relative difference",
-        "from one process without accumulation over all steps. Rounding is all that differs: sums are taken in another",
-        "order, which is some 1e-7 at the first step; training amplifies it, Adam's division more than SGD.",
-        "The tests hold the first step to",
-        f"{FIRST_STEP:g} and the whole curve to the bound above each table (`tests/test_curves.py`).",
+        f"The loss of the global batch ({BATCH} samples a step, seed 0) in float32, and the largest relative",
+        "difference from one process without accumulation. Rounding is all that differs: sums are taken in another",
+        "order, some 1e-7 at the first step, and training amplifies it. The tests hold the first step to",
+        f"{FIRST_STEP:g}, the whole curve to the bound that stands above each table (`tests/test_curves.py`).",
         "",
         f"`{command}`, {datetime.date.today()}, {machine}.",
     ]
