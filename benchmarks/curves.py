@@ -43,10 +43,10 @@ TASKS: dict[str, dict[str, Any]] = {
         "lr": 3e-3,
     },
 }
-# The largest relative difference from the reference's loss that is put down to float32: sums in another order differ
-# by 1e-7, training amplifies what differs, and Adam's division most where a second moment is small.
-FIRST_STEP = 1e-6
-BOUNDS = {"CNN, SGD with momentum": 1e-3, "CNN, AdamW": 1e-2, "Llama, AdamW": 1e-3}
+# Relative differences of loss and gradient norm that are put down to float32: sums in another order differ by 1e-7 at
+# the first step; in fifty steps training amplifies that some thirty times (measured: the norm of the Llama), and Adam,
+# which divides by the root of its second moments, most.
+FIRST_STEP, BOUND = 1e-6, 1e-5
 
 Curves = dict[str, dict[str, list[float]]]  # task and accumulation -> losses, norms
 
@@ -129,7 +129,7 @@ def page(found: Mapping[tuple[str, int], Curves], command: str, machine: str) ->
         f"The loss of the global batch ({BATCH} samples a step, seed 0) in float32, and the largest relative",
         "difference from one process without accumulation. Rounding is all that differs: sums are taken in another",
         "order, some 1e-7 at the first step, and training amplifies it. The tests hold the first step to",
-        f"{FIRST_STEP:g}, the whole curve to the bound that stands above each table (`tests/test_curves.py`).",
+        f"{FIRST_STEP:g} and whole curves to {BOUND:g} (`tests/test_curves.py`).",
         "",
         f"`{command}`, {datetime.date.today()}, {machine}.",
     ]
@@ -148,7 +148,7 @@ def page(found: Mapping[tuple[str, int], Curves], command: str, machine: str) ->
         lines += [
             "",
             f"## {name}",
-            f"Largest difference: {worst:.1e}; bound {BOUNDS[name]:g}.",
+            f"Largest difference: {worst:.1e}.",
             "",
             f"| strategy | processes | accumulation | {heads} | first step differs | largest difference |",
             "|---|---|---|" + "---|" * (len(SHOWN) + 2),

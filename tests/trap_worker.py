@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import trainer
-from trainer import Data, Task, TrainConfig, Trainer, launch
+from trainer import ConfigError, Data, Task, TrainConfig, Trainer, launch
 
 SAMPLES = 9
 
@@ -146,9 +146,9 @@ def engine(accel_config: str, folder: Path) -> dict[str, Any]:
         accelerator = Accelerator(deepspeed_plugin=plugin, gradient_accumulation_steps=1)
         plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
         plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
-        bare["accumulation"] = accelerator.gradient_accumulation_steps
         line = Line()
         model, optimizer = accelerator.prepare(line, torch.optim.SGD(line.parameters(), lr=1.0))
+        bare["accumulation"] = accelerator.gradient_accumulation_steps
         for _ in range(2):
             with accelerator.accumulate(model):
                 accelerator.backward(model(torch.tensor([[10.0, 0.0]])).mean())
@@ -168,7 +168,16 @@ def engine(accel_config: str, folder: Path) -> dict[str, Any]:
         assert norms[0] == 10.0
         ways[str(limit)] = moved[0]
         ours.close()
-    return {"bare": bare, "ours": {"way": ways, "accumulation": ours.plan.accumulation_steps}}
+    two = folder / f"two-{dist.get_rank()}.yaml"
+    two.write_text(
+        Path(accel_config).read_text().replace("zero_stage: 2", "zero_stage: 2\n  gradient_accumulation_steps: 2")
+    )
+    try:
+        trained(str(two), folder, accumulation_steps=1)
+        refused = ""
+    except ConfigError as error:
+        refused = str(error)
+    return {"bare": bare, "ours": {"way": ways, "refused": refused}}
 
 
 def main() -> None:
