@@ -116,7 +116,7 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
     import torch
     from accelerate import Accelerator, PartialState
     from accelerate.state import AcceleratorState, GradientState
-    from accelerate.utils import DistributedType, TorchDynamoPlugin
+    from accelerate.utils import DistributedType
 
     # Accelerate keeps its settings for the whole process: those of an earlier launch must not reach this one. The
     # process group stays.
@@ -145,8 +145,6 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
                 becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
                 state._shared_state["distributed_type"] = becomes
     arguments: dict[str, Any] = STRATEGIES[plan.strategy].accelerator_arguments(plan)
-    if plan.compile or plan.dynamo:
-        arguments["dynamo_plugin"] = TorchDynamoPlugin(**(plan.dynamo or {"backend": "inductor"}))
     accelerator = Accelerator(
         mixed_precision=plan.mixed_precision,
         gradient_accumulation_steps=plan.accumulation_steps,
