@@ -131,6 +131,9 @@ def page(found: Mapping[tuple[str, int], Curves], command: str, machine: str) ->
         "order, some 1e-7 at the first step, and training amplifies it. The tests hold the first step to",
         f"{FIRST_STEP:g} and whole curves to {BOUND:g} (`tests/test_curves.py`).",
         "",
+        "For a task of yours, on the machine at hand, the same comparison is one command:",
+        "`trainer parity accel_configs/ddp.yaml accel_configs/fsdp.yaml --config train.yaml --steps 10`.",
+        "",
         f"`{command}`, {datetime.date.today()}, {machine}.",
     ]
     for name in TASKS:

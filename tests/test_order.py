@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data import Numbers, consumed, layout, layouts
 
@@ -13,6 +13,7 @@ from trainer.data import TrainData
 splits = st.tuples(st.integers(1, 4), st.sampled_from((1, 2, 3)), st.sampled_from((1, 2, 4)))
 
 
+@settings(max_examples=50)
 @given(st.integers(1, 70), splits, st.booleans(), st.integers(0, 3))
 def test_layouts_of_one_global_batch_take_the_same_steps(
     size: int, split: tuple[int, int, int], drop_last: bool, seed: int
@@ -44,6 +45,7 @@ def test_layouts_of_one_global_batch_take_the_same_steps(
         assert len(set(ids)) == len(ids) == (len(epoch) * batch if drop_last else size)
 
 
+@settings(max_examples=50)
 @given(layouts, st.integers(0, 11), st.booleans())
 def test_any_start_gives_the_rest_on_every_rank(shape: tuple[int, int, int, int], start: int, drop_last: bool) -> None:
     """Also on another layout of the same global batch: the position means the same there."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from jobs import BIN, ROOT, clean_environment
 
-from trainer.parity import run
+from trainer import TrainConfig
+from trainer.config import Loaded
+from trainer.launching.request import Asked, Request
+from trainer.parity import _alone, run
 from trainer.trial import _last_error
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--steps", "4", "--micro_batch_size", "16"]
@@ -49,6 +53,17 @@ def test_a_run_that_fails_is_shown_with_its_error() -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert verdicts(done) == ["reference", "failed"]
     assert "accel_configs/ddp.yaml: RuntimeError: the cat sat on rank 1" in done.stdout
+
+
+def test_one_process_is_told_what_only_the_files_say() -> None:
+    config = Loaded(config=TrainConfig(task="a:B", max_steps=1), where={})
+    plain = Request(strategy="ddp", strategy_where="a.yaml:1", mixed_precision=Asked(value="bf16", where="a.yaml:2"))
+    clips = replace(plain, strategy="zero2", mixed_precision=None, max_grad_norm=Asked(value=0.5, where="ds.json:3"))
+    assert _alone({"a.yaml": plain, "b.yaml": clips}, config) == {"mixed_precision": "bf16", "max_grad_norm": "0.5"}
+    said = Loaded(config=TrainConfig(task="a:B", max_steps=1, mixed_precision="bf16"), where={})
+    assert _alone({"a.yaml": plain}, said) == {}
+    owns = replace(clips, optimizer=Asked(value={"type": "AdamW"}, where="ds.json:9"))
+    assert _alone({"a.yaml": plain, "b.yaml": owns}, config) is None
 
 
 def test_the_last_error_is_found() -> None:

@@ -3,7 +3,8 @@
     trainer parity accel_configs/ddp.yaml accel_configs/fsdp.yaml --config train.yaml --steps 10 --lr 3e-4
 
 Every run has the same seed and the same global batch; accumulation makes up for the number of processes. The reference
-is one process without a launcher, or the first file that ran where one process cannot (its memory).
+is one process without a launcher; or the first file, where one process fails (its memory), or where a launch file
+holds the optimizer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import COMMAND_LINE, split_arguments
+from .arguments import COMMAND_LINE
 from .config import Loaded, check_settings, load_config
 from .errors import ConfigError, Problem
 from .launching.files import Asked, Request, read_accelerate_file
@@ -67,9 +68,12 @@ def run(argv: Sequence[str]) -> int:
     files = ["--config", args.config] if args.config else []
     loaded = load_config([*files, *typed])
     batch = _global_batch(loaded, requests)
-    requests = {ONE: Request(strategy="single", strategy_where=ONE, world_size=Asked(value=1, where=ONE)), **requests}
+    alone = _alone(requests, loaded)
+    if alone is not None:
+        one = Request(strategy="single", strategy_where=ONE, world_size=Asked(value=1, where=ONE))
+        requests = {ONE: one, **requests}
     cuts = {name: _cut(batch, request, loaded) for name, request in requests.items()}
-    settings = split_arguments(typed, flags=(), valued=()).texts
+    settings = dict(loaded.texts)
     if loaded.config.warmup_steps > args.steps:
         settings["warmup_steps"] = str(args.steps)
     initial = initial_weights(loaded)
@@ -80,8 +84,21 @@ def run(argv: Sequence[str]) -> int:
         for number, (name, cut) in enumerate(cuts.items()):
             print(f"{name} ...", flush=True)
             place = Path(args.to or temporary) / f"{number}-{Path(name).stem.replace(' ', '-')}"
-            results.append(try_out(name, cut, place, script, files, settings, args.steps))
+            more = settings | (alone or {}) if name == ONE else settings
+            results.append(try_out(name, cut, place, script, files, more, args.steps))
         return _report(results, initial, bound=args.bound, weights_bound=args.weights_bound)
+
+
+def _alone(requests: Mapping[str, Request], loaded: Loaded) -> dict[str, str] | None:
+    """What one process must be told because only the launch files say it; None where it cannot be told."""
+    if any(request.optimizer or request.scheduler for request in requests.values()):
+        return None
+    told = {}
+    for key in ("mixed_precision", "max_grad_norm"):
+        asked = [value for request in requests.values() if (value := getattr(request, key)) is not None]
+        if asked and getattr(loaded.config, key) is None:
+            told[key] = str(asked[0].value)
+    return told
 
 
 def initial_weights(loaded: Loaded) -> dict[str, Tensor]:
