@@ -117,8 +117,8 @@ def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
         "own orders": sorted(n for part in everyone(shuffled()) for n in part),
     }
     ours, norms, _ = trained(accel_config, folder, micro_batch_size=1, accumulation_steps=4)
-    epoch = [mine for (mine, _, _), _ in zip(ours.train_data.steps(0), range(ours.steps_per_epoch), strict=False)]
-    taken = [float(i) for mine in epoch for part in mine for i in part]
+    epoch = ours.train_data.windows(0, ours.steps_per_epoch)
+    taken = [n for window in epoch for micro in window.micros if micro.weight for n in micro.batch["n"].tolist()]
     result = {
         "schedule": [ours.schedule.last_epoch, ours.step],
         "short window": norms,
