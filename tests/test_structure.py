@@ -38,6 +38,8 @@ LAYERS = [
     {"callbacks", "meter"},
     {"loop"},
     {"script"},
+    {"check", "parity", "trial"},
+    {"cli"},
 ]
 
 
