@@ -43,6 +43,9 @@ class Zero(Strategy):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         before = statistics(model)
+        # A bucket of the default 5e8 gradients is 2 GB also for a model of a thousand.
+        zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        zero.setdefault("reduce_bucket_size", min(500_000_000, sum(p.numel() for p in model.parameters())))
         super().prepare(model, optimizer)
         engine: Any = self.model
         self.engine, self.zero = engine, engine.optimizer
