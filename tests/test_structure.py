@@ -23,6 +23,7 @@ AT_HOME = ("launching", "strategies")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
     "banner.py": {"deepspeed"},  # versions of packages in plan.json
+    "check.py": {"deepspeed"},  # its help
     "config.py": {"deepspeed"},  # the value of that option ...
     "script.py": {"deepspeed"},  # ... on its way to launch()
     "train_config.py": {"deepspeed"},  # help of the keys that a JSON may hold as well

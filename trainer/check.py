@@ -16,7 +16,7 @@ from .banner import plan_rows, table
 from .config import Loaded, check_settings, load_config
 from .documents import read_document
 from .errors import ConfigError, LaunchError, TrainerError
-from .launching.files import Request, kind_of, read_accelerate_file, read_deepspeed_file
+from .launching.files import Request, kind_of, read_launch_file
 from .launching.launcher import Launcher
 from .launching.plan import Machine, Plan, resolve
 from .script import find_task
@@ -42,17 +42,12 @@ def run(argv: Sequence[str]) -> int:
     for path in args.files:
         document = said.catch(read_document, path)
         kind = None if document is None else kind_of(document)
-        if kind == "accelerate":
-            request = said.catch(read_accelerate_file, path)
-        elif kind == "deepspeed":
-            request = said.catch(read_deepspeed_file, path)
-        else:
-            loaded = said.catch(load_config, ["--config", path]) if kind else None
-            if loaded is not None:
-                configs.append((path, loaded))
-            continue
-        if request is not None:
-            requests.append((path, request))
+        if kind == "training":
+            loaded = said.catch(load_config, ["--config", path])
+            configs += [(path, loaded)] if loaded is not None else []
+        elif kind is not None:
+            request = said.catch(read_launch_file, path)
+            requests += [(path, request)] if request is not None else []
     owners = {path: said.catch(_task_of, loaded) for path, loaded in configs}
 
     for path, request in requests:

@@ -30,6 +30,7 @@ __all__ = [
     "kind_of",
     "read_accelerate_file",
     "read_deepspeed_file",
+    "read_launch_file",
     "read_launch_flags",
     "read_request",
     "rehearsal_changes",
@@ -61,6 +62,12 @@ def kind_of(doc: Document) -> str:
     if found[best]:
         return best
     return "deepspeed" if str(doc.path).endswith(".json") else "training"
+
+
+def read_launch_file(path: str | Path) -> Request:
+    """Read a launch file of either kind. Raises as ``read_accelerate_file``."""
+    json_of_engine = kind_of(read_document(path)) == "deepspeed"
+    return read_deepspeed_file(path) if json_of_engine else read_accelerate_file(path)
 
 
 def read_accelerate_file(path: str | Path, *, overrides: Mapping[str, Asked[Any]] = _NO_FLAGS) -> Request:
