@@ -70,6 +70,13 @@ class Task:
 
         return build_optimizer(model, plan)
 
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint should keep of the task: JSON with tensors in it, the same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state_dict`` gave; tuples come back as lists. Called before training goes on."""
+
     def save_extras(self, directory: Path) -> None:
         """Write what belongs beside an exported model (a tokenizer). Called on the main process."""
 
