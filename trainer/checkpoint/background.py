@@ -22,9 +22,10 @@ from ..control import Vote
 from ..errors import CheckpointError
 from . import store
 from .ranges import FileFact
+from .restore import restore
 from .resume import Start
 from .space import check_free, check_shared
-from .state import Snapshot, bytes_of, extras_of, restore, take
+from .state import Snapshot, bytes_of, extras_of, take
 
 if TYPE_CHECKING:
     from ..loop import Trainer

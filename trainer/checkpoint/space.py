@@ -44,6 +44,6 @@ def check_shared(folder: Path, control: Control) -> None:
     if blind:
         raise LaunchError(
             f"{folder}: rank {', '.join(blind)} does not see what the main process writes there: each node seems "
-            "to have a disk of its own; give an output_dir on a file system that all nodes share, or keep_last: 0 to train "
-            "without checkpoints"
+            "to have a disk of its own; give an output_dir on a file system that all nodes share, or keep_last: 0 to "
+            "train without checkpoints"
         )
