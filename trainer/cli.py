@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from .errors import TrainerError, did_you_mean
 
 COMMANDS = {
+    "checkpoints": ("checkpoint.listing", "list the checkpoints of a run, and check them"),
+    "export": ("checkpoint.convert", "make a model folder from a checkpoint"),
     "check": ("check", "read launch files and training configs: what will run, or all that is wrong"),
 }
 

@@ -26,13 +26,12 @@ MODEL_FILE = "model.safetensors"
 def export_model(strategy: Strategy, control: Control, task: Task, directory: Path) -> None:
     """Write the model to ``directory``, which then replaces what stood there. Every rank enters."""
     entries = list(strategy.named_tensors())
-    temporary = directory.with_name(f".{directory.name}.part")
+    temporary = hidden(directory)
     main = strategy.accelerator.is_main_process
     opened: list[IO[bytes]] = []
 
     def begin() -> None:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        make_anew(temporary)
         opened.append(open(temporary / MODEL_FILE, "wb"))  # noqa: SIM115  (closed in `finish`)
         opened[0].write(header(((name, shape, dtype) for name, shape, dtype, _ in entries), {"format": "pt"}))
 
@@ -42,7 +41,7 @@ def export_model(strategy: Strategy, control: Control, task: Task, directory: Pa
         opened[0].close()
         save_config(strategy.model, temporary)
         task.save_extras(temporary)
-        _replace(temporary, directory)
+        take_place(temporary, directory)
 
     control.on_main(begin)
     failure: OSError | None = None
@@ -90,12 +89,22 @@ def save_config(model: nn.Module, directory: Path) -> None:
             generation.save_pretrained(directory)
 
 
-def _replace(temporary: Path, directory: Path) -> None:
+def hidden(directory: Path) -> Path:
+    """The folder in which a new ``directory`` is written, before it takes its place."""
+    return directory.with_name(f".{directory.name}.part")
+
+
+def make_anew(folder: Path) -> None:
+    """Make an empty folder, whatever a killed process left there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def take_place(temporary: Path, directory: Path) -> None:
+    """Give a finished folder its name; what had it is deleted afterwards."""
+    old = directory.with_name(f".{directory.name}.old")
     if directory.exists():
-        old = directory.with_name(f".{directory.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         os.replace(directory, old)
-        os.replace(temporary, directory)
-        shutil.rmtree(old)
-    else:
-        os.replace(temporary, directory)
+    os.replace(temporary, directory)
+    shutil.rmtree(old, ignore_errors=True)
