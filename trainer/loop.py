@@ -305,7 +305,7 @@ class Trainer:
 
     def _announce(self, notices: Sequence[str]) -> None:
         plan = self.plan
-        kind = type(self.model._modules.get("_orig_mod") or self.model).__name__
+        kind = type(self.model).__name__
         own = own_optimizer(self.task)
         told = facts(
             plan,
