@@ -22,6 +22,7 @@ STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
 AT_HOME = ("launching", "strategies")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
+    "check.py": {"deepspeed", "read_deepspeed_file"},  # what it reads is asked of launching
     "banner.py": {"deepspeed"},  # versions of packages in plan.json
     "config.py": {"deepspeed"},  # the value of that option ...
     "script.py": {"deepspeed"},  # ... on its way to launch()
@@ -32,12 +33,13 @@ ELSEWHERE = {
 LAYERS = [
     {"errors"},
     {"documents", "kinds", "schema", "train_config", "arguments", "config"},
-    {"data", "metrics", "schedule", "optim", "task"},
+    {"data", "metrics", "schedule", "optim", "task", "tensorfile"},
     {"launching", "strategies"},
-    {"control", "rundir", "leave", "ema", "export", "banner"},
+    {"control", "rundir", "leave", "ema", "export", "banner", "checkpoint"},
     {"callbacks", "meter"},
     {"loop"},
-    {"script"},
+    {"script", "check"},
+    {"cli"},
 ]
 
 

@@ -44,7 +44,7 @@ class RunDirectory:
             if self.path.exists() and not self.path.is_dir():
                 rule = "is a file; give a folder"
                 raise ConfigError(Problem(where=home, key="output_dir", value=str(self.path), rule=rule))
-            if self.path.is_dir() and any(self.path.iterdir()):
+            if any(entry.is_file() for entry in self.path.rglob("*")):  # empty folders are what a refused run left
                 if continues and not self._foreign():
                     return
                 if not overwrite:

@@ -1,0 +1,105 @@
+"""SIGKILL at any moment, to all processes or to one rank: a checkpoint is always there, and the end is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from jobs import ROOT, clean_environment, command
+
+from trainer.checkpoint import store
+
+STEPS = 120
+JOB = [
+    "--task", "tests.resuming:Odd", "--task_settings.dropout", "0.2", "--max_steps", str(STEPS), "--log_every", "1",
+    "--global_batch_size", "24", "--micro_batch_size", "12", "--lr", "0.01", "--schedule", "linear", "--resume", "auto",
+    "--save_every", "2", "--keep_last", "1", "--keep_every", "50",
+]  # fmt: skip
+
+
+def start(run: Path) -> subprocess.Popen[bytes]:
+    words = [*command("torchrun", "ddp"), *JOB, "--output_dir", str(run)]
+    return subprocess.Popen(
+        words, cwd=ROOT, env=clean_environment(), start_new_session=True, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
+
+
+def ranks_of(launcher: psutil.Process) -> list[psutil.Process]:
+    """The training processes themselves, below the launcher."""
+    return [child for child in launcher.children(recursive=True) if "--resume" in child.cmdline()]
+
+
+def killed_once(run: Path, draw: random.Random) -> bool:
+    """Start the job, kill it at some moment of its training; True if it had come to its end."""
+    size = (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else -1
+    job = start(run)
+    try:
+        while job.poll() is None and not (
+            (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size != size
+        ):
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.4))
+        if job.poll() is None and draw.random() < 0.5:
+            alive = ranks_of(psutil.Process(job.pid))
+            if alive:
+                draw.choice(alive).kill()  # the launcher ends the others
+                job.wait(timeout=60)
+    except psutil.NoSuchProcess:
+        pass  # it came to its end meanwhile
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait(timeout=60)
+    return job.returncode == 0
+
+
+def check_kills(times: int, folder: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    whole, run = folder / "whole", folder / "run"
+    assert start(whole).wait(timeout=120) == 0
+    newest = kills = 0
+    while kills < times:
+        finished = killed_once(run, draw)
+        kills += not finished
+        found = store.listing(run / "checkpoints")
+        assert [one for one in found if store.verify(one).problem] == [], "what has a name is whole"
+        reached = max((one.step for one in found), default=0)
+        assert reached >= newest, f"kill {kills}: step {newest} was there, and now {reached} is the newest"
+        newest = reached
+        if finished:
+            check_end(whole, run)
+            shutil.rmtree(run)  # there are kills left: from the beginning again
+            newest = 0
+    assert start(run).wait(timeout=120) == 0
+    check_end(whole, run)
+
+
+def check_end(whole: Path, run: Path) -> None:
+    assert losses(run) == losses(whole), "each step once, as in the unbroken run"
+    ours, theirs = (path / "model" / "model.safetensors" for path in (whole, run))
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert [one.step for one in store.listing(run / "checkpoints")] == [STEPS, 100, 50]
+
+
+def test_ten_kills(tmp_path: Path) -> None:
+    check_kills(10, tmp_path, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_three_hundred_kills(tmp_path: Path) -> None:
+    check_kills(300, tmp_path, seed=2)
