@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -28,8 +27,7 @@ JOB = [
 def start(run: Path) -> subprocess.Popen[bytes]:
     words = [*command("torchrun", "ddp"), *JOB, "--output_dir", str(run)]
     return subprocess.Popen(
-        words, cwd=ROOT, env=clean_environment(), start_new_session=True, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        words, cwd=ROOT, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
 
@@ -41,6 +39,16 @@ def losses(run: Path) -> list[tuple[int, float]]:
 def ranks_of(launcher: psutil.Process) -> list[psutil.Process]:
     """The training processes themselves, below the launcher."""
     return [child for child in launcher.children(recursive=True) if "--resume" in child.cmdline()]
+
+
+def kill_all(pid: int) -> None:
+    """The launcher first, so that it ends nobody itself; its ranks have sessions of their own."""
+    launcher = psutil.Process(pid)
+    everyone = [launcher, *launcher.children(recursive=True)]
+    for process in everyone:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(everyone[1:], timeout=60)
 
 
 def killed_once(run: Path, draw: random.Random) -> bool:
@@ -62,7 +70,7 @@ def killed_once(run: Path, draw: random.Random) -> bool:
         pass  # it came to its end meanwhile
     finally:
         if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
+            kill_all(job.pid)
         job.wait(timeout=60)
     return job.returncode == 0
 
@@ -75,8 +83,8 @@ def check_kills(times: int, folder: Path, seed: int) -> None:
     while kills < times:
         finished = killed_once(run, draw)
         kills += not finished
-        found = store.listing(run / "checkpoints")
-        assert [one for one in found if store.verify(one).problem] == [], "what has a name is whole"
+        found = [store.verify(one) for one in store.listing(run / "checkpoints")]
+        assert [one.problem for one in found if one.problem] == [], "what has a name is whole"
         reached = max((one.step for one in found), default=0)
         assert reached >= newest, f"kill {kills}: step {newest} was there, and now {reached} is the newest"
         newest = reached
