@@ -89,7 +89,8 @@ def train(launched: Launched, folder: Path, *, task: Task, **settings: Any) -> N
     """A run on a fresh strategy."""
     plan = launched.plan
     strategy = STRATEGIES[plan.strategy](plan, launched.accelerator)
-    config = configured(plan.world_size, output_dir=str(folder), max_steps=STEPS, **settings)
+    precision = plan.mixed_precision
+    config = configured(plan.world_size, output_dir=str(folder), max_steps=STEPS, mixed_precision=precision, **settings)
     one = Trainer(task, config, dataclasses.replace(launched, strategy=strategy))
     if config.resume not in ("none", "auto"):
         one.save()  # at once: what was read is written again
@@ -119,7 +120,8 @@ def configured(world: int, **settings: Any) -> TrainConfig:
 def main() -> None:
     told = json.loads(sys.argv[1])
     folder, world = Path(told["folder"]), told["world"]
-    launched = launch(configured(world, max_steps=STEPS), accel_config=told["accel_config"])
+    precision = told.get("mixed_precision")
+    launched = launch(configured(world, max_steps=STEPS, mixed_precision=precision), accel_config=told["accel_config"])
     for name, settings in told.get("unbroken", {}).items():
         task = Odd(**settings)
         train(launched, folder / name, task=task)

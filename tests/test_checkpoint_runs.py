@@ -198,6 +198,25 @@ def test_state_that_cannot_be_cut_is_refused_before_training(tmp_path: Path) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Steep(Odd):
+    """Gradients that fp16 cannot hold at the scale that the scaler begins with."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return 30 * super().training_step(model, batch)
+
+
+def test_the_scaler_of_fp16_goes_on(tmp_path: Path) -> None:
+    settings = {"mixed_precision": "fp16", "max_steps": 24}
+    whole = fit(tmp_path / "run", Steep(), **settings)
+    assert whole.skipped_steps > 0, "it had to look for its scale"
+    resume = str(tmp_path / "run" / "checkpoints" / store.name_of(20))
+    resumed = fit(tmp_path / "new", Steep(), resume=resume, **settings)
+    assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 20}
+    assert resumed.strategy.scaler_state() == whole.strategy.scaler_state() != {}
+    assert (resumed.skipped_steps, resumed.schedule.last_epoch) == (whole.skipped_steps, whole.schedule.last_epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chosen(Odd):
     name: str = "Adam"
 

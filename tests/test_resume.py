@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,20 @@ def test_the_same_layout_goes_on_bit_by_bit(layout: Layout, folder: Path) -> Non
     check_same_layout(unbroken(layout, folder))
 
 
-def check_same_layout(run: Path) -> None:
-    for name in TASKS:
+@pytest.mark.parametrize("layout", [("fsdp", 2), ("zero2", 2), ("zero3", 2)])
+def test_low_precision_goes_on_from_its_full_precision_weights(layout: Layout, folder: Path) -> None:
+    out = folder / f"bf16-{layout[0]}"
+    launched(layout, out, unbroken={"dropout": TASKS["dropout"]}, mixed_precision="bf16")
+    check_same_layout(out, ["dropout"])
+    kept = contents(checkpoint(out / "dropout", SAVED_AT), streams=False)
+    learnt = [key for key in kept if key[0] in ("parameter", "average") or key[0].startswith("optimizer.")]
+    assert {kept[key].dtype for key in learnt} == {torch.float32}
+    weights = torch.cat([kept[key] for key in learnt])
+    assert not torch.equal(weights, weights.bfloat16().float()), "more digits than the layers compute with"
+
+
+def check_same_layout(run: Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
+    for name in tasks:
         whole, again = run / name, run / f"{name}-again"
         assert list(losses(again)) == [5, 6, 7, 8]
         assert losses(again) == {step: loss for step, loss in losses(whole).items() if step > SAVED_AT}
