@@ -71,6 +71,7 @@ def test_auto_begins_goes_on_and_finishes(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
     run = tmp_path / "run"
     lose(run, 8, 6)
+    (run / "notes.txt").write_text("a run's folder is its owner's as well")
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 9, "lo')  # the run was killed here
     (run / "checkpoints" / ".step-00000006.part").mkdir()

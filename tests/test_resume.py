@@ -24,6 +24,7 @@ ALL: list[Layout] = [
     SINGLE,
     *(("ddp", world) for world in (2, 3, 4)),
     *((name, world) for name in SHARDED for world in (1, 2, 3, 4)),
+    ("zero3_offload", 2),
 ]
 TASKS: dict[str, dict[str, Any]] = {"plain": {}, "sgd": {"sgd": True}, "dropout": {"dropout": 0.3}}
 SAVED_AT, STEPS = 4, 8

@@ -45,7 +45,7 @@ class RunDirectory:
                 rule = "is a file; give a folder"
                 raise ConfigError(Problem(where=home, key="output_dir", value=str(self.path), rule=rule))
             if any(entry.is_file() for entry in self.path.rglob("*")):  # empty folders are what a refused run left
-                if continues and not self._foreign():
+                if continues and ((self.path / "config.yaml").exists() or not self._foreign()):
                     return
                 if not overwrite:
                     rule = "holds files already; give a new folder, or --overwrite to replace a former run"

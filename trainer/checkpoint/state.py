@@ -51,10 +51,15 @@ class Snapshot:
         return files
 
 
-def take(trainer: Trainer, extras: Mapping[str, bytes]) -> Snapshot:
-    """Copy what this rank owns to host memory. Every rank enters; nothing is exchanged."""
+def take(trainer: Trainer, extras: Mapping[str, bytes], *, copied: bool) -> Snapshot:
+    """What this rank owns, in host memory. Every rank enters; nothing is exchanged.
+
+    Args:
+        extras: small files that belong beside an exported model.
+        copied: training goes on while it is written; otherwise what lies in host memory already is not copied.
+    """
     rank = trainer.accelerator.process_index
-    pieces = [(str(key), tensor.to("cpu", copy=True)) for key, tensor in live_pieces(trainer)]
+    pieces = [(str(key), tensor.to("cpu", copy=copied).contiguous()) for key, tensor in live_pieces(trainer)]
     pieces += [(f"rng.{name}/{rank}/0", tensor) for name, tensor in rng.read().items()]
     documents: dict[str, bytes] = {}
     if trainer.is_main:
