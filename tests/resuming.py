@@ -96,6 +96,16 @@ def train(launched: Launched, folder: Path, *, task: Task, **settings: Any) -> N
         one.save()  # at once: what was read is written again
     for _ in one.steps():
         pass
+    one.export(folder / "model")
+    one.close()
+
+
+def begin(launched: Launched, folder: Path, weights: str) -> None:
+    """A run that starts with weights from elsewhere, and writes them again at once."""
+    config = configured(launched.plan.world_size, output_dir=str(folder), max_steps=STEPS, weights=weights)
+    strategy = STRATEGIES[launched.plan.strategy](launched.plan, launched.accelerator)
+    one = Trainer(Odd(), config, dataclasses.replace(launched, strategy=strategy))
+    one.export(folder / "model")
     one.close()
 
 
@@ -129,6 +139,8 @@ def main() -> None:
         train(launched, folder / f"{name}-again", task=Odd(**settings), resume=again)
     for name, path in told.get("sources", {}).items():
         train(launched, folder / name, task=Odd(**told["settings"]), resume=path)
+    for name, path in told.get("weights", {}).items():
+        begin(launched, folder / name, path)
 
 
 if __name__ == "__main__":

@@ -142,6 +142,19 @@ def test_a_path_is_that_checkpoint_or_an_error(tmp_path: Path) -> None:
         fit(tmp_path / "other", resume=str(four))
 
 
+def test_weights_alone_start_a_new_run(tmp_path: Path) -> None:
+    fit(tmp_path / "run")
+    for weights in (tmp_path / "run" / "model", tmp_path / "run" / "checkpoints" / store.name_of(8)):
+        new = tmp_path / weights.name
+        fit(new, Odd(dropout=0.0), weights=str(weights))
+        assert f"note: starts with the weights of {weights}" in (new / "log.txt").read_text()
+        assert list(losses(new)) == list(range(1, 9)) and losses(new)[1] < losses(tmp_path / "run")[8] + 0.1
+    with pytest.raises(CheckpointError, match=r"not hold this model: middle.weight has 15 elements, the model's 20"):
+        fit(tmp_path / "wider", Wider(), weights=str(tmp_path / "run" / "model"))
+    with pytest.raises(CheckpointError, match=r"nowhere: holds no .safetensors file"):
+        fit(tmp_path / "other", weights=str(tmp_path / "nowhere"))
+
+
 # -- another config --------------------------------------------------------------------------------
 
 

@@ -132,7 +132,12 @@ def check_any_to(layout: Layout, sources: list[Layout], task: str, folder: Path)
     alone = losses(unbroken(SINGLE, folder) / task)
     paths = {f"{name}{world}": checkpoint(unbroken((name, world), folder) / task, SAVED_AT) for name, world in sources}
     told = {name: str(path) for name, path in paths.items()}
-    out = launched(layout, folder / f"to-{layout[0]}{layout[1]}-{task}", sources=told, settings=TASKS[task])
+    exported = unbroken(SINGLE, folder) / task / "model"
+    weights = {"exported": str(exported), "saved": str(checkpoint(exported.parent, STEPS))}
+    out = folder / f"to-{layout[0]}{layout[1]}-{task}"
+    launched(layout, out, sources=told, settings=TASKS[task], weights=weights)
+    for name in weights:  # the weights alone, from the model's file as from a checkpoint
+        assert (out / name / "model/model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
     for name, path in paths.items():
         # What was read by another layout and written again holds the same bits: nothing was lost or mixed up.
         assert_equal(path, checkpoint(out / name, SAVED_AT), streams=False)

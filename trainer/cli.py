@@ -11,7 +11,7 @@ from .errors import TrainerError, did_you_mean
 COMMANDS = {
     "checkpoints": ("checkpoint.listing", "list the checkpoints of a run, and check them"),
     "export": ("checkpoint.convert", "make a model folder from a checkpoint"),
-    "import": ("checkpoint.imported", "make a model folder from a checkpoint of DeepSpeed or torch.distributed"),
+    "import": ("checkpoint.imported", "make a model folder from another program's checkpoint"),
     "check": ("check", "read launch files and training configs: what will run, or all that is wrong"),
 }
 

@@ -86,6 +86,7 @@ class TrainConfig:
     ] = None
 
     resume: Annotated[str, About("'auto': go on from the newest complete checkpoint in output_dir; or a path")] = "none"
+    weights: Annotated[str | None, About("start with these: a folder of safetensors, or a checkpoint")] = None
     allow_config_change: Annotated[bool, About("resume although settings that change the numbers differ")] = False
     keep_last: Annotated[int, About("newest checkpoints that stay; 0 writes none at all", minimum=0)] = 2
     keep_every: Annotated[int | None, About("checkpoints of a multiple of these steps stay as well", minimum=1)] = None

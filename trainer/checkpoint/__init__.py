@@ -6,6 +6,7 @@ state.py        what is in a checkpoint, taken from a trainer; optimizer.py, rng
 restore.py      the same given back; mathematics.py: what may not differ then
 background.py   saving while training goes on
 resume.py       which checkpoint to go on from
+weights.py      weights alone to start from, from anywhere
 space.py        room on the disk
 """
 

@@ -26,6 +26,7 @@ from .restore import restore
 from .resume import Start
 from .space import check_free, check_shared
 from .state import Snapshot, bytes_of, extras_of, take
+from .weights import load_weights
 
 if TYPE_CHECKING:
     from ..loop import Trainer
@@ -87,14 +88,14 @@ class Saver:
         check_free(self.folder, missing * self.bytes, f"room for {missing} checkpoints of {size(self.bytes)}")
 
     def resume(self) -> list[str]:
-        """Go on from the checkpoint of ``start``, if there is one; returns what is worth knowing about it."""
+        """Begin where ``start`` says, or with the weights that the config names; returns what is worth knowing."""
         start, directory = self.start, self.trainer.directory
-        if not (start.found or start.continues):
-            return []
         notices = [f"passed over {one.path.name}: {one.problem}" for one in start.passed_over]
         if start.found is not None:
             notices.append(f"resumed from {start.found.path}")
             notices += restore(self.trainer, start.found)
+        elif self.config.weights is not None:
+            notices.append(load_weights(self.trainer, Path(self.config.weights)))
         if start.continues:
             self.trainer.control.on_main(lambda: store.set_aside(start.passed_over))
             directory.cut_rows(self.trainer.step)
@@ -164,13 +165,14 @@ class Saver:
         assert self._work is not None and self._snapshot is not None, "a save is in flight"
         parts: list[list[FileFact]] = self.trainer.control.gather(self._work.result)
         files = [fact for part in parts for fact in part]
-        snapshot, self._writing = self._snapshot, False
+        step, facts = self._snapshot.step, self._snapshot.facts
+        self._snapshot, self._writing = None, False  # its memory is free again
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         pinned = {step for callback in self.trainer.callbacks for step in callback.pinned_steps()}
 
         def commit() -> None:
             if self.trainer.is_main:
-                store.commit(self.folder, snapshot.step, {**snapshot.facts, "created": created}, files)
+                store.commit(self.folder, step, {**facts, "created": created}, files)
                 store.prune(
                     self.folder, keep_last=self.config.keep_last, keep_every=self.config.keep_every, pinned=pinned
                 )

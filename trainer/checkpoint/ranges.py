@@ -81,6 +81,9 @@ class Ranges:
     def names(self, kind: str) -> list[str]:
         return [name for other, name in self._pieces if other == kind]
 
+    def holds(self, kind: str, name: str) -> bool:
+        return (kind, name) in self._pieces
+
     def numel(self, kind: str, name: str) -> int:
         """Elements of the whole tensor, 0 if there is none."""
         pieces = self._pieces.get((kind, name), [])
