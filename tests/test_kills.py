@@ -51,27 +51,32 @@ def kill_all(pid: int) -> None:
     psutil.wait_procs(everyone[1:], timeout=60)
 
 
-def killed_once(run: Path, draw: random.Random) -> bool:
-    """Start the job, kill it at some moment of its training; True if it had come to its end."""
-    size = (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else -1
-    job = start(run)
-    try:
-        while job.poll() is None and not (
-            (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size != size
-        ):
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0, 0.4))
-        if job.poll() is None and draw.random() < 0.5:
-            alive = ranks_of(psutil.Process(job.pid))
-            if alive:
-                draw.choice(alive).kill()  # the launcher ends the others
-                job.wait(timeout=60)
-    except psutil.NoSuchProcess:
-        pass  # it came to its end meanwhile
-    finally:
+def strike(job: subprocess.Popen[bytes], draw: random.Random) -> bool:
+    """Kill all processes of a job, or one rank; False if it has come to its end."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        ranks = ranks_of(psutil.Process(job.pid))
+        if job.poll() is None and ranks and draw.random() < 0.5:
+            draw.choice(ranks).kill()  # the launcher ends the others
+            return True
         if job.poll() is None:
             kill_all(job.pid)
-        job.wait(timeout=60)
+            return True
+    return False
+
+
+def killed_once(run: Path, draw: random.Random) -> bool:
+    """Start the job, kill it at some moment of its training; True if it had come to its end."""
+
+    def written() -> int:
+        return (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0
+
+    before, job = written(), start(run)
+    while job.poll() is None and written() == before:
+        time.sleep(0.01)
+    time.sleep(draw.uniform(0, 0.4))
+    killed = strike(job, draw)
+    job.wait(timeout=120)
+    assert killed or job.returncode == 0, "nobody killed it, and it failed"
     return job.returncode == 0
 
 
