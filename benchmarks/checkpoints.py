@@ -109,7 +109,8 @@ def begin(one: Trainer, step: int) -> None:
         shutil.rmtree(one.saver.folder)
         one.saver.folder.mkdir()
     one.accelerator.wait_for_everyone()
-    one.step, one.samples, one.saver.last_step = step, step * one.plan.global_batch_size, None
+    one.step, one.saver.last_step = step, None
+    one.samples = one.train_data.restore({"samples": step * one.plan.global_batch_size})
 
 
 def measure(launched: Launched, task: Task, config: TrainConfig, root: Path) -> None:

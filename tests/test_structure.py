@@ -32,13 +32,14 @@ ELSEWHERE = {
 # From the bottom to the top: a module imports from its own layer and those below, for types from anywhere.
 LAYERS = [
     {"errors"},
-    {"documents", "kinds", "schema", "train_config", "arguments", "config"},
-    {"data", "metrics", "schedule", "optim", "task", "tensorfile"},
+    {"documents", "kinds", "schema", "schedule", "train_config", "arguments", "config"},
+    {"items", "data", "stream", "prepare", "metrics", "optim", "task", "tensorfile"},
     {"launching", "strategies"},
     {"control", "rundir", "leave", "ema", "export", "banner", "checkpoint"},
     {"callbacks", "meter"},
     {"loop"},
-    {"script", "check"},
+    {"script"},
+    {"check", "parity", "trial"},
     {"cli"},
 ]
 

@@ -68,7 +68,9 @@ class Meter:
         wall = time.perf_counter() - self.born
         training = wall - sum(self.spent.values())
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in sorted(self.spent.items()))
-        results = "  ".join(f"{name} {value:.4f}" for name, value in trainer.last_evaluation.items())
+        results = "  ".join(
+            f"{name} {value:.4f}" for name, value in trainer.last_evaluation.items() if name.count("/") == 1
+        )
         lines = [
             f"done: {trainer.step} steps, {trainer.samples:,} samples" + (f", {results}" if results else ""),
             f"wall time {wall:.1f} s (training {training:.1f} s, {parts}); "

@@ -118,6 +118,7 @@ class Saver:
             trainer.control.on_main(self._begin)
         except (CheckpointError, OSError) as error:
             return self._fail([str(error)])
+        trainer.strategy.agree_buffers()
         self._snapshot = take(trainer, self._extras, copied=self.config.save_in_background)
         snapshot, temporary = self._snapshot, store.temporary_of(self.folder, trainer.step)
         self._work, self._writing = Work(lambda: snapshot.write(temporary)), True

@@ -79,12 +79,13 @@ class OptimizerForm:
 
 def settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a parameter group as JSON would hold them, without the learning rate."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in group.items() if k not in _HIDDEN and _is_plain(v)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in group.items() if k not in _HIDDEN and is_plain(v)}
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
+    """Whether JSON holds a value as it is."""
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import set_seed
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..items import seed_of
 from . import rng
 from .mathematics import check_model, check_same, mathematics
 from .optimizer import load_state
 from .ranges import Ranges, of_rank_files
+from .rates import restore_schedule
 from .state import model_of, named_callbacks
 from .store import STATE, Found
 from .user import decode
@@ -42,16 +43,17 @@ def restore(trainer: Trainer, found: Found) -> list[str]:
     notices += _load_tensors(trainer, store, same_optimizer=state["mathematics"]["optimizer"] == now["optimizer"])
     if state["mathematics"]["optimizer_groups"] == now["optimizer_groups"]:  # what a callback changed on the way
         for group, kept in zip(trainer.strategy.optimizer.param_groups, state["group_settings"], strict=True):
-            group.update({k: tuple(v) if isinstance(group[k], tuple) else v for k, v in kept.items()})
+            group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in kept.items()})
     trainer.strategy.load_scaler_state(state["scaler"])
-    trainer.step, trainer.samples = state["step"], state["samples"]
+    trainer.step = state["step"]
     trainer.skipped_steps, trainer.skipped_in_a_row = state["skipped_steps"], state["skipped_in_a_row"]
     trainer.last_evaluation = decode(state["last_evaluation"], _no_tensor)
-    _move_schedule(trainer, state["schedule_steps"])
+    notices += restore_schedule(trainer.schedule, state["schedule"])
 
     def tensor_of(name: str) -> Tensor:
         return store.whole("user", name)
 
+    trainer.samples = trainer.train_data.restore(decode(state["data"], tensor_of))
     trainer.task.load_state_dict(decode(state["task"], tensor_of))
     for name, callback in named_callbacks(trainer).items():
         if name in state["callbacks"]:
@@ -82,17 +84,6 @@ def _load_tensors(trainer: Trainer, store: Ranges, *, same_optimizer: bool) -> l
     return notices + load_state(strategy, shards, trainer.optimizer_form, store)
 
 
-def _move_schedule(trainer: Trainer, steps: int) -> None:
-    """The rate after so many steps, from the schedule that runs now; its own arithmetic, hence the same bits."""
-    schedule = trainer.schedule
-    schedule.last_epoch = steps
-    schedule._step_count = steps + 1
-    rates: list[Any] = [base * f(steps) for base, f in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
-    for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    schedule._last_lr = rates
-
-
 def _restore_rng(trainer: Trainer, store: Ranges, world: int) -> list[str]:
     rank, now = trainer.accelerator.process_index, trainer.plan.world_size
     if world == now:
@@ -101,7 +92,7 @@ def _restore_rng(trainer: Trainer, store: Ranges, world: int) -> list[str]:
         rng.write(known)
         return []
     # Streams of so many ranks cannot be dealt to others; new ones must not repeat what was drawn before.
-    set_seed(random.Random(f"{trainer.config.seed} {trainer.step} {rank}").getrandbits(32))
+    set_seed(seed_of(trainer.config.seed, trainer.step, rank))
     return [
         f"{world} processes before, {now} now: random numbers of the model (dropout) are drawn from new streams; "
         "the order of the data goes on as it was"

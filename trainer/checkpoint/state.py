@@ -19,6 +19,7 @@ from . import rng
 from .mathematics import mathematics
 from .optimizer import settings, state_of
 from .ranges import FileFact, Key, write_file, write_pieces
+from .rates import schedule_state
 from .store import STATE
 from .user import encode
 
@@ -141,7 +142,8 @@ def _state(trainer: Trainer, tensors: dict[str, Tensor]) -> dict[str, Any]:
     return {
         "step": trainer.step,
         "samples": trainer.samples,
-        "schedule_steps": trainer.schedule.last_epoch,
+        "schedule": schedule_state(trainer.schedule),
+        "data": encode(trainer.train_data.state(), tensors, "data"),
         "skipped_steps": trainer.skipped_steps,
         "skipped_in_a_row": trainer.skipped_in_a_row,
         "last_evaluation": encode(trainer.last_evaluation, tensors, "evaluation"),
