@@ -254,6 +254,71 @@ def test_optimizers_of_torch_go_on_bit_by_bit(name: str, tmp_path: Path) -> None
     assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 4}
 
 
+# -- schedules and streams --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"schedule": "linear", "warmup_steps": 3},
+        {"schedule": "wsd", "schedule_settings": {"decay_steps": 3}},
+        {"schedule": "torch:ExponentialLR", "schedule_settings": {"gamma": 0.9}},
+        {"schedule": "torch:MultiStepLR", "schedule_settings": {"milestones": [3, 5], "gamma": 0.5}},
+        {"schedule": "torch:CosineAnnealingLR", "schedule_settings": {"T_max": 8}, "warmup_steps": 5},
+        {"schedule": "torch:OneCycleLR", "schedule_settings": {"max_lr": 0.1, "total_steps": 9}},
+    ],
+    ids=lambda schedule: schedule["schedule"],
+)
+def test_schedules_go_on(schedule: dict[str, Any], tmp_path: Path) -> None:
+    fit(tmp_path / "run", **schedule)
+    fit(tmp_path / "new", resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)), **schedule)
+    ours, theirs = ([(row["lr"], row["loss"]) for row in rows(tmp_path / name)] for name in ("run", "new"))
+    assert theirs == ours[4:]
+
+
+def test_another_schedule_takes_its_own_rate_at_that_step(tmp_path: Path) -> None:
+    fit(tmp_path / "run")
+    resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
+    fit(tmp_path / "new", resume=resume, schedule="linear", allow_config_change=True)
+    assert rows(tmp_path / "new")[0]["lr"] == pytest.approx(0.05 * (1 - 4 / 8))
+
+
+class Counting:
+    """A stream that keeps its state, and one that does not, without it."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.at < 50:
+            self.at += 1
+            yield torch.randint(0, 7, (6,), generator=torch.Generator().manual_seed(self.at))
+        self.at = 0
+
+
+class Keeping(Counting):
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed(Odd):
+    keeps: bool = False
+
+    def build_data(self) -> Any:
+        return type(super().build_data())(train=Keeping() if self.keeps else Counting())
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_streams_go_on(keeps: bool, tmp_path: Path) -> None:
+    fit(tmp_path / "run", Streamed(keeps=keeps))
+    fit(tmp_path / "new", Streamed(keeps=keeps), resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)))
+    assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 4}
+
+
 # -- callbacks -------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, ConfigError, Problem
+from ..schedule import TO_FINAL
 
 if TYPE_CHECKING:
     from ..loop import Trainer
@@ -37,7 +38,7 @@ def mathematics(trainer: Trainer) -> dict[str, Any]:
         "mixed_precision": plan.mixed_precision,
         "ema_decay": config.ema_decay,
     }
-    if plan.schedule != "constant":  # otherwise a longer run has the same beginning
+    if plan.schedule in TO_FINAL:  # otherwise a longer run has the same beginning
         told |= {"total_steps": trainer.total_steps, "final_lr_ratio": plan.final_lr_ratio}
     plain: dict[str, Any] = json.loads(json.dumps(told))  # as it reads back: no tuples
     return plain
