@@ -40,7 +40,9 @@ def launched(layout: Layout, folder: Path, **told: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     text = (ROOT / "accel_configs" / f"{strategy}.yaml").read_text()
     config = folder / "accel.yaml"
-    config.write_text(text.replace("num_processes: 2", f"num_processes: {world}"))
+    text = text.replace("num_processes: 2", f"num_processes: {world}")
+    precision = told.get("mixed_precision", "'no'")
+    config.write_text(text.replace("mixed_precision: 'no'", f"mixed_precision: {precision}"))
     words = [BIN / "torchrun", "--nproc_per_node", str(world), "--master_port", str(free_port()), "tests/resuming.py"]
     told |= {"accel_config": str(config), "folder": str(folder), "world": world}
     done = subprocess.run(
