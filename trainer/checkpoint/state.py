@@ -60,7 +60,7 @@ def take(trainer: Trainer, extras: Mapping[str, bytes], *, copied: bool) -> Snap
         copied: training goes on while it is written; otherwise what lies in host memory already is not copied.
     """
     rank = trainer.accelerator.process_index
-    pieces = [(str(key), tensor.to("cpu", copy=copied).contiguous()) for key, tensor in live_pieces(trainer)]
+    pieces = [(str(key), tensor.detach().to("cpu", copy=copied).contiguous()) for key, tensor in live_pieces(trainer)]
     pieces += [(f"rng.{name}/{rank}/0", tensor) for name, tensor in rng.read().items()]
     documents: dict[str, bytes] = {}
     if trainer.is_main:
