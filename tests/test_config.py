@@ -155,7 +155,6 @@ def test_json_and_yaml_give_the_same_config(here: Path) -> None:
         ("save_every", 0, "must be at least 1"),
         ("task_settings", 3, "must be a mapping"),
         ("output_dir", "", "must not be empty"),
-        ("resume", "auto", "must be 'none': checkpoints to resume from are not written yet"),
         ("best_metric", "eval/loss", "needs eval_every: steps such as 100, or epochs such as '1 epoch'"),
         ("early_stop_patience", 2, "needs best_metric, the value that has to get better"),
         ("lr_scaling", "sqrt", "needs reference_batch_size, the global batch that lr belongs to"),

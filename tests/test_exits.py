@@ -142,6 +142,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
     assert "stopped by SIGTERM; everything up to there was written" in cause
     assert tracebacks(job) == []
     assert exported(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
 
 
 def test_a_signal_to_the_launcher_stops_the_job(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -27,6 +28,17 @@ class Callback:
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
         """Look at one optimizer step. ``trainer.stop()`` ends training; any rank may ask alone."""
         raise NotImplementedError(f"{type(self).__name__}.on_step")
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint should keep of it: JSON with tensors in it, the same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state_dict`` gave; tuples come back as lists. Called before training goes on."""
+
+    def pinned_steps(self) -> Collection[int]:
+        """Steps whose checkpoints must not be deleted."""
+        return ()
 
 
 class MetricsFile(Callback):
@@ -110,6 +122,7 @@ class Best(Callback):
     def __init__(self, metric: str, mode: str, patience: int | None) -> None:
         self.metric, self.sign, self.patience = metric, 1.0 if mode == "min" else -1.0, patience
         self.best, self.waited = math.inf, 0
+        self.best_step: int | None = None
 
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
         if info.evaluation is None:
@@ -118,23 +131,41 @@ class Best(Callback):
             raise TrainerError(f"best_metric: {self.metric!r}: not among {', '.join(sorted(info.evaluation))}")
         value = self.sign * info.evaluation[self.metric]
         if value < self.best:
-            self.best, self.waited = value, 0
+            self.best, self.waited, self.best_step = value, 0, info.step
             trainer.export(trainer.directory.path / "best")
             return
         self.waited += 1
         if self.patience is not None and self.waited >= self.patience:
             trainer.stop(f"{self.metric} did not improve in {self.waited} evaluations")
 
+    def pinned_steps(self) -> Collection[int]:
+        return () if self.best_step is None else (self.best_step,)
 
-class SaveEvery(Callback):
-    """Exports the model to ``step-N/`` every ``every`` steps."""
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"metric": self.metric, "best": self.best, "waited": self.waited, "best_step": self.best_step}
 
-    def __init__(self, every: int) -> None:
-        self.every = every
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["metric"] == self.metric:  # the best of another metric says nothing
+            self.best, self.waited, self.best_step = state["best"], state["waited"], state["best_step"]
+
+
+class SaveCheckpoints(Callback):
+    """Writes a checkpoint every ``save_every`` steps and at the end; the last callback, so that all others are in it.
+
+    Args:
+        save_every: optimizer steps; None saves at the end only.
+    """
+
+    def __init__(self, save_every: int | None) -> None:
+        self.save_every = save_every
 
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
-        if info.step % self.every == 0:
-            trainer.export(trainer.directory.path / f"step-{info.step}")
+        trainer.saver.poll()
+        if info.is_last or (self.save_every is not None and info.step % self.save_every == 0):
+            trainer.save()
+        if info.is_last:
+            with trainer.meter.paused("saving"):
+                trainer.saver.finish()
 
 
 def _clock(seconds: float) -> str:

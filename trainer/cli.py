@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from .errors import TrainerError, did_you_mean
 
 COMMANDS = {
+    "checkpoints": ("checkpoint.listing", "list the checkpoints of a run, and check them"),
+    "export": ("checkpoint.convert", "make a model folder from a checkpoint"),
+    "import": ("checkpoint.imported", "make a model folder from another program's checkpoint"),
     "check": ("check", "read launch files and training configs: what will run, or all that is wrong"),
     "parity": ("parity", "train a few steps under each launch file: are loss, norm and weights the same?"),
 }

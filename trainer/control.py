@@ -24,6 +24,8 @@ class Control:
     def __init__(self) -> None:
         self.distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.group: Any = dist.new_group(backend="gloo") if self.distributed else None
+        self.rank = dist.get_rank() if self.distributed else 0
+        self.world_size = dist.get_world_size() if self.distributed else 1
         self._wish = 0
         self._pending: tuple[Any, torch.Tensor] | None = None
         self._previous: dict[int, Any] = {}
@@ -60,6 +62,14 @@ class Control:
         dist.all_reduce(total, group=self.group)
         return float(total.item())
 
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order, on every rank."""
+        if not self.distributed:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
     def on_main(self, work: Callable[[], object]) -> None:
         """Do ``work`` on the main process; all wait for it, and its error is everybody's error."""
         told: list[Any] = [None]
@@ -92,3 +102,30 @@ class Control:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+
+
+class Vote:
+    """The largest of all ranks' numbers, asked at one step boundary and known at the next: nobody waits in between."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._pending: tuple[Any, torch.Tensor] | None = None
+
+    def cast(self, number: int) -> None:
+        """Every rank casts one; the result before it was read."""
+        assert self._pending is None, "one vote at a time"
+        ballot = torch.tensor([number])
+        work = None
+        if self._control.distributed:
+            work = dist.all_reduce(ballot, dist.ReduceOp.MAX, group=self._control.group, async_op=True)
+        self._pending = work, ballot
+
+    def result(self) -> int | None:
+        """None where no vote was cast."""
+        if self._pending is None:
+            return None
+        work, ballot = self._pending
+        if work is not None:
+            work.wait()
+        self._pending = None
+        return int(ballot.item())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .strategies import Strategy
+from .strategies import Shard, Strategy
 
 
 class NoAverage:
@@ -15,6 +15,10 @@ class NoAverage:
 
     def update(self) -> None:
         """Nothing to average."""
+
+    def parts(self) -> list[tuple[Shard, torch.Tensor]]:
+        """The averages of the shards that this rank owns, live."""
+        return []
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -32,13 +36,17 @@ class Average(NoAverage):
     def __init__(self, strategy: Strategy, decay: float) -> None:
         self.strategy, self.decay = strategy, decay
         # Shards are live views: taken once, they follow the weights.
-        self.live = [shard.tensor for shard in strategy.shards() if shard.tensor.numel()]
+        self.shards = [shard for shard in strategy.shards() if shard.tensor.numel()]
+        self.live = [shard.tensor for shard in self.shards]
         self.average = [tensor.detach().clone() for tensor in self.live]
 
     @torch.no_grad()
     def update(self) -> None:
         if self.live:
             torch._foreach_lerp_(self.average, self.live, 1.0 - self.decay)
+
+    def parts(self) -> list[tuple[Shard, torch.Tensor]]:
+        return list(zip(self.shards, self.average, strict=True))
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from .banner import banner, facts
-from .callbacks import Best, Callback, MetricsFile, Progress, SaveEvery, StopOnNaN
+from .callbacks import Best, Callback, MetricsFile, Progress, SaveCheckpoints, StopOnNaN
+from .checkpoint import OptimizerForm, Saver, find_start
 from .config import every_steps, to_yaml
 from .control import Control
 from .data import Layout, TrainData, evaluation_batches, is_stream, sized
@@ -100,10 +101,14 @@ class Trainer:
         self.meter = Meter(self.accelerator.device)
         self.control = Control()
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
-        home = (where or {}).get("output_dir", "default")
-        self.directory.claim(self.control, overwrite=config.overwrite, home=home)
-        self._build(callbacks, where or {})
-        self._announce()
+        homes, folder = where or {}, self.directory.path / "checkpoints"
+        start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
+        home = homes.get("output_dir", "default")
+        self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
+        self._build(callbacks, homes)
+        self.saver = Saver(self, folder, start)
+        notices = self.saver.resume()
+        self._announce(notices)
 
     def _build(self, callbacks: Sequence[Callback], where: Mapping[str, str]) -> None:
         plan, config, task = self.plan, self.config, self.task
@@ -145,7 +150,9 @@ class Trainer:
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         if not self.trainable:
             raise LaunchError("the model has no trainable parameters")
-        self.strategy.prepare(model, task.build_optimizer(model, plan))
+        optimizer = task.build_optimizer(model, plan)
+        self.optimizer_form = OptimizerForm.of(model, optimizer, saved=config.keep_last > 0)
+        self.strategy.prepare(model, optimizer)
         self.strategy.verify()
         set_seed(seed_of(config.seed, self.accelerator.process_index))  # dropout differs between ranks
         self.schedule = self._schedule()
@@ -157,10 +164,8 @@ class Trainer:
         self.callbacks: list[Callback] = [MetricsFile(), Progress(), StopOnNaN()]
         if config.best_metric is not None:
             self.callbacks.append(Best(config.best_metric, config.best_mode, config.early_stop_patience))
-        save_every = every_steps(config.save_every, self.steps_per_epoch)
-        if save_every is not None:
-            self.callbacks.append(SaveEvery(save_every))
-        self.callbacks.extend(callbacks)
+        self.save_every = every_steps(config.save_every, self.steps_per_epoch)
+        self.callbacks.extend([*callbacks, SaveCheckpoints(self.save_every)])
 
     def _schedule(self) -> LRScheduler:
         own = self.task.build_schedule(self.strategy.optimizer, self.plan, self.total_steps)
@@ -191,7 +196,7 @@ class Trainer:
         for _ in self.steps():
             pass
         self.export(self.directory.path / "model")
-        self._say(self.meter.summary(self))
+        self.say(self.meter.summary(self))
         self.control.close()
         if self.stopped_by is not None and self.stopped_by > 0:
             raise Stopped(self.stopped_by)
@@ -203,7 +208,7 @@ class Trainer:
         self.model.train()
         self.meter.start(self.samples)
         if self.train_data.skips:
-            self._say(f"the stream keeps no state: {self.train_data.skips:,} samples are read over first")
+            self.say(f"the stream keeps no state: {self.train_data.skips:,} samples are read over first")
         for window in self.train_data.windows(self.samples, self.total_steps - self.step):
             total = self._total_weight(window)
             loss_sum = torch.zeros((), device=self.accelerator.device)
@@ -308,17 +313,26 @@ class Trainer:
         with self.meter.paused("saving"), self.average.applied():
             export_model(self.strategy, self.control, self.task, Path(directory))
 
+    def save(self) -> None:
+        """Begin a checkpoint of this step, written while training goes on. Every rank enters, between steps.
+
+        Raises:
+            CheckpointError: it cannot be written, and ``on_save_error`` is ``stop``.
+        """
+        with self.meter.paused("saving"):
+            self.saver.save()
+
     def stop(self, reason: str = "") -> None:
         """End training at the next step boundary that all ranks agree on. Any rank may ask."""
         if reason:
-            self._say(f"stopping: {reason}")
+            self.say(f"stopping: {reason}")
         self.control.stop()
 
     def close(self) -> None:
         """Give the engine back. Called by ``main``; a script of your own calls it last, on every rank."""
         self.strategy.close()
 
-    def _announce(self) -> None:
+    def _announce(self, notices: Sequence[str]) -> None:
         plan = self.plan
         kind = type(self.model).__name__
         own = own_optimizer(self.task)
@@ -338,12 +352,15 @@ class Trainer:
                 plan, self.parameters, self.trainable, state_slots(self.strategy.optimizer)
             ),
             output_dir=str(self.directory.path),
+            checkpoint_bytes=self.saver.bytes,
+            notices=[*plan.notices, *notices],
         )
         self.directory.write("config.yaml", to_yaml(self.config))
         self.directory.write("plan.json", json.dumps(told, indent=2, default=str) + "\n")
-        self._say(banner(told))
+        self.say(banner(told))
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """One line to the terminal and to log.txt, from the main process."""
         if self.is_main:
             print(text, flush=True)
             self.directory.line(text)

@@ -4,13 +4,15 @@ config.yaml     the training config, resolved
 plan.json       what runs: strategy, world size, precision, batch, learning rate, versions
 metrics.jsonl   one JSON object a logged step; evaluation rows carry eval/... keys
 log.txt         the plain lines that the terminal showed
-model/          the exported model; best/ the best one; step-N/ those of save_every
+model/          the exported model; best/ the best one
+checkpoints/    step-XXXXXXXX/ to resume from
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,25 +33,38 @@ class RunDirectory:
     def __init__(self, path: str, *, main: bool) -> None:
         self.path, self.main = Path(path), main
 
-    def claim(self, control: Control, *, overwrite: bool, home: str) -> None:
-        """Make the folder. A used one is an error, or emptied of a former run's files with ``overwrite``."""
+    def claim(self, control: Control, *, overwrite: bool, home: str, continues: bool = False) -> None:
+        """Make the folder. A used one is an error, or emptied of a former run's files with ``overwrite``.
+
+        Args:
+            continues: a used one is gone on with, if it is that of a run.
+        """
 
         def make() -> None:
             if self.path.exists() and not self.path.is_dir():
                 rule = "is a file; give a folder"
                 raise ConfigError(Problem(where=home, key="output_dir", value=str(self.path), rule=rule))
-            if self.path.is_dir() and any(self.path.iterdir()):
+            if any(entry.is_file() for entry in self.path.rglob("*")):  # empty folders are what a refused run left
+                if continues and ((self.path / "config.yaml").exists() or not self._foreign()):
+                    return
                 if not overwrite:
                     rule = "holds files already; give a new folder, or --overwrite to replace a former run"
                     raise ConfigError(Problem(where=home, key="output_dir", value=str(self.path), rule=rule))
                 self._empty(home)
-            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                rule = f"cannot be made: {error.strerror}"
+                raise ConfigError(Problem(where=home, key="output_dir", value=str(self.path), rule=rule)) from None
 
         control.on_main(make)
 
+    def _foreign(self) -> list[str]:
+        return sorted(entry.name for entry in self.path.iterdir() if not _is_ours(entry))
+
     def _empty(self, home: str) -> None:
         found = list(self.path.iterdir())
-        foreign = sorted(entry.name for entry in found if not _is_ours(entry))
+        foreign = self._foreign()
         if foreign:
             rule = f"holds files that no run wrote ({', '.join(foreign[:3])}); they are not deleted: give a new folder"
             raise ConfigError(Problem(where=home, key="output_dir", value=str(self.path), rule=rule))
@@ -66,6 +81,16 @@ class RunDirectory:
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         self._append("metrics.jsonl", json.dumps(clean))
 
+    def cut_rows(self, step: int) -> None:
+        """Drop the rows of metrics.jsonl after ``step``: those steps are trained again, and each has one row."""
+        path = self.path / "metrics.jsonl"
+        if not (self.main and path.exists()):
+            return
+        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+        part = path.with_name(".metrics.jsonl.part")
+        part.write_bytes(b"".join(kept))
+        os.replace(part, path)
+
     def line(self, text: str) -> None:
         """Append to log.txt."""
         self._append("log.txt", text)
@@ -76,7 +101,15 @@ class RunDirectory:
                 file.write(text + "\n")
 
 
+def _step_of(row: bytes) -> float:
+    try:
+        step = json.loads(row)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # the last row of a killed run may be cut
+    return float(step) if row.endswith(b"\n") else math.inf
+
+
 def _is_ours(entry: Path) -> bool:
     name = entry.name.lstrip(".").removesuffix(".part").removesuffix(".old")
-    files = ("config.yaml", "plan.json", "metrics.jsonl", "log.txt", "model", "best")
-    return name in files or (name.startswith("step-") and name[5:].isdigit())
+    files = ("config.yaml", "plan.json", "metrics.jsonl", "log.txt", "model", "best", "checkpoints")
+    return name in files

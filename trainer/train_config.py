@@ -94,7 +94,16 @@ class TrainConfig:
     early_stop_patience: Annotated[
         int | None, About("stop after this many evaluations without a better best_metric", minimum=1)
     ] = None
-    resume: Annotated[str, About("only 'none' in this version")] = "none"
+
+    resume: Annotated[str, About("'auto': go on from the newest complete checkpoint in output_dir; or a path")] = "none"
+    weights: Annotated[str | None, About("start with these: a folder of safetensors, or a checkpoint")] = None
+    allow_config_change: Annotated[bool, About("resume although settings that change the numbers differ")] = False
+    keep_last: Annotated[int, About("newest checkpoints that stay; 0 writes none at all", minimum=0)] = 2
+    keep_every: Annotated[int | None, About("checkpoints of a multiple of these steps stay as well", minimum=1)] = None
+    save_in_background: Annotated[bool, About("write checkpoints while training goes on")] = True
+    on_save_error: Annotated[
+        Literal["stop", "continue"], About("what a checkpoint that cannot be written does to the run")
+    ] = "stop"
 
     def __post_init__(self) -> None:
         checker = Checker(lambda key: "TrainConfig")
@@ -120,6 +129,7 @@ GROUPS = {
     "optimizer": "Optimizer and schedule",
     "mixed_precision": "Numbers",
     "log_every": "Logging, evaluation, saving",
+    "resume": "Checkpoints",
 }
 # Names that other tools use and that are too far from ours for a guess by spelling.
 ELSEWHERE = {
@@ -169,7 +179,14 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
         form = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
         yield ("task",), not re.fullmatch(form, c.task), "must be module:Class, such as digits_cnn:DigitsCNN"
     yield ("output_dir",), not c.output_dir, "must not be empty"
-    yield ("resume",), c.resume != "none", "must be 'none': checkpoints to resume from are not written yet"
+    yield ("resume",), not c.resume, "must be 'none', 'auto' or the path of a checkpoint"
+    rule = "would delete what resume: auto goes on from; remove one of them"
+    yield ("overwrite", "resume"), c.overwrite and c.resume == "auto", rule
+    rule = "has no effect without resume: auto or a path"
+    yield ("allow_config_change", "resume"), c.allow_config_change and c.resume == "none", rule
+    rule = "has no effect with keep_last: 0, which writes no checkpoints"
+    for key in ("keep_every", "save_every"):
+        yield (key, "keep_last"), c.keep_last == 0 and vars(c)[key] is not None, rule
     for key in ("eval_every", "save_every"):
         every = vars(c)[key]
         yield (key,), isinstance(every, str) and not _EPOCHS.fullmatch(every), f"must be {_INTERVAL} or null"

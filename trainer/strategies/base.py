@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,11 +34,17 @@ class Shard:
         name: the parameter's name in the model that the task built.
         start: first element of the range within the flattened parameter.
         tensor: live 1-D view of the full-precision values; changes reach the model after ``write_back``.
+        holder: the tensor that the optimizer keeps this parameter's state under; None for one that does not learn.
+        offset: where the range begins within the flattened holder (this rank's part of it, if it is distributed).
+        copied: whether every rank has the same range.
     """
 
     name: str
     start: int
     tensor: Tensor
+    holder: Tensor | None = None
+    offset: int = 0
+    copied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,21 +149,47 @@ class Strategy(ABC):
         """The trainable parameters' full-precision values that this rank owns; a rank may own none of some."""
 
     @abstractmethod
+    def frozen_shards(self) -> Iterator[Shard]:
+        """The same for the parameters that do not learn, in the dtype that the model computes with."""
+
+    @abstractmethod
     def write_back(self) -> None:
-        """Make the model compute with what ``shards`` now hold. A collective where the strategy shards."""
+        """Make the model compute with what the shards now hold. A collective where the strategy shards."""
 
     @abstractmethod
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         """One whole parameter in full precision, on every rank. A collective where the strategy shards."""
 
-    def learning(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The prepared model's trainable parameters under the task's names, shared ones once."""
+    def learning(self, learns: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """The prepared model's trainable (or frozen) parameters under the task's names, shared ones once."""
         self.settle()
         seen: set[int] = set()
         for name, tensor in canonical_state(self.model):
-            if isinstance(tensor, nn.Parameter) and tensor.requires_grad and id(tensor) not in seen:
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad == learns and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield name, tensor
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Live persistent buffers under the task's names, shared ones once; every rank has them whole."""
+        handles = {name: handle for name, _, _, handle in self.named_tensors()}
+        yield from ((name, full(tensor)) for name, tensor in handles.items() if not isinstance(tensor, nn.Parameter))
+
+    # -- the scaler of fp16's loss ----------------------------------------------------------------
+
+    def scaler_state(self) -> dict[str, float]:
+        """``scale``, and ``good_steps`` since it last changed; empty where the loss is not scaled."""
+        scaler = self.accelerator.scaler
+        if scaler is None:
+            return {}
+        state = scaler.state_dict()
+        return {"scale": state["scale"], "good_steps": state["_growth_tracker"]}
+
+    def load_scaler_state(self, state: Mapping[str, float]) -> None:
+        """Set what ``scaler_state`` of any strategy gave."""
+        scaler = self.accelerator.scaler
+        if scaler is not None and state:
+            changed = {"scale": state["scale"], "_growth_tracker": int(state["good_steps"])}
+            scaler.load_state_dict({**scaler.state_dict(), **changed})
 
     def named_tensors(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
         """``(name, shape, dtype, handle)`` of what a model file holds, in the model's own order, shared ones once."""
@@ -209,6 +241,12 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 def _is_float(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a possibly distributed tensor."""
+    part = getattr(tensor, "to_local", None)
+    return part() if part is not None else tensor
 
 
 def full(tensor: Tensor) -> Tensor:

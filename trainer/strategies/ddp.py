@@ -38,7 +38,11 @@ class Replicated(Strategy):
 
     def shards(self) -> Iterator[Shard]:
         for name, parameter in self.learning():
-            yield Shard(name=name, start=0, tensor=parameter.data.view(-1))
+            yield Shard(name=name, start=0, tensor=parameter.data.view(-1), holder=parameter, copied=True)
+
+    def frozen_shards(self) -> Iterator[Shard]:
+        for name, parameter in self.learning(False):
+            yield Shard(name=name, start=0, tensor=parameter.data.view(-1), copied=True)
 
     def write_back(self) -> None:
         """Nothing: the shards are the parameters."""

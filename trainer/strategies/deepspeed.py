@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -89,17 +89,51 @@ class Zero(Strategy):
     def shards(self) -> Iterator[Shard]:
         for name, tensor in self.learning():
             if self.plan.strategy == "zero3":
-                yield self._slice(name, tensor)
+                flat, group = self.zero._get_fp32_opt_state_partition(tensor, release_swap_buffers=False)
+                holder = self.zero.fp32_partitioned_groups_flat[group]
+                yield self._slice(name, tensor, flat, holder=holder, offset=self._offset(tensor))
             elif tensor._hp_mapping is not None:  # type: ignore[attr-defined]
                 mapping = tensor._hp_mapping  # type: ignore[attr-defined]
-                yield Shard(name=name, start=mapping.lp_fragment_address.start, tensor=mapping.hp_fragment.view(-1))
+                yield Shard(
+                    name=name,
+                    start=mapping.lp_fragment_address.start,
+                    tensor=mapping.hp_fragment.view(-1),
+                    holder=self.zero.single_partition_of_fp32_groups[mapping.param_group_index],
+                    offset=mapping.hp_fragment_address.start,
+                )
 
-    def _slice(self, name: str, parameter: nn.Parameter) -> Shard:
+    def frozen_shards(self) -> Iterator[Shard]:
+        for name, tensor in self.learning(False):
+            if self.plan.strategy == "zero3":
+                yield self._slice(name, tensor, tensor.ds_tensor.data)  # type: ignore[attr-defined]
+            else:
+                yield Shard(name=name, start=0, tensor=tensor.data.view(-1), copied=True)
+
+    def _offset(self, parameter: nn.Parameter) -> int:
+        _, offset, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
+        return int(offset)
+
+    def _slice(
+        self, name: str, parameter: nn.Parameter, flat: Tensor, *, holder: Tensor | None = None, offset: int = 0
+    ) -> Shard:
         # Slices of ceil(numel / world); the last one is padded, and the padding is not ours to show.
-        flat, _ = self.zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
         whole: int = parameter.ds_numel  # type: ignore[attr-defined]
         start = min(self.accelerator.process_index * flat.numel(), whole)
-        return Shard(name=name, start=start, tensor=flat[: max(0, min(flat.numel(), whole - start))])
+        values = flat[: max(0, min(flat.numel(), whole - start))]
+        return Shard(name=name, start=start, tensor=values, holder=holder, offset=offset)
+
+    def scaler_state(self) -> dict[str, float]:
+        scaler = self.zero.loss_scaler
+        if not scaler.dynamic:
+            return {}
+        good = scaler.cur_iter - scaler.last_overflow_iter - 1
+        return {"scale": scaler.cur_scale, "good_steps": good, "hysteresis": scaler.cur_hysteresis}
+
+    def load_scaler_state(self, state: Mapping[str, float]) -> None:
+        scaler = self.zero.loss_scaler
+        if scaler.dynamic and state:
+            scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = state["scale"], int(state["good_steps"]), -1
+            scaler.cur_hysteresis = int(state.get("hysteresis", scaler.cur_hysteresis))
 
     def write_back(self) -> None:
         # DeepSpeed computes with copies; its own setters leave them stale until the next step (FACTS).

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, LaunchError, Problem, did_you_mean
-from .base import Shard, Strategy, compute_in, full, unwrapped
+from .base import Shard, Strategy, compute_in, full, local, unwrapped
 from .buffers import full_statistics, statistics
 
 if TYPE_CHECKING:
@@ -75,15 +75,22 @@ class FullyShardedTwo(Strategy):
             raise LaunchError(f"asked for fsdp, but the model became {type(self.model).__name__}")
 
     def shards(self) -> Iterator[Shard]:
-        rank = self.accelerator.process_index
-        for name, tensor in self.learning():
-            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor.data
-            # Shard(0) gives rank r the rows [r*c, (r+1)*c) with c = ceil(rows / world), the last ones maybe none.
-            rows = tensor.shape[0] if tensor.dim() else 1
-            chunk = -(-rows // self.plan.world_size)
-            row = tensor.numel() // rows if rows else 0
-            start = min(rank * chunk, rows) * row if hasattr(tensor, "to_local") else 0
-            yield Shard(name=name, start=start, tensor=local.view(-1))
+        for name, parameter in self.learning():
+            yield self._rows(name, parameter, holder=parameter)
+
+    def frozen_shards(self) -> Iterator[Shard]:
+        for name, parameter in self.learning(False):
+            yield self._rows(name, parameter, holder=None)
+
+    def _rows(self, name: str, parameter: Tensor, *, holder: Tensor | None) -> Shard:
+        whole = not hasattr(parameter, "to_local")
+        # Shard(0) gives rank r the rows [r*c, (r+1)*c) with c = ceil(rows / world), the last ones maybe none.
+        rows = parameter.shape[0] if parameter.dim() else 1
+        chunk = -(-rows // self.plan.world_size)
+        row = parameter.numel() // rows if rows else 0
+        start = 0 if whole else min(self.accelerator.process_index * chunk, rows) * row
+        values = local(parameter).detach().view(-1)
+        return Shard(name=name, start=start, tensor=values, holder=holder, copied=whole)
 
     def write_back(self) -> None:
         self.settle()

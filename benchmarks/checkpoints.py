@@ -1,0 +1,181 @@
+"""What a checkpoint costs, beside the disk's own speed for the same bytes.
+
+    python benchmarks/checkpoints.py [--megabytes 480] [--folder DIR]
+    torchrun --nproc_per_node 2 benchmarks/checkpoints.py --accel_config accel_configs/fsdp.yaml
+
+Prints, for each rank: the bytes that it wrote; seconds to write and flush the same bytes raw, to save, to resume; the
+stall of a background save beside a plain copy of the same memory; how much the resident memory rose while saving and
+loading, as a multiple of the rank's own bytes; and the time to resume at step 10 and at step 10 million.
+
+measured (2026-11-21, 2-core x86 laptop-class CPU, torch 2.13, gloo; three repetitions, the middle one):
+    (see the end of the file's docstring in docs/checkpoint_format.md)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import trainer
+from trainer import Data, Task, TrainConfig, Trainer
+from trainer.checkpoint.state import live_pieces
+from trainer.launching import Launched, launch
+from trainer.strategies import STRATEGIES
+
+WIDTH = 1024
+REPETITIONS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wide(Task):
+    """Square layers; with Adam's state, 12 bytes a weight."""
+
+    layers: int
+
+    def build_data(self) -> Data:
+        return Data(train=torch.randn(1000, WIDTH))
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(self.layers)))
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return model(batch).square().mean()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def resident(key: str) -> int:
+    """``VmRSS`` or ``VmHWM`` (its peak) of this process in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+def rise(work: Callable[[], object]) -> tuple[float, int]:
+    """Seconds, and how far the resident memory rose above what it was before."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident("VmRSS")
+    took = seconds(work)
+    return took, resident("VmHWM") - before
+
+
+def raw_write(path: Path, content: list[Tensor]) -> None:
+    with open(path, "wb", buffering=0) as file:
+        for tensor in content:
+            file.write(tensor.numpy().data)
+        os.fsync(file.fileno())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megabytes", type=int, default=480, help="of weights and optimizer state, of all ranks")
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the system's temporary folder")
+    parser.add_argument("--accel_config")
+    args = parser.parse_args()
+    task = Wide(layers=max(1, args.megabytes * 1_000_000 // (12 * WIDTH * WIDTH)))
+    config = TrainConfig(task="benchmark:Wide", max_steps=1, micro_batch_size=1, save_in_background=False, keep_last=2)
+    launched = launch(config, accel_config=args.accel_config)
+    [root, *_] = _everyone(launched, tempfile.mkdtemp(dir=args.folder) if launched.accelerator.is_main_process else "")
+    try:
+        measure(launched, task, config, Path(root))
+    finally:
+        launched.accelerator.wait_for_everyone()
+        if launched.accelerator.is_main_process:
+            shutil.rmtree(root)
+
+
+def build(launched: Launched, task: Task, config: TrainConfig) -> Trainer:
+    strategy = STRATEGIES[launched.plan.strategy](launched.plan, launched.accelerator)
+    return Trainer(task, config, replace(launched, strategy=strategy))
+
+
+def begin(one: Trainer, step: int) -> None:
+    """As if nothing had been saved, and this were the step."""
+    if one.is_main:
+        shutil.rmtree(one.saver.folder)
+        one.saver.folder.mkdir()
+    one.accelerator.wait_for_everyone()
+    one.step, one.saver.last_step = step, None
+    one.samples = one.train_data.restore({"samples": step * one.plan.global_batch_size})
+
+
+def measure(launched: Launched, task: Task, config: TrainConfig, root: Path) -> None:
+    one = build(launched, task, replace(config, output_dir=str(root / "run")))
+    rank = launched.accelerator.process_index
+    for _ in one.steps():  # so that the optimizer has its state; saves step 1
+        pass
+    mine = [tensor.detach().clone() for _, tensor in live_pieces(one) if tensor.dim()]
+    own = sum(tensor.numel() * tensor.itemsize for tensor in mine)
+
+    raw, saved, stalls, copies, rises = [], [], [], [], []
+    for _ in range(REPETITIONS):
+        launched.accelerator.wait_for_everyone()
+        raw.append(seconds(lambda: raw_write(root / f"raw-{rank}", mine)))
+        os.unlink(root / f"raw-{rank}")
+        copies.append(seconds(lambda: [tensor.clone() for tensor in mine]))
+        begin(one, 1)
+        took, rose = rise(one.save)
+        saved.append(took)
+        rises.append(rose)
+        one.saver.config = replace(one.config, save_in_background=True)
+        begin(one, 2)
+        stalls.append(seconds(one.save))
+        one.saver.finish()
+        one.saver.config = one.config
+
+    begin(one, 0)
+    places = (10, 10_000_000)
+    for step in places:
+        one.step, one.samples = step, one.train_data.restore({"samples": step * one.plan.global_batch_size})
+        one.save()
+    one.close()  # Accelerate's clipping takes the only model that it has prepared
+    del one
+    mine.clear()
+    resumed = []
+    for step in places:
+        path = root / "run" / "checkpoints" / f"step-{step:08d}"
+        settings = {"output_dir": str(root / f"from-{step}"), "resume": str(path), "max_steps": step + 1}
+
+        def resume(settings: dict[str, Any] = settings) -> None:
+            two = build(launched, task, replace(config, keep_last=0, allow_config_change=True, **settings))
+            next(iter(two.steps()))
+            two.close()
+
+        resumed.append(rise(resume))
+
+    middle = statistics.median
+    told = (
+        f"rank {rank}: {own / 1e6:.0f} MB of its own\n"
+        f"  write and flush  raw {middle(raw):.2f} s, save {middle(saved):.2f} s: {middle(saved) / middle(raw):.2f} x\n"
+        f"  stall            copy {middle(copies):.3f} s, background save {middle(stalls):.3f} s: "
+        f"{middle(stalls) / middle(copies):.2f} x\n"
+        f"  memory           saving +{middle(rises) / own:.2f} x, building and resuming "
+        f"+{resumed[0][1] / own:.2f} x of its own bytes\n"
+        f"  resume           at step 10 {resumed[0][0]:.2f} s, at step 10,000,000 {resumed[1][0]:.2f} s"
+    )
+    for line in _everyone(launched, told):
+        launched.accelerator.print(line)
+
+
+def _everyone(launched: Launched, value: str) -> list[str]:
+    from trainer.control import Control
+
+    return Control().gather(value)
+
+
+if __name__ == "__main__":
+    trainer.run(main)

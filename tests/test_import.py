@@ -1,0 +1,65 @@
+"""Checkpoints that Accelerate wrote come in with ``trainer import``; forged ones are refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import BIN, ROOT, clean_environment, free_port
+from resuming import Model
+from safetensors.torch import load_file
+
+from trainer import cli, load_export
+
+
+@pytest.mark.parametrize(("strategy", "world"), [("fsdp", 2), ("zero2", 2), ("zero3", 3)])
+def test_weights_of_accelerates_checkpoints(strategy: str, world: int, tmp_path: Path) -> None:
+    config = tmp_path / "accel.yaml"
+    text = (ROOT / "accel_configs" / f"{strategy}.yaml").read_text()
+    config.write_text(text.replace("num_processes: 2", f"num_processes: {world}"))
+    words = [BIN / "torchrun", "--nproc_per_node", str(world), "--master_port", str(free_port())]
+    done = subprocess.run(
+        [*words, "tests/foreign_worker.py", config, tmp_path, str(world)],
+        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    # torch.distributed keeps a shared tensor under both of its names.
+    drop = ["--drop", "head.weight"] if strategy == "fsdp" else []
+    assert cli.main(["import", str(tmp_path / "theirs"), "--to", str(tmp_path / "imported"), *drop]) == 0
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "imported"))
+    assert set(ours) == set(theirs)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    model = Model(0.0)
+    load_export(model, tmp_path / "imported")
+    assert torch.equal(model.head.weight, ours["embedding.weight"])
+
+
+class Attack:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("name", [".metadata", "zero_pp_rank_0_mp_rank_00_optim_states.pt"])
+def test_a_forged_checkpoint_runs_no_code(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, mark = tmp_path / "theirs", tmp_path / "mark"
+    folder.mkdir()
+    if name.startswith("."):
+        (folder / name).write_bytes(pickle.dumps(Attack(mark)))
+    else:
+        torch.save({"param_shapes": []}, folder / "mp_rank_00_model_states.pt")
+        torch.save({"optimizer_state_dict": Attack(mark)}, folder / name)
+    assert cli.main(["import", str(folder), "--to", str(tmp_path / "model")]) == 1
+    assert f"{name}: refused, for it" in capsys.readouterr().err
+    assert not mark.exists() and not (tmp_path / "model").exists()
+
+
+def test_a_folder_of_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["import", str(tmp_path), "--to", str(tmp_path / "model")]) == 1
+    assert "holds no checkpoint of torch.distributed (.metadata) or of DeepSpeed" in capsys.readouterr().err

@@ -1,0 +1,19 @@
+"""Checkpoints that cannot be lost and load anywhere.
+
+ranges.py       flat ranges of tensors: how any layout reads any other
+store.py        files: commit, list, verify, prune
+state.py        what is in a checkpoint, taken from a trainer; optimizer.py, rates.py, rng.py, user.py: parts of it
+restore.py      the same given back; mathematics.py: what may not differ then
+background.py   saving while training goes on
+resume.py       which checkpoint to go on from
+weights.py      weights alone to start from, from anywhere
+space.py        room on the disk
+"""
+
+from __future__ import annotations
+
+from .background import Saver
+from .optimizer import OptimizerForm
+from .resume import find_start
+
+__all__ = ["OptimizerForm", "Saver", "find_start"]

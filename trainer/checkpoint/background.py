@@ -1,0 +1,193 @@
+"""Saving while training goes on: the step waits for the copy to host memory only.
+
+A save goes through three stages, and all ranks change them at the same step boundary:
+    writing      each rank's thread writes its own file
+    committing   the main process's thread writes the manifest, renames, deletes old checkpoints
+    done
+Whether all ranks are through is asked at one boundary and known at the next (``Vote``), so nobody waits. One save is
+in flight at most: the next one waits for it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from ..banner import size
+from ..control import Vote
+from ..errors import CheckpointError
+from . import store
+from .ranges import FileFact
+from .restore import restore
+from .resume import Start
+from .space import check_free, check_shared
+from .state import Snapshot, bytes_of, extras_of, take
+from .weights import load_weights
+
+if TYPE_CHECKING:
+    from ..loop import Trainer
+
+DONE, BUSY, FAILED = 0, 1, 2
+
+
+class Work:
+    """A function in a thread; ``result`` is what it gave, ``error`` why it did not."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error = ""
+        self._function = function
+        # A daemon: a process that has to go does not wait for it, and what it leaves is no checkpoint yet.
+        self.thread = Thread(target=self._run, name="checkpoint", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._function()
+        except Exception as error:  # (it must become the error of all ranks, whatever it is)
+            self.error = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+
+    @property
+    def state(self) -> int:
+        return BUSY if self.thread.is_alive() else FAILED if self.error else DONE
+
+
+class Saver:
+    """Saves checkpoints of a trainer to ``folder``. Every rank enters every method at the same step.
+
+    Args:
+        folder: of all checkpoints of the run.
+        start: where the run begins; that checkpoint is not written again.
+    """
+
+    def __init__(self, trainer: Trainer, folder: Path, start: Start) -> None:
+        self.trainer, self.folder, self.start = trainer, folder, start
+        self.config = trainer.config
+        self.last_step = start.found.step if start.found and start.continues else None
+        self.bytes = int(trainer.control.sum(bytes_of(trainer)))
+        self._extras: dict[str, bytes] | None = None
+        self._vote = Vote(trainer.control)
+        self._snapshot: Snapshot | None = None
+        self._work: Work | None = None
+        self._writing = False
+        if self.config.keep_last:
+            check_shared(folder, trainer.control)
+            trainer.control.on_main(self._prepare)
+
+    def _prepare(self) -> None:
+        store.clean(self.folder)
+        config, every = self.config, self.trainer.save_every
+        saves = 1 if every is None else -(-self.trainer.total_steps // every)
+        kept = min(saves, config.keep_last + 1) + (config.best_metric is not None)
+        kept += self.trainer.total_steps // config.keep_every if config.keep_every else 0
+        missing = max(1, kept - len(store.listing(self.folder)))  # the others have their room already
+        check_free(self.folder, missing * self.bytes, f"room for {missing} checkpoints of {size(self.bytes)}")
+
+    def resume(self) -> list[str]:
+        """Begin where ``start`` says, or with the weights that the config names; returns what is worth knowing."""
+        start, directory = self.start, self.trainer.directory
+        notices = [f"passed over {one.path.name}: {one.problem}" for one in start.passed_over]
+        if start.found is not None:
+            notices.append(f"resumed from {start.found.path}")
+            notices += restore(self.trainer, start.found)
+        elif self.config.weights is not None:
+            notices.append(load_weights(self.trainer, Path(self.config.weights)))
+        if start.continues:
+            self.trainer.control.on_main(lambda: store.set_aside(start.passed_over))
+            directory.cut_rows(self.trainer.step)
+        return notices
+
+    def save(self) -> None:
+        """Begin a checkpoint of this step; it is complete when ``finish`` returns, or some steps later.
+
+        Raises:
+            CheckpointError: it or the one before failed, and ``on_save_error`` is ``stop``.
+        """
+        self.finish()
+        trainer = self.trainer
+        if self.config.keep_last == 0 or trainer.step == self.last_step:
+            return
+        self.last_step = trainer.step
+        if self._extras is None:
+            self._extras = extras_of(trainer) if trainer.is_main else {}
+        try:
+            trainer.control.on_main(self._begin)
+        except (CheckpointError, OSError) as error:
+            return self._fail([str(error)])
+        trainer.strategy.agree_buffers()
+        self._snapshot = take(trainer, self._extras, copied=self.config.save_in_background)
+        snapshot, temporary = self._snapshot, store.temporary_of(self.folder, trainer.step)
+        self._work, self._writing = Work(lambda: snapshot.write(temporary)), True
+        if not self.config.save_in_background:
+            self.finish()
+
+    def _begin(self) -> None:
+        check_free(self.folder, self.bytes, "a checkpoint")
+        store.begin(self.folder, self.trainer.step)
+
+    def poll(self) -> None:
+        """At a step boundary: move a save on that all ranks are through with.
+
+        Raises:
+            CheckpointError: it failed on some rank, and ``on_save_error`` is ``stop``.
+        """
+        if self._work is None:
+            return
+        agreed = self._vote.result()
+        if agreed in (None, BUSY):
+            self._vote.cast(self._work.state)
+        elif agreed == FAILED:
+            self._work.thread.join()
+            errors = self.trainer.control.gather(self._work.error)
+            self._work = self._snapshot = None
+            self.trainer.control.on_main(self._sweep)
+            self._fail(errors)
+        elif self._writing:
+            self._commit()
+            self._vote.cast(self._work.state)
+        else:
+            self._work = self._snapshot = None
+
+    def finish(self) -> None:
+        """Wait for the save in flight.
+
+        Raises:
+            CheckpointError: as ``poll``.
+        """
+        while self._work is not None:
+            self._work.thread.join()
+            self.poll()
+
+    def _commit(self) -> None:
+        assert self._work is not None and self._snapshot is not None, "a save is in flight"
+        parts: list[list[FileFact]] = self.trainer.control.gather(self._work.result)
+        files = [fact for part in parts for fact in part]
+        step, facts = self._snapshot.step, self._snapshot.facts
+        self._snapshot, self._writing = None, False  # its memory is free again
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        pinned = {step for callback in self.trainer.callbacks for step in callback.pinned_steps()}
+
+        def commit() -> None:
+            if self.trainer.is_main:
+                store.commit(self.folder, step, {**facts, "created": created}, files)
+                store.prune(
+                    self.folder, keep_last=self.config.keep_last, keep_every=self.config.keep_every, pinned=pinned
+                )
+
+        self._work = Work(commit)
+
+    def _sweep(self) -> None:
+        if self.folder.is_dir():
+            for left in self.folder.glob(".step-*.part"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _fail(self, errors: list[str]) -> None:
+        told = dict.fromkeys(error for error in errors if error)
+        text = f"the checkpoint of step {self.last_step} was not saved: {'; '.join(told)}"
+        if self.config.on_save_error == "stop":
+            raise CheckpointError(f"{text}; set on_save_error: continue to train on without it")
+        self.trainer.say(f"note: {text}; the ones before are kept")

@@ -1,0 +1,53 @@
+"""``trainer checkpoints DIR``: the checkpoints of a run, and which of them can be loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ..banner import size
+from ..errors import CheckpointError
+from .store import Found, listing, verify
+
+
+def run(argv: Sequence[str]) -> int:
+    """0: all are in order. 1: some are damaged."""
+    parser = argparse.ArgumentParser(prog="trainer checkpoints", description=__doc__)
+    parser.add_argument("folder", type=Path, help="a run's output_dir, or the folder with its checkpoints")
+    parser.add_argument("--verify", action="store_true", help="read every byte; otherwise manifests and sizes only")
+    args = parser.parse_args(argv)
+    inside = args.folder / "checkpoints"
+    found = listing(inside if inside.is_dir() else args.folder)
+    if not found:
+        raise CheckpointError(f"{args.folder}: holds no checkpoints")
+    if args.verify:
+        found = [verify(one) for one in found]
+    rows = [("checkpoint", "strategy", "world", "size", "age", "state"), *map(_row, found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    return int(any(one.problem for one in found))
+
+
+def _row(found: Found) -> tuple[str, ...]:
+    manifest = found.manifest
+    if not manifest:
+        return found.path.name, "", "", "", "", f"damaged: {found.problem}"
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(manifest["created"])
+    return (
+        found.path.name,
+        str(manifest["strategy"]),
+        str(manifest["world_size"]),
+        size(found.bytes),
+        _age(age.total_seconds()),
+        f"damaged: {found.problem}" if found.problem else "complete",
+    )
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

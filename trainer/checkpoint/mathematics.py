@@ -1,0 +1,98 @@
+"""What decides the numbers of a run, and what differs between a checkpoint and the run that continues it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckpointError, ConfigError, Problem
+from ..schedule import TO_FINAL
+
+if TYPE_CHECKING:
+    from ..loop import Trainer
+
+
+def mathematics(trainer: Trainer) -> dict[str, Any]:
+    """The values that must stay the same for the loss curve to go on as if nothing had happened.
+
+    How a job runs (strategy, processes, the cut of the global batch), what it logs and where it writes is not here.
+    """
+    plan, config, form = trainer.plan, trainer.config, trainer.optimizer_form
+    told = {
+        "task": config.task,
+        "task_settings": config.task_settings,
+        "seed": config.seed,
+        "global_batch_size": plan.global_batch_size,
+        "drop_last": config.drop_last,
+        "train_samples": trainer.train_data.size,
+        "optimizer": form.kind,
+        "optimizer_groups": list(form.groups),
+        "lr": plan.lr,
+        "schedule": plan.schedule,
+        "schedule_settings": plan.schedule_settings,
+        "schedule_class": type(trainer.schedule).__name__,
+        "warmup_steps": plan.warmup_steps,
+        "sync_batchnorm": config.sync_batchnorm,
+        "max_grad_norm": plan.max_grad_norm,
+        "mixed_precision": plan.mixed_precision,
+        "ema_decay": config.ema_decay,
+    }
+    if plan.schedule in TO_FINAL:  # otherwise a longer run has the same beginning
+        told |= {"total_steps": trainer.total_steps, "final_lr_ratio": plan.final_lr_ratio}
+    plain: dict[str, Any] = json.loads(json.dumps(told))  # as it reads back: no tuples
+    return plain
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """``key: before -> now`` in one line each; of nested values only the parts that differ."""
+    lines = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += [f"{key}.{line}" for line in differences(old, new)]
+        elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+            lines += [f"{key}.{line}" for line in differences(_numbered(old), _numbered(new))]
+        elif old != new:
+            lines.append(f"{key}: {_short(old)} -> {_short(new)}")
+    return lines
+
+
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any], *, allowed: bool, source: str) -> list[str]:
+    """The differences, where they are allowed.
+
+    Raises:
+        ConfigError: there are some, and they are not allowed.
+    """
+    found = differences(before, now)
+    if found and not allowed:
+        rule = (
+            f"the checkpoint {source} belongs to a run with other numbers; restore these values, or set "
+            f"allow_config_change: true to go on with the new ones: {'; '.join(found)}"
+        )
+        raise ConfigError(Problem(where="resume", key="allow_config_change", rule=rule))
+    return found
+
+
+def check_model(before: list[list[Any]], now: list[list[Any]], source: str) -> None:
+    """Names and shapes of the model's tensors must be those of the checkpoint, whatever is allowed.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    old, new = ({name: tuple(shape) for name, shape, _ in model} for model in (before, now))
+    wrong = [f"{name} is missing" for name in new if name not in old]
+    wrong += [f"{name} is not in the model" for name in old if name not in new]
+    wrong += [f"{n} has shape {old[n]}, the model's is {new[n]}" for n in new if n in old and old[n] != new[n]]
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise CheckpointError(f"{source}: does not hold this model: {'; '.join(wrong[:3])}{more}")
+
+
+def _numbered(items: list[Any]) -> dict[str, Any]:
+    return {str(number): item for number, item in enumerate(items)}
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

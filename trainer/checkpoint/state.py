@@ -1,0 +1,169 @@
+"""What a checkpoint holds, taken from a trainer on every rank; ``restore.py`` gives it back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..banner import versions
+from ..export import save_config
+from ..strategies import Shard
+from . import rng
+from .mathematics import mathematics
+from .optimizer import settings, state_of
+from .ranges import FileFact, Key, write_file, write_pieces
+from .rates import schedule_state
+from .store import STATE
+from .user import encode
+
+if TYPE_CHECKING:
+    from ..loop import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A rank's part of a checkpoint, in host memory.
+
+    Args:
+        facts: for the manifest; the same on every rank.
+        pieces: what this rank owns.
+        documents: other files by name; on the main process only.
+    """
+
+    step: int
+    rank: int
+    facts: Mapping[str, Any]
+    pieces: list[tuple[str, Tensor]]
+    documents: Mapping[str, bytes]
+
+    def write(self, folder: Path) -> list[FileFact]:
+        """Write this rank's files; they are on the disk when it returns."""
+        files = [write_pieces(folder / f"rank-{self.rank:05d}.safetensors", self.pieces)]
+        for name, content in self.documents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            files.append(write_file(folder / name, [content], name))
+        return files
+
+
+def take(trainer: Trainer, extras: Mapping[str, bytes], *, copied: bool) -> Snapshot:
+    """What this rank owns, in host memory. Every rank enters; nothing is exchanged.
+
+    Args:
+        extras: small files that belong beside an exported model.
+        copied: training goes on while it is written; otherwise what lies in host memory already is not copied.
+    """
+    rank = trainer.accelerator.process_index
+    pieces = [(str(key), tensor.detach().to("cpu", copy=copied).contiguous()) for key, tensor in live_pieces(trainer)]
+    pieces += [(f"rng.{name}/{rank}/0", tensor) for name, tensor in rng.read().items()]
+    documents: dict[str, bytes] = {}
+    if trainer.is_main:
+        tensors: dict[str, Tensor] = {}
+        text = json.dumps(_state(trainer, tensors), indent=1, allow_nan=False) + "\n"
+        pieces += [(f"user/{name}/0", tensor) for name, tensor in tensors.items()]
+        documents = {STATE: text.encode(), **{f"extras/{name}": content for name, content in extras.items()}}
+    plan = trainer.plan
+    facts = {"samples": trainer.samples, "strategy": plan.strategy, "world_size": plan.world_size}
+    return Snapshot(step=trainer.step, rank=rank, facts=facts, pieces=pieces, documents=documents)
+
+
+def live_pieces(trainer: Trainer) -> Iterator[tuple[Key, Tensor]]:
+    """Views of all that this rank writes of the model and the optimizer; together the ranks write each element once."""
+    strategy, form = trainer.strategy, trainer.optimizer_form
+    averages = {shard.name: average for shard, average in trainer.average.parts()}
+    for shard, low, high in _dealt(trainer, strategy.shards()):
+        start = shard.start + low
+        yield Key(kind="parameter", name=shard.name, start=start), shard.tensor[low:high]
+        for kind, tensor in state_of(strategy.optimizer, shard, form):
+            if tensor.dim():
+                yield Key(kind=kind, name=shard.name, start=start), tensor[low:high]
+            elif start == 0:  # a value of the whole parameter: whoever has its first element writes it
+                yield Key(kind=kind, name=shard.name, start=0), tensor
+        if shard.name in averages:
+            yield Key(kind="average", name=shard.name, start=start), averages[shard.name][low:high]
+    for shard, low, high in _dealt(trainer, strategy.frozen_shards()):
+        yield Key(kind="frozen", name=shard.name, start=shard.start + low), shard.tensor[low:high]
+    if trainer.is_main:
+        for name, buffer in strategy.buffers():
+            yield Key(kind="buffer", name=name, start=0), buffer.detach().reshape(-1)
+
+
+def _dealt(trainer: Trainer, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
+    """``(shard, low, high)``: the part to write. What every rank has is cut into equal parts, one a rank."""
+    shards = list(held)
+    total = sum(shard.tensor.numel() for shard in shards if shard.copied)
+    rank, world = trainer.accelerator.process_index, trainer.plan.world_size
+    first, last = total * rank // world, total * (rank + 1) // world
+    at = 0
+    for shard in shards:
+        low, high = 0, shard.tensor.numel()
+        if shard.copied:
+            low, high, at = max(0, first - at), min(high, last - at), at + high
+        if low < high:
+            yield shard, low, high
+
+
+def bytes_of(trainer: Trainer) -> int:
+    """How much this rank will write, to within some kilobytes; known before the optimizer has any state."""
+    strategy, form = trainer.strategy, trainer.optimizer_form
+    state = sum(dtype.itemsize for dtype in form.ranges.values())
+    state += 4 if trainer.average.parts() else 0
+    learning, frozen = _dealt(trainer, strategy.shards()), _dealt(trainer, strategy.frozen_shards())
+    total = sum((high - low) * (shard.tensor.itemsize + state) for shard, low, high in learning)
+    total += sum((high - low) * shard.tensor.itemsize for shard, low, high in frozen)
+    if trainer.is_main:
+        total += sum(buffer.numel() * buffer.itemsize for _, buffer in strategy.buffers())
+    return total
+
+
+def extras_of(trainer: Trainer) -> dict[str, bytes]:
+    """The small files beside an exported model, by their names; so that a checkpoint can be exported on its own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_config(trainer.model, folder)
+        trainer.task.save_extras(folder)
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def model_of(trainer: Trainer) -> list[list[Any]]:
+    """``[name, shape, dtype]`` of what an exported model holds, in its order."""
+    named = trainer.strategy.named_tensors()
+    return [[name, list(shape), str(dtype).removeprefix("torch.")] for name, shape, dtype, _ in named]
+
+
+def _state(trainer: Trainer, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    named = named_callbacks(trainer)
+    return {
+        "step": trainer.step,
+        "samples": trainer.samples,
+        "schedule": schedule_state(trainer.schedule),
+        "data": encode(trainer.train_data.state(), tensors, "data"),
+        "skipped_steps": trainer.skipped_steps,
+        "skipped_in_a_row": trainer.skipped_in_a_row,
+        "last_evaluation": encode(trainer.last_evaluation, tensors, "evaluation"),
+        "scaler": trainer.strategy.scaler_state(),
+        "group_settings": [settings(group) for group in trainer.strategy.optimizer.param_groups],
+        "task": encode(trainer.task.state_dict(), tensors, "task"),
+        "callbacks": {name: encode(callback.state_dict(), tensors, name) for name, callback in named.items()},
+        "model": model_of(trainer),
+        "mathematics": mathematics(trainer),
+        "config": dataclasses.asdict(trainer.config),
+        "plan": json.loads(json.dumps(trainer.plan.as_dict(), default=str)),
+        "versions": versions(),
+    }
+
+
+def named_callbacks(trainer: Trainer) -> dict[str, Any]:
+    """Callbacks by class name, with a number for the second of a class and so on."""
+    named: dict[str, Any] = {}
+    for callback in trainer.callbacks:
+        name = type(callback).__name__
+        same = sum(other == name or other.startswith(f"{name}#") for other in named)
+        named[f"{name}#{same + 1}" if same else name] = callback
+    return named
