@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from .costs import Case, Footprint, Part, case_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -156,6 +158,15 @@ class Strategy(ABC):
 
     @classmethod
     @abstractmethod
+    def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
+        """Bytes that a rank holds (the largest rank, where they differ), without activations."""
+
+    @classmethod
+    @abstractmethod
+    def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
+        """Bytes that a rank sends in one optimizer step, over ring algorithms."""
+
+    @classmethod
     def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:
         """Bytes per rank of parameters, gradients and optimizer state (the ZeRO paper's model states).
 
@@ -163,6 +174,8 @@ class Strategy(ABC):
             parameters: elements of all parameters; ``trainable``: of those that learn.
             slots: full-precision tensors per parameter that the optimizer keeps (Adam 2, momentum 1, SGD 0).
         """
+        parts = [Part(numel=trainable, rows=trainable), Part(numel=parameters - trainable, learns=False)]
+        return cls.footprint(case_of(plan, slots), parts).states
 
     def close(self) -> None:
         """Give back what holds the process at exit. Called once, by every rank."""
