@@ -21,6 +21,15 @@ _WIDTH = {"no": 4, "bf16": 2, "fp16": 2}
 BUCKET_ELEMENTS = 500_000_000
 PREFETCH_ELEMENTS = 50_000_000
 PERSISTENT_ELEMENTS = 100_000
+# What the planner offers, the fastest first where they fit: strategy and offload.
+OFFERED = (
+    ("ddp", "none"), ("zero1", "none"), ("zero2", "none"), ("fsdp", "none"), ("zero3", "none"),
+    ("zero2", "optimizer"), ("zero3", "optimizer"), ("zero3", "all"), ("fsdp", "all"),
+)  # fmt: skip
+# Stage of the ZeRO paper that a strategy's division of the model states is.
+PAPER_STAGE = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
+# Those that keep the weights in full precision and compute with copies (autocast), which the backward pass needs.
+COMPUTE_IN_COPIES = ("single", "ddp")
 
 
 @dataclass(frozen=True, kw_only=True)
