@@ -47,7 +47,7 @@ def test_every_problem_of_every_file(tmp_path: Path) -> None:
         ["train.yaml:5", "micro_batch_sise"],
         ["zero.yaml:4", "deepspeed_config.zero_stge"],
         ["ds.json:1", "gradient_cliping"],
-        ["missing.yaml", "file does not exist"],
+        ["missing.yaml", "the file does not exist"],
         ["tasks.yaml:2", "task_settings.widht"],
     ]
     assert done.stdout.endswith("6 problems\n")

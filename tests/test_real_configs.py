@@ -27,7 +27,7 @@ fsdp_config:
   fsdp_sharding_strategy: SHARD_GRAD_OP
   fsdp_state_dict_type: SHARDED_STATE_DICT
   fsdp_sync_module_states: true
-  fsdp_transformer_layer_cls_to_wrap: Linear
+  fsdp_transformer_layer_cls_to_wrap: Conv2d
   fsdp_use_orig_params: true
 machine_rank: 0
 main_training_function: main
@@ -110,7 +110,7 @@ def test_an_fsdp1_file(tmp_path: Path) -> None:
     assert (job.plan["strategy"], job.plan["world_size"], job.plan["mixed_precision"]) == ("fsdp", 2, "bf16")
     assert len(job.losses) == 3
     at, wraps = tmp_path / "a.yaml", job.plan["fsdp"]
-    assert (wraps["transformer_cls_names_to_wrap"], wraps["reshard_after_forward"]) == (["Linear"], False)
+    assert (wraps["transformer_cls_names_to_wrap"], wraps["reshard_after_forward"]) == (["Conv2d"], False)
     assert job.plan["notices"] == [
         f"{at}:3 (distributed_type): no fsdp_version, which accelerate takes as 1: runs as FSDP2; "
         "write fsdp_version: 2",

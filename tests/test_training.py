@@ -28,14 +28,17 @@ def test_early_stop_keeps_the_best_model(tmp_path: Path) -> None:
     assert any(not kept[key].equal(last[key]) for key in kept)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
 def test_compiling_changes_nothing_but_rounding(strategy: str, tmp_path: Path) -> None:
     words = [*command("torchrun", strategy), *DIGITS, "--max_steps", "4"]
     plain = run(words, tmp_path / "plain").ok()
-    compiled = run([*words, "--compile", "true"], tmp_path / "compiled").ok()
+    cache = tmp_path / "kernels"
+    compiled = run(
+        [*words, "--compile", "true"], tmp_path / "compiled", environment={"TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    ).ok()
+    assert any(cache.rglob("*.so")), "no kernel was compiled"
     assert compiled.plan["compile"] and not plain.plan["compile"]
     assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)
-    assert compiled.losses != plain.losses, "fused kernels round otherwise: equal digits would mean that none ran"
     ours, theirs = (load_file(job.output_dir / "model" / "model.safetensors") for job in (plain, compiled))
     assert ours.keys() == theirs.keys()
 

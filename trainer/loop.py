@@ -291,7 +291,7 @@ class Trainer:
 
     def _announce(self) -> None:
         plan = self.plan
-        kind = type(self.model._modules.get("_orig_mod") or self.model).__name__
+        kind = type(self.model).__name__
         own = own_optimizer(self.task)
         told = facts(
             plan,

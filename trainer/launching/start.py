@@ -115,7 +115,7 @@ def _check_environment(plan: Plan, launcher: Launcher) -> None:
 def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
     import torch
     from accelerate import Accelerator, PartialState
-    from accelerate.utils import DistributedType, TorchDynamoPlugin
+    from accelerate.utils import DistributedType
 
     for name in list(os.environ):
         if name.startswith(_MADE_BY_LAUNCH) and name not in _KEPT:
@@ -139,8 +139,6 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
                 becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
                 state._shared_state["distributed_type"] = becomes
     arguments: dict[str, Any] = STRATEGIES[plan.strategy].accelerator_arguments(plan)
-    if plan.compile or plan.dynamo:
-        arguments["dynamo_plugin"] = TorchDynamoPlugin(**(plan.dynamo or {"backend": "inductor"}))
     accelerator = Accelerator(
         mixed_precision=plan.mixed_precision,
         gradient_accumulation_steps=plan.accumulation_steps,

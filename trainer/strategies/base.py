@@ -78,6 +78,23 @@ class Strategy(ABC):
         self.model, prepared = self.accelerator.prepare(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
         self.optimizer = prepared.optimizer
+        if self.plan.compile:
+            self.compile(dict(self.plan.dynamo))
+
+    def compile(self, settings: dict[str, Any]) -> None:
+        """``torch.compile`` in place, as the launch file says (``dynamo_config``).
+
+        Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and what of the model lies
+        in torch's own files (an nn.Sequential) is then run as it is, without a word: so the model's own forward
+        is compiled, inside of the wrapper and its hooks.
+        """
+        from accelerate.utils.other import compile_regions_fsdp2
+
+        model = unwrapped(self.model)
+        if settings.pop("use_regional_compilation", False):
+            compile_regions_fsdp2(model, **settings)  # in place as well; nothing in it is particular to FSDP2
+        else:
+            model.forward = torch.compile(model.forward, **settings)
 
     @abstractmethod
     def verify(self) -> None:

@@ -32,11 +32,8 @@ class Replicated(Strategy):
         return {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]}
 
     def verify(self) -> None:
-        # A compiled model keeps its wrapper inside.
-        model = self.model._modules.get("_orig_mod", self.model)
-        is_ddp = isinstance(model, DistributedDataParallel)
-        if is_ddp != (self.plan.strategy == "ddp"):
-            raise LaunchError(f"asked for {self.plan.strategy}, but the model became {type(model).__name__}")
+        if isinstance(self.model, DistributedDataParallel) != (self.plan.strategy == "ddp"):
+            raise LaunchError(f"asked for {self.plan.strategy}, but the model became {type(self.model).__name__}")
 
     def shards(self) -> Iterator[Shard]:
         for name, parameter in self.learning():

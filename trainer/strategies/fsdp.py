@@ -46,6 +46,17 @@ class FullyShardedTwo(Strategy):
         if self.plan.mixed_precision != "no":
             compute_in(unwrapped(self.model), None)
 
+    def compile(self, settings: dict[str, Any]) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        if settings.get("use_regional_compilation"):
+            super().compile(settings)
+            return
+        # Tracing ends at the hooks that gather a layer's parameters: so it starts anew inside of each.
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.forward = torch.compile(module.forward, **settings)
+
     def _check_wrap_classes(self, model: nn.Module) -> None:
         asked = self.plan.fsdp.get("transformer_cls_names_to_wrap") or []
         known = {type(module).__name__ for module in model.modules()}
@@ -59,9 +70,8 @@ class FullyShardedTwo(Strategy):
     def verify(self) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        model = self.model._modules.get("_orig_mod", self.model)
-        if not isinstance(model, FSDPModule):
-            raise LaunchError(f"asked for fsdp, but the model became {type(model).__name__}")
+        if not isinstance(self.model, FSDPModule):
+            raise LaunchError(f"asked for fsdp, but the model became {type(self.model).__name__}")
 
     def shards(self) -> Iterator[Shard]:
         rank = self.accelerator.process_index
