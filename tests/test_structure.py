@@ -23,6 +23,7 @@ AT_HOME = ("launching", "strategies")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
     "banner.py": {"deepspeed"},  # versions of packages in plan.json
+    "check.py": {"deepspeed", "read_deepspeed_file"},  # it reads all kinds of launch files
     "config.py": {"deepspeed"},  # the value of that option ...
     "script.py": {"deepspeed"},  # ... on its way to launch()
     "train_config.py": {"deepspeed"},  # help of the keys that a JSON may hold as well
@@ -31,13 +32,16 @@ ELSEWHERE = {
 # From the bottom to the top: a module imports from its own layer and those below, for types from anywhere.
 LAYERS = [
     {"errors"},
+    {"gpus"},
     {"documents", "kinds", "schema", "train_config", "arguments", "config"},
     {"data", "metrics", "schedule", "optim", "task"},
     {"launching", "strategies"},
     {"control", "rundir", "leave", "ema", "export", "banner"},
-    {"callbacks", "meter"},
+    {"callbacks", "meter", "profiling", "tracking", "wandb_run"},
     {"loop"},
     {"script"},
+    {"activations", "check", "planned", "planning"},
+    {"cli"},
 ]
 
 

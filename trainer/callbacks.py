@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -27,6 +28,9 @@ class Callback:
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
         """Look at one optimizer step. ``trainer.stop()`` ends training; any rank may ask alone."""
         raise NotImplementedError(f"{type(self).__name__}.on_step")
+
+    def on_end(self, trainer: Trainer, summary: Mapping[str, Any]) -> None:
+        """After the last step and the export; ``summary`` is that of summary.json. Not called when training fails."""
 
 
 class MetricsFile(Callback):
@@ -55,13 +59,12 @@ class Progress(Callback):
         if info.metrics is not None:
             m = info.metrics
             if self.bar is not None:
-                self.bar.set_postfix_str(
-                    f"loss {m['loss']:.4f} lr {m['lr']:.2e} {m['samples_per_second']:.0f} samples/s"
-                )
+                memory = size(m["peak_memory_bytes"])
+                self.bar.set_postfix_str(f"loss {m['loss']:.4f} lr {m['lr']:.2e} {_speed(m)} mem {memory}")
             self._tell(
                 trainer,
                 f"step {info.step}/{trainer.total_steps}  loss {m['loss']:.4f}  lr {m['lr']:.3e}  "
-                f"norm {m['grad_norm']:.3f}  {m['samples_per_second']:.0f} samples/s  "
+                f"norm {m['grad_norm']:.3f}  {_speed(m)}  "
                 f"eta {_clock(m['eta_seconds'])}  mem {size(m['peak_memory_bytes'])}",
                 quiet=self.bar is not None,
             )
@@ -133,6 +136,12 @@ class SaveEvery(Callback):
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
         if info.step % self.every == 0:
             trainer.export(trainer.directory.path / f"step-{info.step}")
+
+
+def _speed(metrics: Mapping[str, float]) -> str:
+    if "tokens_per_second" in metrics:
+        return f"{metrics['tokens_per_second']:.0f} tokens/s"
+    return f"{metrics['samples_per_second']:.0f} samples/s"
 
 
 def _clock(seconds: float) -> str:

@@ -60,6 +60,14 @@ class Control:
         dist.all_reduce(total, group=self.group)
         return float(total.item())
 
+    def gather(self, value: Any) -> list[Any]:
+        """A small object of each rank, in their order."""
+        if not self.distributed:
+            return [value]
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
     def on_main(self, work: Callable[[], object]) -> None:
         """Do ``work`` on the main process; all wait for it, and its error is everybody's error."""
         told: list[Any] = [None]

@@ -32,12 +32,13 @@ from .errors import LaunchError
 from .export import export_model
 from .launching import Launched, launch
 from .leave import Stopped
-from .meter import Meter
+from .meter import Meter, told
 from .metrics import WeightedSums
 from .optim import state_slots
 from .rundir import RunDirectory
 from .schedule import lr_factor
 from .task import Task, own_optimizer
+from .tracking import watchers
 from .train_config import TrainConfig
 
 
@@ -97,7 +98,7 @@ class Trainer:
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
         home = (where or {}).get("output_dir", "default")
         self.directory.claim(self.control, overwrite=config.overwrite, home=home)
-        self._build(callbacks)
+        self._build([*watchers(config, where or {}), *callbacks])
         self._announce()
 
     def _build(self, callbacks: Sequence[Callback]) -> None:
@@ -169,7 +170,11 @@ class Trainer:
         for _ in self.steps():
             pass
         self.export(self.directory.path / "model")
-        self._say(self.meter.summary(self))
+        summary = self.meter.summary(self)
+        self.directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        self._say(told(summary, self.directory.path / "model"))
+        for callback in self.callbacks:
+            callback.on_end(self, summary)
         self.control.close()
         if self.stopped_by is not None and self.stopped_by > 0:
             raise Stopped(self.stopped_by)
@@ -180,7 +185,8 @@ class Trainer:
         world, strategy, task = self.plan.world_size, self.strategy, self.task
         self.model.train()
         self.meter.start(self.samples)
-        for window in self.train_data.windows(self.samples, self.total_steps - self.step):
+        windows = self.train_data.windows(self.samples, self.total_steps - self.step)
+        for window in self.meter.waiting("data", windows):
             total = self._total_weight(window)
             loss_sum = torch.zeros((), device=self.accelerator.device)
             for number, micro in enumerate(window.micros, 1):
@@ -190,7 +196,8 @@ class Trainer:
                     share = weighted(loss, micro.weight / total)
                     strategy.backward(share * world)
                 loss_sum += share.detach()
-            result = strategy.finish_step()
+            with self.meter.part("optimizer"):
+                result = strategy.finish_step()
 
             self.step, self.samples = self.step + 1, window.end
             self.skipped_steps += result.skipped
@@ -211,6 +218,7 @@ class Trainer:
         total = self.control.sum(sum(micro.weight for micro in window.micros))
         if total <= 0:
             raise LaunchError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
+        self.meter.count(total)
         return total
 
     def _after(self, samples: int, loss: Tensor, grad_norm: Tensor, lr: float) -> StepInfo:
@@ -293,7 +301,7 @@ class Trainer:
         plan = self.plan
         kind = type(self.model).__name__
         own = own_optimizer(self.task)
-        told = facts(
+        self.facts = facts(
             plan,
             model_class=kind,
             distributed_type=str(self.accelerator.distributed_type).rsplit(".", 1)[-1],
@@ -305,14 +313,12 @@ class Trainer:
             parameters=self.parameters,
             trainable_parameters=self.trainable,
             optimizer=plan.optimizer if own is None else f"{type(self.strategy.optimizer).__name__} of {own}",
-            state_bytes_per_rank=self.strategy.state_bytes(
-                plan, self.parameters, self.trainable, state_slots(self.strategy.optimizer)
-            ),
+            **self.strategy.costs(state_slots(self.strategy.optimizer)),
             output_dir=str(self.directory.path),
         )
         self.directory.write("config.yaml", to_yaml(self.config))
-        self.directory.write("plan.json", json.dumps(told, indent=2, default=str) + "\n")
-        self._say(banner(told))
+        self.directory.write("plan.json", json.dumps(self.facts, indent=2, default=str) + "\n")
+        self._say(banner(self.facts))
 
     def _say(self, text: str) -> None:
         if self.is_main:

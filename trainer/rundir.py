@@ -3,7 +3,9 @@
 config.yaml     the training config, resolved
 plan.json       what runs: strategy, world size, precision, batch, learning rate, versions
 metrics.jsonl   one JSON object a logged step; evaluation rows carry eval/... keys
+summary.json    where the time went, memory of every rank, the last evaluation
 log.txt         the plain lines that the terminal showed
+profile/        what profile_steps asked for; wandb/, tracking/, tracking.json: the trackers' files
 model/          the exported model; best/ the best one; step-N/ those of save_every
 """
 
@@ -76,7 +78,10 @@ class RunDirectory:
                 file.write(text + "\n")
 
 
+_TRACKED = ("wandb", "tracking", "tracking.json", "profile")
+
+
 def _is_ours(entry: Path) -> bool:
     name = entry.name.lstrip(".").removesuffix(".part").removesuffix(".old")
-    files = ("config.yaml", "plan.json", "metrics.jsonl", "log.txt", "model", "best")
+    files = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "log.txt", "model", "best", *_TRACKED)
     return name in files or (name.startswith("step-") and name[5:].isdigit())

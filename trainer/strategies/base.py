@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .costs import Case, Footprint, Part, case_of
+from .costs import Case, Footprint, Part, case_of, parts_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -74,7 +74,7 @@ class Strategy(ABC):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
-        self._names = canonical_names(model)
+        self._names, self._parts = canonical_names(model), parts_of(model)
         self.model, prepared = self.accelerator.prepare(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
         self.optimizer = prepared.optimizer
@@ -183,16 +183,15 @@ class Strategy(ABC):
     def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
         """Bytes that a rank sends in one optimizer step, over ring algorithms."""
 
-    @classmethod
-    def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:
-        """Bytes per rank of parameters, gradients and optimizer state (the ZeRO paper's model states).
+    def costs(self, slots: int) -> dict[str, int]:
+        """What the prepared model costs: bytes of model states on a rank, and bytes that it sends in a step.
 
         Args:
-            parameters: elements of all parameters; ``trainable``: of those that learn.
             slots: full-precision tensors per parameter that the optimizer keeps (Adam 2, momentum 1, SGD 0).
         """
-        parts = [Part(numel=trainable, rows=trainable), Part(numel=parameters - trainable, learns=False)]
-        return cls.footprint(case_of(plan, slots), parts).states
+        case = case_of(self.plan, slots)
+        states = self.footprint(case, self._parts).states
+        return {"state_bytes_per_rank": states, "sent_bytes_per_step": self.sent_bytes(case, self._parts)}
 
     def close(self) -> None:
         """Give back what holds the process at exit. Called once, by every rank."""
