@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from jobs import BIN, ROOT, clean_environment, command, run
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, TrainerError
 from trainer.rundir import RunDirectory
 from trainer.runs import read_run
 from trainer.tracking import Tracking, watchers, without_secrets
@@ -83,12 +83,13 @@ CONTINUED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
-from test_tracking import trained
-trained(Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3])))
+from test_tracking import fail, trained
+from trainer.leave import run
+run(lambda: {}(Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3]))))
 """
 
 
-def trained(path: Path, steps: range) -> None:
+def trained(path: Path, steps: range, *, end: bool = True) -> None:
     """What the trainer does with the tracker, without training."""
     from accelerate import Accelerator
 
@@ -108,11 +109,12 @@ def trained(path: Path, steps: range) -> None:
         )
         info.evaluation = None
         tracking.on_step(trainer, info)
-    tracking.on_end(trainer, {"peak_memory_bytes": [1], "seconds": {"wall": 1.0}})
+    if end:
+        tracking.on_end(trainer, {"peak_memory_bytes": [1], "seconds": {"wall": 1.0}})
 
 
 def continued(tmp_path: Path, first: int, end: int, **environment: str) -> tuple[str, float]:
-    words = [sys.executable, "-c", CONTINUED, str(tmp_path / "out"), str(first), str(end)]
+    words = [sys.executable, "-c", CONTINUED.format("trained"), str(tmp_path / "out"), str(first), str(end)]
     begin = time.monotonic()
     done = subprocess.run(
         words,
@@ -134,6 +136,22 @@ def test_two_resumes_are_one_run_and_secrets_stay_here(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [row["_step"] for row in rows] == list(range(1, 10))
     assert not any(SECRET in text for text in said)
     assert leaks(tmp_path / "out") == []
+
+
+def test_a_failed_training_keeps_its_curve(tmp_path: Path) -> None:
+    """wandb writes in blocks, and leaving a failed job does not wait for anybody."""
+    words = [sys.executable, "-c", CONTINUED.format("fail"), str(tmp_path / "out"), "1", "4"]
+    environment = clean_environment(quiet(tmp_path, WANDB_API_KEY=""))
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "loss is nan" in done.stderr, done.stderr
+    [folder] = (tmp_path / "out" / "wandb").glob("offline-run-*")
+    assert [row["step"] for row in read_run(folder).rows] == [1, 2, 3]
+    assert json.loads(inspect("--summary", "--json", str(folder)))["exit_code"] == 1
+
+
+def fail(path: Path, steps: range) -> None:
+    trained(path, steps, end=False)
+    raise TrainerError("loss is nan")
 
 
 def leaks(folder: Path) -> list[str]:

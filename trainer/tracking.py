@@ -6,13 +6,15 @@ of settings that look like secrets are left out.
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .callbacks import Callback
 from .errors import ConfigError, Problem, did_you_mean
+from .leave import when_failing
 from .profiling import Profile
 from .train_config import profiled_steps
 
@@ -36,7 +38,9 @@ class Tracking(Callback):
     """
 
     def __init__(self, names: Sequence[str], *, where: str) -> None:
-        self.names, self.started = list(names), False
+        self.names = list(names)
+        self.started = False
+        self.undo: list[Callable[[], None]] = []
         check(self.names, where)
 
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
@@ -55,6 +59,8 @@ class Tracking(Callback):
     def on_end(self, trainer: Trainer, summary: Mapping[str, Any]) -> None:
         if not self.started:
             return
+        for undo in self.undo:
+            undo()
         for tracker in trainer.accelerator.trackers:
             if tracker.name == "wandb":
                 from . import wandb_run
@@ -88,7 +94,7 @@ class Tracking(Callback):
                 if name != "wandb" or settings[name]["mode"] != "online":
                     raise
                 # Its server answers and then refuses (a wrong key), or stops answering: training goes on.
-                wandb_run.tell_offline(trainer, str(error).splitlines()[0])
+                wandb_run.give_up(trainer, str(error).splitlines()[0])
                 tracker = kind(*given, **{**settings[name], "mode": "offline"})
                 tracker.start()
             # TensorBoard takes plain values only, and W&B has its own from the start.
@@ -96,6 +102,8 @@ class Tracking(Callback):
                 plain = configuration(trainer)
                 tracker.store_init_configuration({k: v if _is_plain(v) else str(v) for k, v in plain.items()})
             accelerator.trackers.append(tracker)
+            last = functools.partial(tracker.tracker.finish, exit_code=1) if name == "wandb" else tracker.finish
+            self.undo.append(when_failing(last))
         if "wandb" in self.names:
             wandb_run.describe(accelerator.get_tracker("wandb", unwrap=True), trainer)
 

@@ -56,6 +56,14 @@ def tell_offline(trainer: Trainer, reason: str) -> None:
     print(text, flush=True)
 
 
+def give_up(trainer: Trainer, reason: str) -> None:
+    """After a failed start: its service still holds the run's id."""
+    import wandb
+
+    wandb.teardown()
+    tell_offline(trainer, reason)
+
+
 def describe(run: Any, trainer: Trainer) -> None:
     """Axes and summaries: every curve over optimizer steps; of losses the least counts, of the rest the last."""
     config = trainer.config
