@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
@@ -145,3 +147,22 @@ def test_a_run_without_steps_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     (folder / "metrics.jsonl").unlink()
     assert main(["compare", str(folder)]) == 2
     assert "holds no logged step" in capsys.readouterr().err
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
+    """Headless Chromium, as ``CHROMIUM`` names it: every curve and bar is drawn, and nothing sticks out sideways."""
+    told = report([made("ddp"), made("zero3", speed=50, strategy="zero3")]) | {"title": "Two runs"}
+    file = tmp_path / "page.html"
+    wide = "<script>document.title = document.documentElement.scrollWidth + ' of ' + innerWidth</script></html>"
+    file.write_text(page(told).replace("</html>", wide))
+    program = os.environ.get("CHROMIUM", "chromium")
+    words = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--dump-dom"]
+    shown = subprocess.run([*words, file.as_uri()], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert shown.count("<path ") == 2 and shown.count('class="bar"') == 4 * 2
+    assert "Take ddp" in shown and "Parity: the same curve." in shown
+    [(needed, there)] = re.findall(r"<title>(\d+) of (\d+)</title>", shown.split("</head>")[0]) or re.findall(
+        r"<title>(\d+) of (\d+)</title>", shown
+    )
+    assert int(needed) <= int(there)

@@ -17,6 +17,7 @@ _SHOWN = ("strategy", "world_size", "launcher", "device", "distributed_type", "m
 # Relative bounds: the first loss differs by the order of sums alone; an optimizer amplifies that later.
 _FIRST = {"no": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 _MEAN = {"no": 1e-2, "bf16": 5e-2, "fp16": 5e-2}
+_CALLED = {"no": "full precision", "bf16": "bf16", "fp16": "fp16"}
 
 
 def report(runs: Sequence[Run]) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _parity(runs: Sequence[Run], names: Sequence[str], differences: Mapping[str,
         )  # fmt: skip
     if not found:
         return {"verdict": "one run", "why": "nothing to hold it against", "against": []}
-    bounds = f"bounds for {precision}: first step {_FIRST[precision]:g}, mean {_MEAN[precision]:g}"
+    bounds = f"bounds for {_CALLED[precision]}: first step {_FIRST[precision]:g}, mean {_MEAN[precision]:g}"
     if all(entry["same"] for entry in found):
         largest = max(found, key=lambda entry: entry["largest"])
         why = (
