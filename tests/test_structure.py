@@ -40,7 +40,7 @@ LAYERS = [
     {"callbacks", "meter", "profiling", "tracking", "wandb_run"},
     {"loop"},
     {"script"},
-    {"activations", "check", "planned", "planning"},
+    {"activations", "check", "compare", "comparing", "planned", "planning", "runs"},
     {"cli"},
 ]
 
