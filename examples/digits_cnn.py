@@ -78,11 +78,17 @@ class DigitsCNN(Task):
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch["image"]), batch["label"])
 
-    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        logits = model(batch["image"])
+    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        logits, labels = model(batch["image"]), batch["label"]
+        right = logits.argmax(-1) == labels
+        confusion = torch.zeros(10, 10, dtype=torch.long, device=labels.device)
+        confusion.index_put_((labels, logits.argmax(-1)), torch.ones_like(labels), accumulate=True)
         return {
-            "loss": F.cross_entropy(logits, batch["label"], reduction="none"),
-            "accuracy": (logits.argmax(-1) == batch["label"]).float(),
+            "loss": F.cross_entropy(logits, labels, reduction="none"),
+            "accuracy": right.float(),
+            "top3": (logits.topk(3).indices == labels[:, None]).any(-1).float(),
+            "recall": (confusion.diagonal(), confusion.sum(1)),  # per class: eval/recall/0 ... eval/recall/9
+            "confusion": (confusion, None),  # counts: eval/confusion/<label>/<prediction>
         }
 
 

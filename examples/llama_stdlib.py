@@ -6,10 +6,8 @@ Python versions: training on several nodes wants the same Python on all of them.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import os
-import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainer import Data, Task
+from trainer import Data, Task, prepared
 from trainer.errors import ConfigError, DataError, Problem, did_you_mean
 
 END_OF_TEXT = "<|endoftext|>"
@@ -117,6 +115,10 @@ class LlamaStdlib(Task):
             "accuracy": ((logits.argmax(-1) == targets).sum(), weight),
         }
 
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how they are cut.
+        return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}  # exp(710) is no float any more
+
     def save_extras(self, directory: Path) -> None:
         """The tokenizer, so that ``AutoTokenizer.from_pretrained`` finds it beside the model."""
         from transformers import PreTrainedTokenizerFast
@@ -136,26 +138,18 @@ class LlamaStdlib(Task):
             ConfigError: the corpus or its column does not exist.
             DataError: the corpus is too short to hold some of it out.
         """
-        from filelock import FileLock
-
         documents = list(_cut_off(self._sources(), self.max_bytes))
         if len(documents) < self.held_out:
             documents = [text[at : at + PIECE] for text in documents for at in range(0, len(text), PIECE)]
         if len(documents) < self.held_out:
             few = f"{len(documents)} pieces of {PIECE} characters"
             raise DataError(f"corpus {self.corpus!r}: {few} are too few to hold one in {self.held_out} out")
-        made_of = json.dumps([CACHE_FORMAT, self.vocab_size, self.held_out, documents]).encode()
-        cache = Path(self.cache_dir).expanduser()
-        cache.mkdir(parents=True, exist_ok=True)
-        folder = cache / hashlib.sha256(made_of).hexdigest()[:20]
-        with FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                unfinished = folder.with_suffix(".unfinished")
-                shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
-                unfinished.mkdir()
-                _write(unfinished, documents, held_out=self.held_out, vocab_size=self.vocab_size)
-                os.replace(unfinished, folder)
-        return folder
+        made_of = [CACHE_FORMAT, self.vocab_size, self.held_out, documents]
+
+        def make(folder: Path) -> None:
+            _write(folder, documents, held_out=self.held_out, vocab_size=self.vocab_size)
+
+        return prepared(self.cache_dir, made_of, make)
 
     def _sources(self) -> Iterable[bytes]:
         if self.corpus.startswith("hf:"):

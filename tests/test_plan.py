@@ -446,5 +446,5 @@ def test_the_learning_rate_of_the_json_is_scaled_too() -> None:
 
 def test_what_is_written_beside_the_run() -> None:
     told = plan(request("fsdp", mixed_precision=asked("bf16")), micro_batch_size=4).as_dict()
-    assert told["precision"] == {"parameters": "fp32", "compute": "bf16", "reduction": "fp32"}
+    assert told["precision"] == {"parameters": "fp32", "compute": "bf16", "reduction": "fp32", "buffers": "fp32"}
     assert {"strategy", "world_size", "launcher", "device", "mixed_precision", "global_batch_size", "lr"} <= set(told)

@@ -33,14 +33,14 @@ ELSEWHERE = {
 LAYERS = [
     {"errors"},
     {"gpus"},
-    {"documents", "kinds", "schema", "train_config", "arguments", "config"},
-    {"data", "metrics", "schedule", "optim", "task"},
+    {"documents", "kinds", "schema", "schedule", "train_config", "arguments", "config"},
+    {"items", "data", "stream", "prepare", "metrics", "optim", "task"},
     {"launching", "strategies"},
     {"control", "rundir", "leave", "ema", "export", "banner"},
     {"callbacks", "meter", "profiling", "tracking", "wandb_run"},
     {"loop"},
     {"script"},
-    {"activations", "check", "compare", "comparing", "planned", "planning", "runs"},
+    {"activations", "check", "compare", "comparing", "parity", "planned", "planning", "runs", "trial"},
     {"cli"},
 ]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .leave import run as run
     from .loop import StepInfo as StepInfo
     from .loop import Trainer as Trainer
+    from .prepare import prepared as prepared
     from .script import main as main
     from .task import Data as Data
     from .task import Task as Task
@@ -46,6 +47,7 @@ _HOMES = {
     "load_config": "config",
     "load_export": "export",
     "main": "script",
+    "prepared": "prepare",
     "run": "leave",
 }
 

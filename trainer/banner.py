@@ -34,8 +34,8 @@ def banner(facts: Mapping[str, Any]) -> str:
     rows = [("launcher", f["launcher"]), *plan_rows(f)]
     rows[1] = ("strategy", f"{f['strategy']} ({f['model_class']})")
     rows += [
-        ("data", f"{f['train_samples']:,} training, {f['evaluation_samples']:,} evaluation samples"),
-        ("length", f"{f['total_steps']:,} steps, {f['steps_per_epoch']:,} an epoch"),
+        ("data", f"{_count(f['train_samples'])} training, {_count(f['evaluation_samples'])} evaluation samples"),
+        ("length", f"{f['total_steps']:,} steps, {_count(f['steps_per_epoch'])} an epoch"),
         ("model", f"{f['parameters']:,} parameters ({f['trainable_parameters']:,} trainable)"),
         ("state per rank", f"{size(f['state_bytes_per_rank'])} of parameters, gradients and optimizer state"),
         ("output", f["output_dir"]),
@@ -53,14 +53,13 @@ def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{p['lr_reference']:g} at batch {p['reference_batch_size']} -> {rate} at batch "
             f"{p['global_batch_size']} ({p['lr_scaling']})"
         )
-    schedule = p["schedule"] + (f", {p['warmup_steps']} warm-up steps" if p["warmup_steps"] else "")
     return [
         ("strategy", p["strategy"]),
         ("world size", str(p["world_size"])),
         ("device", p["device"] + (" (rehearsal: the real strategy over gloo)" if p["rehearsal"] else "")),
         ("precision", ", ".join(f"{part} {dtype}" for part, dtype in p["precision"].items())),
         ("batch", f"{batch}  (micro x accumulation x world = global)"),
-        ("optimizer", f"{p['optimizer']}, lr {rate}, {schedule}"),
+        ("optimizer", f"{p['optimizer']}, lr {rate}, {_schedule(p)}"),
         ("clipping", "none" if p["max_grad_norm"] is None else f"global norm {p['max_grad_norm']:g}"),
     ]
 
@@ -72,6 +71,24 @@ def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
     lines += [f"note: {notice}" for notice in notices]
     rule = "-" * min(100, max(map(len, lines)))
     return "\n".join([rule, *lines, rule])
+
+
+def _schedule(p: Mapping[str, Any]) -> str:
+    parts = [p["schedule"] + "".join(f" {key}={value}" for key, value in p["schedule_settings"].items())]
+    asked = ""
+    if p["warmup_samples"] is not None:
+        asked = f" ({p['warmup_samples']:,} samples)"
+    if p["warmup_fraction"] is not None:
+        asked = f" ({p['warmup_fraction']:g} of the run)"
+    if p["warmup_steps"]:
+        parts.append(f"{p['warmup_steps']} warm-up steps{asked}")
+    elif asked:  # the length of the run is not known yet
+        parts.append(f"warm-up{asked}")
+    return ", ".join(parts)
+
+
+def _count(number: int | None) -> str:
+    return "(a stream: unknown)" if number is None else f"{number:,}"
 
 
 def size(count: float) -> str:

@@ -69,7 +69,9 @@ class Progress(Callback):
                 quiet=self.bar is not None,
             )
         if info.evaluation is not None:
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in info.evaluation.items())
+            # Values per class and the like (eval/recall/3) are many: they stand in metrics.jsonl.
+            whole = {name: value for name, value in info.evaluation.items() if name.count("/") == 1}
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in whole.items())
             self._tell(trainer, f"step {info.step}/{trainer.total_steps}  {shown}")
         if info.is_last and self.bar is not None:
             self.bar.close()

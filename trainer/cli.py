@@ -10,6 +10,7 @@ from .errors import TrainerError, did_you_mean
 
 COMMANDS = {
     "check": ("check", "read launch files and training configs: what will run, or all that is wrong"),
+    "parity": ("parity", "train a few steps under each launch file: are loss, norm and weights the same?"),
     "plan": ("planning", "what fits on which GPUs under which strategy: memory, bytes sent, a file to start from"),
     "compare": ("compare", "runs beside each other: curves, speed, memory, one sentence that recommends"),
 }

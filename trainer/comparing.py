@@ -59,7 +59,7 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
         "sent_bytes_per_step": sent,
         "sent_bytes": None if sent is None else int(sent) * int(last["step"]),
         "seconds": run.summary.get("seconds", {}),
-        "final": {"loss": last["loss"], **run.evaluation},
+        "final": {"loss": last["loss"], **{k: v for k, v in run.evaluation.items() if k.count("/") == 1}},
         "curves": {
             "train": [[row["step"], row["samples"], row.get("seconds", 0), row["loss"]] for row in logged],
             "eval": [

@@ -70,7 +70,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
     whole = Checker(lambda key: _home(where, key, document.path))
     whole.missing(TrainConfig, given | wrong)
     for name, rule, value in broken_rules(values, given, wrong):
-        problems.append(Problem(where=_home(where, (name,), document.path), key=name, rule=rule, value=value))
+        home = _home(where, tuple(name.split(".")), document.path)
+        problems.append(Problem(where=home, key=name, rule=rule, value=value))
     if problems := [*whole.problems, *problems]:
         raise ConfigError(problems)
 

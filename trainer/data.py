@@ -3,19 +3,21 @@
 The global order of an epoch follows from (seed, epoch). A step takes the next ``global_batch_size``
 samples of it, cut into micro-batches and ranks; so the same samples meet at the same step on every
 layout with the same global batch. The position is one integer: samples consumed since the start.
+Streams, which have no order to choose, are read by ``stream.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from .errors import DataError
+from .items import Augment, Items, generator_of
 
 Indices = list[int]
 Order = np.ndarray[Any, np.dtype[np.int64]]
@@ -78,10 +80,14 @@ class TrainData:
 
     Args:
         dataset: map-style, not empty.
+        augment: changes an item by the randomness of its (seed, epoch, index).
         weight_of: items in a batch where they are not the examples (tokens); None where they are.
         drop_last: leave out the short last step of each epoch.
-        workers: loading processes of this rank.
+        workers: loading processes of this rank. Randomness of their own (python, numpy, torch) differs between
+            ranks and repeats from run to run.
     """
+
+    skips = 0  # samples to read over before the next window; a map-style data set has none
 
     def __init__(
         self,
@@ -90,22 +96,25 @@ class TrainData:
         *,
         seed: int,
         collate: Callable[[Sequence[Any]], Any] | None = None,
+        augment: Augment | None = None,
         weight_of: Callable[[Any], Any] | None = None,
         drop_last: bool = False,
         workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
         self.size = sized(dataset, "train")
-        self.dataset, self.layout, self.seed, self.drop_last = dataset, layout, seed, drop_last
-        self.weight_of, self.collate = weight_of, collate
+        self.items = Items(dataset, seed=seed, augment=augment)
+        self.layout, self.seed, self.drop_last = layout, seed, drop_last
+        self.weight_of, self.collate = weight_of, collate or default_collate
         self.workers, self.pin_memory = workers, pin_memory
+        self.position = self._lender = 0
         batch = layout.global_batch_size
         self.steps_per_epoch = self.size // batch if drop_last else -(-self.size // batch)
         if not self.steps_per_epoch:
             raise DataError(f"drop_last: {self.size} samples do not fill one global batch of {batch}; lower the batch")
 
-    def steps(self, position: int) -> Iterator[tuple[list[Indices], int, int]]:
-        """Endless ``(this rank's micro-batches, samples of all ranks, position after)``, without touching the data."""
+    def steps(self, position: int) -> Iterator[tuple[int, list[Indices], int, int]]:
+        """Endless ``(epoch, this rank's micro-batches, samples of all ranks, position after)``; reads no data."""
         batch = self.layout.global_batch_size
         while True:
             epoch, offset = divmod(position, self.size)
@@ -115,41 +124,68 @@ class TrainData:
                 offset += batch
                 if len(taken) < batch and self.drop_last:
                     break
-                yield share(taken, self.layout), len(taken), epoch * self.size + min(offset, self.size)
+                yield epoch, share(taken, self.layout), len(taken), epoch * self.size + min(offset, self.size)
             position = (epoch + 1) * self.size
 
     def windows(self, position: int, steps: int) -> Iterator[Window]:
         """The next ``steps`` windows from ``position``. Each is fetched whole, so that its weight is known first."""
         batches = iter(
             DataLoader(
-                self.dataset,
+                self.items,  # type: ignore[arg-type]  # it is fetched by lists of keys
                 batch_sampler=_Batches(self, position, steps),
-                collate_fn=self.collate or default_collate,
+                collate_fn=self.collate,
                 num_workers=self.workers,
                 pin_memory=self.pin_memory,
-                generator=torch.Generator().manual_seed(self.seed),
+                generator=generator_of(self.seed, self.layout.rank, position),
             )
         )
-        for (mine, samples, end), _ in zip(self.steps(position), range(steps), strict=False):
-            micros = tuple(self._micro(indices, next(batches)) for indices in mine)
+        for _, mine, samples, end in islice(self.steps(position), steps):
+            micros = tuple(self._micro(len(part), next(batches)) if part else self._borrowed() for part in mine)
+            self.position = end
             yield Window(micros=micros, samples=samples, end=end)
 
-    def _micro(self, indices: Indices, batch: Any) -> Micro:
-        if not indices:
-            return Micro(batch=batch, weight=0.0)
-        return Micro(batch=batch, weight=float(len(indices) if self.weight_of is None else self.weight_of(batch)))
+    def _micro(self, examples: int, batch: Any) -> Micro:
+        weight = float(examples if self.weight_of is None else self.weight_of(batch))
+        return Micro(batch=batch, weight=weight) if weight else self._borrowed()
+
+    def _borrowed(self) -> Micro:
+        """A sample that has weight, to go through the model for nothing.
+
+        A batch without any can have a loss that is no number, and zero times that is no number either, in the
+        backward pass too. The first sample in index order that has weight is remembered, and read anew each time:
+        some collates change their items.
+        """
+        for distance in range(self.size):
+            index = (self._lender + distance) % self.size
+            batch = self.collate(self.items.__getitems__([(0, index)]))
+            if self.weight_of is None or self.weight_of(batch) > 0:
+                self._lender = index
+                return Micro(batch=batch, weight=0.0)
+        raise DataError(f"Data.train: none of its {self.size} samples has a weight; check Task.weight and the labels")
+
+    def epochs_at(self, position: int) -> float:
+        """Passes over the data after ``position`` samples."""
+        return position / self.size
+
+    def state(self) -> dict[str, Any]:
+        """Where the last window ended, as JSON."""
+        return {"samples": self.position}
+
+    def restore(self, state: Mapping[str, Any]) -> int:
+        """Go on behind the window that ``state`` was taken after, on any layout; returns the position."""
+        self.position = int(state["samples"])
+        return self.position
 
 
 class _Batches:
-    """The index lists of the coming steps, for torch's DataLoader. An empty share borrows the order's first sample."""
+    """The keys of the coming micro-batches of this rank, for torch's DataLoader; empty ones are not loaded."""
 
     def __init__(self, data: TrainData, position: int, steps: int) -> None:
         self.data, self.position, self.count = data, position, steps
 
-    def __iter__(self) -> Iterator[Indices]:
-        for (mine, _, _), _ in zip(self.data.steps(self.position), range(self.count), strict=False):
-            for indices in mine:
-                yield indices or [0]
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for epoch, mine, _, _ in islice(self.data.steps(self.position), self.count):
+            yield from ([(epoch, index) for index in part] for part in mine if part)
 
 
 def evaluation_batches(
@@ -162,33 +198,52 @@ def evaluation_batches(
 ) -> Iterator[tuple[Any, bool]]:
     """``(batch, counts)`` over a whole data set in its own order; every rank gets as many batches.
 
-    A batch that does not count is there because a sharded forward pass needs all ranks.
+    A batch that does not count is there because a sharded forward pass needs all ranks. A stream is read by
+    every rank, without workers, and each keeps its share. Raises DataError where there is nothing to measure on.
     """
-    size = sized(dataset, "evaluation")
     cut = Layout(rank=layout.rank, world_size=layout.world_size, micro_batch_size=batch_size, accumulation_steps=1)
-    lists = share(range(size), cut)
+    if is_stream(dataset):
+        yield from _stream_batches(dataset, cut, collate)
+        return
+    lists = share(range(sized(dataset, "evaluation")), cut)
     sampler = [indices or [0] for indices in lists]
     loader = DataLoader(
         dataset,
         batch_sampler=sampler,
         collate_fn=collate or default_collate,
         num_workers=workers,
-        generator=torch.Generator().manual_seed(0),
+        generator=generator_of(0, layout.rank),
     )
     for indices, batch in zip(lists, loader, strict=True):
         yield batch, bool(indices)
+
+
+def _stream_batches(
+    dataset: Any, cut: Layout, collate: Callable[[Sequence[Any]], Any] | None
+) -> Iterator[tuple[Any, bool]]:
+    stream, empty = iter(dataset), True
+    while block := list(islice(stream, cut.global_batch_size)):
+        [mine] = share(range(len(block)), cut)
+        yield (collate or default_collate)([block[at] for at in mine or [0]]), bool(mine)
+        empty = False
+    if empty:
+        raise DataError("Data.evaluation gave nothing: an empty stream, or one that can be read only once")
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether a data set can only be read from its beginning: no length, no indexing, or torch's IterableDataset."""
+    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not indexed)
 
 
 def sized(dataset: Any, name: str) -> int:
     """Length of a map-style data set.
 
     Raises:
-        DataError: a stream, or an empty data set.
+        DataError: it has none, or is empty.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise DataError(
-            f"Data.{name} is a {type(dataset).__name__} without length and indexing; streams are not supported"
-        )
+        raise DataError(f"Data.{name} is a {type(dataset).__name__}, without length and indexing")
     if len(dataset) == 0:
         raise DataError(f"Data.{name} is empty")
     return len(dataset)

@@ -11,7 +11,9 @@ Order of operations of one optimizer step, kept below and nowhere else:
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +22,26 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device, set_seed
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LRScheduler
 
 from .banner import banner, facts
 from .callbacks import Best, Callback, MetricsFile, Progress, SaveEvery, StopOnNaN
 from .config import every_steps, to_yaml
 from .control import Control
-from .data import Layout, TrainData, evaluation_batches, sized
+from .data import Layout, TrainData, evaluation_batches, is_stream, sized
 from .ema import Average, NoAverage
-from .errors import LaunchError
+from .errors import ConfigError, DataError, LaunchError, Problem
 from .export import export_model
+from .items import seed_of
 from .launching import Launched, launch
 from .leave import Stopped
 from .meter import Meter, told
 from .metrics import WeightedSums
 from .optim import state_slots
 from .rundir import RunDirectory
-from .schedule import lr_factor
+from .schedule import build_schedule, check_schedule, refuse_plateau, warmup_steps_of
+from .strategies.buffers import kept
+from .stream import StreamData, refuse_what_streams_cannot
 from .task import Task, own_optimizer
 from .tracking import watchers
 from .train_config import TrainConfig
@@ -98,48 +103,53 @@ class Trainer:
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
         home = (where or {}).get("output_dir", "default")
         self.directory.claim(self.control, overwrite=config.overwrite, home=home)
-        self._build([*watchers(config, where or {}), *callbacks])
+        self._build([*watchers(config, where or {}), *callbacks], where or {})
         self._announce()
 
-    def _build(self, callbacks: Sequence[Callback]) -> None:
+    def _build(self, callbacks: Sequence[Callback], where: Mapping[str, str]) -> None:
         plan, config, task = self.plan, self.config, self.task
+        check_schedule(plan)
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses CUDA matmuls without it
         set_seed(config.seed, deterministic=config.deterministic)
         self.data = task.build_data()
+        kind: type[TrainData | StreamData] = TrainData
+        if is_stream(self.data.train):
+            refuse_what_streams_cannot(config, where)
+            kind = StreamData
         self.layout = Layout(
             rank=self.accelerator.process_index,
             world_size=plan.world_size,
             micro_batch_size=plan.micro_batch_size,
             accumulation_steps=plan.accumulation_steps,
         )
-        self.train_data = TrainData(
+        self.train_data = kind(
             self.data.train,
             self.layout,
             seed=config.seed,
             collate=self.data.collate,
+            augment=self.data.augment,
             weight_of=None if type(task).weight is Task.weight else task.weight,
             drop_last=config.drop_last,
             workers=config.workers,
             pin_memory=plan.device == "cuda",
         )
-        self.steps_per_epoch = self.train_data.steps_per_epoch
-        by_epochs = None if config.epochs is None else config.epochs * self.steps_per_epoch
-        self.total_steps = min(n for n in (by_epochs, config.max_steps) if n is not None)
+        self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
+        by_epochs = (config.epochs or 0) * (self.steps_per_epoch or 0)
+        self.total_steps = min(n for n in (by_epochs, config.max_steps) if n)
+        self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
         set_seed(config.seed)  # the weights do not depend on what building the data drew
         model = task.build_model()
+        if config.sync_batchnorm:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         if not self.trainable:
             raise LaunchError("the model has no trainable parameters")
         self.strategy.prepare(model, task.build_optimizer(model, plan))
         self.strategy.verify()
-        set_seed(config.seed + 1 + self.accelerator.process_index)  # dropout differs between ranks
-        factor = lr_factor(
-            plan.schedule,
-            warmup_steps=plan.warmup_steps,
-            total_steps=self.total_steps,
-            final_ratio=plan.final_lr_ratio,
-        )
-        self.schedule = LambdaLR(self.strategy.optimizer, factor)
+        set_seed(seed_of(config.seed, self.accelerator.process_index))  # dropout differs between ranks
+        self.schedule = self._schedule()
         self.average = NoAverage() if config.ema_decay is None else Average(self.strategy, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.stopped_by: int | None = None
@@ -152,6 +162,18 @@ class Trainer:
         if save_every is not None:
             self.callbacks.append(SaveEvery(save_every))
         self.callbacks.extend(callbacks)
+
+    def _schedule(self) -> LRScheduler:
+        own = self.task.build_schedule(self.strategy.optimizer, self.plan, self.total_steps)
+        if own is None:
+            return build_schedule(self.strategy.optimizer, self.plan, self.total_steps)
+        built_by = f"{type(self.task).__name__}.build_schedule"
+        refuse_plateau(own, built_by)
+        if self.plan.home("schedule") != "default" or self.config.schedule is not None:
+            rule = f"{built_by} builds a schedule already; remove one of the two"
+            where = self.plan.home("schedule")
+            raise ConfigError(Problem(where=where, key="schedule", value=self.plan.schedule, rule=rule))
+        return own
 
     @property
     def model(self) -> nn.Module:
@@ -185,15 +207,19 @@ class Trainer:
         world, strategy, task = self.plan.world_size, self.strategy, self.task
         self.model.train()
         self.meter.start(self.samples)
+        if self.train_data.skips:
+            self._say(f"the stream keeps no state: {self.train_data.skips:,} samples are read over first")
         windows = self.train_data.windows(self.samples, self.total_steps - self.step)
         for window in self.meter.waiting("data", windows):
             total = self._total_weight(window)
             loss_sum = torch.zeros((), device=self.accelerator.device)
             for number, micro in enumerate(window.micros, 1):
                 batch = send_to_device(micro.batch, self.accelerator.device, non_blocking=True)
-                with strategy.micro_step(boundary=number == len(window.micros)):
-                    loss = task.training_step(self.model, batch)
-                    share = weighted(loss, micro.weight / total)
+                with (
+                    kept(self.model, when=not micro.weight),
+                    strategy.micro_step(boundary=number == len(window.micros)),
+                ):
+                    share = task.training_step(self.model, batch) * (micro.weight / total)
                     strategy.backward(share * world)
                 loss_sum += share.detach()
             with self.meter.part("optimizer"):
@@ -217,7 +243,7 @@ class Trainer:
             return float(window.samples)
         total = self.control.sum(sum(micro.weight for micro in window.micros))
         if total <= 0:
-            raise LaunchError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
+            raise DataError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
         self.meter.count(total)
         return total
 
@@ -229,7 +255,7 @@ class Trainer:
             self.stopped_by = wish
         last = self.step >= self.total_steps or wish is not None
         metrics = evaluation = None
-        epoch = self.samples / self.train_data.size
+        epoch = self.train_data.epochs_at(self.samples)
         if last or self.step == 1 or self.step % self.config.log_every == 0:
             metrics = self._log(epoch, loss, grad_norm, lr)
         if self.data.evaluation is not None and (last or (self.eval_every and self.step % self.eval_every == 0)):
@@ -267,23 +293,26 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Metrics over the whole evaluation set, equal on every rank and world size. Every rank enters."""
-        sums = WeightedSums()
+        device = self.accelerator.device
+        sums = WeightedSums({name: metric.to(device) for name, metric in self.task.build_metrics().items()})
         size = self.config.evaluation_batch_size or self.plan.micro_batch_size
         batches = evaluation_batches(
             self.data.evaluation, self.layout, batch_size=size, collate=self.data.collate, workers=self.config.workers
         )
+        self.strategy.agree_buffers()
         self.model.eval()
         with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
             for batch, counts in batches:
-                batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
+                batch = send_to_device(batch, device, non_blocking=True)
                 sums.add(self.task.evaluation_step(self.model, batch), counts=counts)
-            means = sums.reduce(self.accelerator)
+            means = self.task.summarize(sums.reduce(self.accelerator))
         self.model.train()
         self.last_evaluation = {f"eval/{name}": value for name, value in means.items()}
         return self.last_evaluation
 
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors. Every rank enters."""
+        self.strategy.agree_buffers()
         with self.meter.paused("saving"), self.average.applied():
             export_model(self.strategy, self.control, self.task, Path(directory))
 
@@ -307,7 +336,7 @@ class Trainer:
             distributed_type=str(self.accelerator.distributed_type).rsplit(".", 1)[-1],
             seed=self.config.seed,
             train_samples=self.train_data.size,
-            evaluation_samples=0 if self.data.evaluation is None else sized(self.data.evaluation, "evaluation"),
+            evaluation_samples=_evaluation_size(self.data.evaluation),
             steps_per_epoch=self.steps_per_epoch,
             total_steps=self.total_steps,
             parameters=self.parameters,
@@ -326,6 +355,8 @@ class Trainer:
             self.directory.line(text)
 
 
-def weighted(loss: Tensor, weight: float) -> Tensor:
-    """``loss * weight``, where weight 0 adds nothing even to a loss that is not a number."""
-    return loss * weight if weight else torch.nan_to_num(loss) * 0.0
+def _evaluation_size(dataset: Any) -> int | None:
+    """Samples to measure on: 0 without any, None for a stream."""
+    if dataset is None:
+        return 0
+    return None if is_stream(dataset) else sized(dataset, "evaluation")

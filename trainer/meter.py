@@ -148,7 +148,7 @@ def told(summary: Mapping[str, Any], model: object) -> str:
     inside = [name for name in ("data", "forward and backward", "optimizer") if name in seconds]
     parts = ", ".join(f"{name} {seconds.pop(name):.1f}" for name in inside)
     others = ", ".join(f"{name} {spent:.1f} s" for name, spent in sorted(seconds.items()))
-    results = "  ".join(f"{name} {value:.4f}" for name, value in summary["evaluation"].items())
+    results = "  ".join(f"{name} {value:.4f}" for name, value in summary["evaluation"].items() if name.count("/") == 1)
     speed = f"{summary['samples_per_second']:.0f} samples/s"
     if "tokens_per_second" in summary:
         speed += f", {summary['tokens_per_second']:,.0f} tokens/s"

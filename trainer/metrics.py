@@ -5,45 +5,138 @@ A mean of per-rank means is wrong as soon as ranks hold different counts; sums a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from .errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+Value = Tensor | tuple[Tensor, Tensor | float | None] | Mapping[str, Any]
+
+
+class Metric(Protocol):
+    """What is used of a ``torchmetrics.Metric``: states that it gathers over ranks itself, once, in ``compute``."""
+
+    dist_sync_fn: Any
+
+    def update(self, *args: Any, **kwargs: Any) -> None: ...
+    def compute(self) -> Any: ...
+    def to(self, device: Any) -> Any: ...
+
 
 class WeightedSums:
-    """Sum of values and sum of weights for each name, in float64 where the device has it."""
+    """Sum of values and sum of weights for each name, in float64 where the device has it.
 
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+    Args:
+        objects: torchmetrics by name, fresh ones on the device; what is added under these names updates them.
+    """
 
-    def add(self, metrics: Mapping[str, Tensor | tuple[Tensor, Tensor]], *, counts: bool = True) -> None:
-        """Add one batch: per-example values, or ``(sum, weight)``. Without ``counts`` only the names are noted."""
+    def __init__(self, objects: Mapping[str, Metric] = MappingProxyType({})) -> None:
+        self._objects = objects
+        self._sums: dict[str, Tensor] = {}  # (2, n): sums and weights
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._plain: set[str] = set()
+        for metric in objects.values():
+            metric.dist_sync_fn = _gather
+
+    def add(self, metrics: Mapping[str, Any], *, counts: bool = True) -> None:
+        """Add one batch, whose values are by name
+
+            1-D tensor               one value for each example
+            (sum, weight)            a sum over the batch, and the weight that it is to be divided by; both of any
+                                     one shape, or one weight for all
+            (sum, None)              a sum that stays one, such as the counts of a confusion matrix
+            tuple, mapping, tensor   arguments of ``update`` where the name is a torchmetric's
+
+        Without ``counts`` only the names are noted.
+
+        Raises:
+            ConfigError: one number for a whole batch, whose weight is not known.
+        """
         for name, value in metrics.items():
-            if isinstance(value, tuple):
-                pair = torch.stack([_wide(value[0]).sum(), _wide(torch.as_tensor(value[1], device=value[0].device))])
-            else:
-                wide = _wide(value)
-                pair = torch.stack([wide.sum(), wide.new_tensor(float(wide.numel()))])
-            if not counts:
-                pair = torch.zeros_like(pair)
-            self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+            if name not in self._objects:
+                self._add(name, value, counts)
+            elif counts:
+                metric = self._objects[name]
+                if isinstance(value, Mapping):
+                    metric.update(**value)
+                else:
+                    metric.update(*(value if isinstance(value, tuple) else (value,)))
+
+    def _add(self, name: str, value: Value, counts: bool) -> None:
+        sums, weights = _sum_and_weight(name, value)
+        self._shapes[name] = tuple(sums.shape)
+        if weights is None:
+            self._plain.add(name)
+            weights = torch.ones_like(sums)
+        weights = weights.expand_as(sums)
+        # A batch without weight adds nothing, also where its mean was no number.
+        pair = torch.stack([torch.where(weights == 0, 0.0, sums).flatten(), weights.flatten()])
+        if not counts:
+            pair = torch.zeros_like(pair)
+        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
-        """Means over all ranks, from one packed reduction. Every rank calls it; a name of weight 0 gives nan."""
-        if not self._sums:
-            return {}
+        """Values over all ranks, from one packed reduction. Every rank calls it; a name of weight 0 gives nan.
+
+        The parts of a sum with a shape get names such as ``recall/3`` and ``confusion/3/5``.
+        """
+        values: dict[str, float] = {}
         names = sorted(self._sums)
-        packed = accelerator.reduce(torch.stack([self._sums[name] for name in names]), "sum")
-        return {name: total / weight if weight else float("nan") for name, (total, weight) in _rows(names, packed)}
+        if names:
+            packed = accelerator.reduce(torch.cat([self._sums[name] for name in names], dim=1), "sum").tolist()
+            labels = [(name, label) for name in names for label in _labels(name, self._shapes[name])]
+            for (name, label), total, weight in zip(labels, *packed, strict=True):
+                values[label] = total if name in self._plain else total / weight if weight else float("nan")
+        for name in sorted(self._objects):
+            values.update(_computed(name, self._objects[name]))
+        return values
 
 
-def _rows(names: list[str], packed: Tensor) -> list[tuple[str, tuple[float, float]]]:
-    return [(name, (row[0], row[1])) for name, row in zip(names, packed.tolist(), strict=True)]
+def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
+    if isinstance(value, tuple):
+        sums, weight = _wide(value[0]), value[1]
+        return sums, None if weight is None else _wide(torch.as_tensor(weight, device=sums.device))
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        rule = "one number for a whole batch has no known weight; give a value for each example, or (sum, weight)"
+        raise ConfigError(Problem(where="evaluation_step", key=name, rule=rule))
+    wide = _wide(value)
+    return wide.sum(), wide.new_tensor(float(wide.numel()))
+
+
+def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
+    for index in itertools.product(*map(range, shape)):
+        yield "/".join([name, *map(str, index)])
+
+
+def _computed(name: str, metric: Metric) -> dict[str, float]:
+    with warnings.catch_warnings():
+        # A rank whose batches did not count has nothing of its own to compute from, and that is right.
+        warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before the ``update``")
+        result = metric.compute()
+    named = {f"{name}/{key}": value for key, value in result.items()} if isinstance(result, Mapping) else {name: result}
+    return {
+        label: number
+        for key, value in named.items()
+        for label, number in zip(_labels(key, tuple(value.shape)), value.double().flatten().tolist(), strict=True)
+    }
+
+
+def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
+    """One state of all ranks, in rank order, whatever the shapes: torchmetrics' own gathering wants equal types,
+    and guesses them where a rank has no data."""
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, tensor.detach().cpu(), group=group)
+    return [part.to(tensor.device) for part in parts if part.numel()] or [tensor]
 
 
 def _wide(value: Tensor) -> Tensor:

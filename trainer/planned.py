@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -104,6 +105,8 @@ def _of_task(args: argparse.Namespace) -> Subject:
     from torch.utils.data import default_collate
 
     from .config import check_settings, load_config
+    from .data import is_stream
+    from .items import generator_of
     from .script import find_task
     from .strategies.base import compute_in
 
@@ -113,7 +116,11 @@ def _of_task(args: argparse.Namespace) -> Subject:
     task = check_settings(cls, loaded.config.task_settings, loaded)
     args.micro_batch = loaded.config.micro_batch_size
     data = task.build_data()
-    batch = (data.collate or default_collate)([data.train[at % len(data.train)] for at in range(args.micro_batch)])
+    rows = iter(data.train) if is_stream(data.train) else map(data.train.__getitem__, range(len(data.train)))
+    items = list(itertools.islice(itertools.cycle(rows), args.micro_batch))
+    batch = (data.collate or default_collate)(
+        [data.augment(i, generator_of(0)) for i in items] if data.augment else items
+    )
 
     def made(dtype: torch.dtype | None) -> tuple[nn.Module, Callable[[], Tensor]]:
         model = task.build_model()

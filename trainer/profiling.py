@@ -29,7 +29,8 @@ class Profile(Callback):
         if not trainer.is_main:
             return
         if self.profiler is not None and (info.step >= self.last or info.is_last):
-            self._write(trainer)
+            with trainer.meter.paused("profile"):
+                self._write(trainer)
         elif self.profiler is None and info.step == self.first - 1 and not info.is_last:
             kinds = [torch.profiler.ProfilerActivity.CPU]
             if trainer.accelerator.device.type == "cuda":

@@ -1,9 +1,83 @@
-"""Learning rate: how it follows the batch, and how it moves with the optimizer steps."""
+"""Learning rate: how it follows the batch, and how it moves with the optimizer steps.
+
+The schedules that a config can name are held against its ``schedule_settings`` without torch, so that a mistake is
+answered in a blink; torch is imported where a schedule is built.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from .errors import ConfigError, Problem, did_you_mean
+from .kinds import About
+from .schema import Checker
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from .launching import Plan
+
+TORCH = "torch:"
+PLATEAU = "ReduceLROnPlateau"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    """The settings of ``constant``, ``linear``, ``cosine`` and ``inverse_sqrt``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The settings of ``step``."""
+
+    milestones: Annotated[list[int], About("optimizer steps after which lr is multiplied by gamma", minimum=1)]
+    gamma: Annotated[float, About("the factor at each milestone", above=0)] = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay:
+    """The settings of ``wsd``: how long the decay at the end is."""
+
+    decay_steps: Annotated[int | None, About("in optimizer steps", minimum=1)] = None
+    decay_fraction: Annotated[float | None, About("in parts of the whole run", above=0, maximum=1)] = None
+
+    def __post_init__(self) -> None:
+        if (self.decay_steps is None) == (self.decay_fraction is None):
+            raise ValueError("needs one of decay_steps and decay_fraction, such as decay_fraction: 0.2")
+
+
+SCHEDULES: Mapping[str, type] = {
+    "constant": Nothing,
+    "linear": Nothing,
+    "cosine": Nothing,
+    "step": Step,
+    "wsd": WarmupStableDecay,
+    "inverse_sqrt": Nothing,
+}
+TO_FINAL = ("linear", "cosine", "wsd")  # those that end at final_lr_ratio
+
+
+def schedule_problems(schedule: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """``(key, rule, value)`` for what is wrong with a schedule and its settings, as far as torch is not needed."""
+    if schedule.startswith(TORCH):
+        if schedule == TORCH + PLATEAU:
+            yield "schedule", "follows a metric and not the optimizer steps; not offered", schedule
+        elif not re.fullmatch(r"torch:[A-Za-z]\w*", schedule):
+            yield "schedule", "must be torch:Class, a class of torch.optim.lr_scheduler", schedule
+    elif schedule not in SCHEDULES:
+        known = did_you_mean(schedule, [*SCHEDULES, "torch:<class of torch.optim.lr_scheduler>"])
+        yield "schedule", f"unknown schedule; {known}", schedule
+    else:
+        checker = Checker(lambda key: "")
+        checker.build(SCHEDULES[schedule], settings, ("schedule_settings",))
+        for problem in checker.problems:
+            yield problem.key, problem.rule, problem.value
 
 
 def scaled_lr(lr: float, rule: str, reference_batch: int, batch: int) -> float:
@@ -17,20 +91,116 @@ def scaled_lr(lr: float, rule: str, reference_batch: int, batch: int) -> float:
     return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
 
 
-def lr_factor(schedule: str, *, warmup_steps: int, total_steps: int, final_ratio: float) -> Callable[[int], float]:
+def lr_factor(
+    schedule: str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    warmup_steps: int,
+    total_steps: int,
+    final_ratio: float = 0.0,
+) -> Callable[[int], float]:
     """Factor of the learning rate at optimizer step ``step`` (0 for the first one).
 
     The rate rises linearly and reaches its full value at step ``warmup_steps``; the first step never has
-    rate zero. Afterwards ``constant`` stays, ``linear`` and ``cosine`` end at ``final_ratio``.
+    rate zero. Afterwards ``constant`` stays, ``linear`` and ``cosine`` end at ``final_ratio``; ``step`` multiplies
+    at its milestones; ``wsd`` stays and ends in a linear decay to ``final_ratio`` (Hu et al. 2024, MiniCPM);
+    ``inverse_sqrt`` falls with the square root of the steps since the start (Vaswani et al. 2017).
     """
+    settings = settings or {}
 
-    def factor(step: int) -> float:
-        if step < warmup_steps:
-            return (step + 1) / (warmup_steps + 1)
-        if schedule == "constant":
-            return 1.0
-        done = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-        left = 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    def ramp(step: int, begin: int) -> float:
+        return min(1.0, (step - begin) / max(1, total_steps - begin))
+
+    def falling(left: float) -> float:
         return final_ratio + (1.0 - final_ratio) * left
 
-    return factor
+    milestones = sorted(settings.get("milestones", ()))
+    decay = settings.get("decay_steps") or max(1, round(settings.get("decay_fraction", 0.0) * total_steps))
+    stable = max(warmup_steps, total_steps - decay)
+    kinds: dict[str, Callable[[int], float]] = {
+        "constant": lambda step: 1.0,
+        "linear": lambda step: falling(1.0 - ramp(step, warmup_steps)),
+        "cosine": lambda step: falling(0.5 * (1.0 + math.cos(math.pi * ramp(step, warmup_steps)))),
+        "step": lambda step: float(settings.get("gamma", 0.1) ** bisect_right(milestones, step)),
+        "wsd": lambda step: 1.0 if step < stable else falling(1.0 - ramp(step, stable)),
+        "inverse_sqrt": lambda step: math.sqrt((warmup_steps + 1) / (step + 1)),
+    }
+    after = kinds[schedule]
+    return lambda step: (step + 1) / (warmup_steps + 1) if step < warmup_steps else after(step)
+
+
+def warmup_steps_of(plan: Plan, total_steps: int) -> int:
+    """Warm-up in optimizer steps, once the length of the run is known.
+
+    Raises:
+        ConfigError: it is longer than the run.
+    """
+    if plan.warmup_fraction is not None:
+        return max(1, round(plan.warmup_fraction * total_steps))
+    if plan.warmup_steps > total_steps:
+        key = "warmup_steps" if plan.warmup_samples is None else "warmup_samples"
+        rule = f"is {plan.warmup_steps} steps, longer than the run, {total_steps} steps"
+        value = plan.warmup_steps if plan.warmup_samples is None else plan.warmup_samples
+        raise ConfigError(Problem(where=plan.home(key), key=key, value=value, rule=rule))
+    return plan.warmup_steps
+
+
+def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
+    """The schedule of the plan; its ``step()`` is called once per optimizer step that was not skipped.
+
+    Raises:
+        ConfigError: torch has no such schedule, or it does not take these settings.
+    """
+    from torch.optim.lr_scheduler import LambdaLR, SequentialLR
+
+    if not plan.schedule.startswith(TORCH):
+        factor = lr_factor(
+            plan.schedule,
+            plan.schedule_settings,
+            warmup_steps=plan.warmup_steps,
+            total_steps=total_steps,
+            final_ratio=plan.final_lr_ratio,
+        )
+        return LambdaLR(optimizer, factor)
+    schedule = _of_torch(optimizer, plan)
+    if not plan.warmup_steps:
+        return schedule
+    rising = LambdaLR(optimizer, lr_factor("constant", warmup_steps=plan.warmup_steps, total_steps=total_steps))
+    return SequentialLR(optimizer, [rising, schedule], milestones=[plan.warmup_steps])
+
+
+def check_schedule(plan: Plan) -> None:
+    """Build a schedule of torch for nothing, so that it is refused before data and model are made."""
+    if plan.schedule.startswith(TORCH):
+        import torch
+
+        _of_torch(torch.optim.SGD([torch.zeros(1)], lr=plan.lr, momentum=0.5), plan)
+
+
+def refuse_plateau(schedule: LRScheduler, built_by: str) -> None:
+    """Raise ``ConfigError`` for a schedule that wants a metric at each step."""
+    if type(schedule).__name__ == PLATEAU:
+        rule = "follows a metric and not the optimizer steps; not offered"
+        raise ConfigError(Problem(where=built_by, key="", value=PLATEAU, rule=rule))
+
+
+def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
+    from torch.optim import lr_scheduler
+
+    name, settings = plan.schedule.removeprefix(TORCH), dict(plan.schedule_settings)
+    kinds = {
+        key: value
+        for key, value in vars(lr_scheduler).items()
+        if isinstance(value, type) and issubclass(value, lr_scheduler.LRScheduler) and not key.startswith("_")
+    }
+    known = kinds.keys() - {"LRScheduler", PLATEAU}
+    where = plan.home("schedule")
+    if name not in known:
+        rule = f"torch.optim.lr_scheduler has no such schedule; {did_you_mean(name, known)}"
+        raise ConfigError(Problem(where=where, key="schedule", value=plan.schedule, rule=rule))
+    try:
+        return kinds[name](optimizer, **settings)
+    except (TypeError, ValueError, AttributeError) as error:
+        rule = f"torch's {name} does not take these: {error}"
+        where = plan.home("schedule_settings") if settings else where
+        raise ConfigError(Problem(where=where, key="schedule_settings", value=settings, rule=rule)) from None

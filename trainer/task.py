@@ -8,25 +8,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Generator, Tensor, nn
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
     from .launching import Plan
+    from .metrics import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The data of a task: map-style data sets (``len`` and indexing).
+    """The data of a task: map-style data sets (``len`` and indexing by an int), or streams (iteration only).
 
     Args:
         train: items to learn from.
         evaluation: items to measure on, or None.
         collate: turns a list of items into a batch; None for torch's ``default_collate``.
+        augment: ``augment(item, generator) -> item``, for training only. What it draws from the generator depends
+            on (seed, epoch, sample) alone, so it is the same on every layout and number of workers.
     """
 
     train: Any
     evaluation: Any = None
     collate: Callable[[Sequence[Any]], Any] | None = None
+    augment: Callable[[Any, Generator], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +61,39 @@ class Task:
         """
         return batch_size(batch)
 
-    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | tuple[Tensor, Tensor]]:
-        """Metrics of one batch by name: 1-D per-example values, or ``(sum, weight)`` scalars.
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        """Metrics of one batch by name: 1-D per-example values, or ``(sum, weight)``.
 
-        Reported as ``eval/<name>`` = sum of values / sum of weights over all examples on all ranks.
+        Reported as ``eval/<name>`` = sum of values / sum of weights over all examples on all ranks. Sums may have a
+        shape (per-class values: ``eval/<name>/0`` ...), ``(sum, None)`` stays a sum, and a name of
+        ``build_metrics`` takes the arguments of its ``update``: ``{"auroc": (scores, labels)}``.
         """
         loss, weight = self.training_step(model, batch), self.weight(batch)
         return {"loss": (loss * weight, loss.new_tensor(float(weight)))}
+
+    def build_metrics(self) -> Mapping[str, Metric]:
+        """torchmetrics by name, made anew for each evaluation; ``evaluation_step`` returns what updates them.
+
+        Their states are gathered over all ranks once, when all batches are through.
+        """
+        return {}
+
+    def summarize(self, metrics: dict[str, float]) -> Mapping[str, float]:
+        """What is reported, from the metrics over all examples: the place for what is derived from a mean.
+
+        A perplexity is exp of the mean loss, not the mean of exp: ``{**metrics, "perplexity": exp(metrics["loss"])}``.
+        """
+        return metrics
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         """The optimizer; by default the one that the config names. Its lr must be ``plan.lr``."""
         from .optim import build_optimizer
 
         return build_optimizer(model, plan)
+
+    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler | None:
+        """A schedule of your own, stepped once per optimizer step; None for the one that the config names."""
+        return None
 
     def save_extras(self, directory: Path) -> None:
         """Write what belongs beside an exported model (a tokenizer). Called on the main process."""

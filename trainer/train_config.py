@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from .errors import ConfigError, Problem
 from .kinds import About
+from .schedule import SCHEDULES, TO_FINAL, schedule_problems
 from .schema import Checker
 
 _INTERVAL = "steps such as 100, or epochs such as '1 epoch'"
@@ -62,10 +63,18 @@ class TrainConfig:
     eps: Annotated[float, About("of adamw and adam", above=0)] = 1e-8
     momentum: Annotated[float, About("of sgd", minimum=0, below=1)] = 0.9
     schedule: Annotated[
-        Literal["constant", "linear", "cosine"] | None, About("else from the DeepSpeed JSON, else constant")
+        str | None,
+        About(f"{', '.join(SCHEDULES)}, or torch:ExponentialLR; else from the DeepSpeed JSON, else constant"),
     ] = None
+    schedule_settings: Annotated[
+        dict[str, Any], About("step: milestones, gamma; wsd: decay_steps or decay_fraction; torch: its own")
+    ] = field(default_factory=dict)
     warmup_steps: Annotated[int, About("optimizer steps in which lr rises", minimum=0)] = 0
-    final_lr_ratio: Annotated[float, About("lr at the schedule's end as a fraction of lr", minimum=0, maximum=1)] = 0.0
+    warmup_samples: Annotated[int | None, About("the same, in samples", minimum=1)] = None
+    warmup_fraction: Annotated[float | None, About("the same, in parts of the whole run", above=0, maximum=1)] = None
+    final_lr_ratio: Annotated[
+        float, About(f"lr at the end of {', '.join(TO_FINAL)} as a fraction of lr", minimum=0, maximum=1)
+    ] = 0.0
     max_grad_norm: Annotated[
         float | None, About("clip to this norm, 0: do not; else from the launch files, else 0", minimum=0)
     ] = None
@@ -73,6 +82,7 @@ class TrainConfig:
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, About("else from the launch files, else 'no'")] = (
         None
     )
+    sync_batchnorm: Annotated[bool, About("BatchNorm over the micro-batches of all ranks; GPUs only")] = False
     compile: Annotated[bool, About("torch.compile the model")] = False
     ema_decay: Annotated[float | None, About("keep a moving average of the weights", above=0, below=1)] = None
 
@@ -153,9 +163,12 @@ def broken_rules(
         wrong: keys whose values are known to be wrong: rules that need them say nothing.
     """
     right = {key: value for key, value in values.items() if key not in wrong}
-    for needed, broken, rule in _rules(SimpleNamespace(**{**DEFAULTS, **right}), given):
+    whole = SimpleNamespace(**{**DEFAULTS, **right})
+    for needed, broken, rule in _rules(whole, given):
         if broken and not any(key in wrong for key in needed):
             yield needed[0], rule, right.get(needed[0])
+    if whole.schedule is not None and "schedule_settings" not in wrong:
+        yield from schedule_problems(whole.schedule, whole.schedule_settings)
 
 
 def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], bool, str]]:
@@ -172,6 +185,15 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
     yield ("epochs", "max_steps"), c.epochs is None and c.max_steps is None, "epochs or max_steps is required"
     rule = f"must be at most max_steps, {c.max_steps}"
     yield ("warmup_steps", "max_steps"), c.max_steps is not None and c.warmup_steps > c.max_steps, rule
+    warmups = [key for key in ("warmup_steps", "warmup_samples", "warmup_fraction") if vars(c)[key]]
+    rule = f"says in another unit what {warmups[0]} says; keep one of them" if warmups else ""
+    yield tuple(warmups[-1:] or ["warmup_steps"]), len(warmups) > 1, rule
+    rule = "needs warm-up, after which it falls: set warmup_steps, warmup_samples or warmup_fraction"
+    yield ("schedule", "warmup_steps"), c.schedule == "inverse_sqrt" and not warmups, rule
+    rule = "needs schedule, whose settings these are"
+    yield ("schedule_settings", "schedule"), c.schedule is None and bool(c.schedule_settings), rule
+    rule = f"has no effect on schedule {c.schedule}; remove it"
+    yield ("final_lr_ratio", "schedule"), c.final_lr_ratio > 0 and c.schedule not in (None, *TO_FINAL), rule
 
     window = c.micro_batch_size * (c.accumulation_steps or 1)
     by = f"micro_batch_size {c.micro_batch_size}"
@@ -212,10 +234,10 @@ def profiled_steps(text: str) -> tuple[int, int]:
     return int(first), int(last or first)
 
 
-def every_steps(value: int | str | None, steps_per_epoch: int) -> int | None:
+def every_steps(value: int | str | None, steps_per_epoch: int | None) -> int | None:
     """``eval_every`` or ``save_every`` in optimizer steps; None stays None."""
     if not isinstance(value, str):
         return value
     epochs = _EPOCHS.fullmatch(value)
-    assert epochs, f"{value!r} passed no check"
+    assert epochs and steps_per_epoch, f"{value!r} passed no check"
     return int(epochs[1]) * steps_per_epoch

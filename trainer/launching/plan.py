@@ -57,7 +57,10 @@ class Plan:
     lr_scaling: str
     reference_batch_size: int
     schedule: str
+    schedule_settings: Mapping[str, Any]
     warmup_steps: int
+    warmup_samples: int | None
+    warmup_fraction: float | None
     final_lr_ratio: float
     compile: bool
     fsdp: Mapping[str, Any] = field(default_factory=dict)
@@ -73,9 +76,11 @@ class Plan:
 
     @property
     def precision(self) -> dict[str, str]:
-        """What parameters are kept in, what layers compute in, and what gradients are exchanged in."""
+        """What parameters are kept in, what layers compute in, what gradients are exchanged in; floating buffers."""
         compute = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
-        return {"parameters": "fp32", "compute": compute, "reduction": "fp32"}
+        cast = self.mixed_precision != "no" and self.strategy.startswith("zero")  # as the engine does
+        buffers = f"fp32 statistics, {compute} others" if cast else "fp32"
+        return {"parameters": "fp32", "compute": compute, "reduction": "fp32", "buffers": buffers}
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"precision": self.precision}
@@ -112,6 +117,10 @@ def resolve(
             f"{launcher.local_world_size} processes on this machine, but only {machine.gpus} GPUs are visible; "
             f"launch at most {machine.gpus}, or set use_cpu: true to rehearse on the CPU"
         )
+
+    if config.sync_batchnorm and (device == "cpu" or strategy.startswith("zero")):
+        rule = "torch has it on GPUs only" if device == "cpu" else "not offered under DeepSpeed; use DDP or FSDP2"
+        raise ConfigError(Problem(where=homes.home("sync_batchnorm"), key="sync_batchnorm", value=True, rule=rule))
 
     precision = homes.agree("mixed_precision", config.mixed_precision, request.mixed_precision, "no")
     micro = homes.agree(
@@ -159,7 +168,10 @@ def resolve(
         lr_scaling=config.lr_scaling,
         reference_batch_size=reference,
         schedule=schedule,
-        warmup_steps=warmup,
+        schedule_settings=config.schedule_settings,
+        warmup_steps=warmup if config.warmup_samples is None else -(-config.warmup_samples // batch),
+        warmup_samples=config.warmup_samples,
+        warmup_fraction=config.warmup_fraction,
         final_lr_ratio=config.final_lr_ratio,
         compile=config.compile or bool(request.dynamo),
         fsdp=request.fsdp,

@@ -135,6 +135,10 @@ def choose_schedule(config: TrainConfig, request: Request, homes: Homes, lr: flo
         elif key == "warmup_num_steps":
             if not homes.fits(asked, f"scheduler.params.{key}", value, "warmup_steps"):
                 continue
+            for other in ("warmup_samples", "warmup_fraction"):
+                if homes.says(other):
+                    rule = f"disagrees with {other} {getattr(config, other)} at {homes.home(other)}; keep one"
+                    homes.refuse(asked, f"scheduler.params.{key}", value, rule)
             if homes.says("warmup_steps") and value != warmup:
                 rule = f"disagrees with warmup_steps {warmup} at {homes.home('warmup_steps')}; keep one"
                 homes.refuse(asked, f"scheduler.params.{key}", value, rule)

@@ -115,7 +115,13 @@ def _check_environment(plan: Plan, launcher: Launcher) -> None:
 def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
     import torch
     from accelerate import Accelerator, PartialState
+    from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import DistributedType
+
+    # Accelerate keeps its settings for the whole process: those of an earlier launch must not reach this one. The
+    # process group stays.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
     for name in list(os.environ):
         if name.startswith(_MADE_BY_LAUNCH) and name not in _KEPT:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .buffers import agree
 from .costs import Case, Footprint, Part, case_of, parts_of
 
 if TYPE_CHECKING:
@@ -130,6 +131,10 @@ class Strategy(ABC):
         return StepResult(grad_norm=full(norm), skipped=skipped)
 
     # -- weights ----------------------------------------------------------------------------------
+
+    def agree_buffers(self) -> None:
+        """The same buffers on every rank, before they are used or written: means, and rank 0's whole numbers."""
+        agree(self.model, self.accelerator)
 
     def settle(self) -> None:  # noqa: B027  (most strategies have nothing to do)
         """Bring parameters into the state between steps, in which they can be read and changed."""

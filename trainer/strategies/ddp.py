@@ -29,7 +29,9 @@ class Replicated(Strategy):
         from accelerate import DistributedDataParallelKwargs
 
         # Views into the exchange buckets save one copy of the gradients (99 ms against 106 ms a step, FACTS).
-        return {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]}
+        # Buffers are not sent around before each forward: ranks agree on them when they are used, under every strategy.
+        ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
+        return {"kwargs_handlers": [ddp]}
 
     def verify(self) -> None:
         if isinstance(self.model, DistributedDataParallel) != (self.plan.strategy == "ddp"):

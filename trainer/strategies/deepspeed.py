@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from .base import Shard, StepResult, Strategy, compute_in
+from .buffers import full_statistics, statistics
 from .costs import BUCKET_ELEMENTS, PERSISTENT_ELEMENTS, PREFETCH_ELEMENTS, Case, Footprint, Part, elements
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ class Zero(Strategy):
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        before = statistics(model)
         super().prepare(model, optimizer)
         engine: Any = self.model
         self.engine, self.zero = engine, engine.optimizer
         self.optimizer = engine.basic_optimizer  # the torch optimizer inside, which holds the groups
         dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.mixed_precision]
         if dtype is not None:
+            full_statistics(before, self.accelerator.device)  # the engine casts them with the model
             compute_in(engine.module, dtype)  # the engine casts the model, and leaves its inputs as they are
 
     def compile(self, settings: dict[str, Any]) -> None:

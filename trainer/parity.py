@@ -1,0 +1,217 @@
+"""``trainer parity FILES...``: train the same steps under each accelerate YAML and compare the numbers.
+
+    trainer parity accel_configs/ddp.yaml accel_configs/fsdp.yaml --config train.yaml --steps 10 --lr 3e-4
+
+Every run has the same seed and the same global batch; accumulation makes up for the number of processes. The reference
+is one process without a launcher; or the first file, where one process fails (its memory), or where a launch file
+holds the optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .arguments import COMMAND_LINE
+from .config import Loaded, check_settings, load_config
+from .errors import ConfigError, Problem
+from .launching.files import Asked, Request, read_accelerate_file
+from .script import find_task
+from .trial import ONE, Cut, Result, try_out
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """From the reference, relative. ``first`` is of the first step's loss; ``loss`` and ``norm`` the largest of all
+    steps; ``weights`` is relative to the way that the reference's weights have come, by the norm of all together."""
+
+    first: float
+    loss: float
+    norm: float
+    weights: float
+
+    def within(self, bound: float, weights_bound: float) -> bool:
+        return self.first <= bound and self.loss <= bound and self.norm <= bound and self.weights <= weights_bound
+
+
+def run(argv: Sequence[str]) -> int:
+    """0: all runs are the same within the bounds. 1: one differs, or failed. Raises ConfigError for wrong files."""
+    parser = argparse.ArgumentParser(
+        prog="trainer parity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="everything else is a setting of the training config, as in --lr 3e-4", allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("files", nargs="+", metavar="FILE", help="accelerate YAMLs; before the config's own settings")
+    parser.add_argument("--config", help="the training config")
+    parser.add_argument("--script", default="examples/train.py", help="the training script; default %(default)s")
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps of each run; default %(default)s")
+    parser.add_argument("--bound", type=float, default=1e-5, help="for loss and gradient norm; default %(default)s")
+    parser.add_argument("--weights_bound", type=float, default=1e-2, help="for the weights; default %(default)s")
+    parser.add_argument("--to", help="keep the runs in this new folder; else they are deleted")
+    args, typed = parser.parse_known_args(argv)
+
+    script = Path(args.script)
+    if not script.is_file():
+        raise _wrong("script", args.script, "does not exist; give the script that calls trainer.main()")
+    if args.to and Path(args.to).exists():
+        raise _wrong("to", args.to, "exists already; give a new folder")
+    sys.path.insert(0, str(script.resolve().parent))
+    requests = {path: read_accelerate_file(path) for path in args.files}
+    files = ["--config", args.config] if args.config else []
+    loaded = load_config([*files, *typed])
+    batch = _global_batch(loaded, requests)
+    alone = _alone(requests, loaded)
+    if alone is not None:
+        one = Request(strategy="single", strategy_where=ONE, world_size=Asked(value=1, where=ONE))
+        requests = {ONE: one, **requests}
+    cuts = {name: _cut(batch, request, loaded) for name, request in requests.items()}
+    settings = dict(loaded.texts)
+    if loaded.config.warmup_steps > args.steps:
+        settings["warmup_steps"] = str(args.steps)
+    initial = initial_weights(loaded)
+
+    with tempfile.TemporaryDirectory() as temporary:
+        print(f"{args.steps} steps of {batch} samples, seed {loaded.config.seed}", flush=True)
+        results = []
+        for number, (name, cut) in enumerate(cuts.items()):
+            print(f"{name} ...", flush=True)
+            place = Path(args.to or temporary) / f"{number}-{Path(name).stem.replace(' ', '-')}"
+            more = settings | (alone or {}) if name == ONE else settings
+            results.append(try_out(name, cut, place, script, files, more, args.steps))
+        return _report(results, initial, bound=args.bound, weights_bound=args.weights_bound)
+
+
+def _alone(requests: Mapping[str, Request], loaded: Loaded) -> dict[str, str] | None:
+    """What one process must be told because only the launch files say it; None where it cannot be told."""
+    if any(request.optimizer or request.scheduler for request in requests.values()):
+        return None
+    told = {}
+    for key in ("mixed_precision", "max_grad_norm"):
+        asked = [value for request in requests.values() if (value := getattr(request, key)) is not None]
+        if asked and getattr(loaded.config, key) is None:
+            told[key] = str(asked[0].value)
+    return told
+
+
+def initial_weights(loaded: Loaded) -> dict[str, Tensor]:
+    """The model's parameters as every run builds them, on the CPU."""
+    from accelerate.utils import set_seed
+
+    from .task import Task
+
+    cls = find_task(loaded)
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise _wrong("task", loaded.config.task, "does not name a subclass of trainer.Task")
+    task = check_settings(cls, loaded.config.task_settings, loaded)
+    task.build_data()  # a model may be built after what the data prepared
+    set_seed(loaded.config.seed)
+    return {name: parameter.detach() for name, parameter in task.build_model().named_parameters()}
+
+
+def _global_batch(loaded: Loaded, requests: Mapping[str, Request]) -> int:
+    """That of the config, else what the first file makes of it."""
+    first, config = next(iter(requests.values())), loaded.config
+    if config.global_batch_size is not None:
+        return config.global_batch_size
+    micro = first.micro_batch_size.value if first.micro_batch_size else config.micro_batch_size
+    accumulation = first.accumulation_steps.value if first.accumulation_steps else config.accumulation_steps or 1
+    return micro * accumulation * _world(first)
+
+
+def _world(request: Request) -> int:
+    home, machines = request.strategy_where, request.num_machines
+    if machines > 1:
+        rule = "asks for several machines; the runs are compared on this one"
+        raise ConfigError(Problem(where=home, key="num_machines", value=machines, rule=rule))
+    if request.world_size is None:
+        raise ConfigError(Problem(where=home, key="num_processes", rule="is missing"))
+    return request.world_size.value
+
+
+def _cut(batch: int, request: Request, loaded: Loaded) -> Cut:
+    """The largest micro-batch up to the config's that divides what a process gets, unless the file says otherwise."""
+    world = _world(request)
+    each, left = divmod(batch, world)
+    asked_micro, asked_steps = request.micro_batch_size, request.accumulation_steps
+    micro = next((n for n in range(min(loaded.config.micro_batch_size, each), 0, -1) if each % n == 0), 0)
+    if asked_steps is not None:
+        micro = each // asked_steps.value
+    if asked_micro is not None:
+        micro = asked_micro.value
+    if left or not micro or each % micro or (asked_steps is not None and micro * asked_steps.value != each):
+        rule = f"cannot cut the global batch of {batch}; set --global_batch_size to one that all files can cut"
+        raise ConfigError(Problem(where=request.strategy_where, key="num_processes", value=world, rule=rule))
+    return Cut(strategy=request.strategy, world=world, micro=micro, accumulation=each // micro)
+
+
+def compare(result: Result, reference: Result, initial: Mapping[str, Tensor]) -> Difference:
+    """How far a run is from the reference; NaN where one of the two is not a number."""
+    assert len(result.rows) == len(reference.rows), "the same data, batch and steps"
+    loss, norm = (
+        [_relative(ours[key], theirs[key]) for ours, theirs in zip(result.rows, reference.rows, strict=True)]
+        for key in ("loss", "grad_norm")
+    )
+    return Difference(first=loss[0], loss=_worst(loss), norm=_worst(norm), weights=_moved(result, reference, initial))
+
+
+def _relative(ours: float | None, theirs: float | None) -> float:
+    if ours is None or theirs is None:  # not finite: JSON has no name for it
+        return math.nan
+    return abs(ours - theirs) / abs(theirs) if ours != theirs else 0.0
+
+
+def _worst(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _moved(result: Result, reference: Result, initial: Mapping[str, Tensor]) -> float:
+    from safetensors import safe_open
+
+    apart = way = 0.0
+    with safe_open(result.model, "pt") as ours, safe_open(reference.model, "pt") as theirs:
+        for name in set(initial) & set(theirs.keys()):
+            there = theirs.get_tensor(name).double()
+            apart += float((ours.get_tensor(name).double() - there).square().sum())
+            way += float((there - initial[name].double()).square().sum())
+    return math.sqrt(apart / way) if way else math.nan
+
+
+def _report(results: list[Result], initial: Mapping[str, Tensor], *, bound: float, weights_bound: float) -> int:
+    ran = [result for result in results if not result.error]
+    heads = ["", "strategy", "batch", "first loss", "loss", "norm", "weights", "verdict"]
+    table, good = [heads], len(ran) == len(results)
+    for result in results:
+        cut = result.cut
+        told = [result.name, cut.strategy, f"{cut.micro} x {cut.accumulation} x {cut.world}"]
+        if result.error:
+            table.append([*told, "", "", "", "", "failed"])
+        elif result is ran[0]:
+            table.append([*told, "", "", "", "", "reference"])
+        else:
+            off = compare(result, ran[0], initial)
+            same = off.within(bound, weights_bound)
+            good = good and same
+            numbers = [f"{value:.1e}" for value in (off.first, off.loss, off.norm, off.weights)]
+            table.append([*told, *numbers, "same" if same else "differs"])
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    for row in table:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    print("largest relative differences from the reference over all steps; weights: relative to the way they moved")
+    for result in results:
+        if result.error:
+            print(f"{result.name}: {result.error}")
+    verdict = "the same" if good else "NOT the same"
+    print(f"{verdict} within {bound:g} of loss and norm, {weights_bound:g} of the weights", flush=True)
+    return 0 if good else 1
+
+
+def _wrong(key: str, value: str, rule: str) -> ConfigError:
+    return ConfigError(Problem(where=COMMAND_LINE, key=key, value=value, rule=rule))
