@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from trainer.cli import main
 from trainer.compare import page
 from trainer.comparing import report
+from trainer.errors import ConfigError
 from trainer.runs import Run, read_run
 
 PLAN = {"strategy": "ddp", "world_size": 2,
@@ -126,6 +128,29 @@ def test_a_run_that_did_not_end_is_read(tmp_path: Path) -> None:
     (folder / "summary.json").unlink()
     told = report([read_run(folder)])
     assert told["runs"][0]["seconds"] == {} and told["recommendation"] == "One run alone: there is nothing to choose."
+
+
+def test_a_run_on_wandb_is_read_by_its_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part of the API that is used, without a server: ``Api.run``, ``config``, ``scan_history``, ``summary``."""
+    import wandb
+
+    class Api:
+        def __init__(self, timeout: int) -> None:
+            """Knows one run."""
+
+        def run(self, path: str) -> Any:
+            if path != "us/project/abc":
+                raise wandb.errors.CommError(f"could not find {path}")
+            rows = [{"step": s, "samples": 8 * s, "train/loss": 1 / s, "eval/loss": None} for s in (1, 2)]
+            told = {"summary/peak_memory_bytes": 5, "summary/seconds/wall": 2.0}
+            return SimpleNamespace(name="theirs", config=PLAN, summary=told, scan_history=lambda: rows)
+
+    monkeypatch.setattr(wandb, "Api", Api)
+    run = read_run("wandb:us/project/abc")
+    assert (run.name, run.plan["strategy"], run.curve("loss")) == ("theirs", "ddp", [(1, 1.0), (2, 0.5)])
+    assert run.summary == {"seconds": {"wall": 2.0}, "peak_memory_bytes": [5]} and run.evaluation == {}
+    with pytest.raises(ConfigError, match="wandb:us/other/abc: W&B: could not find us/other/abc"):
+        read_run("wandb:us/other/abc")
 
 
 @pytest.mark.parametrize(

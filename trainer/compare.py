@@ -82,7 +82,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("paths", nargs="+", help="output directories, W&B offline folders; with --launch: accelerate YAMLs")
+    add(
+        "paths",
+        nargs="+",
+        help="output folders, W&B offline folders, wandb:ENTITY/PROJECT/RUN; with --launch: accelerate YAMLs",
+    )
     add("--launch", action="store_true", help="train first: once for each accelerate YAML, one after another")
     add("--config", help="with --launch: the training config")
     add("--script", default="examples/train.py", help="with --launch: the training script; default examples/train.py")

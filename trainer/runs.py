@@ -1,4 +1,4 @@
-"""Finished runs, read back: our own run directories, and W&B's offline folders by its own tool."""
+"""Finished runs, read back: our own run directories, W&B's offline folders by its own tool, W&B online by its API."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 
 from .documents import read_document
 from .errors import ConfigError, Problem
+
+ONLINE = "wandb:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +45,15 @@ class Run:
 
 
 def read_run(path: str | Path) -> Run:
-    """Read an output directory, or a W&B folder (``offline-run-*``, or a ``.wandb`` file).
+    """Read an output directory, a W&B folder (``offline-run-*``, a ``.wandb`` file), or ``wandb:ENTITY/PROJECT/RUN``.
 
     Raises:
         ConfigError: it is neither, or holds no logged step.
     """
     folder = Path(path)
-    if (folder / "plan.json").is_file():
+    if str(path).startswith(ONLINE):
+        run = _online(str(path))
+    elif (folder / "plan.json").is_file():
         run = _ours(folder)
     elif folder.suffix == ".wandb" or any(folder.glob("*.wandb")):
         run = _wandb(folder)
@@ -73,20 +77,34 @@ def _ours(folder: Path) -> Run:
 
 def _wandb(path: Path) -> Run:
     told = json.loads(_inspect("--summary", "--json", str(path)))
-    rows = []
-    for line in _inspect("--json", str(path)).splitlines():
-        record = json.loads(line)
-        if record.get("type") == "history":
-            values = record["history"]["item"]
-            rows.append({name.removeprefix("train/"): value for name, value in values.items()})
-    kept = told.get("summary", {})
+    records = map(json.loads, _inspect("--json", str(path)).splitlines())
+    rows = [record["history"]["item"] for record in records if record.get("type") == "history"]
+    return _tracked(told.get("name") or path.name, str(path), told.get("config", {}), rows, told.get("summary", {}))
+
+
+def _online(path: str) -> Run:
+    try:
+        import wandb
+    except ImportError:
+        raise _wrong(path, "reading a W&B run needs its package: pip install wandb") from None
+    try:
+        run = wandb.Api(timeout=30).run(path.removeprefix(ONLINE))
+        rows = [{k: v for k, v in row.items() if v is not None} for row in run.scan_history()]
+        return _tracked(run.name or path, path, run.config, rows, dict(run.summary))
+    except (wandb.errors.Error, ValueError) as error:
+        raise _wrong(path, f"W&B: {error}") from None
+
+
+def _tracked(
+    name: str, path: str, config: Mapping[str, Any], rows: list[dict[str, Any]], kept: Mapping[str, Any]
+) -> Run:
+    """What ``tracking.py`` logged: rows as in metrics.jsonl, where ``train/`` stands before a name."""
+    rows = [{key.removeprefix("train/"): value for key, value in row.items()} for row in rows if "step" in row]
     seconds = {key.rpartition("/")[2]: value for key, value in kept.items() if key.startswith("summary/seconds/")}
     summary: dict[str, Any] = {"seconds": seconds} if seconds else {}
     if "summary/peak_memory_bytes" in kept:
         summary["peak_memory_bytes"] = [kept["summary/peak_memory_bytes"]]
-    return Run(
-        name=told.get("name") or path.name, path=str(path), plan=told.get("config", {}), rows=rows, summary=summary
-    )
+    return Run(name=name, path=path, plan=config, rows=rows, summary=summary)
 
 
 def _inspect(*words: str) -> str:
