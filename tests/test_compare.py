@@ -54,6 +54,8 @@ def test_runs_that_learn_the_same() -> None:
     assert told["differences"] == {"strategy": ["ddp", "zero3"]}
     sentence = told["recommendation"]
     assert sentence.startswith("Take ddp: 200 samples/s, 100% ahead of zero3; where memory is short, zero3 needs 500 B")
+    close = report([made("ddp", speed=101), made("zero3", speed=100, strategy="zero3")])["recommendation"]
+    assert "1% ahead of zero3 (so little that a repeat may turn it around)" in close and "repeat" not in sentence
     assert "50% slower" in sentence and "the same, so speed and memory decide" in sentence and "on CPUs" in sentence
 
 

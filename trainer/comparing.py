@@ -128,6 +128,8 @@ def _recommendation(entries: Sequence[Mapping[str, Any]], parity: Mapping[str, A
     text = (
         f"Take {fastest['name']}: {fastest['samples_per_second']:.0f} samples/s, {ahead:.0%} ahead of {second['name']}"
     )
+    if ahead < 0.05:
+        text += " (so little that a repeat may turn it around)"
     memory = {entry["name"]: max(entry["peak_memory_bytes"]) for entry in (fastest, smallest)}
     if memory[smallest["name"]] < 0.98 * memory[fastest["name"]]:
         slower = 1 - smallest["samples_per_second"] / max(fastest["samples_per_second"], 1e-9)
