@@ -3,12 +3,10 @@
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
 INSTALLED := .venv/installed
-# Programs that are started by name: ninja (DeepSpeed's first use of a C++ op), the launchers in the tests.
+# The launchers are started by name.
 export PATH := $(BIN):$(PATH)
 # Several processes share the cores; more threads in each only get in each other's way.
 train test nightly: export OMP_NUM_THREADS ?= 1
-# DeepSpeed compiles a small C++ op once; two environments that share the place would compile it again in turns.
-train test nightly gpu: export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.venv/torch_extensions
 
 .PHONY: help setup train test nightly gpu browser lint
 .DEFAULT_GOAL := help

@@ -43,6 +43,14 @@ def test_compiling_changes_nothing_but_rounding(strategy: str, tmp_path: Path) -
     assert ours.keys() == theirs.keys()
 
 
+def test_a_rehearsal_compiles_nothing(tmp_path: Path) -> None:
+    """DeepSpeed would build an operator for inference, and hang on the lock of a build that was killed."""
+    built = tmp_path / "extensions"
+    words = [*command("accelerate", "zero2"), *DIGITS, "--max_steps", "1"]
+    run(words, tmp_path / "run", environment={"TORCH_EXTENSIONS_DIR": str(built)}).ok()
+    assert not built.exists()
+
+
 @pytest.mark.parametrize(
     ("launcher", "strategy"),
     [("accelerate", "zero2"), ("torchrun", "fsdp"), ("deepspeed", "zero3"), ("python", "single")],

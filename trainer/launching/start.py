@@ -137,6 +137,7 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         if plan.deepspeed:
             os.environ["DS_ACCELERATOR"] = "cpu"
+            _without_compiled_op()
         if plan.strategy != "single":
             # Without the cpu flag, and with the backend named, Accelerate connects the processes and then
             # believes that there is nothing distributed: tell its shared state what it has become.
@@ -157,6 +158,17 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")
     return accelerator
+
+
+def _without_compiled_op() -> None:
+    """Keep DeepSpeed from compiling an operator that serves inference only.
+
+    It wants a C++ compiler and 20 s at its first use; and whoever is killed in the meantime leaves a lock behind, on
+    which every later job waits for ever, without a word.
+    """
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
