@@ -115,6 +115,7 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
 
 def continued(tmp_path: Path, first: int, end: int, **environment: str) -> tuple[str, float]:
     words = [sys.executable, "-c", CONTINUED.format("trained"), str(tmp_path / "out"), str(first), str(end)]
+    words.append(f"--task_settings.hub_token={SECRET}")
     begin = time.monotonic()
     done = subprocess.run(
         words,

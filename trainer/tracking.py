@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,11 @@ class Tracking(Callback):
             from . import wandb_run
 
             settings["wandb"] = wandb_run.settings(
-                trainer, title=title, experiment=experiment_of(trainer), config=configuration(trainer)
+                trainer,
+                title=title,
+                experiment=experiment_of(trainer),
+                config=configuration(trainer),
+                hide_command=any(_SECRET.search(word.partition("=")[0]) for word in sys.argv[1:]),
             )
         if "trackio" in self.names:
             settings["trackio"] = {"name": f"{experiment_of(trainer)}-{title}", "embed": False}

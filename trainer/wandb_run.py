@@ -24,8 +24,14 @@ UPLOAD_SECONDS = 60.0
 FILE = "tracking.json"
 
 
-def settings(trainer: Trainer, *, title: str, experiment: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``wandb.init``: offline unless a server can be reached."""
+def settings(
+    trainer: Trainer, *, title: str, experiment: str, config: Mapping[str, Any], hide_command: bool
+) -> dict[str, Any]:
+    """Arguments of ``wandb.init``: offline unless a server can be reached.
+
+    Args:
+        hide_command: the command line holds a secret, and W&B's own description of the process would keep it.
+    """
     import wandb
 
     plan = trainer.plan
@@ -44,7 +50,12 @@ def settings(trainer: Trainer, *, title: str, experiment: str, config: Mapping[s
         "mode": mode,
         # The terminal's lines stand in log.txt already; they may hold what should not leave this machine.
         "settings": wandb.Settings(
-            console="off", init_timeout=START_SECONDS, finish_timeout=UPLOAD_SECONDS, save_code=False, silent=True
+            console="off",
+            init_timeout=START_SECONDS,
+            finish_timeout=UPLOAD_SECONDS,
+            save_code=False,
+            silent=True,
+            x_disable_meta=hide_command,
         ),
     }
 
