@@ -8,7 +8,7 @@ export PATH := $(BIN):$(PATH)
 # Several processes share the cores; more threads in each only get in each other's way.
 train test nightly: export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test nightly gpu lint
+.PHONY: help setup train test nightly gpu browser lint
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make test     lint, types and the quick tests"
 	@echo "make nightly  the same with the slow tests"
 	@echo "make gpu      the tests that need a GPU"
+	@echo "make browser  the tests that need headless Chromium (CHROMIUM=/path/to/it)"
 	@echo "make lint     ruff and mypy alone"
 
 setup: $(INSTALLED)
@@ -36,10 +37,13 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m "not gpu and not slow"
+	$(BIN)/pytest -m "not gpu and not slow and not browser"
 
 nightly: lint
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest -m "not gpu and not browser"
 
 gpu: setup
 	$(BIN)/pytest -m gpu
+
+browser: setup
+	$(BIN)/pytest -m browser

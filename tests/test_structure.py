@@ -22,7 +22,6 @@ STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
 AT_HOME = ("launching", "strategies")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
-    "check.py": {"deepspeed", "read_deepspeed_file"},  # what it reads is asked of launching
     "banner.py": {"deepspeed"},  # versions of packages in plan.json
     "check.py": {"deepspeed"},  # its help
     "config.py": {"deepspeed"},  # the value of that option ...
@@ -33,14 +32,15 @@ ELSEWHERE = {
 # From the bottom to the top: a module imports from its own layer and those below, for types from anywhere.
 LAYERS = [
     {"errors"},
+    {"gpus"},
     {"documents", "kinds", "schema", "schedule", "train_config", "arguments", "config"},
     {"items", "data", "stream", "prepare", "metrics", "optim", "task", "tensorfile"},
     {"launching", "strategies"},
     {"control", "rundir", "leave", "ema", "export", "banner", "checkpoint"},
-    {"callbacks", "meter"},
+    {"callbacks", "meter", "profiling", "tracking", "wandb_run"},
     {"loop"},
     {"script"},
-    {"check", "parity", "trial"},
+    {"activations", "check", "compare", "comparing", "parity", "planned", "planning", "runs", "trial"},
     {"cli"},
 ]
 

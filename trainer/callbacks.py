@@ -29,6 +29,9 @@ class Callback:
         """Look at one optimizer step. ``trainer.stop()`` ends training; any rank may ask alone."""
         raise NotImplementedError(f"{type(self).__name__}.on_step")
 
+    def on_end(self, trainer: Trainer, summary: Mapping[str, Any]) -> None:
+        """After the last step and the export; ``summary`` is that of summary.json. Not called when training fails."""
+
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint should keep of it: JSON with tensors in it, the same on every rank."""
         return {}
@@ -67,13 +70,12 @@ class Progress(Callback):
         if info.metrics is not None:
             m = info.metrics
             if self.bar is not None:
-                self.bar.set_postfix_str(
-                    f"loss {m['loss']:.4f} lr {m['lr']:.2e} {m['samples_per_second']:.0f} samples/s"
-                )
+                memory = size(m["peak_memory_bytes"])
+                self.bar.set_postfix_str(f"loss {m['loss']:.4f} lr {m['lr']:.2e} {_speed(m)} mem {memory}")
             self._tell(
                 trainer,
                 f"step {info.step}/{trainer.total_steps}  loss {m['loss']:.4f}  lr {m['lr']:.3e}  "
-                f"norm {m['grad_norm']:.3f}  {m['samples_per_second']:.0f} samples/s  "
+                f"norm {m['grad_norm']:.3f}  {_speed(m)}  "
                 f"eta {_clock(m['eta_seconds'])}  mem {size(m['peak_memory_bytes'])}",
                 quiet=self.bar is not None,
             )
@@ -166,6 +168,12 @@ class SaveCheckpoints(Callback):
         if info.is_last:
             with trainer.meter.paused("saving"):
                 trainer.saver.finish()
+
+
+def _speed(metrics: Mapping[str, float]) -> str:
+    if "tokens_per_second" in metrics:
+        return f"{metrics['tokens_per_second']:.0f} tokens/s"
+    return f"{metrics['samples_per_second']:.0f} samples/s"
 
 
 def _clock(seconds: float) -> str:

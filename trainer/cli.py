@@ -14,6 +14,8 @@ COMMANDS = {
     "import": ("checkpoint.imported", "make a model folder from another program's checkpoint"),
     "check": ("check", "read launch files and training configs: what will run, or all that is wrong"),
     "parity": ("parity", "train a few steps under each launch file: are loss, norm and weights the same?"),
+    "plan": ("planning", "what fits on which GPUs under which strategy: memory, bytes sent, a file to start from"),
+    "compare": ("compare", "runs beside each other: curves, speed, memory, one sentence that recommends"),
 }
 
 

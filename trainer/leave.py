@@ -27,6 +27,15 @@ _CLAIM = "trainer/first_error"
 _PATIENCE_SECONDS = 5.0  # the launcher ends the survivors of a failed job well within this
 
 
+_failing: list[Callable[[], object]] = []
+
+
+def when_failing(work: Callable[[], object]) -> Callable[[], None]:
+    """Have ``work`` done first when the job fails: what is still in memory is lost otherwise. Returns its undoing."""
+    _failing.append(work)
+    return lambda: _failing.remove(work)
+
+
 class Stopped(Exception):
     """Training ended early because a signal asked for it; everything was written. Exit code 128 + signal."""
 
@@ -50,6 +59,7 @@ def run(main: Callable[[], object]) -> NoReturn:
         _close_groups()
         code = 128 + stopped.signal
     except KeyboardInterrupt:
+        _save_what_is_left()
         code = 130
     except TrainerError as error:
         _tell(str(error), from_everyone=True)
@@ -69,6 +79,12 @@ def _close_groups() -> None:
         dist.destroy_process_group()
 
 
+def _save_what_is_left() -> None:
+    for work in _failing:
+        with contextlib.suppress(Exception):  # (another error must not hide the one that is told)
+            work()
+
+
 def _is_lost_peer(error: BaseException) -> bool:
     """Whether an error is what the death of another rank looks like from here."""
     text = str(error).lower()
@@ -83,6 +99,7 @@ def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
         from_everyone: it is the same on all ranks (a wrong config), so one of them on each machine tells it.
         lost_peer: it looks like the death of another rank, whose own error matters more.
     """
+    _save_what_is_left()
     owner, rank = _claim(), os.environ.get("RANK")
     silent = owner is not None and owner != rank
     # Before the processes are connected every rank reads the same files and finds the same fault.

@@ -36,7 +36,7 @@ from .export import export_model
 from .items import seed_of
 from .launching import Launched, launch
 from .leave import Stopped
-from .meter import Meter
+from .meter import Meter, told
 from .metrics import WeightedSums
 from .optim import state_slots
 from .rundir import RunDirectory
@@ -44,6 +44,7 @@ from .schedule import build_schedule, check_schedule, refuse_plateau, warmup_ste
 from .strategies.buffers import kept
 from .stream import StreamData, refuse_what_streams_cannot
 from .task import Task, own_optimizer
+from .tracking import watchers
 from .train_config import TrainConfig
 
 
@@ -105,7 +106,7 @@ class Trainer:
         start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
         home = homes.get("output_dir", "default")
         self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
-        self._build(callbacks, homes)
+        self._build([*watchers(config, homes), *callbacks], homes)
         self.saver = Saver(self, folder, start)
         notices = self.saver.resume()
         self._announce(notices)
@@ -196,7 +197,11 @@ class Trainer:
         for _ in self.steps():
             pass
         self.export(self.directory.path / "model")
-        self.say(self.meter.summary(self))
+        summary = self.meter.summary(self)
+        self.directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        self.say(told(summary, self.directory.path / "model"))
+        for callback in self.callbacks:
+            callback.on_end(self, summary)
         self.control.close()
         if self.stopped_by is not None and self.stopped_by > 0:
             raise Stopped(self.stopped_by)
@@ -209,7 +214,8 @@ class Trainer:
         self.meter.start(self.samples)
         if self.train_data.skips:
             self.say(f"the stream keeps no state: {self.train_data.skips:,} samples are read over first")
-        for window in self.train_data.windows(self.samples, self.total_steps - self.step):
+        windows = self.train_data.windows(self.samples, self.total_steps - self.step)
+        for window in self.meter.waiting("data", windows):
             total = self._total_weight(window)
             loss_sum = torch.zeros((), device=self.accelerator.device)
             for number, micro in enumerate(window.micros, 1):
@@ -221,7 +227,8 @@ class Trainer:
                     share = task.training_step(self.model, batch) * (micro.weight / total)
                     strategy.backward(share * world)
                 loss_sum += share.detach()
-            result = strategy.finish_step()
+            with self.meter.part("optimizer"):
+                result = strategy.finish_step()
 
             self.step, self.samples = self.step + 1, window.end
             self.skipped_steps += result.skipped
@@ -242,6 +249,7 @@ class Trainer:
         total = self.control.sum(sum(micro.weight for micro in window.micros))
         if total <= 0:
             raise DataError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
+        self.meter.count(total)
         return total
 
     def _after(self, samples: int, loss: Tensor, grad_norm: Tensor, lr: float) -> StepInfo:
@@ -336,7 +344,7 @@ class Trainer:
         plan = self.plan
         kind = type(self.model).__name__
         own = own_optimizer(self.task)
-        told = facts(
+        self.facts = facts(
             plan,
             model_class=kind,
             distributed_type=str(self.accelerator.distributed_type).rsplit(".", 1)[-1],
@@ -348,16 +356,14 @@ class Trainer:
             parameters=self.parameters,
             trainable_parameters=self.trainable,
             optimizer=plan.optimizer if own is None else f"{type(self.strategy.optimizer).__name__} of {own}",
-            state_bytes_per_rank=self.strategy.state_bytes(
-                plan, self.parameters, self.trainable, state_slots(self.strategy.optimizer)
-            ),
+            **self.strategy.costs(state_slots(self.strategy.optimizer)),
             output_dir=str(self.directory.path),
             checkpoint_bytes=self.saver.bytes,
             notices=[*plan.notices, *notices],
         )
         self.directory.write("config.yaml", to_yaml(self.config))
-        self.directory.write("plan.json", json.dumps(told, indent=2, default=str) + "\n")
-        self.say(banner(told))
+        self.directory.write("plan.json", json.dumps(self.facts, indent=2, default=str) + "\n")
+        self.say(banner(self.facts))
 
     def say(self, text: str) -> None:
         """One line to the terminal and to log.txt, from the main process."""

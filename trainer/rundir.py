@@ -3,9 +3,11 @@
 config.yaml     the training config, resolved
 plan.json       what runs: strategy, world size, precision, batch, learning rate, versions
 metrics.jsonl   one JSON object a logged step; evaluation rows carry eval/... keys
+summary.json    where the time went, memory of every rank, the last evaluation
 log.txt         the plain lines that the terminal showed
 model/          the exported model; best/ the best one
 checkpoints/    step-XXXXXXXX/ to resume from
+profile/        what profile_steps asked for; wandb/, tracking/, tracking.json: the trackers' files
 """
 
 from __future__ import annotations
@@ -109,7 +111,10 @@ def _step_of(row: bytes) -> float:
     return float(step) if row.endswith(b"\n") else math.inf
 
 
+_TRACKED = ("wandb", "tracking", "tracking.json", "profile")
+
+
 def _is_ours(entry: Path) -> bool:
     name = entry.name.lstrip(".").removesuffix(".part").removesuffix(".old")
-    files = ("config.yaml", "plan.json", "metrics.jsonl", "log.txt", "model", "best", "checkpoints")
-    return name in files
+    files = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "log.txt", "model", "best", "checkpoints")
+    return name in (*files, *_TRACKED)

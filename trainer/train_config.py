@@ -105,6 +105,14 @@ class TrainConfig:
         Literal["stop", "continue"], About("what a checkpoint that cannot be written does to the run")
     ] = "stop"
 
+    trackers: Annotated[list[str], About("wandb, trackio, tensorboard, or another of Accelerate's, by name")] = field(
+        default_factory=list
+    )
+    project: Annotated[str, About("of the trackers")] = "samecurve"
+    experiment: Annotated[str | None, About("runs to compare share it: W&B's group; else the task's name")] = None
+    track_model: Annotated[bool, About("upload the exported model to W&B, as an artifact")] = False
+    profile_steps: Annotated[str | None, About("trace these optimizer steps, such as 10-12")] = None
+
     def __post_init__(self) -> None:
         checker = Checker(lambda key: "TrainConfig")
         checker.settings(TrainConfig, vars(self))
@@ -130,6 +138,7 @@ GROUPS = {
     "mixed_precision": "Numbers",
     "log_every": "Logging, evaluation, saving",
     "resume": "Checkpoints",
+    "trackers": "Trackers and profiling",
 }
 # Names that other tools use and that are too far from ours for a guess by spelling.
 ELSEWHERE = {
@@ -219,12 +228,28 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
     for key, rule in without_effect(c.optimizer).items():
         yield (key, "optimizer"), key in given, rule
 
+    yield from _rules_of_trackers(c)
     rule = "must be an evaluation value, such as eval/loss"
     yield ("best_metric",), c.best_metric is not None and not re.fullmatch("eval/.+", c.best_metric), rule
     rule = f"needs eval_every: {_INTERVAL}"
     yield ("best_metric", "eval_every"), c.best_metric is not None and c.eval_every is None, rule
     rule = "needs best_metric, the value that has to get better"
     yield ("early_stop_patience", "best_metric"), c.early_stop_patience is not None and c.best_metric is None, rule
+
+
+def _rules_of_trackers(c: SimpleNamespace) -> Iterator[tuple[tuple[str, ...], bool, str]]:
+    yield ("trackers",), len(set(c.trackers)) < len(c.trackers), "names one twice"
+    yield ("track_model", "trackers"), c.track_model and "wandb" not in c.trackers, "needs wandb among the trackers"
+    if c.profile_steps is not None:
+        found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", c.profile_steps)
+        fine = found and 2 <= int(found[1]) <= int(found[2] or found[1])
+        yield ("profile_steps",), not fine, "must be steps such as 10-12, from 2 on: the first step warms up"
+
+
+def profiled_steps(text: str) -> tuple[int, int]:
+    """First and last step of ``profile_steps``."""
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)
 
 
 def every_steps(value: int | str | None, steps_per_epoch: int | None) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .buffers import agree
+from .costs import Case, Footprint, Part, case_of, parts_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -80,7 +81,7 @@ class Strategy(ABC):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
-        self._names = canonical_names(model)
+        self._names, self._parts = canonical_names(model), parts_of(model)
         self.model, prepared = self.accelerator.prepare(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
         self.optimizer = prepared.optimizer
@@ -211,13 +212,23 @@ class Strategy(ABC):
 
     @classmethod
     @abstractmethod
-    def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:
-        """Bytes per rank of parameters, gradients and optimizer state (the ZeRO paper's model states).
+    def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
+        """Bytes that a rank holds (the largest rank, where they differ), without activations."""
+
+    @classmethod
+    @abstractmethod
+    def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
+        """Bytes that a rank sends in one optimizer step, over ring algorithms."""
+
+    def costs(self, slots: int) -> dict[str, int]:
+        """What the prepared model costs: bytes of model states on a rank, and bytes that it sends in a step.
 
         Args:
-            parameters: elements of all parameters; ``trainable``: of those that learn.
             slots: full-precision tensors per parameter that the optimizer keeps (Adam 2, momentum 1, SGD 0).
         """
+        case = case_of(self.plan, slots)
+        states = self.footprint(case, self._parts).states
+        return {"state_bytes_per_rank": states, "sent_bytes_per_step": self.sent_bytes(case, self._parts)}
 
     def close(self) -> None:
         """Give back what holds the process at exit. Called once, by every rank."""

@@ -5,7 +5,7 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import LaunchError
 from .base import Shard, Strategy
+from .costs import Case, Footprint, Part, elements, kept_whole
 
 if TYPE_CHECKING:
     from ..launching.plan import Plan
@@ -51,5 +52,15 @@ class Replicated(Strategy):
         return parameter.data
 
     @classmethod
-    def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:
-        return 4 * parameters + 4 * trainable * (1 + slots)
+    def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
+        learning = elements(parts, learning=True)
+        # The exchange buckets stay; before the boundary (no_sync) gradients gather beside them.
+        copies = 2 if case.strategy == "ddp" and case.accumulation_steps > 1 else 1
+        return Footprint(
+            parameters=kept_whole(parts), gradients=4 * learning * copies, optimizer=4 * learning * case.slots
+        )
+
+    @classmethod
+    def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
+        # One all-reduce of the gradients a step (no_sync before): a reduce-scatter and an all-gather.
+        return int(2 * case.ring * 4 * elements(parts, learning=True))

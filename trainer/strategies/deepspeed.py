@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import full_statistics, statistics
+from .costs import BUCKET_ELEMENTS, PERSISTENT_ELEMENTS, PREFETCH_ELEMENTS, Case, Footprint, Part, elements
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -162,13 +164,44 @@ class Zero(Strategy):
             return parameter.data.clone()
 
     @classmethod
-    def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:
-        world, stage = plan.world_size, STAGES[plan.strategy]
-        width = 4 if plan.mixed_precision == "no" else 2
-        model = width * parameters // (world if stage == 3 else 1)
-        gradients = width * trainable // (world if stage >= 2 else 1)
-        master = 4 * trainable * (1 + slots) // world  # ZeRO keeps its own full-precision copy, also in fp32
-        return model + gradients + master
+    def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
+        stage, world, width = STAGES[case.strategy], case.world_size, case.compute_width
+        # Stage 3 cuts each tensor, the others the flattened groups: what the last rank lacks is filled up.
+        cut = [dataclasses.replace(part, numel=-(-part.numel // world)) for part in parts]
+        mine = elements(cut, learning=True)
+        model = width * elements(cut if stage == 3 else parts)
+        if stage == 3:  # small tensors stay whole between steps, beside their slices
+            model += width * elements(part for part in parts if part.numel <= PERSISTENT_ELEMENTS)
+        gradients = width * (mine if stage >= 2 else elements(parts, learning=True))
+        # It keeps its own full-precision copy of the parameters, also where they are in full precision already.
+        optimizer = 4 * mine * (1 + case.slots)
+        host = 0
+        if case.offload != "none":  # the optimizer's gradients in full precision, and what goes back to the device
+            moved = 4 * mine + (width * mine if stage < 3 else 0)
+            host = optimizer + moved + (gradients if stage == 3 else 0)
+            gradients += moved
+        if case.offload == "all":
+            host += width * elements(cut)
+        bucket = case.bucket or BUCKET_ELEMENTS
+        unit = min(case.unit or elements(parts), elements(parts))
+        layers = width * min(unit + PREFETCH_ELEMENTS, elements(parts))
+        buffers = 4 * bucket + layers if stage == 3 else width * bucket
+        return Footprint(
+            parameters=model,
+            gradients=gradients,
+            optimizer=optimizer,
+            buffers=buffers,
+            host=host,
+        )
+
+    @classmethod
+    def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
+        # Gradients are reduced in full precision: by stage 1 at the boundary, by the others in each backward.
+        stage, times = STAGES[case.strategy], case.accumulation_steps
+        reduced = 4 * elements(parts, learning=True) * (times if stage >= 2 else 1)
+        gathers = 2 * times if stage == 3 else 1
+        gathered = gathers * case.compute_width * elements(parts, learning=stage < 3)
+        return int(case.ring * (reduced + gathered))
 
     def close(self) -> None:
         self.engine.destroy()

@@ -5,7 +5,8 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, LaunchError, Problem, did_you_mean
 from .base import Shard, Strategy, compute_in, full, local, unwrapped
 from .buffers import full_statistics, statistics
+from .costs import Case, Footprint, Part, elements, kept_whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -109,5 +111,25 @@ class FullyShardedTwo(Strategy):
         return full(parameter.detach().to(self.accelerator.device))
 
     @classmethod
-    def state_bytes(cls, plan: Plan, parameters: int, trainable: int, slots: int) -> int:
-        return (4 * parameters + 4 * trainable * (1 + slots)) // plan.world_size
+    def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
+        # Rank 0 has the most: ceil(rows / world) rows of each tensor.
+        mine = [dataclasses.replace(p, numel=-(-p.rows // case.world_size) * (p.numel // p.rows or 1)) for p in parts]
+        learning = elements(mine, learning=True)
+        # Before the boundary (no_sync) gradients are neither reduced nor cut.
+        gradients = elements(parts, learning=True) if case.accumulation_steps > 1 else learning
+        unit = min(case.unit or elements(parts), elements(parts))
+        states = Footprint(parameters=kept_whole(mine), gradients=4 * gradients, optimizer=4 * learning * case.slots)
+        return dataclasses.replace(
+            states,
+            # A layer that computes and the next one on its way; the gradients of one before they are scattered.
+            buffers=unit * (3 * case.compute_width + 4),
+            host=states.states if case.offload == "all" else 0,
+        )
+
+    @classmethod
+    def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
+        # Parameters are gathered for each forward, and again for the backward if they were let go; gradients are
+        # reduced in full precision at the boundary only.
+        gathers = case.accumulation_steps * (2 if case.reshard else 1)
+        gathered = gathers * case.compute_width * elements(parts)
+        return int(case.ring * (gathered + 4 * elements(parts, learning=True)))

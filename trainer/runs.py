@@ -1,0 +1,122 @@
+"""Finished runs, read back: our own run directories, W&B's offline folders by its own tool, W&B online by its API."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .documents import read_document
+from .errors import ConfigError, Problem
+
+ONLINE = "wandb:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training.
+
+    Args:
+        name: short, for people; the folder's name, or W&B's.
+        plan: what ran, as in plan.json, with the seed, the task and its settings.
+        rows: as in metrics.jsonl: logged steps and evaluations, by step.
+        summary: as in summary.json; empty where the training did not end.
+    """
+
+    name: str
+    path: str
+    plan: Mapping[str, Any]
+    rows: list[dict[str, Any]]
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+    def curve(self, key: str) -> list[tuple[int, float]]:
+        """``(step, value)`` of the rows that have ``key``."""
+        return [(int(row["step"]), float(row[key])) for row in self.rows if row.get(key) is not None]
+
+    @property
+    def evaluation(self) -> dict[str, float]:
+        """The last value of each ``eval/...`` metric."""
+        return {key: value for row in self.rows for key, value in row.items() if key.startswith("eval/")}
+
+
+def read_run(path: str | Path) -> Run:
+    """Read an output directory, a W&B folder (``offline-run-*``, a ``.wandb`` file), or ``wandb:ENTITY/PROJECT/RUN``.
+
+    Raises:
+        ConfigError: it is neither, or holds no logged step.
+    """
+    folder = Path(path)
+    if str(path).startswith(ONLINE):
+        run = _online(str(path))
+    elif (folder / "plan.json").is_file():
+        run = _ours(folder)
+    elif folder.suffix == ".wandb" or any(folder.glob("*.wandb")):
+        run = _wandb(folder)
+    else:
+        raise _wrong(path, "neither an output directory of a run (no plan.json) nor a W&B run (no .wandb file)")
+    if not run.curve("loss"):
+        raise _wrong(path, "holds no logged step")
+    return run
+
+
+def _ours(folder: Path) -> Run:
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    config = read_document(str(folder / "config.yaml"), what="training config").data
+    for key in ("task", "task_settings", "seed"):
+        plan[key] = config.get(key)
+    metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
+    ended = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    return Run(name=folder.resolve().name, path=str(folder), plan=plan, rows=rows, summary=ended)
+
+
+def _wandb(path: Path) -> Run:
+    told = json.loads(_inspect("--summary", "--json", str(path)))
+    records = map(json.loads, _inspect("--json", str(path)).splitlines())
+    rows = [record["history"]["item"] for record in records if record.get("type") == "history"]
+    return _tracked(told.get("name") or path.name, str(path), told.get("config", {}), rows, told.get("summary", {}))
+
+
+def _online(path: str) -> Run:
+    try:
+        import wandb
+    except ImportError:
+        raise _wrong(path, "reading a W&B run needs its package: pip install wandb") from None
+    try:
+        run = wandb.Api(timeout=30).run(path.removeprefix(ONLINE))
+        rows = [{k: v for k, v in row.items() if v is not None} for row in run.scan_history()]
+        return _tracked(run.name or path, path, run.config, rows, dict(run.summary))
+    except (wandb.errors.Error, ValueError) as error:
+        raise _wrong(path, f"W&B: {error}") from None
+
+
+def _tracked(
+    name: str, path: str, config: Mapping[str, Any], rows: list[dict[str, Any]], kept: Mapping[str, Any]
+) -> Run:
+    """What ``tracking.py`` logged: rows as in metrics.jsonl, where ``train/`` stands before a name."""
+    rows = [{key.removeprefix("train/"): value for key, value in row.items()} for row in rows if "step" in row]
+    seconds = {key.rpartition("/")[2]: value for key, value in kept.items() if key.startswith("summary/seconds/")}
+    summary: dict[str, Any] = {"seconds": seconds} if seconds else {}
+    if "summary/peak_memory_bytes" in kept:
+        summary["peak_memory_bytes"] = [kept["summary/peak_memory_bytes"]]
+    return Run(name=name, path=path, plan=config, rows=rows, summary=summary)
+
+
+def _inspect(*words: str) -> str:
+    beside = Path(sys.executable).with_name("wandb")
+    program = str(beside) if beside.exists() else shutil.which("wandb")
+    if program is None:
+        raise _wrong(words[-1], "reading a W&B run needs its own tool: pip install wandb")
+    done = subprocess.run([program, "leet", "inspect", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise _wrong(words[-1], f"wandb leet inspect: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def _wrong(path: str | Path, rule: str) -> ConfigError:
+    return ConfigError(Problem(where=str(path), key="", rule=rule))
