@@ -14,6 +14,8 @@ measured (2026-11-21, 2-core x86 laptop-class CPU, torch 2.13, gloo; three repet
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import os
 import shutil
 import statistics
@@ -67,6 +69,8 @@ def resident(key: str) -> int:
 
 def rise(work: Callable[[], object]) -> tuple[float, int]:
     """Seconds, and how far the resident memory rose above what it was before."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed before counts as free
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = resident("VmRSS")
     took = seconds(work)

@@ -22,7 +22,6 @@ STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
 AT_HOME = ("launching", "strategies")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
-    "check.py": {"deepspeed", "read_deepspeed_file"},  # what it reads is asked of launching
     "banner.py": {"deepspeed"},  # versions of packages in plan.json
     "check.py": {"deepspeed"},  # its help
     "config.py": {"deepspeed"},  # the value of that option ...
