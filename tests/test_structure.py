@@ -38,6 +38,7 @@ LAYERS = [
     {"launching", "strategies"},
     {"control", "rundir", "leave", "ema", "export", "banner", "checkpoint"},
     {"callbacks", "meter", "profiling", "tracking", "wandb_run"},
+    {"assembly"},
     {"loop"},
     {"script"},
     {"activations", "check", "compare", "comparing", "parity", "planned", "planning", "runs", "trial"},

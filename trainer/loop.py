@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,27 +21,25 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device, set_seed
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
-from .banner import banner, facts
-from .callbacks import Best, Callback, MetricsFile, Progress, SaveCheckpoints, StopOnNaN
+from .assembly import build_data, build_model, callbacks_of, facts_of, schedule_of
+from .banner import banner
+from .callbacks import Callback
 from .checkpoint import OptimizerForm, Saver, find_start
 from .config import every_steps, to_yaml
 from .control import Control
-from .data import Layout, TrainData, evaluation_batches, is_stream, sized
+from .data import Layout, evaluation_batches
 from .ema import Average, NoAverage
-from .errors import ConfigError, DataError, LaunchError, Problem
+from .errors import DataError
 from .export import export_model
 from .items import seed_of
 from .launching import Launched, launch
 from .leave import Stopped
 from .meter import Meter, told
 from .metrics import WeightedSums
-from .optim import state_slots
 from .rundir import RunDirectory
-from .schedule import build_schedule, check_schedule, refuse_plateau, warmup_steps_of
+from .schedule import check_schedule, warmup_steps_of
 from .strategies.buffers import kept
-from .stream import StreamData, refuse_what_streams_cannot
 from .task import Task, own_optimizer
 from .tracking import watchers
 from .train_config import TrainConfig
@@ -112,73 +109,36 @@ class Trainer:
         self._announce(notices)
 
     def _build(self, callbacks: Sequence[Callback], where: Mapping[str, str]) -> None:
-        plan, config, task = self.plan, self.config, self.task
+        plan, config, task, strategy = self.plan, self.config, self.task, self.strategy
         check_schedule(plan)
-        if config.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses CUDA matmuls without it
-        set_seed(config.seed, deterministic=config.deterministic)
-        self.data = task.build_data()
-        kind: type[TrainData | StreamData] = TrainData
-        if is_stream(self.data.train):
-            refuse_what_streams_cannot(config, where)
-            kind = StreamData
         self.layout = Layout(
             rank=self.accelerator.process_index,
             world_size=plan.world_size,
             micro_batch_size=plan.micro_batch_size,
             accumulation_steps=plan.accumulation_steps,
         )
-        self.train_data = kind(
-            self.data.train,
-            self.layout,
-            seed=config.seed,
-            collate=self.data.collate,
-            augment=self.data.augment,
-            weight_of=None if type(task).weight is Task.weight else task.weight,
-            drop_last=config.drop_last,
-            workers=config.workers,
-            pin_memory=plan.device == "cuda",
-        )
+        pin_memory = plan.device == "cuda"
+        self.data, self.train_data = build_data(task, config, self.layout, where, pin_memory=pin_memory)
         self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
         by_epochs = (config.epochs or 0) * (self.steps_per_epoch or 0)
         self.total_steps = min(n for n in (by_epochs, config.max_steps) if n)
         self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
-        set_seed(config.seed)  # the weights do not depend on what building the data drew
-        model = task.build_model()
-        if config.sync_batchnorm:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        model = build_model(task, config)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        if not self.trainable:
-            raise LaunchError("the model has no trainable parameters")
         optimizer = task.build_optimizer(model, plan)
         self.optimizer_form = OptimizerForm.of(model, optimizer, saved=config.keep_last > 0)
-        self.strategy.prepare(model, optimizer)
-        self.strategy.verify()
-        set_seed(seed_of(config.seed, self.accelerator.process_index))  # dropout differs between ranks
-        self.schedule = self._schedule()
-        self.average = NoAverage() if config.ema_decay is None else Average(self.strategy, config.ema_decay)
+        strategy.prepare(model, optimizer)
+        strategy.verify()
+        set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
+        self.schedule = schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
+        self.average = NoAverage() if config.ema_decay is None else Average(strategy, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.stopped_by: int | None = None
         self.last_evaluation: dict[str, float] = {}
         self.eval_every = every_steps(config.eval_every, self.steps_per_epoch)
-        self.callbacks: list[Callback] = [MetricsFile(), Progress(), StopOnNaN()]
-        if config.best_metric is not None:
-            self.callbacks.append(Best(config.best_metric, config.best_mode, config.early_stop_patience))
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
-        self.callbacks.extend([*callbacks, SaveCheckpoints(self.save_every)])
-
-    def _schedule(self) -> LRScheduler:
-        own = self.task.build_schedule(self.strategy.optimizer, self.plan, self.total_steps)
-        if own is None:
-            return build_schedule(self.strategy.optimizer, self.plan, self.total_steps)
-        built_by = f"{type(self.task).__name__}.build_schedule"
-        refuse_plateau(own, built_by)
-        if self.plan.home("schedule") != "default" or self.config.schedule is not None:
-            rule = f"{built_by} builds a schedule already; remove one of the two"
-            where = self.plan.home("schedule")
-            raise ConfigError(Problem(where=where, key="schedule", value=self.plan.schedule, rule=rule))
-        return own
+        self.callbacks = callbacks_of(config, self.steps_per_epoch, callbacks)
 
     @property
     def model(self) -> nn.Module:
@@ -341,26 +301,7 @@ class Trainer:
         self.strategy.close()
 
     def _announce(self, notices: Sequence[str]) -> None:
-        plan = self.plan
-        kind = type(self.model).__name__
-        own = own_optimizer(self.task)
-        self.facts = facts(
-            plan,
-            model_class=kind,
-            distributed_type=str(self.accelerator.distributed_type).rsplit(".", 1)[-1],
-            seed=self.config.seed,
-            train_samples=self.train_data.size,
-            evaluation_samples=_evaluation_size(self.data.evaluation),
-            steps_per_epoch=self.steps_per_epoch,
-            total_steps=self.total_steps,
-            parameters=self.parameters,
-            trainable_parameters=self.trainable,
-            optimizer=plan.optimizer if own is None else f"{type(self.strategy.optimizer).__name__} of {own}",
-            **self.strategy.costs(state_slots(self.strategy.optimizer)),
-            output_dir=str(self.directory.path),
-            checkpoint_bytes=self.saver.bytes,
-            notices=[*plan.notices, *notices],
-        )
+        self.facts = facts_of(self, notices)
         self.directory.write("config.yaml", to_yaml(self.config))
         self.directory.write("plan.json", json.dumps(self.facts, indent=2, default=str) + "\n")
         self.say(banner(self.facts))
@@ -370,10 +311,3 @@ class Trainer:
         if self.is_main:
             print(text, flush=True)
             self.directory.line(text)
-
-
-def _evaluation_size(dataset: Any) -> int | None:
-    """Samples to measure on: 0 without any, None for a stream."""
-    if dataset is None:
-        return 0
-    return None if is_stream(dataset) else sized(dataset, "evaluation")
