@@ -411,6 +411,18 @@ def test_a_save_that_fails_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
     assert steps(tmp_path) == [4, 2] and len(rows(tmp_path)) == 8
 
 
+def test_an_older_one_that_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> list[int]:
+        raise PermissionError("may not be deleted")
+
+    monkeypatch.setattr(store, "prune", refuses)
+    fit(tmp_path)
+    assert steps(tmp_path) == [8, 6, 4, 2], "none is lost, the newer ones least of all"
+    log = (tmp_path / "log.txt").read_text()
+    assert "an older checkpoint than that of step 6 cannot be deleted: may not be deleted" in log
+    assert "not saved" not in log
+
+
 Usage = namedtuple("Usage", "total used free")
 
 

@@ -172,11 +172,14 @@ class Saver:
         pinned = {step for callback in self.trainer.callbacks for step in callback.pinned_steps()}
 
         def commit() -> None:
-            if self.trainer.is_main:
-                store.commit(self.folder, step, {**facts, "created": created}, files)
-                store.prune(
-                    self.folder, keep_last=self.config.keep_last, keep_every=self.config.keep_every, pinned=pinned
-                )
+            if not self.trainer.is_main:
+                return
+            store.commit(self.folder, step, {**facts, "created": created}, files)
+            keep_last, keep_every = self.config.keep_last, self.config.keep_every
+            try:
+                store.prune(self.folder, keep_last=keep_last, keep_every=keep_every, pinned=pinned)
+            except OSError as error:  # nothing is lost by it
+                self.trainer.say(f"note: an older checkpoint than that of step {step} cannot be deleted: {error}")
 
         self._work = Work(commit)
 
