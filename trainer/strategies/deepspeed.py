@@ -196,9 +196,12 @@ class Zero(Strategy):
 
     @classmethod
     def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
-        # Gradients are reduced in full precision: by stage 1 at the boundary, by the others in each backward.
+        # Gradients are exchanged in full precision: by stage 1 at the boundary, by the others in each backward. The
+        # paper reduces each to its owner (one model); stages 1 and 2 of the engine all-reduce whole buckets, twice as
+        # much: its default use_multi_rank_bucket_allreduce, and what benchmarks/traffic.py measured.
         stage, times = STAGES[case.strategy], case.accumulation_steps
-        reduced = 4 * elements(parts, learning=True) * (times if stage >= 2 else 1)
+        passes = 1 if stage == 3 else 2
+        reduced = passes * 4 * elements(parts, learning=True) * (times if stage >= 2 else 1)
         gathers = 2 * times if stage == 3 else 1
         gathered = gathers * case.compute_width * elements(parts, learning=stage < 3)
         return int(case.ring * (reduced + gathered))
