@@ -23,7 +23,7 @@ fsdp_config:
   fsdp_backward_prefetch: BACKWARD_PRE
   fsdp_cpu_ram_efficient_loading: true
   fsdp_forward_prefetch: false
-  fsdp_offload_params: false
+  fsdp_offload_params: true
   fsdp_sharding_strategy: SHARD_GRAD_OP
   fsdp_state_dict_type: SHARDED_STATE_DICT
   fsdp_sync_module_states: true
@@ -117,6 +117,7 @@ def test_an_fsdp1_file(tmp_path: Path) -> None:
         f"{at}:15: no effect under FSDP2: fsdp_use_orig_params, fsdp_sync_module_states, fsdp_backward_prefetch, "
         "fsdp_forward_prefetch",
         f"{at}:8: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect here: each rank loads its own shard",
+        f"{at}:10 (fsdp_config.fsdp_offload_params): no effect in a rehearsal: already on the CPU",
     ]
 
 

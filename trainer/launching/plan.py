@@ -139,7 +139,7 @@ def resolve(
     accumulation = _fit_batch(asked_global, micro, accumulation, world, homes)
     batch = micro * accumulation * world
     reference = config.reference_batch_size or batch
-    deepspeed = request.deepspeed
+    fsdp, deepspeed = request.fsdp, request.deepspeed
     rehearsal = device == "cpu" and strategy != "single"
     notices = [*request.notices, *homes.notices]
     if rehearsal:
@@ -147,7 +147,7 @@ def resolve(
         if runs != precision and request.mixed_precision is None:
             home = homes.home("mixed_precision")
             notices.append(f"{home}: DeepSpeed has no {precision} on a CPU: rehearsed in {runs}")
-        precision, deepspeed = runs, rehearsal_changes(deepspeed)
+        precision, (fsdp, deepspeed) = runs, rehearsal_changes(request)
         notices += rehearsal_notices(request)
     return Plan(
         strategy=strategy,
@@ -174,7 +174,7 @@ def resolve(
         warmup_fraction=config.warmup_fraction,
         final_lr_ratio=config.final_lr_ratio,
         compile=config.compile or bool(request.dynamo),
-        fsdp=request.fsdp,
+        fsdp=fsdp,
         deepspeed=deepspeed,
         dynamo=request.dynamo or ({"backend": "inductor"} if config.compile else {}),
         files=request.files,

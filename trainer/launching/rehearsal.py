@@ -16,9 +16,11 @@ def rehearsal_precision(strategy: str, precision: str) -> str:
     return "bf16" if strategy.startswith("zero") and precision == "fp16" else precision
 
 
-def rehearsal_changes(deepspeed: dict[str, Any]) -> dict[str, Any]:
-    """The DeepSpeed configuration without the loss scaler's settings, which go with fp16."""
-    return {key: value for key, value in deepspeed.items() if key != "fp16"}
+def rehearsal_changes(request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The FSDP2 arguments without offload, which pins memory for a GPU and fails where there is none; the DeepSpeed
+    configuration without the loss scaler's settings, which go with fp16."""
+    fsdp = request.fsdp | {"cpu_offload": False} if request.fsdp else request.fsdp
+    return fsdp, {key: value for key, value in request.deepspeed.items() if key != "fp16"}
 
 
 def rehearsal_notices(request: Request) -> tuple[str, ...]:
