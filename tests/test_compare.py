@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from trainer.cli import main
-from trainer.compare import page
-from trainer.comparing import report
+from trainer.commands.compare import page
+from trainer.commands.comparing import report
+from trainer.commands.runs import Run, read_run
 from trainer.errors import ConfigError
-from trainer.runs import Run, read_run
 
 PLAN = {"strategy": "ddp", "world_size": 2,
         "mixed_precision": "no", "global_batch_size": 64, "lr": 0.1, "device": "cpu",

@@ -10,10 +10,10 @@ import pytest
 from jobs import BIN, ROOT, clean_environment
 
 from trainer import TrainConfig
+from trainer.commands.parity import _alone, run
+from trainer.commands.trial import _last_error
 from trainer.config import Loaded
 from trainer.launching.request import Asked, Request
-from trainer.parity import _alone, run
-from trainer.trial import _last_error
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--steps", "4", "--micro_batch_size", "16"]
 

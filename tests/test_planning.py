@@ -10,8 +10,8 @@ import pytest
 import torch
 from jobs import ROOT
 
-from trainer.activations import blocks_of, probe
 from trainer.cli import main
+from trainer.commands.activations import blocks_of, probe
 from trainer.gpus import gpu_of, peak_of
 from trainer.launching.files import read_accelerate_file
 from trainer.launching.write import accelerate_yaml

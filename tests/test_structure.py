@@ -41,7 +41,7 @@ LAYERS = [
     {"assembly"},
     {"loop"},
     {"script"},
-    {"activations", "check", "compare", "comparing", "parity", "planned", "planning", "runs", "trial"},
+    {"commands"},
     {"cli"},
 ]
 

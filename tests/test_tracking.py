@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from jobs import BIN, ROOT, clean_environment, command, run
 
+from trainer.commands.runs import read_run
 from trainer.errors import ConfigError, TrainerError
 from trainer.rundir import RunDirectory
-from trainer.runs import read_run
 from trainer.tracking import Tracking, watchers, without_secrets
 from trainer.train_config import TrainConfig
 

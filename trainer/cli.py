@@ -12,10 +12,13 @@ COMMANDS = {
     "checkpoints": ("checkpoint.listing", "list the checkpoints of a run, and check them"),
     "export": ("checkpoint.convert", "make a model folder from a checkpoint"),
     "import": ("checkpoint.imported", "make a model folder from another program's checkpoint"),
-    "check": ("check", "read launch files and training configs: what will run, or all that is wrong"),
-    "parity": ("parity", "train a few steps under each launch file: are loss, norm and weights the same?"),
-    "plan": ("planning", "what fits on which GPUs under which strategy: memory, bytes sent, a file to start from"),
-    "compare": ("compare", "runs beside each other: curves, speed, memory, one sentence that recommends"),
+    "check": ("commands.check", "read launch files and training configs: what will run, or all that is wrong"),
+    "parity": ("commands.parity", "train a few steps under each launch file: are loss, norm and weights the same?"),
+    "plan": (
+        "commands.planning",
+        "what fits on which GPUs under which strategy: memory, bytes sent, a file",
+    ),
+    "compare": ("commands.compare", "runs beside each other: curves, speed, memory, one sentence that recommends"),
 }
 
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .banner import plan_rows, table
-from .config import Loaded, check_settings, load_config
-from .documents import read_document
-from .errors import ConfigError, LaunchError, TrainerError
-from .launching.files import Request, kind_of, read_launch_file
-from .launching.launcher import Launcher
-from .launching.plan import Machine, Plan, resolve
-from .script import find_task
-from .task import own_optimizer
+from ..banner import plan_rows, table
+from ..config import Loaded, check_settings, load_config
+from ..documents import read_document
+from ..errors import ConfigError, LaunchError, TrainerError
+from ..launching.files import Request, kind_of, read_launch_file
+from ..launching.launcher import Launcher
+from ..launching.plan import Machine, Plan, resolve
+from ..script import find_task
+from ..task import own_optimizer
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class _Problems:
 
 def _task_of(loaded: Loaded) -> str | None:
     """Check the task's own settings; the answer is who builds the optimizer, if the task does."""
-    from .task import Task
+    from ..task import Task
 
     cls = find_task(loaded)
     if not (isinstance(cls, type) and issubclass(cls, Task)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .banner import size
+from ..banner import size
 from .runs import Run
 
 # What decides the mathematics; beside it a run may differ in strategy, world size, micro-batch and accumulation.

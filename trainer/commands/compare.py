@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError, LaunchError, Problem
 from .comparing import report, table
-from .errors import ConfigError, LaunchError, Problem
 from .runs import read_run
 
 TEMPLATE = Path(__file__).with_name("compare.html")

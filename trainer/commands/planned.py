@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, Problem
-from .strategies.costs import Part, elements, parts_of
+from ..errors import ConfigError, Problem
+from ..strategies.costs import Part, elements, parts_of
 
 if TYPE_CHECKING:
     import torch
@@ -104,11 +104,11 @@ def _of_config(args: argparse.Namespace) -> Subject:
 def _of_task(args: argparse.Namespace) -> Subject:
     from torch.utils.data import default_collate
 
-    from .config import check_settings, load_config
-    from .data import is_stream
-    from .items import generator_of
-    from .script import find_task
-    from .strategies.base import compute_in
+    from ..config import check_settings, load_config
+    from ..data import is_stream
+    from ..items import generator_of
+    from ..script import find_task
+    from ..strategies.base import compute_in
 
     sys.path.insert(0, str(Path("examples").resolve()))
     loaded = load_config(["--config", args.what])

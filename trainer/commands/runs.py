@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .documents import read_document
-from .errors import ConfigError, Problem
+from ..documents import read_document
+from ..errors import ConfigError, Problem
 
 ONLINE = "wandb:"
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import COMMAND_LINE
-from .config import Loaded, check_settings, load_config
-from .errors import ConfigError, Problem
-from .launching.files import Asked, Request, read_accelerate_file
-from .script import find_task
+from ..arguments import COMMAND_LINE
+from ..config import Loaded, check_settings, load_config
+from ..errors import ConfigError, Problem
+from ..launching.files import Asked, Request, read_accelerate_file
+from ..script import find_task
 from .trial import ONE, Cut, Result, try_out
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def initial_weights(loaded: Loaded) -> dict[str, Tensor]:
     """The model's parameters as every run builds them, on the CPU."""
     from accelerate.utils import set_seed
 
-    from .task import Task
+    from ..task import Task
 
     cls = find_task(loaded)
     if not (isinstance(cls, type) and issubclass(cls, Task)):
