@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -36,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainerError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _help() -> str:
