@@ -78,9 +78,7 @@ class Plan:
     def precision(self) -> dict[str, str]:
         """What parameters are kept in, what layers compute in, what gradients are exchanged in; floating buffers."""
         compute = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
-        cast = self.mixed_precision != "no" and self.strategy.startswith("zero")  # as the engine does
-        buffers = f"fp32 statistics, {compute} others" if cast else "fp32"
-        return {"parameters": "fp32", "compute": compute, "reduction": "fp32", "buffers": buffers}
+        return {"parameters": "fp32", "compute": compute, "reduction": "fp32", "buffers": "fp32"}
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"precision": self.precision}

@@ -47,31 +47,31 @@ def _part(buffer: Tensor, accelerator: Accelerator) -> Tensor:
     return wide * float(accelerator.is_main_process)
 
 
-Statistics = list[tuple[nn.Module, type[nn.Module], dict[str, Tensor]]]
+def kept_in_full(model: nn.Module) -> Callable[[torch.device], None]:
+    """Take note of an unprepared model's floating buffers; the answer puts them back where an engine has cast them.
 
-
-def statistics(model: nn.Module) -> Statistics:
-    """Modules with running statistics, their classes (sharding makes other ones), and copies of the statistics."""
-    return [
-        (module, type(module), {key: buffer.clone() for key, buffer in module._buffers.items() if buffer is not None})
-        for module in model.modules()
-        if isinstance(module, _NormBase) and module.track_running_stats
-    ]
-
-
-def full_statistics(before: Statistics, device: torch.device) -> None:
-    """Keep running statistics in full precision in a model that computes in a lower one.
-
-    A tenth of each batch's mean is added to them, which bfloat16 with its three digits would mostly swallow. torch
-    then wants the scale and shift in full precision as well, so these are cast where they are used.
-
-    Args:
-        before: the statistics of the unprepared model.
+    A tenth of each batch's mean is added to running statistics, which bfloat16 with its three digits would mostly
+    swallow; rotary positions beyond 256 are not told apart in it. torch wants the scale and shift beside full
+    statistics in full precision as well, so these are cast where they are used.
     """
-    for module, kind, buffers in before:
-        for key, value in buffers.items():
-            module._buffers[key] = value.to(device)
-        module.forward = _with_full_parameters(module, kind)
+    copies = {id(buffer): buffer.clone() for buffer in model.buffers() if buffer.is_floating_point()}
+    places = [
+        (module, key, copies[id(buffer)])
+        for module in model.modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None and id(buffer) in copies
+    ]
+    # Sharding makes classes of its own, so the kinds are noted as well.
+    norms = [(m, type(m)) for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+
+    def put_back(device: torch.device) -> None:
+        there = {id(copy): copy.to(device) for copy in copies.values()}
+        for module, key, copy in places:
+            module._buffers[key] = there[id(copy)]
+        for module, kind in norms:
+            module.forward = _with_full_parameters(module, kind)
+
+    return put_back
 
 
 def _with_full_parameters(module: nn.Module, kind: type[nn.Module]) -> Callable[[Tensor], Tensor]:

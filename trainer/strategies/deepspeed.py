@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from .base import Shard, StepResult, Strategy, compute_in
-from .buffers import full_statistics, statistics
+from .buffers import kept_in_full
 from .costs import BUCKET_ELEMENTS, PERSISTENT_ELEMENTS, PREFETCH_ELEMENTS, Case, Footprint, Part, elements
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Zero(Strategy):
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        before = statistics(model)
+        put_back = kept_in_full(model)
         # A bucket of the default 5e8 gradients is 2 GB also for a model of a thousand.
         zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
         zero.setdefault("reduce_bucket_size", min(500_000_000, sum(p.numel() for p in model.parameters())))
@@ -54,7 +54,7 @@ class Zero(Strategy):
         self.optimizer = engine.basic_optimizer  # the torch optimizer inside, which holds the groups
         dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.mixed_precision]
         if dtype is not None:
-            full_statistics(before, self.accelerator.device)  # the engine casts them with the model
+            put_back(self.accelerator.device)
             compute_in(engine.module, dtype)  # the engine casts the model, and leaves its inputs as they are
 
     def compile(self, settings: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, LaunchError, Problem, did_you_mean
 from .base import Shard, Strategy, compute_in, full, local, unwrapped
-from .buffers import full_statistics, statistics
+from .buffers import kept_in_full
 from .costs import Case, Footprint, Part, elements, kept_whole
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class FullyShardedTwo(Strategy):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._check_wrap_classes(model)
-        before = statistics(model)
+        put_back = kept_in_full(model)
         super().prepare(model, optimizer)
         if self.plan.mixed_precision != "no":
-            full_statistics(before, self.accelerator.device)
+            put_back(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
 
     def compile(self, settings: dict[str, Any]) -> None:
