@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +36,8 @@ def test_the_wall_time_is_split_without_rest() -> None:
     )  # fmt: skip
     summary = meter.summary(trainer)
     seconds = summary["seconds"]
-    assert 0.06 <= seconds["data"] < 0.12 and 0.03 <= seconds["optimizer"] < 0.09 <= 3 * seconds["evaluation"]
+    assert seconds["data"] >= 0.06 and seconds["optimizer"] >= 0.03 and seconds["evaluation"] >= 0.03
+    assert seconds["forward and backward"] >= 0.03
     parts = seconds["data"] + seconds["optimizer"] + seconds["forward and backward"]
     assert parts == pytest.approx(seconds["training"], abs=2e-3)
     whole = seconds["training"] + seconds["evaluation"] + seconds["start-up"]
@@ -46,19 +48,21 @@ def test_the_wall_time_is_split_without_rest() -> None:
 
     lines = told(summary, "runs/x/model").splitlines()
     assert lines[0] == "done: 3 steps, 24 samples, eval/loss 0.5000"
-    assert "(data 0.1, forward and backward" in lines[1] and "tokens/s" in lines[1]
-    assert lines[2].count("MiB") == 2 and lines[3] == "model: runs/x/model"
+    assert f"(data {seconds['data']:.1f}, forward and backward" in lines[1] and "tokens/s" in lines[1]
+    assert len(re.findall(r"\d [MG]iB", lines[2])) == 2 and lines[3] == "model: runs/x/model"
 
 
 def test_speed_is_that_since_the_last_reading() -> None:
-    meter = Meter(torch.device("cpu"))
+    meter, began = Meter(torch.device("cpu")), time.perf_counter()
     meter.start(0)
     meter.step(100)
     time.sleep(0.02)
     with meter.paused("saving"):
         time.sleep(0.1)
     first = meter.read(steps_left=10)
-    assert 100 / 0.06 < first["samples_per_second"] <= 100 / 0.02, "saving does not count"
+    # Between the two moments lie 0.02 s of training and 0.1 s of saving; however slow the machine, what is counted
+    # stays below all that passed less the saving.
+    assert 100 / (time.perf_counter() - began - 0.1) <= first["samples_per_second"] <= 100 / 0.02
     assert "tokens_per_second" not in first
     time.sleep(0.02)
     assert meter.read(steps_left=9)["samples_per_second"] == 0

@@ -168,7 +168,8 @@ def files(folder: Path) -> dict[str, str]:
 
 def test_a_used_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    former = {"plan.json": "{}", "log.txt": "done", "model/config.json": "{}", "step-2/model.safetensors": ""}
+    former = {"plan.json": "{}", "log.txt": "done", "model/config.json": "{}", "summary.json": "{}",
+              "checkpoints/step-00000009/manifest.json": "{}"}  # fmt: skip
     for name, text in former.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -179,8 +180,9 @@ def test_a_used_folder(tmp_path: Path) -> None:
 
     job = run([sys.executable, "examples/train.py", *DIGITS, "--overwrite"], folder).ok()
     assert sorted(path.name for path in folder.iterdir()) == [
-        "config.yaml", "log.txt", "metrics.jsonl", "model", "plan.json"
+        "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "model", "plan.json", "summary.json"
     ]  # fmt: skip
+    assert not (folder / "checkpoints/step-00000009").exists(), "the former run's"
     assert [path.name for path in (folder / "model").iterdir()] == ["model.safetensors"]
     assert job.plan["strategy"] == "single"
 
