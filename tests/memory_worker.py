@@ -28,6 +28,7 @@ sys.path.insert(0, "examples")
 def live_bytes(model: nn.Module | None = None) -> int:
     """Bytes of all storages that a tensor of this process refers to."""
     held: list[Tensor] = [obj for obj in gc.get_objects() if issubclass(type(obj), Tensor)]
+    held += [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
     for parameter in model.parameters() if model is not None else ():
         held += [parameter.data, *([] if parameter.grad is None else [parameter.grad])]
     whole = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in held]

@@ -144,6 +144,27 @@ def elements(parts: Iterable[Part], *, learning: bool = False) -> int:
     return sum(part.numel * part.count for part in parts if part.learns or not learning)
 
 
+def most_touched(parts: Iterable[Part], shares: int) -> int:
+    """Elements of the learning tensors that one of ``shares`` equal slices touches, for the slice with the most.
+
+    Tensors lie one after the other, vectors (norms and biases, which do not decay) in a group of their own.
+    """
+    most = [0] * shares
+    for vectors in (False, True):
+        sizes = [
+            part.numel
+            for part in parts
+            if part.learns and (part.rows == part.numel) == vectors
+            for _ in range(part.count)
+        ]
+        share, start = max(1, -(-sum(sizes) // shares)), 0
+        for size in sizes:
+            for slice_ in range(start // share, -(-(start + size) // share)):
+                most[slice_] += size
+            start += size
+    return max(most)
+
+
 def kept_whole(parts: Iterable[Part]) -> int:
     """Bytes of parameters kept by replicas: full precision for what learns, its own width for what does not."""
     return sum(part.numel * part.count * (4 if part.learns else part.width) for part in parts)

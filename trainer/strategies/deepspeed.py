@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import kept_in_full
-from .costs import BUCKET_ELEMENTS, PERSISTENT_ELEMENTS, PREFETCH_ELEMENTS, Case, Footprint, Part, elements
+from .costs import (
+    BUCKET_ELEMENTS,
+    PERSISTENT_ELEMENTS,
+    PREFETCH_ELEMENTS,
+    Case,
+    Footprint,
+    Part,
+    elements,
+    most_touched,
+)
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -172,7 +181,9 @@ class Zero(Strategy):
         model = width * elements(cut if stage == 3 else parts)
         if stage == 3:  # small tensors stay whole between steps, beside their slices
             model += width * elements(part for part in parts if part.numel <= PERSISTENT_ELEMENTS)
-        gradients = width * (mine if stage >= 2 else elements(parts, learning=True))
+        gradients = width * (elements(parts, learning=True) if stage < 2 else mine)
+        if stage == 2:  # a tensor that lies across a border stays whole on both sides of it
+            gradients = width * most_touched(parts, world)
         # It keeps its own full-precision copy of the parameters, also where they are in full precision already.
         optimizer = 4 * mine * (1 + case.slots)
         host = 0
