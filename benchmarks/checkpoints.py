@@ -7,7 +7,7 @@ Prints, for each rank: the bytes that it wrote; seconds to write and flush the s
 stall of a background save beside a plain copy of the same memory; how much the resident memory rose while saving and
 loading, as a multiple of the rank's own bytes; and the time to resume at step 10 and at step 10 million.
 
-measured (2026-11-21, 2-core x86 laptop-class CPU, torch 2.13, gloo; the middle of three; other jobs ran beside it, so
+measured (2026-11-21, two x86 CPU cores, torch 2.13, gloo; the middle of three; other jobs ran beside it, so
 that the times of the disk vary by a factor of two):
     python, --megabytes 480      raw 0.33 s, save 0.31 s; copy 0.37 s, stall 0.32 s; memory +0.00 and +1.34 x;
                                  resume at step 10 0.91 s, at step 10,000,000 0.66 s

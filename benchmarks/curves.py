@@ -169,7 +169,7 @@ def page(found: Mapping[tuple[str, int], Curves], command: str, machine: str) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, help="write the page there; else it is printed")
-    parser.add_argument("--machine", default="2-core x86 laptop-class CPU, torch 2.13, gloo")
+    parser.add_argument("--machine", default="two x86 CPU cores, torch 2.13, gloo")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--accumulations", type=int, nargs="+", default=list(ACCUMULATIONS))
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)

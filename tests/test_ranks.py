@@ -112,7 +112,7 @@ def test_bf16_curves_agree(strategy: str, case: str, folder: Path) -> None:
     """bfloat16 keeps 8 bits: each activation is off by up to 2**-9, and strategies round at different places.
 
     Over 6 to 8 steps of SGD with momentum that adds up to twice the rounding of one number (0.4 % at most, measured
-    in one process, 2026-11-21, 2-core x86 laptop-class CPU, torch 2.13).
+    in one process, 2026-11-21, two x86 CPU cores, torch 2.13).
     """
     ours, ddp = results(strategy, folder)[case][0], results("ddp", folder)[case][0]
     assert ours["mixed_precision"] == ddp["mixed_precision"] == "bf16"

@@ -3,7 +3,7 @@
 The tensors that autograd saves are counted where they are saved (``saved_tensors_hooks``), each storage once, without
 parameters and buffers. With recomputation (activation checkpointing) each block of the model keeps its input only, and
 one block at a time the rest. What lives within one operation, and the gradients of activations, are not counted: the
-largest saved tensor is added once for them. Measured on 2026-11-21 (2-core x86 laptop-class CPU, torch 2.13) with the
+largest saved tensor is added once for them. Measured on 2026-11-21 (two x86 CPU cores, torch 2.13) with the
 profiler's allocations of one forward and backward pass: activations and gradients together are 0 to 12 % above the true
 peak (digits CNN fp32 +12 %, small Llama fp32 +7 %, autocast bf16 +9 %, bf16 0 %).
 """
