@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
 import subprocess
 import sys
@@ -77,6 +79,37 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
     assert any((tmp_path / "trackio").rglob("*.db"))
     assert (job.output_dir / "profile" / "trace.json.gz").stat().st_size > 1000
     assert "convolution" in (job.output_dir / "profile" / "operations.txt").read_text()
+
+
+@pytest.mark.browser
+def test_trackios_page_in_a_browser(tmp_path: Path) -> None:
+    """Trackio's own dashboard of a run of ours in headless Chromium, as ``CHROMIUM`` names it."""
+    environment = quiet(tmp_path, TRACKIO_DIR=str(tmp_path / "trackio"), PYTHONUNBUFFERED="1")
+    words = [*command("accelerate", "ddp"), "--config", "examples/configs/digits_cnn.yaml", "--max_steps", "20"]
+    words += ["--log_every", "5", "--trackers", "[trackio]", "--experiment", "seen"]
+    run(words, tmp_path / "out", environment=environment).ok()
+    with subprocess.Popen(
+        [BIN / "trackio", "show", "--project", "samecurve", "--host", "127.0.0.1"],
+        stdout=subprocess.PIPE, text=True, env=clean_environment({**environment, "BROWSER": "true"}),
+    ) as server:  # fmt: skip
+        try:
+            assert server.stdout is not None
+            address = next(found[0] for line in server.stdout if (found := re.search(r"http://127[^ \x1b]+", line)))
+            program = os.environ.get("CHROMIUM", "chromium")
+            words = [
+                program,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+                "--window-size=1300,4000",
+            ]
+            words += [f"--user-data-dir={tmp_path / 'chromium'}", "--virtual-time-budget=20000", "--dump-dom", address]
+            shown = subprocess.run(words, capture_output=True, text=True, timeout=90, check=True).stdout
+        finally:
+            server.terminate()
+    assert "seen-ddp-2" in shown and "train/grad_norm" in shown and "samples_per_second" in shown
+    assert shown.count("<canvas") + shown.count('class="marks"') >= 5, "its plots are drawn"
 
 
 CONTINUED = """
