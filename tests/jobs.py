@@ -43,7 +43,7 @@ class Job:
         return [row for row in self.rows if any(key.startswith("eval/") for key in row)][-1]
 
     def ok(self) -> Job:
-        assert self.code == 0, f"exit code {self.code}\n{self.out[-3000:]}\n{self.err[-6000:]}"
+        assert self.code == 0, f"exit code {self.code}\n{self.out[-3000:]}\n{self.err[:6000]}\n...\n{self.err[-6000:]}"
         return self
 
 
@@ -52,7 +52,8 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     dropped = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CONFIG_")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped) and k not in names}
-    return {**kept, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **(extra or {})}
+    fixed = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    return {**kept, **fixed, "PYTHONFAULTHANDLER": "1", **(extra or {})}  # a crash tells where
 
 
 def free_port() -> int:

@@ -51,20 +51,20 @@ def subject_of(args: argparse.Namespace) -> Subject:
     if count := _COUNT.fullmatch(args.what):
         if args.lora:
             raise _wrong("lora", args.lora, "needs the shapes of the layers: give a Hugging Face config")
-        return _of_count(round(float(count[1]) * _UNITS[count[2]]), args.what)
+        return _of_count(round(float(count[1]) * _UNITS[count[2]]), args.what, args.gpus)
     if args.what.endswith((".yaml", ".yml")) or (args.what.endswith(".json") and Path(args.what).name != "config.json"):
         return _of_task(args)
     return _of_config(args)
 
 
-def _of_count(total: int, said: str) -> Subject:
+def _of_count(total: int, said: str, gpus: int) -> Subject:
     notes = (
         f"activations: not known from a count; buffers: layers of 1/{_LAYERS} of the model are assumed.",
         "Give a Hugging Face config instead to have both.",
     )
-    return Subject(
-        title=f"{said} parameters", parts=[Part(numel=total, rows=total)], unit=max(1, total // _LAYERS), notes=notes
-    )
+    share = -(-total // gpus)  # a count says nothing of the tensors: as if each GPU had its own, none on a border
+    parts = [Part(numel=share, rows=share, count=gpus)]
+    return Subject(title=f"{said} parameters", parts=parts, unit=max(1, total // _LAYERS), notes=notes)
 
 
 def _of_config(args: argparse.Namespace) -> Subject:
