@@ -28,6 +28,7 @@ class Control:
         self.world_size = dist.get_world_size() if self.distributed else 1
         self._wish = 0
         self._pending: tuple[Any, torch.Tensor] | None = None
+        self._in_flight: list[Any] = []
         self._previous: dict[int, Any] = {}
 
     def stop(self, number: int = 0) -> None:
@@ -43,7 +44,7 @@ class Control:
             return self._wish & 0xFF if self._wish else None
         agreed = self._collect()
         flags = torch.tensor([self._wish])
-        self._pending = (dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group, async_op=True), flags)
+        self._pending = self.largest(flags), flags
         return agreed & 0xFF if agreed else None
 
     def _collect(self) -> int:
@@ -53,6 +54,17 @@ class Control:
         work.wait()
         self._pending = None
         return int(flags.item())
+
+    def largest(self, number: torch.Tensor) -> Any:
+        """Begin to take the maximum over ranks, in place; the work to wait for. Only where there are several."""
+        work = dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()] + [work]
+        return work
+
+    def settle(self) -> None:
+        """Wait for what is in flight. One rank may call it alone, since all began the same."""
+        for work in self._in_flight:
+            work.wait()
 
     def sum(self, value: float) -> float:
         """Sum of one number over ranks, on the CPU."""
@@ -117,7 +129,7 @@ class Vote:
         ballot = torch.tensor([number])
         work = None
         if self._control.distributed:
-            work = dist.all_reduce(ballot, dist.ReduceOp.MAX, group=self._control.group, async_op=True)
+            work = self._control.largest(ballot)
         self._pending = work, ballot
 
     def result(self) -> int | None:
