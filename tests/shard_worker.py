@@ -1,6 +1,7 @@
 """Run by torchrun under each strategy: shards tile every parameter, and changing them changes the model.
 
-The model has what real ones have: odd shapes, a shared parameter, a frozen one, a scalar, a buffer.
+The model has what real ones have: odd shapes, a shared parameter, a frozen one, a scalar, a buffer, and a part that is
+called as wrappers call what they wrap.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, 5)
-        self.middle = nn.Linear(5, 3)
+        self.module = nn.Linear(5, 3)
         self.back = nn.Linear(3, 5)
         self.head = nn.Linear(5, 7, bias=False)
         self.head.weight = self.embedding.weight
@@ -37,7 +38,7 @@ class Odd(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         hidden = self.embedding(ids) + self.frozen(self.shift)
-        return self.head(self.back(self.middle(hidden).tanh()) * self.scale)
+        return self.head(self.back(self.module(hidden).tanh()) * self.scale)
 
 
 def main() -> None:
@@ -66,7 +67,7 @@ def main() -> None:
     assert float(result.grad_norm) > 0
     average.update()
     after = gathered(strategy)
-    assert not torch.equal(after["middle.weight"], whole["middle.weight"])
+    assert not torch.equal(after["module.weight"], whole["module.weight"])
     assert torch.equal(after["frozen.weight"], whole["frozen.weight"])
 
     with average.applied():

@@ -78,7 +78,7 @@ def load_export(model: nn.Module, directory: str | Path) -> None:
 
 def save_config(model: nn.Module, directory: Path) -> None:
     """Write the configuration of a transformers model; other models have none."""
-    from .strategies.base import unwrapped
+    from .strategies.tensors import unwrapped
 
     config = getattr(unwrapped(model), "config", None)
     save = getattr(config, "save_pretrained", None)

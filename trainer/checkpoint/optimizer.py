@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ..errors import CheckpointError
 from ..strategies import Shard, Strategy
-from ..strategies.base import canonical_state, local
+from ..strategies.tensors import canonical_state, local
 from .ranges import Ranges
 
 PREFIX = "optimizer."

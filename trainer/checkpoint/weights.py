@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import CheckpointError
-from ..strategies.base import canonical_state
+from ..strategies.tensors import canonical_state
 from .ranges import Ranges, of_model_folder, of_rank_files
 from .resume import verify_together
 from .store import MANIFEST, look

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .buffers import agree
 from .costs import Case, Footprint, Part, case_of, parts_of
+from .tensors import canonical_names, canonical_state, full, unwrapped
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -252,57 +253,3 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 def _is_float(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a possibly distributed tensor."""
-    part = getattr(tensor, "to_local", None)
-    return part() if part is not None else tensor
-
-
-def full(tensor: Tensor) -> Tensor:
-    """The whole of a possibly distributed tensor (a collective for a DTensor)."""
-    whole = getattr(tensor, "full_tensor", None)
-    return whole() if whole is not None else tensor
-
-
-def canonical(name: str) -> str:
-    """A parameter's name without what wrapping, compiling and activation checkpointing add."""
-    parts = [p for p in name.split(".") if p not in ("_orig_mod", "_checkpoint_wrapped_module")]
-    if parts and parts[0] == "module":
-        parts = parts[1:]
-    return ".".join(parts)
-
-
-def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
-    """Parameters and persistent buffers under the task's own names, with shared ones under each of their names."""
-    inner = unwrapped(model)
-    for prefix, module in inner.named_modules(remove_duplicate=False):
-        hidden = module._non_persistent_buffers_set
-        own = [*module._parameters.items(), *((k, b) for k, b in module._buffers.items() if k not in hidden)]
-        for key, tensor in own:
-            if tensor is not None:
-                yield canonical(f"{prefix}.{key}" if prefix else key), tensor
-
-
-def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and file dtype of each tensor of the unprepared model; parameters are kept in full precision."""
-    return {
-        name: (tuple(tensor.shape), torch.float32 if _learns(tensor) else tensor.dtype)
-        for name, tensor in canonical_state(model)
-    }
-
-
-def _learns(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) and tensor.is_floating_point() and tensor.requires_grad
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The task's own module behind a wrapper (DDP, an engine) or ``torch.compile``."""
-    while True:
-        inner = model._modules.get("_orig_mod")
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
-            inner = model._modules["module"]
-        if inner is None:
-            return model
-        model = inner

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, LaunchError, Problem, did_you_mean
-from .base import Shard, Strategy, compute_in, full, local, unwrapped
+from .base import Shard, Strategy, compute_in
 from .buffers import kept_in_full
 from .costs import Case, Footprint, Part, elements, kept_whole
+from .tensors import full, local, unwrapped
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
