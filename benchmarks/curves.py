@@ -36,10 +36,11 @@ SMALL_LLAMA |= {"intermediate_size": 172}
 TASKS: dict[str, dict[str, Any]] = {
     "CNN, SGD with momentum": {"task": "smooth_cnn:SmoothCNN", "optimizer": "sgd", "lr": 0.05},
     "CNN, AdamW": {"task": "smooth_cnn:SmoothCNN", "optimizer": "adamw", "lr": 3e-3},
-    "Llama, AdamW": {
+    "Llama, AdamW, eps 1e-6": {
         "task": "llama_stdlib:LlamaStdlib",
         "task_settings": SMALL_LLAMA,
         "optimizer": "adamw",
+        "eps": 1e-6,
         "lr": 3e-3,
     },
 }

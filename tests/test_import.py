@@ -38,6 +38,40 @@ def test_weights_of_accelerates_checkpoints(strategy: str, world: int, tmp_path:
     assert torch.equal(model.head.weight, ours["embedding.weight"])
 
 
+class Getattr:
+    """Pickled as Python 3.11.0 to 3.11.3 pickle a member of an enumeration."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.words = owner, name
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return getattr, self.words
+
+
+def test_enumerations_of_older_pythons_are_read_and_nothing_else(tmp_path: Path) -> None:
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+    from trainer.errors import CheckpointError
+    from trainer.strategies.foreign import _load, _read_metadata
+
+    for owner, name, read in (
+        (_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST", _read_metadata),
+        (ZeroStageEnum, "gradients", _load),
+    ):
+        for word, fits in ((name, True), ("__subclasses__", False)):
+            with open(tmp_path / "file", "wb") as file:
+                if read is _load:
+                    torch.save(Getattr(owner, word), file)
+                else:
+                    pickle.dump(Getattr(owner, word), file)
+            if fits:
+                assert read(tmp_path / "file") is owner[word]  # type: ignore[index]
+            else:
+                with pytest.raises(CheckpointError, match="refused"):
+                    read(tmp_path / "file")
+
+
 class Attack:
     def __init__(self, mark: Path) -> None:
         self.mark = mark

@@ -10,6 +10,7 @@ import io
 import math
 import pickle
 from collections.abc import Mapping
+from enum import EnumMeta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,19 @@ _METADATA = {
 }  # fmt: skip
 
 
+def _member(kind: Any, name: Any) -> Any:
+    """For ``getattr``, as which Python 3.11.0 to 3.11.3 pickle a member of an enumeration: such members only."""
+    if isinstance(kind, EnumMeta) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError(f"it wants {name!r} of {kind!r}")
+
+
 class _MetadataReader(pickle.Unpickler):
     """As torch's weights-only reader, which does not know this file's protocol: a fixed list of names, no others."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name not in _METADATA.get(module, ()):
             raise pickle.UnpicklingError(f"it wants {module}.{name}")
         return super().find_class(module, name)
@@ -199,7 +209,8 @@ def _load(path: Path) -> Any:
 
     try:
         # mmap: of the optimizer's state, which is read by nobody, nothing comes into memory.
-        with safe_globals([fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler]):
+        known = [fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler, (_member, "builtins.getattr")]
+        with safe_globals(known):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # (whatever a forged file makes of the reader)
         raise CheckpointError(f"{path}: refused, for it holds more than weights: {error}") from None
