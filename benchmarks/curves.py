@@ -12,7 +12,6 @@ import argparse
 import datetime
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -64,10 +63,7 @@ def run_layout(
     place.mkdir(parents=True)
     text = (ROOT / "accel_configs" / f"{strategy}.yaml").read_text()
     (place / "accel.yaml").write_text(text.replace("num_processes: 2", f"num_processes: {world}"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(world), "--master_port", str(port)]
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
     words += [__file__, "--worker", str(place), "--steps", str(steps), "--accumulations", *map(str, accumulations)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
