@@ -18,7 +18,7 @@ from trainer.checkpoint.ranges import Ranges, of_rank_files
 
 Layout = tuple[str, int]
 SINGLE: Layout = ("single", 1)
-QUICK: list[Layout] = [SINGLE, ("ddp", 2), ("fsdp", 3), ("zero1", 2), ("zero2", 3), ("zero3", 2)]
+QUICK: list[Layout] = [SINGLE, ("ddp", 3), ("fsdp", 3), ("zero1", 2), ("zero2", 3), ("zero3", 2)]
 SHARDED = ("fsdp", "zero1", "zero2", "zero3")
 ALL: list[Layout] = [
     SINGLE,

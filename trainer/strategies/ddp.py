@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,6 +17,8 @@ from .base import Shard, Strategy
 from .costs import Case, Footprint, Part, elements, kept_whole
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from ..launching.plan import Plan
 
 
@@ -32,6 +35,11 @@ class Replicated(Strategy):
         # Buffers are not sent around before each forward: ranks agree on them when they are used, under every strategy.
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
         return {"kwargs_handlers": [ddp]}
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super().prepare(model, optimizer)
+        if isinstance(self.model, DistributedDataParallel):
+            _settle_buckets(self.model)
 
     def verify(self) -> None:
         if isinstance(self.model, DistributedDataParallel) != (self.plan.strategy == "ddp"):
@@ -64,3 +72,18 @@ class Replicated(Strategy):
     def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
         # One all-reduce of the gradients a step (no_sync before): a reduce-scatter and an all-gather.
         return int(2 * case.ring * 4 * elements(parts, learning=True))
+
+
+def _settle_buckets(model: DistributedDataParallel) -> None:
+    """Have the buckets arranged before the first step, with one backward of zeros (one all-reduce of the model's size).
+
+    DDP arranges them anew after its first backward, in the order in which gradients came. Three ranks and more then add
+    in another order: the first step after a resume would differ in its last bits from that of the unbroken run.
+    """
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.reducer.prepare_for_backward([])
+    # The last made comes first in a backward pass, so this is the order of a model whose layers follow each other.
+    (torch.stack([parameter.sum().float() for parameter in learning]).sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+    model.reducer._rebuild_buckets()
+    for parameter in learning:
+        parameter.grad = None
