@@ -64,7 +64,8 @@ def run(argv: Sequence[str]) -> int:
                 print(table(plan_rows(plan.as_dict()), plan.notices))
     for line in said.lines:
         print(line, file=sys.stderr)
-    print(f"{len(said.lines)} problems" if said.lines else "nothing is wrong", flush=True)
+    count = len(said.lines)
+    print(f"{count} problem{'s' if count > 1 else ''}" if count else "nothing is wrong", flush=True)
     return 2 if said.lines else 0
 
 
