@@ -39,6 +39,7 @@ LAYERS = [
     {"control", "rundir", "leave", "ema", "export", "banner", "checkpoint"},
     {"callbacks", "meter", "profiling", "tracking", "wandb_run"},
     {"assembly"},
+    {"train_state"},
     {"loop"},
     {"script"},
     {"commands"},

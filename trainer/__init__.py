@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from .loop import StepInfo as StepInfo
     from .loop import Trainer as Trainer
     from .prepare import prepared as prepared
+    from .script import load_task as load_task
     from .script import main as main
     from .task import Data as Data
     from .task import Task as Task
+    from .train_state import TrainState as TrainState
 
 _HOMES = {
     "Callback": "callbacks",
@@ -41,11 +43,13 @@ _HOMES = {
     "StepInfo": "loop",
     "Task": "task",
     "TrainConfig": "config",
+    "TrainState": "train_state",
     "Trainer": "loop",
     "TrainerError": "errors",
     "launch": "launching",
     "load_config": "config",
     "load_export": "export",
+    "load_task": "script",
     "main": "script",
     "prepared": "prepare",
     "run": "leave",

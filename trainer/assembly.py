@@ -11,7 +11,6 @@ from torch import nn
 
 from .banner import facts
 from .callbacks import Best, Callback, MetricsFile, Progress, SaveCheckpoints, StopOnNaN
-from .config import every_steps
 from .data import Layout, TrainData, is_stream, sized
 from .errors import ConfigError, LaunchError, Problem
 from .optim import state_slots
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from .launching import Plan
-    from .loop import Trainer
     from .train_config import TrainConfig
+    from .train_state import TrainState
 
 
 def build_data(
@@ -78,32 +77,32 @@ def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimize
     return own
 
 
-def callbacks_of(config: TrainConfig, steps_per_epoch: int | None, others: Sequence[Callback]) -> list[Callback]:
+def callbacks_of(config: TrainConfig, others: Sequence[Callback]) -> list[Callback]:
     """In the order of their calls: the built-in ones, the others, then checkpoints, which keep what those hold."""
     callbacks: list[Callback] = [MetricsFile(), Progress(), StopOnNaN()]
     if config.best_metric is not None:
         callbacks.append(Best(config.best_metric, config.best_mode, config.early_stop_patience))
-    return [*callbacks, *others, SaveCheckpoints(every_steps(config.save_every, steps_per_epoch))]
+    return [*callbacks, *others, SaveCheckpoints()]
 
 
-def facts_of(trainer: Trainer, notices: Sequence[str]) -> dict[str, Any]:
-    """What plan.json and the banner say of a trainer that is ready to start."""
-    plan, optimizer, own = trainer.plan, trainer.strategy.optimizer, own_optimizer(trainer.task)
+def facts_of(run: TrainState, notices: Sequence[str]) -> dict[str, Any]:
+    """What plan.json and the banner say of a training that is ready to start."""
+    plan, optimizer, own = run.plan, run.strategy.optimizer, own_optimizer(run.task)
     return facts(
         plan,
-        model_class=type(trainer.model).__name__,
-        distributed_type=str(trainer.accelerator.distributed_type).rsplit(".", 1)[-1],
-        seed=trainer.config.seed,
-        train_samples=trainer.train_data.size,
-        evaluation_samples=_evaluation_size(trainer.data.evaluation),
-        steps_per_epoch=trainer.steps_per_epoch,
-        total_steps=trainer.total_steps,
-        parameters=trainer.parameters,
-        trainable_parameters=trainer.trainable,
+        model_class=type(run.model).__name__,
+        distributed_type=str(run.accelerator.distributed_type).rsplit(".", 1)[-1],
+        seed=run.config.seed,
+        train_samples=run.train_data.size,
+        evaluation_samples=_evaluation_size(run.data.evaluation),
+        steps_per_epoch=run.steps_per_epoch,
+        total_steps=run.total_steps,
+        parameters=run.parameters,
+        trainable_parameters=run.trainable,
         optimizer=plan.optimizer if own is None else f"{type(optimizer).__name__} of {own}",
-        **trainer.strategy.costs(state_slots(optimizer)),
-        output_dir=str(trainer.directory.path),
-        checkpoint_bytes=trainer.saver.bytes,
+        **run.strategy.costs(state_slots(optimizer)),
+        output_dir=str(run.directory.path),
+        checkpoint_bytes=run.saver.bytes,
         notices=[*plan.notices, *notices],
     )
 

@@ -152,18 +152,10 @@ class Best(Callback):
 
 
 class SaveCheckpoints(Callback):
-    """Writes a checkpoint every ``save_every`` steps and at the end; the last callback, so that all others are in it.
-
-    Args:
-        save_every: optimizer steps; None saves at the end only.
-    """
-
-    def __init__(self, save_every: int | None) -> None:
-        self.save_every = save_every
+    """A checkpoint every ``save_every`` steps and at the end; the last callback, so that all others are in it."""
 
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
-        trainer.saver.poll()
-        if info.is_last or (self.save_every is not None and info.step % self.save_every == 0):
+        if info.is_last or (trainer.save_every is not None and info.step % trainer.save_every == 0):
             trainer.save()
         if info.is_last:
             with trainer.meter.paused("saving"):

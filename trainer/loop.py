@@ -11,38 +11,29 @@ Order of operations of one optimizer step, kept below and nowhere else:
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from accelerate.utils import send_to_device, set_seed
-from torch import Tensor, nn
+from accelerate.utils import send_to_device
+from torch import Tensor
 
-from .assembly import build_data, build_model, callbacks_of, facts_of, schedule_of
-from .banner import banner
+from .assembly import callbacks_of
 from .callbacks import Callback
-from .checkpoint import OptimizerForm, Saver, find_start
-from .config import every_steps, to_yaml
-from .control import Control
-from .data import Layout, evaluation_batches
-from .ema import Average, NoAverage
+from .config import every_steps
+from .data import Window, evaluation_batches
 from .errors import DataError
-from .export import export_model
-from .items import seed_of
-from .launching import Launched, launch
+from .launching import Launched
 from .leave import Stopped
 from .meter import Meter, told
 from .metrics import WeightedSums
-from .rundir import RunDirectory
-from .schedule import check_schedule, warmup_steps_of
 from .strategies.buffers import kept
-from .task import Task, own_optimizer
+from .task import Task
 from .tracking import watchers
 from .train_config import TrainConfig
+from .train_state import TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +60,7 @@ class StepInfo:
     evaluation: dict[str, float] | None = None
 
 
-class Trainer:
+class Trainer(TrainState):
     """Trains a task as a config says, under the strategy that was launched.
 
     Args:
@@ -92,58 +83,11 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         where: Mapping[str, str] | None = None,
     ) -> None:
-        launched = launched or launch(config, where=where, optimizer_built_by=own_optimizer(task))
-        self.task, self.config = task, config
-        self.plan, self.accelerator, self.strategy = launched.plan, launched.accelerator, launched.strategy
-        self.is_main = self.accelerator.is_main_process
+        called = callbacks_of(config, [*watchers(config, where or {}), *callbacks])
+        super().__init__(task, config, launched, callbacks=called, where=where)
         self.meter = Meter(self.accelerator.device)
-        self.control = Control()
-        self.directory = RunDirectory(config.output_dir, main=self.is_main)
-        homes, folder = where or {}, self.directory.path / "checkpoints"
-        start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
-        home = homes.get("output_dir", "default")
-        self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
-        self._build([*watchers(config, homes), *callbacks], homes)
-        self.saver = Saver(self, folder, start)
-        notices = self.saver.resume()
-        self._announce(notices)
-
-    def _build(self, callbacks: Sequence[Callback], where: Mapping[str, str]) -> None:
-        plan, config, task, strategy = self.plan, self.config, self.task, self.strategy
-        check_schedule(plan)
-        self.layout = Layout(
-            rank=self.accelerator.process_index,
-            world_size=plan.world_size,
-            micro_batch_size=plan.micro_batch_size,
-            accumulation_steps=plan.accumulation_steps,
-        )
-        pin_memory = plan.device == "cuda"
-        self.data, self.train_data = build_data(task, config, self.layout, where, pin_memory=pin_memory)
-        self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
-        by_epochs = (config.epochs or 0) * (self.steps_per_epoch or 0)
-        self.total_steps = min(n for n in (by_epochs, config.max_steps) if n)
-        self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
-        model = build_model(task, config)
-        self.parameters = sum(p.numel() for p in model.parameters())
-        self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        optimizer = task.build_optimizer(model, plan)
-        self.optimizer_form = OptimizerForm.of(model, optimizer, saved=config.keep_last > 0)
-        strategy.prepare(model, optimizer)
-        strategy.verify()
-        set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
-        self.schedule = schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
-        self.average = NoAverage() if config.ema_decay is None else Average(strategy, config.ema_decay)
-        self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
-        self.stopped_by: int | None = None
-        self.last_evaluation: dict[str, float] = {}
         self.eval_every = every_steps(config.eval_every, self.steps_per_epoch)
-        self.save_every = every_steps(config.save_every, self.steps_per_epoch)
-        self.callbacks = callbacks_of(config, self.steps_per_epoch, callbacks)
-
-    @property
-    def model(self) -> nn.Module:
-        """The prepared model: what the task's steps are called with."""
-        return self.strategy.model
+        self.stopped_by: int | None = None
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -172,10 +116,7 @@ class Trainer:
         world, strategy, task = self.plan.world_size, self.strategy, self.task
         self.model.train()
         self.meter.start(self.samples)
-        if self.train_data.skips:
-            self.say(f"the stream keeps no state: {self.train_data.skips:,} samples are read over first")
-        windows = self.train_data.windows(self.samples, self.total_steps - self.step)
-        for window in self.meter.waiting("data", windows):
+        for window in self.meter.waiting("data", self.windows()):
             total = self._total_weight(window)
             loss_sum = torch.zeros((), device=self.accelerator.device)
             for number, micro in enumerate(window.micros, 1):
@@ -190,19 +131,14 @@ class Trainer:
             with self.meter.part("optimizer"):
                 result = strategy.finish_step()
 
-            self.step, self.samples = self.step + 1, window.end
-            self.skipped_steps += result.skipped
-            self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
             lr = float(self.schedule.get_last_lr()[0])
-            if not result.skipped:
-                self.schedule.step()
-                self.average.update()
+            self.advance(window, skipped=result.skipped)
             info = self._after(window.samples, loss_sum, result.grad_norm, lr)
             yield info
             if info.is_last:
                 return
 
-    def _total_weight(self, window: Any) -> float:
+    def _total_weight(self, window: Window) -> float:
         # Examples are counted by the plan of the data; tokens are known to each rank for its own part only.
         if self.train_data.weight_of is None:
             return float(window.samples)
@@ -277,9 +213,8 @@ class Trainer:
 
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors. Every rank enters."""
-        self.strategy.agree_buffers()
-        with self.meter.paused("saving"), self.average.applied():
-            export_model(self.strategy, self.control, self.task, Path(directory))
+        with self.meter.paused("saving"):
+            super().export(directory)
 
     def save(self) -> None:
         """Begin a checkpoint of this step, written while training goes on. Every rank enters, between steps.
@@ -288,26 +223,10 @@ class Trainer:
             CheckpointError: it cannot be written, and ``on_save_error`` is ``stop``.
         """
         with self.meter.paused("saving"):
-            self.saver.save()
+            super().save()
 
     def stop(self, reason: str = "") -> None:
         """End training at the next step boundary that all ranks agree on. Any rank may ask."""
         if reason:
             self.say(f"stopping: {reason}")
         self.control.stop()
-
-    def close(self) -> None:
-        """Give the engine back. Called by ``main``; a script of your own calls it last, on every rank."""
-        self.strategy.close()
-
-    def _announce(self, notices: Sequence[str]) -> None:
-        self.facts = facts_of(self, notices)
-        self.directory.write("config.yaml", to_yaml(self.config))
-        self.directory.write("plan.json", json.dumps(self.facts, indent=2, default=str) + "\n")
-        self.say(banner(self.facts))
-
-    def say(self, text: str) -> None:
-        """One line to the terminal and to log.txt, from the main process."""
-        if self.is_main:
-            print(text, flush=True)
-            self.directory.line(text)

@@ -7,11 +7,14 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from .config import Loaded, check_settings, load_config
+from .config import Loaded, TrainConfig, check_settings, load_config
 from .errors import ConfigError, Problem, did_you_mean
 from .leave import run
+
+if TYPE_CHECKING:
+    from .task import Task
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -29,13 +32,9 @@ def train(argv: Sequence[str]) -> dict[str, float]:
 
     from .launching import launch
     from .loop import Trainer
-    from .task import Task, own_optimizer
+    from .task import own_optimizer
 
-    cls = find_task(loaded)
-    if not (isinstance(cls, type) and issubclass(cls, Task)):
-        raise _task_problem(loaded, "does not name a subclass of trainer.Task")
-    task = check_settings(cls, loaded.config.task_settings, loaded)
-    config = dataclasses.replace(loaded.config, task_settings=dataclasses.asdict(task))  # what is saved is complete
+    task, config = load_task(loaded)
     launched = launch(
         config,
         where=loaded.where,
@@ -51,7 +50,22 @@ def train(argv: Sequence[str]) -> dict[str, float]:
             trainer.close()
 
 
-def find_task(loaded: Loaded) -> object:
+def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
+    """The task that a config names, and the config with all of its settings.
+
+    Raises:
+        ConfigError: there is no such task, or it cannot have these settings.
+    """
+    from .task import Task
+
+    cls = _find_task(loaded)
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise _task_problem(loaded, "does not name a subclass of trainer.Task")
+    task = check_settings(cls, loaded.config.task_settings, loaded)
+    return task, dataclasses.replace(loaded.config, task_settings=dataclasses.asdict(task))  # what is saved is complete
+
+
+def _find_task(loaded: Loaded) -> object:
     """Import ``module:Class``, from the script's folder, the working folder or what is installed."""
     module_name, _, class_name = loaded.config.task.partition(":")
     if str(Path.cwd()) not in sys.path:

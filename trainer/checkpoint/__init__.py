@@ -2,7 +2,7 @@
 
 ranges.py       flat ranges of tensors: how any layout reads any other
 store.py        files: commit, list, verify, prune
-state.py        what is in a checkpoint, taken from a trainer; optimizer.py, rates.py, rng.py, user.py: parts of it
+state.py        what is in a checkpoint, taken from a training; optimizer.py, rates.py, rng.py, user.py: parts of it
 restore.py      the same given back; mathematics.py: what may not differ then
 background.py   saving while training goes on
 resume.py       which checkpoint to go on from

@@ -29,7 +29,7 @@ from .state import Snapshot, bytes_of, extras_of, take
 from .weights import load_weights
 
 if TYPE_CHECKING:
-    from ..loop import Trainer
+    from ..train_state import TrainState
 
 DONE, BUSY, FAILED = 0, 1, 2
 
@@ -57,48 +57,48 @@ class Work:
 
 
 class Saver:
-    """Saves checkpoints of a trainer to ``folder``. Every rank enters every method at the same step.
+    """Saves checkpoints of a training to ``folder``. Every rank enters every method at the same step.
 
     Args:
         folder: of all checkpoints of the run.
         start: where the run begins; that checkpoint is not written again.
     """
 
-    def __init__(self, trainer: Trainer, folder: Path, start: Start) -> None:
-        self.trainer, self.folder, self.start = trainer, folder, start
-        self.config = trainer.config
+    def __init__(self, run: TrainState, folder: Path, start: Start) -> None:
+        self.run, self.folder, self.start = run, folder, start
+        self.config = run.config
         self.last_step = start.found.step if start.found and start.continues else None
-        self.bytes = int(trainer.control.sum(bytes_of(trainer)))
+        self.bytes = int(run.control.sum(bytes_of(run)))
         self._extras: dict[str, bytes] | None = None
-        self._vote = Vote(trainer.control)
+        self._vote = Vote(run.control)
         self._snapshot: Snapshot | None = None
         self._work: Work | None = None
         self._writing = False
         if self.config.keep_last:
-            check_shared(folder, trainer.control)
-            trainer.control.on_main(self._prepare)
+            check_shared(folder, run.control)
+            run.control.on_main(self._prepare)
 
     def _prepare(self) -> None:
         store.clean(self.folder)
-        config, every = self.config, self.trainer.save_every
-        saves = 1 if every is None else -(-self.trainer.total_steps // every)
+        config, every = self.config, self.run.save_every
+        saves = 1 if every is None else -(-self.run.total_steps // every)
         kept = min(saves, config.keep_last + 1) + (config.best_metric is not None)
-        kept += self.trainer.total_steps // config.keep_every if config.keep_every else 0
+        kept += self.run.total_steps // config.keep_every if config.keep_every else 0
         missing = max(1, kept - len(store.listing(self.folder)))  # the others have their room already
         check_free(self.folder, missing * self.bytes, f"room for {missing} checkpoints of {size(self.bytes)}")
 
     def resume(self) -> list[str]:
         """Begin where ``start`` says, or with the weights that the config names; returns what is worth knowing."""
-        start, directory = self.start, self.trainer.directory
+        start, directory = self.start, self.run.directory
         notices = [f"passed over {one.path.name}: {one.problem}" for one in start.passed_over]
         if start.found is not None:
             notices.append(f"resumed from {start.found.path}")
-            notices += restore(self.trainer, start.found)
+            notices += restore(self.run, start.found)
         elif self.config.weights is not None:
-            notices.append(load_weights(self.trainer, Path(self.config.weights)))
+            notices.append(load_weights(self.run, Path(self.config.weights)))
         if start.continues:
-            self.trainer.control.on_main(lambda: store.set_aside(start.passed_over))
-            directory.cut_rows(self.trainer.step)
+            self.run.control.on_main(lambda: store.set_aside(start.passed_over))
+            directory.cut_rows(self.run.step)
         return notices
 
     def save(self) -> None:
@@ -108,26 +108,26 @@ class Saver:
             CheckpointError: it or the one before failed, and ``on_save_error`` is ``stop``.
         """
         self.finish()
-        trainer = self.trainer
-        if self.config.keep_last == 0 or trainer.step == self.last_step:
+        run = self.run
+        if self.config.keep_last == 0 or run.step == self.last_step:
             return
-        self.last_step = trainer.step
+        self.last_step = run.step
         if self._extras is None:
-            self._extras = extras_of(trainer) if trainer.is_main else {}
+            self._extras = extras_of(run) if run.is_main else {}
         try:
-            trainer.control.on_main(self._begin)
+            run.control.on_main(self._begin)
         except (CheckpointError, OSError) as error:
             return self._fail([str(error)])
-        trainer.strategy.agree_buffers()
-        self._snapshot = take(trainer, self._extras, copied=self.config.save_in_background)
-        snapshot, temporary = self._snapshot, store.temporary_of(self.folder, trainer.step)
+        run.strategy.agree_buffers()
+        self._snapshot = take(run, self._extras, copied=self.config.save_in_background)
+        snapshot, temporary = self._snapshot, store.temporary_of(self.folder, run.step)
         self._work, self._writing = Work(lambda: snapshot.write(temporary)), True
         if not self.config.save_in_background:
             self.finish()
 
     def _begin(self) -> None:
         check_free(self.folder, self.bytes, "a checkpoint")
-        store.begin(self.folder, self.trainer.step)
+        store.begin(self.folder, self.run.step)
 
     def poll(self) -> None:
         """At a step boundary: move a save on that all ranks are through with.
@@ -142,9 +142,9 @@ class Saver:
             self._vote.cast(self._work.state)
         elif agreed == FAILED:
             self._work.thread.join()
-            errors = self.trainer.control.gather(self._work.error)
+            errors = self.run.control.gather(self._work.error)
             self._work = self._snapshot = None
-            self.trainer.control.on_main(self._sweep)
+            self.run.control.on_main(self._sweep)
             self._fail(errors)
         elif self._writing:
             self._commit()
@@ -164,22 +164,22 @@ class Saver:
 
     def _commit(self) -> None:
         assert self._work is not None and self._snapshot is not None, "a save is in flight"
-        parts: list[list[FileFact]] = self.trainer.control.gather(self._work.result)
+        parts: list[list[FileFact]] = self.run.control.gather(self._work.result)
         files = [fact for part in parts for fact in part]
         step, facts = self._snapshot.step, self._snapshot.facts
         self._snapshot, self._writing = None, False  # its memory is free again
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        pinned = {step for callback in self.trainer.callbacks for step in callback.pinned_steps()}
+        pinned = {step for callback in self.run.callbacks for step in callback.pinned_steps()}
 
         def commit() -> None:
-            if not self.trainer.is_main:
+            if not self.run.is_main:
                 return
             store.commit(self.folder, step, {**facts, "created": created}, files)
             keep_last, keep_every = self.config.keep_last, self.config.keep_every
             try:
                 store.prune(self.folder, keep_last=keep_last, keep_every=keep_every, pinned=pinned)
             except OSError as error:  # nothing is lost by it
-                self.trainer.say(f"note: an older checkpoint than that of step {step} cannot be deleted: {error}")
+                self.run.say(f"note: an older checkpoint than that of step {step} cannot be deleted: {error}")
 
         self._work = Work(commit)
 
@@ -193,4 +193,4 @@ class Saver:
         text = f"the checkpoint of step {self.last_step} was not saved: {'; '.join(told)}"
         if self.config.on_save_error == "stop":
             raise CheckpointError(f"{text}; set on_save_error: continue to train on without it")
-        self.trainer.say(f"note: {text}; the ones before are kept")
+        self.run.say(f"note: {text}; the ones before are kept")

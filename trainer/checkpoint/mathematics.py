@@ -10,28 +10,28 @@ from ..errors import CheckpointError, ConfigError, Problem
 from ..schedule import TO_FINAL
 
 if TYPE_CHECKING:
-    from ..loop import Trainer
+    from ..train_state import TrainState
 
 
-def mathematics(trainer: Trainer) -> dict[str, Any]:
+def mathematics(run: TrainState) -> dict[str, Any]:
     """The values that must stay the same for the loss curve to go on as if nothing had happened.
 
     How a job runs (strategy, processes, the cut of the global batch), what it logs and where it writes is not here.
     """
-    plan, config, form = trainer.plan, trainer.config, trainer.optimizer_form
+    plan, config, form = run.plan, run.config, run.optimizer_form
     told = {
         "task": config.task,
         "task_settings": config.task_settings,
         "seed": config.seed,
         "global_batch_size": plan.global_batch_size,
         "drop_last": config.drop_last,
-        "train_samples": trainer.train_data.size,
+        "train_samples": run.train_data.size,
         "optimizer": form.kind,
         "optimizer_groups": list(form.groups),
         "lr": plan.lr,
         "schedule": plan.schedule,
         "schedule_settings": plan.schedule_settings,
-        "schedule_class": type(trainer.schedule).__name__,
+        "schedule_class": type(run.schedule).__name__,
         "warmup_steps": plan.warmup_steps,
         "sync_batchnorm": config.sync_batchnorm,
         "max_grad_norm": plan.max_grad_norm,
@@ -39,7 +39,7 @@ def mathematics(trainer: Trainer) -> dict[str, Any]:
         "ema_decay": config.ema_decay,
     }
     if plan.schedule in TO_FINAL:  # otherwise a longer run has the same beginning
-        told |= {"total_steps": trainer.total_steps, "final_lr_ratio": plan.final_lr_ratio}
+        told |= {"total_steps": run.total_steps, "final_lr_ratio": plan.final_lr_ratio}
     plain: dict[str, Any] = json.loads(json.dumps(told))  # as it reads back: no tuples
     return plain
 

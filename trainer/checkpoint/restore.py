@@ -1,4 +1,4 @@
-"""A checkpoint given back to a trainer of any layout."""
+"""A checkpoint given back to a training of any layout."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .store import STATE, Found
 from .user import decode
 
 if TYPE_CHECKING:
-    from ..loop import Trainer
+    from ..train_state import TrainState
 
 
-def restore(trainer: Trainer, found: Found) -> list[str]:
+def restore(run: TrainState, found: Found) -> list[str]:
     """Continue from a checkpoint that was verified. Every rank enters; returns notices, the same on every rank.
 
     Raises:
@@ -32,37 +32,37 @@ def restore(trainer: Trainer, found: Found) -> list[str]:
         CheckpointError: it holds another model.
     """
     state = json.loads((found.path / STATE).read_text(encoding="utf-8"))
-    check_model(state["model"], model_of(trainer), str(found.path))
-    allowed = trainer.config.allow_config_change
-    now = mathematics(trainer)
+    check_model(state["model"], model_of(run), str(found.path))
+    allowed = run.config.allow_config_change
+    now = mathematics(run)
     notices = [
         f"changed since the checkpoint: {line}"
         for line in check_same(state["mathematics"], now, allowed=allowed, source=str(found.path))
     ]
     store = of_rank_files(found.path / name for name in found.files if name.endswith(".safetensors"))
-    notices += _load_tensors(trainer, store, same_optimizer=state["mathematics"]["optimizer"] == now["optimizer"])
+    notices += _load_tensors(run, store, same_optimizer=state["mathematics"]["optimizer"] == now["optimizer"])
     if state["mathematics"]["optimizer_groups"] == now["optimizer_groups"]:  # what a callback changed on the way
-        for group, kept in zip(trainer.strategy.optimizer.param_groups, state["group_settings"], strict=True):
+        for group, kept in zip(run.strategy.optimizer.param_groups, state["group_settings"], strict=True):
             group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in kept.items()})
-    trainer.strategy.load_scaler_state(state["scaler"])
-    trainer.step = state["step"]
-    trainer.skipped_steps, trainer.skipped_in_a_row = state["skipped_steps"], state["skipped_in_a_row"]
-    trainer.last_evaluation = decode(state["last_evaluation"], _no_tensor)
-    notices += restore_schedule(trainer.schedule, state["schedule"])
+    run.strategy.load_scaler_state(state["scaler"])
+    run.step = state["step"]
+    run.skipped_steps, run.skipped_in_a_row = state["skipped_steps"], state["skipped_in_a_row"]
+    run.last_evaluation = decode(state["last_evaluation"], _no_tensor)
+    notices += restore_schedule(run.schedule, state["schedule"])
 
     def tensor_of(name: str) -> Tensor:
         return store.whole("user", name)
 
-    trainer.samples = trainer.train_data.restore(decode(state["data"], tensor_of))
-    trainer.task.load_state_dict(decode(state["task"], tensor_of))
-    for name, callback in named_callbacks(trainer).items():
+    run.samples = run.train_data.restore(decode(state["data"], tensor_of))
+    run.task.load_state_dict(decode(state["task"], tensor_of))
+    for name, callback in named_callbacks(run).items():
         if name in state["callbacks"]:
             callback.load_state_dict(decode(state["callbacks"][name], tensor_of))
-    return notices + _restore_rng(trainer, store, int(found.manifest["world_size"]))
+    return notices + _restore_rng(run, store, int(found.manifest["world_size"]))
 
 
-def _load_tensors(trainer: Trainer, store: Ranges, *, same_optimizer: bool) -> list[str]:
-    strategy = trainer.strategy
+def _load_tensors(run: TrainState, store: Ranges, *, same_optimizer: bool) -> list[str]:
+    strategy = run.strategy
     shards = list(strategy.shards())
     for shard in shards:
         store.read("parameter", shard.name, shard.start, shard.tensor)
@@ -75,24 +75,24 @@ def _load_tensors(trainer: Trainer, store: Ranges, *, same_optimizer: bool) -> l
         buffer.copy_(flat.view_as(buffer))
     averaged = set(store.names("average"))
     notices = []
-    for shard, average in trainer.average.parts():
+    for shard, average in run.average.parts():
         store.read("average" if shard.name in averaged else "parameter", shard.name, shard.start, average)
-    if trainer.config.ema_decay is not None and not averaged:
+    if run.config.ema_decay is not None and not averaged:
         notices.append("the checkpoint holds no moving average: it starts with the weights")
     if not same_optimizer:
         return [*notices, "the optimizer is another one: its state starts anew"]
-    return notices + load_state(strategy, shards, trainer.optimizer_form, store)
+    return notices + load_state(strategy, shards, run.optimizer_form, store)
 
 
-def _restore_rng(trainer: Trainer, store: Ranges, world: int) -> list[str]:
-    rank, now = trainer.accelerator.process_index, trainer.plan.world_size
+def _restore_rng(run: TrainState, store: Ranges, world: int) -> list[str]:
+    rank, now = run.accelerator.process_index, run.plan.world_size
     if world == now:
         names = ("python", "python.normal", "numpy", "numpy.normal", "torch", "cuda")
         known = {name: store.whole(f"rng.{name}", str(rank)) for name in names if store.numel(f"rng.{name}", str(rank))}
         rng.write(known)
         return []
     # Streams of so many ranks cannot be dealt to others; new ones must not repeat what was drawn before.
-    set_seed(seed_of(trainer.config.seed, trainer.step, rank))
+    set_seed(seed_of(run.config.seed, run.step, rank))
     return [
         f"{world} processes before, {now} now: random numbers of the model (dropout) are drawn from new streams; "
         "the order of the data goes on as it was"

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, taken from a trainer on every rank; ``restore.py`` gives it back."""
+"""What a checkpoint holds, taken from a training on every rank; ``restore.py`` gives it back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .store import STATE
 from .user import encode
 
 if TYPE_CHECKING:
-    from ..loop import Trainer
+    from ..train_state import TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,32 +52,32 @@ class Snapshot:
         return files
 
 
-def take(trainer: Trainer, extras: Mapping[str, bytes], *, copied: bool) -> Snapshot:
+def take(run: TrainState, extras: Mapping[str, bytes], *, copied: bool) -> Snapshot:
     """What this rank owns, in host memory. Every rank enters; nothing is exchanged.
 
     Args:
         extras: small files that belong beside an exported model.
         copied: training goes on while it is written; otherwise what lies in host memory already is not copied.
     """
-    rank = trainer.accelerator.process_index
-    pieces = [(str(key), tensor.detach().to("cpu", copy=copied).contiguous()) for key, tensor in live_pieces(trainer)]
+    rank = run.accelerator.process_index
+    pieces = [(str(key), tensor.detach().to("cpu", copy=copied).contiguous()) for key, tensor in live_pieces(run)]
     pieces += [(f"rng.{name}/{rank}/0", tensor) for name, tensor in rng.read().items()]
     documents: dict[str, bytes] = {}
-    if trainer.is_main:
+    if run.is_main:
         tensors: dict[str, Tensor] = {}
-        text = json.dumps(_state(trainer, tensors), indent=1, allow_nan=False) + "\n"
+        text = json.dumps(_state(run, tensors), indent=1, allow_nan=False) + "\n"
         pieces += [(f"user/{name}/0", tensor) for name, tensor in tensors.items()]
         documents = {STATE: text.encode(), **{f"extras/{name}": content for name, content in extras.items()}}
-    plan = trainer.plan
-    facts = {"samples": trainer.samples, "strategy": plan.strategy, "world_size": plan.world_size}
-    return Snapshot(step=trainer.step, rank=rank, facts=facts, pieces=pieces, documents=documents)
+    plan = run.plan
+    facts = {"samples": run.samples, "strategy": plan.strategy, "world_size": plan.world_size}
+    return Snapshot(step=run.step, rank=rank, facts=facts, pieces=pieces, documents=documents)
 
 
-def live_pieces(trainer: Trainer) -> Iterator[tuple[Key, Tensor]]:
+def live_pieces(run: TrainState) -> Iterator[tuple[Key, Tensor]]:
     """Views of all that this rank writes of the model and the optimizer; together the ranks write each element once."""
-    strategy, form = trainer.strategy, trainer.optimizer_form
-    averages = {shard.name: average for shard, average in trainer.average.parts()}
-    for shard, low, high in _dealt(trainer, strategy.shards()):
+    strategy, form = run.strategy, run.optimizer_form
+    averages = {shard.name: average for shard, average in run.average.parts()}
+    for shard, low, high in _dealt(run, strategy.shards()):
         start = shard.start + low
         yield Key(kind="parameter", name=shard.name, start=start), shard.tensor[low:high]
         for kind, tensor in state_of(strategy.optimizer, shard, form):
@@ -87,18 +87,18 @@ def live_pieces(trainer: Trainer) -> Iterator[tuple[Key, Tensor]]:
                 yield Key(kind=kind, name=shard.name, start=0), tensor
         if shard.name in averages:
             yield Key(kind="average", name=shard.name, start=start), averages[shard.name][low:high]
-    for shard, low, high in _dealt(trainer, strategy.frozen_shards()):
+    for shard, low, high in _dealt(run, strategy.frozen_shards()):
         yield Key(kind="frozen", name=shard.name, start=shard.start + low), shard.tensor[low:high]
-    if trainer.is_main:
+    if run.is_main:
         for name, buffer in strategy.buffers():
             yield Key(kind="buffer", name=name, start=0), buffer.detach().reshape(-1)
 
 
-def _dealt(trainer: Trainer, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
+def _dealt(run: TrainState, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
     """``(shard, low, high)``: the part to write. What every rank has is cut into equal parts, one a rank."""
     shards = list(held)
     total = sum(shard.tensor.numel() for shard in shards if shard.copied)
-    rank, world = trainer.accelerator.process_index, trainer.plan.world_size
+    rank, world = run.accelerator.process_index, run.plan.world_size
     first, last = total * rank // world, total * (rank + 1) // world
     at = 0
     for shard in shards:
@@ -109,60 +109,60 @@ def _dealt(trainer: Trainer, held: Iterable[Shard]) -> Iterator[tuple[Shard, int
             yield shard, low, high
 
 
-def bytes_of(trainer: Trainer) -> int:
+def bytes_of(run: TrainState) -> int:
     """How much this rank will write, to within some kilobytes; known before the optimizer has any state."""
-    strategy, form = trainer.strategy, trainer.optimizer_form
+    strategy, form = run.strategy, run.optimizer_form
     state = sum(dtype.itemsize for dtype in form.ranges.values())
-    state += 4 if trainer.average.parts() else 0
-    learning, frozen = _dealt(trainer, strategy.shards()), _dealt(trainer, strategy.frozen_shards())
+    state += 4 if run.average.parts() else 0
+    learning, frozen = _dealt(run, strategy.shards()), _dealt(run, strategy.frozen_shards())
     total = sum((high - low) * (shard.tensor.itemsize + state) for shard, low, high in learning)
     total += sum((high - low) * shard.tensor.itemsize for shard, low, high in frozen)
-    if trainer.is_main:
+    if run.is_main:
         total += sum(buffer.numel() * buffer.itemsize for _, buffer in strategy.buffers())
     return total
 
 
-def extras_of(trainer: Trainer) -> dict[str, bytes]:
+def extras_of(run: TrainState) -> dict[str, bytes]:
     """The small files beside an exported model, by their names; so that a checkpoint can be exported on its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_config(trainer.model, folder)
-        trainer.task.save_extras(folder)
+        save_config(run.model, folder)
+        run.task.save_extras(folder)
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def model_of(trainer: Trainer) -> list[list[Any]]:
+def model_of(run: TrainState) -> list[list[Any]]:
     """``[name, shape, dtype]`` of what an exported model holds, in its order."""
-    named = trainer.strategy.named_tensors()
+    named = run.strategy.named_tensors()
     return [[name, list(shape), str(dtype).removeprefix("torch.")] for name, shape, dtype, _ in named]
 
 
-def _state(trainer: Trainer, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    named = named_callbacks(trainer)
+def _state(run: TrainState, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    named = named_callbacks(run)
     return {
-        "step": trainer.step,
-        "samples": trainer.samples,
-        "schedule": schedule_state(trainer.schedule),
-        "data": encode(trainer.train_data.state(), tensors, "data"),
-        "skipped_steps": trainer.skipped_steps,
-        "skipped_in_a_row": trainer.skipped_in_a_row,
-        "last_evaluation": encode(trainer.last_evaluation, tensors, "evaluation"),
-        "scaler": trainer.strategy.scaler_state(),
-        "group_settings": [settings(group) for group in trainer.strategy.optimizer.param_groups],
-        "task": encode(trainer.task.state_dict(), tensors, "task"),
+        "step": run.step,
+        "samples": run.samples,
+        "schedule": schedule_state(run.schedule),
+        "data": encode(run.train_data.state(), tensors, "data"),
+        "skipped_steps": run.skipped_steps,
+        "skipped_in_a_row": run.skipped_in_a_row,
+        "last_evaluation": encode(run.last_evaluation, tensors, "evaluation"),
+        "scaler": run.strategy.scaler_state(),
+        "group_settings": [settings(group) for group in run.strategy.optimizer.param_groups],
+        "task": encode(run.task.state_dict(), tensors, "task"),
         "callbacks": {name: encode(callback.state_dict(), tensors, name) for name, callback in named.items()},
-        "model": model_of(trainer),
-        "mathematics": mathematics(trainer),
-        "config": dataclasses.asdict(trainer.config),
-        "plan": json.loads(json.dumps(trainer.plan.as_dict(), default=str)),
+        "model": model_of(run),
+        "mathematics": mathematics(run),
+        "config": dataclasses.asdict(run.config),
+        "plan": json.loads(json.dumps(run.plan.as_dict(), default=str)),
         "versions": versions(),
     }
 
 
-def named_callbacks(trainer: Trainer) -> dict[str, Any]:
+def named_callbacks(run: TrainState) -> dict[str, Any]:
     """Callbacks by class name, with a number for the second of a class and so on."""
     named: dict[str, Any] = {}
-    for callback in trainer.callbacks:
+    for callback in run.callbacks:
         name = type(callback).__name__
         same = sum(other == name or other.startswith(f"{name}#") for other in named)
         named[f"{name}#{same + 1}" if same else name] = callback

@@ -18,18 +18,18 @@ from .resume import verify_together
 from .store import MANIFEST, look
 
 if TYPE_CHECKING:
-    from ..loop import Trainer
+    from ..train_state import TrainState
 
 
-def load_weights(trainer: Trainer, path: Path) -> str:
+def load_weights(run: TrainState, path: Path) -> str:
     """Set parameters and buffers; everything else stays as it is. Every rank enters; returns a notice.
 
     Raises:
         CheckpointError: the folder does not hold this model, or is a damaged checkpoint.
     """
-    store, kinds = _opened(trainer, path)
-    places = _places(trainer, store, kinds, path)
-    strategy = trainer.strategy
+    store, kinds = _opened(run, path)
+    places = _places(run, store, kinds, path)
+    strategy = run.strategy
     for shard in (*strategy.shards(), *strategy.frozen_shards()):
         kind, name = places[shard.name]
         store.read(kind, name, shard.start, shard.tensor)
@@ -38,29 +38,29 @@ def load_weights(trainer: Trainer, path: Path) -> str:
         flat = torch.empty_like(buffer).reshape(-1)
         store.read(*places[name], 0, flat)
         buffer.copy_(flat.view_as(buffer))
-    for shard, average in trainer.average.parts():
+    for shard, average in run.average.parts():
         average.copy_(shard.tensor)
     return f"starts with the weights of {path}"
 
 
-def _opened(trainer: Trainer, path: Path) -> tuple[Ranges, tuple[str, ...]]:
+def _opened(run: TrainState, path: Path) -> tuple[Ranges, tuple[str, ...]]:
     """The store, and the kinds in which it may hold a tensor, the one to prefer first."""
     if not (path / MANIFEST).exists():
         return of_model_folder(path), ("parameter",)
-    found = verify_together(look(path), trainer.control)
+    found = verify_together(look(path), run.control)
     if found.problem:
         raise CheckpointError(f"{path}: {found.problem}")
     files = (path / name for name in found.files if name.endswith(".safetensors"))
     return of_rank_files(files), ("average", "parameter", "frozen", "buffer")
 
 
-def _places(trainer: Trainer, store: Ranges, kinds: tuple[str, ...], path: Path) -> dict[str, tuple[str, str]]:
+def _places(run: TrainState, store: Ranges, kinds: tuple[str, ...], path: Path) -> dict[str, tuple[str, str]]:
     """Where each tensor of the model lies; a shared one may stand under any of its names."""
     known: dict[int, list[str]] = {}
-    for name, tensor in canonical_state(trainer.model):
+    for name, tensor in canonical_state(run.model):
         known.setdefault(id(tensor), []).append(name)
     places, wrong = {}, []
-    for name, shape, _, handle in trainer.strategy.named_tensors():
+    for name, shape, _, handle in run.strategy.named_tensors():
         found = [(kind, other) for kind in kinds for other in known[id(handle)] if store.holds(kind, other)]
         if not found:
             wrong.append(f"{name} is missing")

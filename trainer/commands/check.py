@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..banner import plan_rows, table
-from ..config import Loaded, check_settings, load_config
+from ..config import Loaded, load_config
 from ..documents import read_document
-from ..errors import ConfigError, LaunchError, TrainerError
+from ..errors import ConfigError, TrainerError
 from ..launching.files import Request, kind_of, read_launch_file
 from ..launching.launcher import Launcher
 from ..launching.plan import Machine, Plan, resolve
-from ..script import find_task
+from ..script import load_task
 from ..task import own_optimizer
 
 T = TypeVar("T")
@@ -88,12 +88,8 @@ class _Problems:
 
 def _task_of(loaded: Loaded) -> str | None:
     """Check the task's own settings; the answer is who builds the optimizer, if the task does."""
-    from ..task import Task
-
-    cls = find_task(loaded)
-    if not (isinstance(cls, type) and issubclass(cls, Task)):
-        raise LaunchError(f"{loaded.config.task} is not a subclass of trainer.Task")
-    return own_optimizer(check_settings(cls, loaded.config.task_settings, loaded))
+    task, _ = load_task(loaded)
+    return own_optimizer(task)
 
 
 def _world_of(request: Request) -> str:

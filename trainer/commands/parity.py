@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..arguments import COMMAND_LINE
-from ..config import Loaded, check_settings, load_config
+from ..config import Loaded, load_config
 from ..errors import ConfigError, Problem
 from ..launching.files import Asked, Request, read_accelerate_file
-from ..script import find_task
+from ..script import load_task
 from .trial import ONE, Cut, Result, try_out
 
 if TYPE_CHECKING:
@@ -105,12 +105,7 @@ def initial_weights(loaded: Loaded) -> dict[str, Tensor]:
     """The model's parameters as every run builds them, on the CPU."""
     from accelerate.utils import set_seed
 
-    from ..task import Task
-
-    cls = find_task(loaded)
-    if not (isinstance(cls, type) and issubclass(cls, Task)):
-        raise _wrong("task", loaded.config.task, "does not name a subclass of trainer.Task")
-    task = check_settings(cls, loaded.config.task_settings, loaded)
+    task, _ = load_task(loaded)
     task.build_data()  # a model may be built after what the data prepared
     set_seed(loaded.config.seed)
     return {name: parameter.detach() for name, parameter in task.build_model().named_parameters()}

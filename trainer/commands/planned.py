@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, Problem
 from ..strategies.costs import Part, elements, parts_of
@@ -104,16 +104,15 @@ def _of_config(args: argparse.Namespace) -> Subject:
 def _of_task(args: argparse.Namespace) -> Subject:
     from torch.utils.data import default_collate
 
-    from ..config import check_settings, load_config
+    from ..config import load_config
     from ..data import is_stream
     from ..items import generator_of
-    from ..script import find_task
+    from ..script import load_task
     from ..strategies.base import compute_in
 
     sys.path.insert(0, str(Path("examples").resolve()))
     loaded = load_config(["--config", args.what])
-    cls: Any = find_task(loaded)
-    task = check_settings(cls, loaded.config.task_settings, loaded)
+    task, _ = load_task(loaded)
     args.micro_batch = loaded.config.micro_batch_size
     data = task.build_data()
     rows = iter(data.train) if is_stream(data.train) else map(data.train.__getitem__, range(len(data.train)))

@@ -72,6 +72,7 @@ class Strategy(ABC):
         self.accelerator = accelerator
         self.model: nn.Module
         self.optimizer: Optimizer
+        self.prepared_optimizer: Any
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -83,9 +84,9 @@ class Strategy(ABC):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
         self._names, self._parts = canonical_names(model), parts_of(model)
-        self.model, prepared = self.accelerator.prepare(model, optimizer)
+        self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
-        self.optimizer = prepared.optimizer
+        self.optimizer = self.prepared_optimizer.optimizer
         if self.plan.compile:
             self.compile(dict(self.plan.dynamo))
 

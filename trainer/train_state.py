@@ -1,0 +1,166 @@
+"""What a training is made of, without its loop: built from a task, at a position, saved and gone on with.
+
+``Trainer`` is one with a loop. A loop of your own takes this, and writes plain Accelerate around it
+(``examples/own_loop.py``): it has the exact data order and the checkpoints, under every strategy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import set_seed
+from torch import nn
+
+from .assembly import build_data, build_model, facts_of, schedule_of
+from .banner import banner
+from .callbacks import Callback
+from .checkpoint import OptimizerForm, Saver, find_start
+from .config import every_steps, to_yaml
+from .control import Control
+from .data import Layout, Window
+from .ema import Average, NoAverage
+from .export import export_model
+from .items import seed_of
+from .launching import Launched, launch
+from .rundir import RunDirectory
+from .schedule import check_schedule, warmup_steps_of
+from .task import Task, own_optimizer
+from .train_config import TrainConfig
+
+
+class TrainState:
+    """A task's data, model, optimizer and schedule, prepared under the strategy that was launched, and how far it is.
+
+    It goes on from a checkpoint where ``config.resume`` says so, and claims ``config.output_dir``. Every rank enters
+    every method.
+
+    Args:
+        task: what to learn.
+        config: how long, with which batch, rate and so on.
+        launched: the result of ``launch``; by default launched here, without files of its own.
+        callbacks: whose state belongs into checkpoints.
+        where: home of each config value, for messages.
+
+    Raises:
+        ConfigError, LaunchError, DataError: before the first step, on every rank.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainConfig,
+        launched: Launched | None = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        where: Mapping[str, str] | None = None,
+    ) -> None:
+        launched = launched or launch(config, where=where, optimizer_built_by=own_optimizer(task))
+        self.task, self.config, self.callbacks = task, config, list(callbacks)
+        self.plan, self.accelerator, self.strategy = launched.plan, launched.accelerator, launched.strategy
+        self.is_main = self.accelerator.is_main_process
+        self.control = Control()
+        self.directory = RunDirectory(config.output_dir, main=self.is_main)
+        homes, folder = where or {}, self.directory.path / "checkpoints"
+        start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
+        home = homes.get("output_dir", "default")
+        self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
+        self._build(homes)
+        self.saver = Saver(self, folder, start)
+        self._announce(self.saver.resume())
+
+    def _build(self, where: Mapping[str, str]) -> None:
+        plan, config, task, strategy = self.plan, self.config, self.task, self.strategy
+        check_schedule(plan)
+        self.layout = Layout(
+            rank=self.accelerator.process_index,
+            world_size=plan.world_size,
+            micro_batch_size=plan.micro_batch_size,
+            accumulation_steps=plan.accumulation_steps,
+        )
+        pin_memory = plan.device == "cuda"
+        self.data, self.train_data = build_data(task, config, self.layout, where, pin_memory=pin_memory)
+        self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
+        by_epochs = (config.epochs or 0) * (self.steps_per_epoch or 0)
+        self.total_steps = min(n for n in (by_epochs, config.max_steps) if n)
+        self.save_every = every_steps(config.save_every, self.steps_per_epoch)
+        self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
+        model = build_model(task, config)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        optimizer = task.build_optimizer(model, plan)
+        self.optimizer_form = OptimizerForm.of(model, optimizer, saved=config.keep_last > 0)
+        strategy.prepare(model, optimizer)
+        strategy.verify()
+        set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
+        self.schedule = schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
+        self.average = NoAverage() if config.ema_decay is None else Average(strategy, config.ema_decay)
+        self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
+        self.last_evaluation: dict[str, float] = {}
+
+    def _announce(self, notices: Sequence[str]) -> None:
+        self.facts = facts_of(self, notices)
+        self.directory.write("config.yaml", to_yaml(self.config))
+        self.directory.write("plan.json", json.dumps(self.facts, indent=2, default=str) + "\n")
+        self.say(banner(self.facts))
+
+    @property
+    def model(self) -> nn.Module:
+        """The prepared model: what computes."""
+        return self.strategy.model
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer as ``accelerator.prepare`` gives it, for loops that step it themselves."""
+        return self.strategy.prepared_optimizer
+
+    def windows(self) -> Iterator[Window]:
+        """The optimizer steps that are left: this rank's micro-batches of each, on the CPU, in the global order."""
+        if self.train_data.skips:
+            self.say(f"the stream keeps no state: {self.train_data.skips:,} samples are read over first")
+        return self.train_data.windows(self.samples, self.total_steps - self.step)
+
+    def advance(self, window: Window, *, skipped: bool = False) -> None:
+        """The optimizer was stepped with this window: count it, move schedule and average on, and a save in flight.
+
+        Args:
+            skipped: the fp16 scaler left the step out; then neither schedule nor average moves.
+
+        Raises:
+            CheckpointError: a save failed on some rank, and ``on_save_error`` is ``stop``.
+        """
+        self.step, self.samples = self.step + 1, window.end
+        self.skipped_steps += skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if not skipped:
+            self.schedule.step()
+            self.average.update()
+        self.saver.poll()
+
+    def save(self) -> None:
+        """Begin a checkpoint of this step, written while training goes on. Between steps.
+
+        Raises:
+            CheckpointError: it cannot be written, and ``on_save_error`` is ``stop``.
+        """
+        self.saver.save()
+
+    def export(self, directory: str | Path) -> None:
+        """Write the model (its moving average, if one is kept) as safetensors."""
+        self.strategy.agree_buffers()
+        with self.average.applied():
+            export_model(self.strategy, self.control, self.task, Path(directory))
+
+    def close(self) -> None:
+        """Wait for the save in flight, and give the engine back. A script of your own calls it last."""
+        self.saver.finish()
+        self.strategy.close()
+
+    def say(self, text: str) -> None:
+        """One line to the terminal and to log.txt, from the main process."""
+        if self.is_main:
+            print(text, flush=True)
+            self.directory.line(text)
