@@ -95,6 +95,7 @@ def test_runs_as_asked(name: str, strategy: str, launcher: str, folder: Path) ->
     assert plan["rehearsal"] and plan["device"] == "cpu"
     losses = done.losses
     assert sum(losses[-3:]) / 3 < 0.9 * losses[0], f"the loss does not fall: {losses}"
+    assert "Warning" not in done.err, done.err  # one a rank, about what no user can change, would hide what matters
 
 
 @pytest.mark.parametrize(("name", "strategy", "launcher"), CASES)

@@ -5,6 +5,7 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ class Replicated(Strategy):
 
         # Views into the exchange buckets save one copy of the gradients (99 ms against 106 ms a step, FACTS).
         # Buffers are not sent around before each forward: ranks agree on them when they are used, under every strategy.
+        # torch 2.13 has another word for it, which Accelerate does not know yet; one line a rank.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
         return {"kwargs_handlers": [ddp]}
 
