@@ -7,7 +7,15 @@ All of them train the same model on the same data with the same fused AdamW and 
 in each round, so that what else the machine does meets all alike. Prints seconds a step of the loop by hand, and each
 of the others as a ratio to it: the middle of the rounds, and the quarter below and above.
 
-MEASURED
+measured (2026-11-21, two x86 CPU cores, OMP_NUM_THREADS=1, torch 2.13, accelerate 1.15, transformers 5.23):
+
+                          one process                       two processes, DDP over gloo
+                          Tiny (0.64 ms)    CNN (5.83 ms)   Tiny (2.05 ms)    CNN (8.71 ms)
+    bare Accelerate       1.51 (1.49-1.55)  1.08 (1.04-1.11)  1.19 (1.06-1.38)  1.00 (0.95-1.05)
+    samecurve             1.37 (1.36-1.46)  1.05 (1.02-1.07)  1.53 (1.35-1.69)  1.08 (1.05-1.14)
+    transformers.Trainer  1.77 (1.76-1.79)  1.11 (1.08-1.13)  1.39 (1.15-1.53)  1.09 (1.02-1.17)
+On two processes the ranks ask each other at every step whether one wants to stop: beside the step, but these two cores
+have no third one to do it on (0.6 ms; without it samecurve is at 1.16 of Tiny).
 """
 
 from __future__ import annotations
