@@ -90,6 +90,10 @@ def is_plain(value: object) -> bool:
 
 
 def _probe(optimizer: Optimizer) -> Iterator[tuple[str, Any, torch.Size]]:
+    if optimizer.state:  # made with the optimizer (Adagrad of torch 2.11)
+        for tensor, state in optimizer.state.items():
+            yield from ((str(key), value, tensor.shape) for key, value in state.items())
+        return
     group = optimizer.param_groups[0]
     like = group["params"][0]
     probe: Any = object.__new__(type(optimizer))  # shares the settings, and has state and parameters of its own
