@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from jobs import BIN, ROOT, STRATEGIES, clean_environment, free_port
 
+from trainer import load_config, load_task
 from trainer.strategies import STRATEGIES as KINDS
-from trainer.strategies.costs import Case, Part, paper_bytes
+from trainer.strategies.costs import Case, Part, paper_bytes, parts_of
 
 NAMES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs, mixed-precision Adam (K = 12), in GB.
@@ -53,6 +54,18 @@ def test_bytes_sent_follow_section_7() -> None:
     assert {name: round(count / model) for name, count in sent.items()} == {
         "ddp": 2, "zero1": 3, "zero2": 3, "zero3": 3, "fsdp": 3,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama_stdlib", "digits_cnn"])
+def test_the_states_that_the_readme_tells(name: str) -> None:
+    model = load_task(load_config(["--config", str(ROOT / f"examples/configs/{name}.yaml")]))[0].build_model()
+    told = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| state per rank |")]
+    row = told[("llama_stdlib", "digits_cnn").index(name)]
+    for strategy, value in zip(("ddp", "fsdp", "zero1", "zero2", "zero3"), row.split("|")[2:-1], strict=True):
+        states = KINDS[strategy].footprint(Case(strategy=strategy, world_size=2), parts_of(model)).states
+        number, unit = value.split()
+        digits = len(number.partition(".")[2])
+        assert number == f"{states / {'MiB': 2**20, 'KiB': 2**10}[unit]:.{digits}f}", strategy
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("no", marks=pytest.mark.slow)])
