@@ -135,15 +135,17 @@ def test_a_second_file_beside_accelerate_launchs_own(tmp_path: Path) -> None:
 # An optimizer, or layers, that are not there or there twice
 
 
-def test_an_optimizer_in_the_json_and_in_code(tmp_path: Path) -> None:
+# The latter launches without a word of its task: it is found out when the optimizer is built.
+@pytest.mark.parametrize(("script", "name"), [("train", "AdamW"), ("own_loop", "adamw")])
+def test_an_optimizer_in_the_json_and_in_code(script: str, name: str, tmp_path: Path) -> None:
     config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
     path = written(tmp_path / "ds.json", json.dumps(config, indent=1))
-    words = [sys.executable, "examples/train.py", "--deepspeed", path, "--task", "tests.failing:OwnOptimizer"]
+    words = [sys.executable, f"examples/{script}.py", "--deepspeed", path, "--task", "tests.failing:OwnOptimizer"]
     job = run([*words, *DIGITS], tmp_path / "run")
     assert job.code == 2
     answered(
         job,
-        f"{path}:5: optimizer: 'AdamW': tests.failing:OwnOptimizer.build_optimizer builds the optimizer already; "
+        f"{path}:5: optimizer: {name!r}: tests.failing:OwnOptimizer.build_optimizer builds the optimizer already; "
         "remove one of the two",
     )
 

@@ -64,6 +64,21 @@ def build_model(task: Task, config: TrainConfig) -> nn.Module:
     return model
 
 
+def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> Optimizer:
+    """The optimizer that the task builds, by default the plan's.
+
+    Raises:
+        ConfigError: the task has one of its own, and a launch file another. ``launch`` says so as well where it is told
+            of the task; a script that launches by itself need not tell it.
+    """
+    built_by, home = own_optimizer(task), plan.home("optimizer")
+    if built_by is not None and home.startswith(plan.files):
+        rule = f"{built_by} builds the optimizer already; remove one of the two"
+        where = home.partition(" (")[0]  # it reads "file:line (key)"
+        raise ConfigError(Problem(where=where, key="optimizer", value=plan.optimizer, rule=rule))
+    return task.build_optimizer(model, plan)
+
+
 def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int) -> LRScheduler:
     """The schedule that the task builds, else the plan's."""
     own = task.build_schedule(optimizer, plan, total_steps)

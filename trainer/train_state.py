@@ -15,7 +15,7 @@ from typing import Any
 from accelerate.utils import set_seed
 from torch import nn
 
-from .assembly import build_data, build_model, facts_of, schedule_of
+from .assembly import build_data, build_model, facts_of, optimizer_of, schedule_of
 from .banner import banner
 from .callbacks import Callback
 from .checkpoint import OptimizerForm, Saver, find_start
@@ -91,7 +91,7 @@ class TrainState:
         model = build_model(task, config)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        optimizer = task.build_optimizer(model, plan)
+        optimizer = optimizer_of(task, model, plan)
         self.optimizer_form = OptimizerForm.of(model, optimizer, saved=config.keep_last > 0)
         strategy.prepare(model, optimizer)
         strategy.verify()
