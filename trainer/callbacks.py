@@ -137,8 +137,8 @@ class Best(Callback):
             trainer.export(trainer.directory.path / "best")
             return
         self.waited += 1
-        if self.patience is not None and self.waited >= self.patience:
-            trainer.stop(f"{self.metric} did not improve in {self.waited} evaluations")
+        if self.waited == self.patience:  # the next step is the last one, and may evaluate once more
+            trainer.stop(f"{self.metric} did not improve in {self.waited} evaluations", agreed=True)
 
     def pinned_steps(self) -> Collection[int]:
         return () if self.best_step is None else (self.best_step,)

@@ -73,6 +73,12 @@ class ConfigError(TrainerError, ValueError):
         return ConfigError, (self.problems,)
 
 
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Join the first names, and count the others: ``a, b, c (and 5 more)``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" (and {more} more)" if more > 0 else "")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` did you mean 'x'?`` for the nearest of ``known``, else the short list of what is known."""
     names = sorted(set(known))

@@ -39,8 +39,9 @@ def when_failing(work: Callable[[], object]) -> Callable[[], None]:
 class Stopped(Exception):
     """Training ended early because a signal asked for it; everything was written. Exit code 128 + signal."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}; everything up to there was written")
+    def __init__(self, number: int, *, step: int, total_steps: int) -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name} at step {step} of {total_steps}; everything up to there was written")
         self.signal = number
 
 

@@ -146,7 +146,7 @@ class _Reader(IterableDataset[Any]):
         return parts
 
     def _borrowed(self, block: Sequence[Any], epoch: int, numbers: range) -> Any:
-        """A sample with weight, kept from the first window that needed one; none there: the step has no weight."""
+        """Lend a sample with weight, kept from the first window that needed one; none there: the step has no weight."""
         data = self.data
         if self._lender is None:
             for at, number in enumerate(numbers):
@@ -155,7 +155,8 @@ class _Reader(IterableDataset[Any]):
                     self._lender = item
                     break
         item = block[0] if self._lender is None else self._lender
-        return data.collate([copy.deepcopy(item)])  # some collates change their items
+        count = min(2, data.layout.micro_batch_size)  # BatchNorm wants more than one value
+        return data.collate([copy.deepcopy(item) for _ in range(count)])  # some collates change their items
 
 
 def _blocks(stream: Any, epoch: int, offset: int, state: Any, size: int) -> Iterator[list[Any]]:

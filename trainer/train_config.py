@@ -84,6 +84,9 @@ class TrainConfig:
     )
     sync_batchnorm: Annotated[bool, About("BatchNorm over the micro-batches of all ranks; GPUs only")] = False
     compile: Annotated[bool, About("torch.compile the model")] = False
+    find_unused_parameters: Annotated[
+        bool, About("a step may leave parameters out, other ones on each process: heads, experts; slower")
+    ] = False
     ema_decay: Annotated[float | None, About("keep a moving average of the weights", above=0, below=1)] = None
 
     log_every: Annotated[int, About("optimizer steps", minimum=1)] = 10

@@ -15,14 +15,15 @@ from typing import Any
 from accelerate.utils import set_seed
 from torch import nn
 
-from .assembly import build_data, build_model, facts_of, optimizer_of, schedule_of
+from .assembly import build_data, build_model, evaluation_size, facts_of, held_in_evaluation, optimizer_of, schedule_of
 from .banner import banner
 from .callbacks import Callback
-from .checkpoint import OptimizerForm, Saver, find_start
+from .checkpoint import OptimizerForm, Saver, Start, find_start
 from .config import every_steps, to_yaml
 from .control import Control
-from .data import Layout, Window
+from .data import Layout, TrainData, Window
 from .ema import Average, NoAverage
+from .errors import DataError
 from .export import export_model
 from .items import seed_of
 from .launching import Launched, launch
@@ -60,7 +61,9 @@ class TrainState:
     ) -> None:
         launched = launched or launch(config, where=where, optimizer_built_by=own_optimizer(task))
         self.task, self.config, self.callbacks = task, config, list(callbacks)
-        self.plan, self.accelerator, self.strategy = launched.plan, launched.accelerator, launched.strategy
+        self.plan, self.accelerator = launched.plan, launched.accelerator
+        # One of its own: several trainings may share a launch, one after the other or side by side.
+        self.strategy = type(launched.strategy)(launched.plan, launched.accelerator)
         self.is_main = self.accelerator.is_main_process
         self.control = Control()
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
@@ -68,11 +71,12 @@ class TrainState:
         start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
         home = homes.get("output_dir", "default")
         self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
-        self._build(homes)
+        notices = self._build(homes, start)
         self.saver = Saver(self, folder, start)
-        self._announce(self.saver.resume())
+        self._announce([*notices, *self.saver.resume()])
 
-    def _build(self, where: Mapping[str, str]) -> None:
+    def _build(self, where: Mapping[str, str], start: Start) -> list[str]:
+        """Build everything, in the order and under the seeds that every layout shares; returns notices."""
         plan, config, task, strategy = self.plan, self.config, self.task, self.strategy
         check_schedule(plan)
         self.layout = Layout(
@@ -84,14 +88,15 @@ class TrainState:
         pin_memory = plan.device == "cuda"
         self.data, self.train_data = build_data(task, config, self.layout, where, pin_memory=pin_memory)
         self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
-        by_epochs = (config.epochs or 0) * (self.steps_per_epoch or 0)
-        self.total_steps = min(n for n in (by_epochs, config.max_steps) if n)
+        self._check_same_data()
+        self.total_steps = self._last_step(start)
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
         self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
-        model = build_model(task, config)
+        model, of_model = build_model(task, config, plan)
+        self._held = held_in_evaluation(model)
+        optimizer, of_optimizer = optimizer_of(task, model, plan)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        optimizer = optimizer_of(task, model, plan)
         self.optimizer_form = OptimizerForm.of(model, optimizer, saved=config.keep_last > 0)
         strategy.prepare(model, optimizer)
         strategy.verify()
@@ -100,6 +105,28 @@ class TrainState:
         self.average = NoAverage() if config.ema_decay is None else Average(strategy, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
+        return of_model + of_optimizer
+
+    def _last_step(self, start: Start) -> int:
+        """The optimizer step at which training ends: by epochs from where it starts, or by max_steps."""
+        config, ends = self.config, []
+        if config.epochs is not None:
+            assert isinstance(self.train_data, TrainData), "epochs are refused for streams"
+            step, samples = (start.found.manifest[key] for key in ("step", "samples")) if start.found else (0, 0)
+            ends.append(int(step) + self.train_data.steps_left(int(samples), config.epochs))
+        if config.max_steps is not None:
+            ends.append(config.max_steps)
+        return min(ends)
+
+    def _check_same_data(self) -> None:
+        """Raise ``DataError`` where ranks have data sets of different sizes: some samples would come twice."""
+        sizes = self.control.gather((self.train_data.size, evaluation_size(self.data.evaluation)))
+        for rank, size in enumerate(sizes):
+            if size != sizes[0]:
+                raise DataError(
+                    f"rank {rank} has {size[0]} training and {size[1]} evaluation samples, rank 0 has {sizes[0][0]} "
+                    f"and {sizes[0][1]}: build_data must give every rank the same data, which the trainer divides"
+                )
 
     def _announce(self, notices: Sequence[str]) -> None:
         self.facts = facts_of(self, notices)
@@ -111,6 +138,12 @@ class TrainState:
     def model(self) -> nn.Module:
         """The prepared model: what computes."""
         return self.strategy.model
+
+    def train_mode(self) -> None:
+        """Put the model into training mode, but for the parts that build_model left in evaluation mode."""
+        self.model.train()
+        for module in self._held:
+            module.training = False
 
     @property
     def optimizer(self) -> Any:

@@ -14,6 +14,6 @@ from __future__ import annotations
 
 from .background import Saver
 from .optimizer import OptimizerForm
-from .resume import find_start
+from .resume import Start, find_start
 
-__all__ = ["OptimizerForm", "Saver", "find_start"]
+__all__ = ["OptimizerForm", "Saver", "Start", "find_start"]

@@ -109,6 +109,7 @@ def _of_task(args: argparse.Namespace) -> Subject:
     from ..items import generator_of
     from ..script import load_task
     from ..strategies.base import compute_in
+    from ..task import split_loss
 
     sys.path.insert(0, str(Path("examples").resolve()))
     loaded = load_config(["--config", args.what])
@@ -125,7 +126,7 @@ def _of_task(args: argparse.Namespace) -> Subject:
         model = task.build_model()
         if dtype is not None:
             compute_in(model.to(dtype), dtype)
-        return model, lambda: task.training_step(model, batch)
+        return model, lambda: split_loss(task.training_step(model, batch))[0]
 
     return _measured(loaded.config.task, made, args)
 

@@ -6,11 +6,14 @@ typos were dropped. So the launcher's own command line is read from the parent p
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
+
+import psutil
 
 from ..errors import LaunchError
 
@@ -86,8 +89,6 @@ def _refuse_unconnected(env: Mapping[str, str]) -> None:
 
 def parent_command_lines() -> list[list[str]]:
     """Command lines from the parent upwards; empty where the system hides them."""
-    import psutil
-
     lines = []
     try:
         for process in psutil.Process().parents():
@@ -95,6 +96,18 @@ def parent_command_lines() -> list[list[str]]:
     except psutil.Error:
         pass
     return lines
+
+
+def launcher_processes() -> list[psutil.Process]:
+    """The launchers above this process, the nearest first; empty where it was started by hand."""
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().parents():
+            program, _ = _program(process.cmdline())
+            if program not in _PROGRAMS and program not in _WITH_COMMANDS:
+                break
+            found.append(process)
+    return found
 
 
 def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:

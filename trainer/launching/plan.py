@@ -63,6 +63,7 @@ class Plan:
     warmup_fraction: float | None
     final_lr_ratio: float
     compile: bool
+    find_unused_parameters: bool = False
     fsdp: Mapping[str, Any] = field(default_factory=dict)
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     dynamo: Mapping[str, Any] = field(default_factory=dict)
@@ -172,6 +173,7 @@ def resolve(
         warmup_fraction=config.warmup_fraction,
         final_lr_ratio=config.final_lr_ratio,
         compile=config.compile or bool(request.dynamo),
+        find_unused_parameters=config.find_unused_parameters,
         fsdp=fsdp,
         deepspeed=deepspeed,
         dynamo=request.dynamo or ({"backend": "inductor"} if config.compile else {}),
