@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import trainer
-from trainer import Data, Plan, Task, TrainConfig, Trainer
+from trainer import Data, Plan, Task, TrainConfig, Trainer, TrainState
 from trainer.launching import Launched, launch
 
 GLOBAL_BATCH, STEPS = 8, 6
@@ -412,6 +412,31 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
         return {"error": f"{type(error).__name__}: {error}"}
 
 
+def train_two(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trainings side by side on one launch, in a loop of one's own: the losses of each."""
+    world = told["world"]
+    configs = [configured(world, output_dir=str(folder / "two" / name)) for name in ("plain", "scalar")]
+    launched = launch(configs[0], accel_config=told["accel_config"])
+    states = [TrainState(task, config, launched) for task, config in zip((Plain(), Scalar()), configs, strict=True)]
+    losses: dict[str, list[float]] = {"plain": [], "scalar": []}
+    for windows in zip(*(state.windows() for state in states), strict=True):
+        for state, window, found in zip(states, windows, losses.values(), strict=True):
+            step = 0.0
+            for number, micro in enumerate(window.micros, 1):
+                with state.strategy.micro_step(boundary=number == len(window.micros)):
+                    share = state.task.training_step(state.model, micro.batch) * (micro.weight / window.samples)
+                    state.strategy.backward(share * world)
+                step += share.detach()
+            state.strategy.finish_step()
+            state.advance(window)
+            found.append(float(state.accelerator.reduce(step, "sum")))
+    for state in states:
+        state.save()
+        state.export(state.directory.path / "model")
+        state.close()
+    return losses
+
+
 def main() -> None:
     told = json.loads(sys.argv[1])
     folder = Path(told["folder"])
@@ -419,7 +444,7 @@ def main() -> None:
     world = told["world"]
     launched = launch(configured(world), accel_config=told["accel_config"])
     for name in told["names"]:
-        found = train(launched, folder, name, told)
+        found = train_two(folder, told) if name == "two" else train(launched, folder, name, told)
         if launched.accelerator.is_main_process:
             (folder / f"{name}.json").write_text(json.dumps(found))
             print(name, found.get("error", "fine"), flush=True)

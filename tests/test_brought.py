@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def results(strategy: str, folder: Path) -> dict[str, dict[str, Any]]:
     """All cases under one strategy."""
-    start(strategy, folder, [name for name in CASES if (strategy, name) != ENDS])
+    start(strategy, folder, [*(name for name in CASES if (strategy, name) != ENDS), "two"])
     return {path.stem: json.loads(path.read_text()) for path in (folder / strategy).glob("*.json")}
 
 
@@ -59,7 +59,7 @@ def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
 def test_what_users_bring_has_the_numbers_of_one_process(strategy: str, folder: Path) -> None:
     alone, found = results("single", folder), results(strategy, folder)
     wrong = []
-    for name in found:
+    for name in found.keys() - {"two"}:
         if name in REFUSED or (name, strategy) in UNSAID:
             rule = REFUSED.get(name) or UNSAID[name, strategy]
             ours, theirs = alone[name].get("error", ""), found[name].get("error", "")
@@ -122,6 +122,14 @@ def test_evaluation_metrics_are_those_of_all_samples(folder: Path) -> None:
     for strategy in STRATEGIES:
         evaluation = results(strategy, folder)["names"]["evaluation"]
         assert evaluation == {"eval/all": 4.5, "eval/low": 2.0, "eval/high": 7.0, "eval/rare": 9.0}
+
+
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+def test_two_trainings_on_one_launch_have_the_numbers_of_each_alone(strategy: str, folder: Path) -> None:
+    alone, both = results("single", folder), results(strategy, folder)["two"]
+    for name in ("plain", "scalar"):
+        assert both[name] == pytest.approx([row["loss"] for row in alone[name]["rows"]], rel=1e-6)
+        assert (folder / strategy / "two" / name / "model" / "model.safetensors").exists()
 
 
 def test_early_stop_ends_at_the_same_step_on_one_process_and_on_two(folder: Path) -> None:

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from .banner import facts
 from .callbacks import Best, Callback, MetricsFile, Progress, SaveCheckpoints, StopOnNaN
 from .data import Layout, TrainData, is_stream, sized
-from .errors import ConfigError, LaunchError, Problem, listed
+from .errors import ConfigError, DataError, LaunchError, Problem, listed
 from .optim import state_slots
 from .schedule import build_schedule, refuse_plateau
 from .strategies.base import compute_in
@@ -40,6 +40,11 @@ def build_data(
     data = task.build_data()
     kind: type[TrainData | StreamData] = TrainData
     if is_stream(data.train):
+        if data.evaluation is data.train and hasattr(data.train, "state_dict"):
+            raise DataError(
+                "Data.train and Data.evaluation are one stream, and its position serves one of them only: "
+                "give evaluation a stream of its own (copy.deepcopy)"
+            )
         refuse_what_streams_cannot(config, where)
         kind = StreamData
     windows = kind(

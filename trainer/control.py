@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from .errors import LaunchError, TrainerError
-from .launching.launcher import launcher_processes
+from .launching.launcher import is_alive, launcher_processes
 
 STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that asked
 
@@ -151,7 +151,7 @@ class Control:
         if time.monotonic() - self._looked < 1.0:
             return
         self._looked = time.monotonic()
-        if not self._wish and not all(process.is_running() for process in self._launchers):
+        if not self._wish and not all(map(is_alive, self._launchers)):
             self.stop(signal.SIGTERM)
 
     def close(self) -> None:

@@ -110,6 +110,12 @@ def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
         time.sleep(_PATIENCE_SECONDS)  # another rank tells it; the launcher ends this one meanwhile
     if silent:
         return
+    if lost_peer:
+        message = (
+            f"{message.rstrip()}\nanother process of this job ended without a word (killed, out of memory, aborted in "
+            "C++): look above for what it printed. Where ranks use different parameters in one step, set "
+            "find_unused_parameters: true"
+        )
     _write_error_file(message)
     where = f"rank {rank}: " if rank is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     print(f"\n{where}{message.rstrip()}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -61,6 +62,8 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
     lines = parent_command_lines() if ancestors is None else ancestors
     name, arguments = _nearest(lines)
     if name == "python":
+        if environment is None and (connected := _connected()) is not None:
+            return connected
         if "RANK" not in env or "WORLD_SIZE" not in env:
             _refuse_unconnected(env)
             return Launcher(name="python")
@@ -74,6 +77,17 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
         local_rank=int(env.get("LOCAL_RANK", 0)),
         local_world_size=int(env.get("LOCAL_WORLD_SIZE", world)),
     )
+
+
+def _connected() -> Launcher | None:
+    """Where the calling code connected the processes of this machine itself, as ``accelerate.debug_launcher`` does."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or "RANK" in os.environ:
+        return None
+    rank, world = dist.get_rank(), dist.get_world_size()
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    os.environ.update({name: str(value) for name, value in names.items()})  # Accelerate and DeepSpeed read them
+    return Launcher(name="environment", world_size=world, rank=rank, local_rank=rank, local_world_size=world)
 
 
 def _refuse_unconnected(env: Mapping[str, str]) -> None:
@@ -108,6 +122,14 @@ def launcher_processes() -> list[psutil.Process]:
                 break
             found.append(process)
     return found
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that ended and was not waited for does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:
