@@ -1,4 +1,4 @@
-"""``python -m trainer`` is the command ``trainer``; so launchers start it too: ``accelerate launch -m trainer train``."""
+"""``python -m trainer`` is the command ``trainer``; launchers start it as ``accelerate launch -m trainer train``."""
 
 import sys
 

@@ -66,7 +66,7 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
 
 
 def _find_task(loaded: Loaded) -> object:
-    """Import ``module:Class``: from the script's folder, what is installed, the working folder, or beside the config."""
+    """Import ``module:Class``: from the script's folder, what is installed, the working folder or the config's."""
     module_name, _, class_name = loaded.config.task.partition(":")
     sys.path += [folder for folder in _folders(loaded.config_file) if folder not in sys.path]
     try:
