@@ -11,6 +11,7 @@ from .banner import versions
 from .errors import TrainerError, did_you_mean
 
 COMMANDS = {
+    "new": ("commands.new", "a folder with a task that trains, its config, launch files and a test"),
     "train": ("commands.train", "train what a config names; under a launcher: accelerate launch ... -m trainer train"),
     "checkpoints": ("checkpoint.listing", "list the checkpoints of a run, and check them"),
     "export": ("checkpoint.convert", "make a model folder from a checkpoint"),
