@@ -86,7 +86,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _same_and_different(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Split the settings into those that all runs share and, for each other key, the value of each run."""
     found = {
-        name: {**{key: run.plan.get(key) for key in _LAYOUT}, **_settings(run)}
+        name: {**{key: run.plan[key] for key in _LAYOUT if key in run.plan}, **_settings(run)}
         for name, run in zip(names, runs, strict=True)
         if run.plan
     }
