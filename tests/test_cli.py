@@ -28,6 +28,12 @@ def test_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "trainer: no command 'chekc'; did you mean 'check'?\n"
 
 
+def test_local_rank_before_the_command_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--local_rank=1", "--version"]) == 0
+    assert capsys.readouterr().out.startswith("samecurve ")
+
+
+@pytest.mark.slow
 def test_deepspeeds_launcher_starts_the_command(tmp_path: Path) -> None:
     """It puts --local_rank before the name of the command."""
     words = [

@@ -118,7 +118,7 @@ def test_one_odd_run_leaves_the_others_comparable() -> None:
     assert other["verdict"] == "one run"
     entries = {entry["name"].split("_")[0]: entry for entry in told["runs"]}
     assert {name: entry["differs"] for name, entry in entries.items() if entry["differs"]} == {
-        "other": {"lr": [0.1, 0.2], "schedule_settings.gamma": ["not said", 0.5]}
+        "other": {"lr": [0.1, 0.2], "schedule_settings.gamma": [None, 0.5]}
     }
     assert {name: entry["state"] for name, entry in entries.items() if entry["state"]} == {
         "killed": "did not end; last logged step 2 of 9",
@@ -129,7 +129,7 @@ def test_one_odd_run_leaves_the_others_comparable() -> None:
         "Of the 4 that ended with the same settings: take ddp: 200 samples/s, 33% a"
     )
     shown = table({**told, "title": ""})
-    assert "other settings: lr 0.1 -> 0.2, schedule_settings.gamma not said -> 0.5" in shown
+    assert "other settings: lr 0.1 -> 0.2, schedule_settings.gamma none -> 0.5" in shown
 
 
 @pytest.mark.parametrize("key", SETTINGS)
@@ -155,7 +155,7 @@ def test_three_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert [run["name"] for run in told["runs"]] == ["ddp", "fsdp"]
     assert told["runs"][0]["sent_bytes"] == 5 * 400 and told["runs"][0]["samples_per_second"] == 90.0
     assert told["runs"][0]["curves"]["eval"] == [[5, 320, 0.5, 1.4]]
-    assert told["settings"]["same"]["ema_decay"] is None, "what an older run does not say had its default"
+    assert told["settings"]["same"]["drop_last"] is False, "what an older run does not say had its default"
     assert told == data_of((tmp_path / "compare.html").read_text())
 
 

@@ -16,7 +16,6 @@ from .trial import BOUNDS, Bounds, gap
 # How a run may run without learning anything else.
 _LAYOUT = ("strategy", "world_size", "launcher", "device", "distributed_type", "micro_batch_size", "accumulation_steps")
 _CALLED = {"no": "full precision", "bf16": "bf16", "fp16": "fp16"}
-_UNSAID = "not said"
 
 
 def report(runs: Sequence[Run]) -> dict[str, Any]:
@@ -30,7 +29,7 @@ def report(runs: Sequence[Run]) -> dict[str, Any]:
     """
     if not any(map(_logged, runs)):
         named = ", ".join(run.path for run in runs)
-        raise ConfigError([Problem(where=named, key="", rule="no step was logged; there is nothing to compare")])
+        raise ConfigError(Problem(where=named, key="", rule="no step was logged; there is nothing to compare"))
     names = _names(runs)
     groups = _groups(runs)
     main = max(groups, key=len)
@@ -38,9 +37,9 @@ def report(runs: Sequence[Run]) -> dict[str, Any]:
     usual = _settings(runs[main[0]])
     for at, (run, entry) in enumerate(zip(runs, entries, strict=True)):
         entry["group"] = next((number for number, group in enumerate(groups) if at in group), None)
-        own = {} if at in main or not run.plan else _settings(run)
-        keys = sorted(key for key in own.keys() | usual.keys() if own and own.get(key) != usual.get(key))
-        entry["differs"] = {key: [usual.get(key, _UNSAID), own.get(key, _UNSAID)] for key in keys}
+        own = _settings(run) if run.plan else usual
+        keys = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
+        entry["differs"] = {key: [usual.get(key), own.get(key)] for key in keys}
     told = [_judge([runs[at] for at in group], [names[at] for at in group]) for group in groups]
     chosen = [entries[at] for at in main]
     return {
@@ -71,13 +70,13 @@ def _groups(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    return dict(_flat(fingerprint(run.plan)))
+    """Give what decides the numbers by dotted keys, without what is not set."""
+    return {key: value for key, value in _flat(fingerprint(run.plan)) if value is not None}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values with dotted keys."""
     for key, value in values.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
@@ -86,12 +85,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _same_and_different(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Split the settings into those that all runs share and, for each other key, the value of each run."""
     found = {
-        name: {**{key: run.plan[key] for key in _LAYOUT if key in run.plan}, **_settings(run)}
+        name: {key: run.plan[key] for key in _LAYOUT if key in run.plan} | _settings(run)
         for name, run in zip(names, runs, strict=True)
         if run.plan
     }
     keys = dict.fromkeys(key for values in found.values() for key in values)
-    columns = {key: {name: values.get(key, _UNSAID) for name, values in found.items()} for key in keys}
+    columns = {key: {name: values.get(key) for name, values in found.items()} for key in keys}
     equal = {key: all(value == next(iter(row.values())) for value in row.values()) for key, row in columns.items()}
     return {
         "same": {key: next(iter(row.values())) for key, row in columns.items() if equal[key]},
