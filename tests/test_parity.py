@@ -44,8 +44,9 @@ def test_the_same_numbers_under_two_strategies(tmp_path: Path) -> None:
 def test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds(tmp_path: Path) -> None:
     """Sums in another order are 1e-2 apart under bf16: by the bounds of full precision no run is the same."""
     shutil.copy(ROOT / "examples/digits_cnn.py", tmp_path / "mine.py")
-    text = (ROOT / "accel_configs/fsdp.yaml").read_text()
-    (tmp_path / "fsdp.yaml").write_text(text.replace("mixed_precision: 'no'", "mixed_precision: bf16"))
+    lines = (ROOT / "accel_configs/fsdp.yaml").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith("mixed_precision:")]
+    (tmp_path / "fsdp.yaml").write_text("\n".join([*lines, "mixed_precision: bf16", ""]))
     (tmp_path / "train.yaml").write_text("task: mine:DigitsCNN\nmax_steps: 100\nglobal_batch_size: 64\nlr: 3e-3\n")
     done = parity("fsdp.yaml", "--config", "train.yaml", "--steps", "6", "--micro_batch_size", "32", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
