@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,7 +110,6 @@ def _of_task(args: argparse.Namespace) -> Subject:
     from ..strategies.base import compute_in
     from ..task import split_loss
 
-    sys.path.insert(0, str(Path("examples").resolve()))
     loaded = load_config(["--config", args.what])
     task, _ = load_task(loaded)
     args.micro_batch = loaded.config.micro_batch_size
