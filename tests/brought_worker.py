@@ -321,6 +321,16 @@ class Language(Task):
         return Data(train=[{"ids": row, "label": row.sum() % 3} for row in ids])
 
     def build_model(self) -> nn.Module:
+        if self.kind.startswith("lora"):
+            from peft import LoraConfig, get_peft_model
+
+            base = hugging_face("llama_tied" if self.kind == "lora_saved" else "llama")()
+            saved = ["lm_head"] if self.kind == "lora_saved" else None
+            if self.kind == "lora_narrow":
+                base.to(torch.bfloat16)
+            targets = ["q_proj", "v_proj"]
+            settings = LoraConfig(r=4, target_modules=targets, modules_to_save=saved, task_type="CAUSAL_LM")
+            return get_peft_model(base, settings)
         if not self.folder:
             return hugging_face(self.kind)()
         from transformers import AutoModelForCausalLM
@@ -363,6 +373,11 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "llama_tied": (lambda: Language(kind="llama_tied"), {}),
     "gpt2": (lambda: Language(kind="gpt2"), {}),
     "bert": (lambda: Language(kind="bert"), {}),
+    "lora": (lambda: Language(kind="lora"), {}),
+    "lora_bf16": (lambda: Language(kind="lora"), {"mixed_precision": "bf16"}),
+    "lora_narrow": (lambda: Language(kind="lora_narrow"), {}),
+    "lora_narrow_bf16": (lambda: Language(kind="lora_narrow"), {"mixed_precision": "bf16"}),
+    "lora_saved": (lambda: Language(kind="lora_saved"), {}),
     "bert_masked": (lambda: Language(kind="bert_masked"), {"find_unused_parameters": True}),
 }
 
