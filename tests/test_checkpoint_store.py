@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from trainer import CheckpointError
 from trainer.checkpoint import ranges, store
+from trainer.checkpoint.contents import state_text
 from trainer.checkpoint.ranges import Key, of_model_folder, of_rank_files, write_file, write_pieces
 from trainer.tensorfile import DTYPES
 
@@ -31,10 +31,21 @@ def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept:
         pieces = [(str(Key(kind="parameter", name="w", start=100 * rank)), values)]
         files.append(write_pieces(temporary / f"rank-{rank:05d}.safetensors", pieces))
     (temporary / "extras").mkdir()
-    files.append(write_file(temporary / store.STATE, [json.dumps({"step": step}).encode()]))
+    files.append(write_file(temporary / store.STATE, [state_text(state(step, world))]))
     files.append(write_file(temporary / "extras" / "config.json", [f"{step}".encode()], "extras/config.json"))
-    store.commit(folder, step, {"world_size": world, "strategy": "any"}, files)
+    facts = {"world_size": world, "strategy": "any", "samples": 8 * step, "created": "2026-11-21T12:00:00+00:00"}
+    store.commit(folder, step, facts, files)
     store.prune(folder, keep_last=keep_last, keep_every=kept.get("keep_every"), pinned=kept.get("pinned", ()))
+
+
+def state(step: int, world: int = 2) -> dict[str, Any]:
+    """The state.json of a model of one parameter, of which each process owns a hundred elements."""
+    return {
+        "step": step, "samples": 8 * step, "data": {"samples": 8 * step}, "skipped_steps": 0, "skipped_in_a_row": 0,
+        "schedule": {"kind": "LambdaLR", "steps": step, "lr": [0.1], "own": {}}, "scaler": {}, "group_settings": [{}],
+        "task": {}, "callbacks": {}, "mathematics": {"optimizer": "SGD", "optimizer_groups": [{}]},
+        "last_evaluation": {}, "model": [["w", [world, 100], "float32"]],
+    }  # fmt: skip
 
 
 def loaded(path: Path) -> torch.Tensor:
@@ -268,7 +279,8 @@ def test_a_model_folder_is_a_store_as_well(tmp_path: Path) -> None:
     weights = {"a.weight": torch.randn(4, 3), "b": torch.randn(5).to(torch.bfloat16)}
     save_file({"a.weight": weights["a.weight"]}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"b": weights["b"]}, tmp_path / "model-00002-of-00002.safetensors")
-    folder = of_model_folder(tmp_path)
+    folder, shapes = of_model_folder(tmp_path)
+    assert shapes == {"a.weight": (4, 3), "b": (5,)}
     out = torch.empty(5)
     folder.read("parameter", "a.weight", 4, out)
     assert torch.equal(out, weights["a.weight"].flatten()[4:9])

@@ -97,6 +97,8 @@ class Trainer(TrainState):
         Raises:
             Stopped: a signal asked to stop; the model was exported.
         """
+        if self.saver.finished:
+            return self.last_evaluation
         self.control.listen()
         for _ in self.steps():
             pass
@@ -107,6 +109,7 @@ class Trainer(TrainState):
         for callback in self.callbacks:
             callback.on_end(self, summary)
         self.control.close()
+        self.directory.release()
         if self.stopped_by is not None and self.stopped_by > 0:
             raise Stopped(self.stopped_by)
         return self.last_evaluation

@@ -23,7 +23,7 @@ from .config import every_steps, to_yaml
 from .control import Control
 from .data import Layout, Window
 from .ema import Average, NoAverage
-from .export import export_model
+from .export import check_storable, export_model
 from .items import seed_of
 from .launching import Launched, launch
 from .rundir import RunDirectory
@@ -65,9 +65,10 @@ class TrainState:
         self.control = Control()
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
         homes, folder = where or {}, self.directory.path / "checkpoints"
-        start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
         home = homes.get("output_dir", "default")
-        self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
+        with self.directory.locked(self.control, home=home):
+            start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
+            self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
         self._build(homes)
         self.saver = Saver(self, folder, start)
         self._announce(self.saver.resume())
@@ -89,6 +90,7 @@ class TrainState:
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
         self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
         model = build_model(task, config)
+        check_storable(model)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         optimizer = optimizer_of(task, model, plan)
@@ -103,6 +105,9 @@ class TrainState:
 
     def _announce(self, notices: Sequence[str]) -> None:
         self.facts = facts_of(self, notices)
+        if self.saver.finished:
+            self.directory.main = False  # every file stays as it is
+            return self.say(f"finished already at step {self.step}; nothing to do")
         self.directory.write("config.yaml", to_yaml(self.config))
         self.directory.write("plan.json", json.dumps(self.facts, indent=2, default=str) + "\n")
         self.say(banner(self.facts))
@@ -150,7 +155,6 @@ class TrainState:
 
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors."""
-        self.strategy.agree_buffers()
         with self.average.applied():
             export_model(self.strategy, self.control, self.task, Path(directory))
 
@@ -158,6 +162,7 @@ class TrainState:
         """Wait for the save in flight, and give the engine back. A script of your own calls it last."""
         self.saver.finish()
         self.strategy.close()
+        self.directory.release()
 
     def say(self, text: str) -> None:
         """One line to the terminal and to log.txt, from the main process."""

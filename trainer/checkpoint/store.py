@@ -17,19 +17,24 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from ..errors import CheckpointError
+from ..untrusted import is_count, parse_json, path_inside, read_small
+from .contents import STATE, Contents, is_rank_file
 from .ranges import FileFact, hash_file, write_file
 
 FORMAT, VERSION = "samecurve-checkpoint", 1
-MANIFEST, STATE = "manifest.json", "state.json"
-_NAME = re.compile(r"step-(\d{8,})")
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-([0-9]{8,18})")
+_OURS = re.compile(rf"\.?{_NAME.pattern}(\.part|\.old|\.damaged)?|\.probe-[0-9a-f]{{32}}")
 
 
 def name_of(step: int) -> str:
@@ -43,12 +48,14 @@ class Found:
     Args:
         step: by its name.
         problem: why it cannot be loaded; empty if nothing is known against it.
+        broken: whether the problem is in its files; otherwise this program or this machine cannot read them now.
         manifest: what it says about itself; empty if that cannot be read.
     """
 
     path: Path
     step: int
     problem: str = ""
+    broken: bool = False
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -59,8 +66,34 @@ class Found:
     def bytes(self) -> int:
         return sum(int(fact["bytes"]) for fact in self.files.values())
 
+    def open(self) -> Contents:
+        """Open it, once it was verified.
+
+        Raises:
+            CheckpointError: its files cannot be read any more.
+        """
+        try:
+            return Contents.of(self.path, self.files)
+        except (CheckpointError, OSError) as error:
+            raise CheckpointError(f"{self.path}: {error}") from error
+
     def damaged(self, problem: str) -> Found:
-        return dataclasses.replace(self, problem=problem)
+        return dataclasses.replace(self, problem=problem, broken=bool(problem))
+
+    def unreadable(self, problem: str) -> Found:
+        return dataclasses.replace(self, problem=problem, broken=False)
+
+    def checked(self, check: Callable[[], str]) -> Found:
+        """The same with what ``check`` says against it, or cannot read of it."""
+        try:
+            return self.damaged(check())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            return self.damaged(f"{error.filename} is missing")
+        except OSError as error:
+            return self.unreadable(f"cannot be read: {error}")
+        except CheckpointError as error:
+            cause = error.__cause__
+            return self.unreadable(str(error)) if isinstance(cause, OSError) else self.damaged(str(error))
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -79,7 +112,8 @@ def begin(folder: Path, step: int) -> None:
     if (folder / name_of(step)).exists():
         raise CheckpointError(f"{folder / name_of(step)}: exists already, and was not written by this run")
     temporary = temporary_of(folder, step)
-    shutil.rmtree(temporary, ignore_errors=True)
+    if os.path.lexists(temporary):
+        _delete(temporary)
     temporary.mkdir(parents=True)
 
 
@@ -110,22 +144,41 @@ def prune(folder: Path, *, keep_last: int, keep_every: int | None, pinned: Colle
     for step in gone:
         hidden = folder / f".{name_of(step)}.old"
         os.rename(folder / name_of(step), hidden)
-        shutil.rmtree(hidden)
+        _delete(hidden)
     return gone
 
 
 def clean(folder: Path) -> None:
     """Delete what killed processes left half written or half deleted."""
     for entry in folder.glob(".step-*"):
-        shutil.rmtree(entry)
+        if is_ours(entry):
+            _delete(entry)
 
 
 def set_aside(found: Iterable[Found]) -> None:
-    """Rename damaged checkpoints, so that their names are free and they are still there to be looked at."""
+    """Rename damaged checkpoints, so that their names are free and they are still there to be looked at.
+
+    Raises:
+        CheckpointError: one cannot be renamed.
+    """
     for one in found:
         target = one.path.with_name(f"{one.path.name}.damaged")
-        shutil.rmtree(target, ignore_errors=True)
-        os.rename(one.path, target)
+        try:
+            if os.path.lexists(target):
+                _delete(target)
+            os.rename(one.path, target)
+        except OSError as error:
+            raise CheckpointError(f"{one.path}: is damaged and cannot be renamed: {error.strerror}") from None
+
+
+def is_ours(entry: Path) -> bool:
+    """Whether what lies in the folder of checkpoints has a name that only a run gives."""
+    return _OURS.fullmatch(entry.name) is not None
+
+
+def _delete(entry: Path) -> None:
+    """Delete a folder; of a link to one, only the link."""
+    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def _flush(folder: Path) -> None:
@@ -139,7 +192,7 @@ def _flush(folder: Path) -> None:
 def _sealed(manifest: Mapping[str, Any]) -> str:
     """The manifest as text, with the checksum of itself: so that a flipped bit in it is found as well."""
     body = {key: value for key, value in manifest.items() if key != "checksum"}
-    digest = xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True).encode())
+    digest = xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, allow_nan=False).encode())
     return json.dumps({**body, "checksum": digest}, indent=1, sort_keys=True) + "\n"
 
 
@@ -147,64 +200,142 @@ def _sealed(manifest: Mapping[str, Any]) -> str:
 
 
 def listing(folder: Path) -> list[Found]:
-    """The checkpoints in a folder, the newest first, looked at without reading their tensors."""
-    if not folder.is_dir():
+    """List the checkpoints in a folder, the newest first, looked at without reading their tensors.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    try:
+        names = [entry for entry in folder.iterdir() if _NAME.fullmatch(entry.name)]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    names = [entry for entry in folder.iterdir() if _NAME.fullmatch(entry.name)]
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from None
     return sorted((look(entry) for entry in names), key=lambda found: found.step, reverse=True)
 
 
 def look(path: Path) -> Found:
-    """What a checkpoint says about itself, and whether all its files are there in their sizes."""
+    """Find out what a checkpoint says about itself, and whether its files are there in their sizes.
+
+    Whatever reads a checkpoint begins here: the manifest of a stranger's may name any file and say anything.
+    """
     named = _NAME.fullmatch(path.name)
-    step = int(named[1]) if named else -1
-    bare = Found(path=path, step=step)
-    if not path.is_dir():
-        return bare.damaged("does not exist" if not path.exists() else "is no folder")
-    try:
-        text = (path / MANIFEST).read_text(encoding="utf-8")
-        manifest = json.loads(text)
-        same = isinstance(manifest, dict) and text == _sealed(manifest)
-    except FileNotFoundError:
-        return bare.damaged(f"{MANIFEST} is missing")
-    except (OSError, ValueError) as error:
-        return bare.damaged(f"{MANIFEST} cannot be read: {error}")
-    if not same or manifest.get("format") != FORMAT:
-        return bare.damaged(f"{MANIFEST} was changed after it was written")
-    if manifest["version"] != VERSION:
-        return bare.damaged(f"has version {manifest['version']} of the format; this program reads {VERSION}")
-    found = Found(path=path, step=int(manifest["step"]), manifest=manifest)
-    if named and found.step != step:
+    bare = Found(path=path, step=int(named[1]) if named else -1)
+    manifest: dict[str, Any] = {}
+
+    def read_manifest() -> str:
+        try:
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                return "is no folder"
+        except (FileNotFoundError, NotADirectoryError):
+            return "does not exist"
+        try:
+            text = read_small(path_inside(path, MANIFEST))
+        except (FileNotFoundError, NotADirectoryError):
+            return f"{MANIFEST} is missing"
+        try:
+            said = parse_json(text)
+            sealed = isinstance(said, dict) and _sealed(said).encode() == text
+        except ValueError as error:
+            return f"{MANIFEST} cannot be read: {error}"
+        if not sealed or said.get("format") != FORMAT:
+            return f"{MANIFEST} was changed after it was written"
+        manifest.update(said)
+        return ""
+
+    bare = bare.checked(read_manifest)
+    if bare.problem:
+        return bare
+    if manifest.get("version") != VERSION:
+        version = str(manifest.get("version"))[:20]
+        return bare.unreadable(f"has version {version} of the format; this program reads {VERSION}")
+    problem = _misfit(manifest)
+    if problem:
+        return bare.damaged(f"{MANIFEST}: {problem}")
+    found = dataclasses.replace(bare, step=manifest["step"], manifest=manifest)
+    if named and found.step != bare.step:
         return found.damaged(f"{MANIFEST} is that of step {found.step}")
-    return found.damaged(_misfit(found))
+    return found.checked(lambda: _wrong_file(found))
 
 
-def _misfit(found: Found) -> str:
+def _misfit(manifest: Mapping[str, Any]) -> str:
+    """Say which part of a manifest is not what the format has there, or empty."""
+    files = manifest.get("files")
+    for key in ("step", "samples", "world_size"):
+        if not is_count(manifest.get(key)):
+            return f"{key!r} is no whole number"
+    for key in ("strategy", "created"):
+        if not (isinstance(manifest.get(key), str) and manifest[key].isprintable()):
+            return f"{key!r} is no text"
+    try:
+        if datetime.fromisoformat(manifest["created"]).tzinfo is None:
+            return "'created' has no time zone"
+    except ValueError:
+        return "'created' is no time"
+    if not isinstance(files, dict):
+        return "'files' is no mapping"
+    for name, fact in files.items():
+        fits = isinstance(fact, dict) and is_count(fact.get("bytes")) and isinstance(fact.get("xxh3"), str)
+        if not fits:
+            return f"{name!r} has no size or digest"
+    ranks = sorted(name for name in files if is_rank_file(name))
+    if len(ranks) != manifest["world_size"] or ranks != [f"rank-{rank:05d}.safetensors" for rank in range(len(ranks))]:
+        return f"lists the files of {len(ranks)} processes instead of {manifest['world_size']}"
+    return "" if STATE in files else f"does not list {STATE}"
+
+
+def _wrong_file(found: Found) -> str:
+    """Say which file is missing, has another size or does not belong there, or empty."""
     for name, fact in found.files.items():
         try:
-            size = (found.path / name).stat().st_size
-        except OSError:
+            size = path_inside(found.path, name).lstat().st_size
+        except (FileNotFoundError, NotADirectoryError):
             return f"{name} is missing"
         if size != fact["bytes"]:
             return f"{name} has {size} bytes instead of {fact['bytes']}"
-    there = (path for path in found.path.rglob("*") if path.is_file() and not path.name.startswith("."))
-    names = {path.relative_to(found.path).as_posix() for path in there}
-    foreign = sorted(names - set(found.files) - {MANIFEST})
-    return f"{foreign[0]} does not belong to it" if foreign else ""
+    foreign = sorted(set(_names_in(found.path)) - set(found.files) - {MANIFEST})
+    if foreign:
+        return f"{foreign[0] if foreign[0].isprintable() else ascii(foreign[0])} does not belong to it"
+    return ""
+
+
+def _names_in(folder: Path) -> Iterator[str]:
+    """Name everything in a folder that is no folder itself; names that begin with a dot do not count."""
+    left = [folder]
+    while left:
+        for entry in left.pop().iterdir():
+            if stat.S_ISDIR(entry.lstat().st_mode):
+                left.append(entry)
+            elif not entry.name.startswith("."):
+                yield entry.relative_to(folder).as_posix()
 
 
 def changed(found: Found, names: Iterable[str]) -> str:
-    """The first of these files whose bytes are not those that were written, in words; empty if there is none."""
+    """Say which of these files is the first whose bytes are not those that were written, or empty.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
     for name in names:
-        try:
-            digest = hash_file(found.path / name)
-        except OSError as error:
-            return f"{name} cannot be read: {error}"
-        if digest != found.files[name]["xxh3"]:
+        if hash_file(found.path / name) != found.files[name]["xxh3"]:
             return f"{name} was changed after it was written"
     return ""
 
 
 def verify(found: Found) -> Found:
-    """The same after reading every byte."""
-    return found if found.problem else found.damaged(changed(found, found.files))
+    """Read every byte, and hold the tensors to the model that state.json lists."""
+    if not found.problem:
+        found = found.checked(lambda: changed(found, found.files))
+    return found if found.problem else understood(found)
+
+
+def understood(found: Found) -> Found:
+    """Hold what the files say to each other, once their bytes are known to be right."""
+
+    def read() -> str:
+        contents = Contents.of(found.path, found.files)
+        if contents.state["step"] != found.step:
+            return f"{STATE} is that of step {contents.state['step']}"
+        return contents.problem()
+
+    return found.checked(read)
