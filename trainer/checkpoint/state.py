@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..banner import versions
+from ..errors import CheckpointError
 from ..export import save_config
 from ..strategies import Shard
 from ..untrusted import parts_of
@@ -69,7 +70,10 @@ def documents_of(run: TrainState, extras: Mapping[str, bytes]) -> Documents:
         CheckpointError: the state of the task or of a callback cannot be saved.
     """
     tensors: dict[str, Tensor] = {}
-    text = state_text(_state(run, tensors))
+    try:
+        text = state_text(_state(run, tensors))
+    except RecursionError:
+        raise CheckpointError("the state of the task or of a callback is nested too deeply, or holds itself") from None
     return Documents(files={STATE: text, **{f"extras/{name}": body for name, body in extras.items()}}, tensors=tensors)
 
 
