@@ -159,11 +159,12 @@ class Best(Callback):
         return {"metric": self.metric, "best": self.best, "waited": self.waited, "best_step": self.best_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.get("metric") != self.metric:  # the best of another metric says nothing
+        kept = state if isinstance(state, Mapping) else {}
+        if kept.get("metric") != self.metric:  # the best of another metric says nothing
             return
-        best, waited, step = state.get("best"), state.get("waited"), state.get("best_step")
+        best, waited, step = kept.get("best"), kept.get("waited"), kept.get("best_step")
         if not (isinstance(best, int | float) and isinstance(waited, int) and isinstance(step, int | None)):
-            raise CheckpointError(f"{dict(state)} is not what best_metric keeps")
+            raise CheckpointError(f"{kept} is not what best_metric keeps")
         self.best, self.waited, self.best_step, self.loaded = best, waited, step, True
 
 

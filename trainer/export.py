@@ -31,7 +31,9 @@ def export_model(strategy: Strategy, control: Control, task: Task, directory: Pa
     Raises:
         CheckpointError: it cannot be written, or safetensors cannot hold it; what stood there before stays.
     """
-    check_buffers(strategy, control)
+    changed = [problem for problem in control.gather(changed_buffer(strategy)) if problem]
+    if changed:
+        raise CheckpointError(changed[0])
     strategy.agree_buffers()
     entries = list(strategy.named_tensors())
     temporary = hidden(directory)
@@ -75,22 +77,15 @@ def export_model(strategy: Strategy, control: Control, task: Task, directory: Pa
     control.on_main(lambda: guarded(finish))
 
 
-def check_buffers(strategy: Strategy, control: Control) -> None:
-    """Hold the buffers to the shapes that the task built them with: every file is laid out by these. Collective.
-
-    Raises:
-        CheckpointError: one has another shape, on some rank.
-    """
-    named = strategy.named_tensors()
-    changed = (
-        f"the buffer {name} was built with shape {shape} and has {tuple(handle.shape)} now: a file of the model cannot "
-        "hold it; give it its full shape from the start, or register it with persistent=False"
-        for name, shape, _, handle in named
-        if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape
-    )
-    problems = [problem for problem in control.gather(next(changed, "")) if problem]
-    if problems:
-        raise CheckpointError(problems[0])
+def changed_buffer(strategy: Strategy) -> str:
+    """Say which buffer of this rank has another shape than the task built it with; empty if none has."""
+    for name, shape, _, handle in strategy.named_tensors():
+        if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape:
+            return (
+                f"the buffer {name} was built with shape {shape} and has {tuple(handle.shape)} now: a file of the "
+                "model cannot hold it; give it its full shape from the start, or register it with persistent=False"
+            )
+    return ""
 
 
 def check_storable(model: nn.Module) -> None:

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from ..banner import size
 from ..control import Vote
 from ..errors import CheckpointError, TrainerError
-from ..export import check_buffers
 from . import store
 from .ranges import FileFact
 from .restore import restore
 from .resume import Start
 from .space import check_free, check_shared
-from .state import Documents, Snapshot, bytes_of, documents_of, extras_of, live_pieces, not_finite, take
+from .state import Documents, Snapshot, bytes_of, documents_of, extras_of, not_finite, take, unsavable
 from .weights import load_weights
 
 if TYPE_CHECKING:
@@ -133,14 +132,17 @@ class Saver:
         if self.config.keep_last == 0 or run.step == self.last_step:
             return
         self.last_step = run.step
-        lost = [name for name in run.control.gather(not_finite(run)) if name]
+        found = run.control.gather((not_finite(run), unsavable(run)))
+        lost = next((name for name, _ in found if name), "")
         if lost:
             raise TrainerError(
-                f"step {run.step}: {lost[0]} holds values that are not finite: no checkpoint of it is written, those "
+                f"step {run.step}: {lost} holds values that are not finite: no checkpoint of it is written, those "
                 "before are kept; lower lr, set max_grad_norm, or look at the data"
             )
         try:
-            self._check()
+            problem = next((problem for _, problem in found if problem), "")
+            if problem:
+                raise CheckpointError(problem)
             run.control.on_main(self._begin)
         except (CheckpointError, OSError) as error:
             return self._fail([str(error)])
@@ -151,19 +153,6 @@ class Saver:
         self._work, self._writing = Work(lambda: snapshot.write(temporary)), True
         if not self.config.save_in_background:
             self.finish()
-
-    def _check(self) -> None:
-        """Find out on every rank whether it can give its part, before any rank begins."""
-        check_buffers(self.run.strategy, self.run.control)
-        problem = ""
-        try:
-            for _ in live_pieces(self.run):
-                pass
-        except CheckpointError as error:
-            problem = str(error)
-        problems = [one for one in self.run.control.gather(problem) if one]
-        if problems:
-            raise CheckpointError(problems[0])
 
     def _begin(self) -> None:
         check_free(self.folder, self.bytes, "a checkpoint")
