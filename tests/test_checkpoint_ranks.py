@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from jobs import BIN, ROOT, clean_environment, free_port
 
+OTHERS = [pytest.param(strategy, marks=pytest.mark.slow) for strategy in ("ddp", "zero2", "zero3")]
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero3"])
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1", *OTHERS])
 def test_every_rank_says_the_same(strategy: str, tmp_path: Path) -> None:
     words = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", str(free_port()), "tests/checkpoint_worker.py"]
     done = subprocess.run(
