@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 import trainer
 from trainer import Callback, Plan, StepInfo, TrainConfig, Trainer
-from trainer.checkpoint import store
+from trainer.checkpoint import discover, store
 from trainer.launching import Launched, launch
 from trainer.strategies import STRATEGIES
 
@@ -90,12 +90,12 @@ def said(work: Callable[[], Any]) -> str:
 
 
 def steps(folder: Path) -> list[int]:
-    return [found.step for found in store.listing(folder / "checkpoints")]
+    return [found.step for found in discover.listing(folder / "checkpoints")]
 
 
 def differences(run: Trainer, path: Path) -> list[str]:
     """The parameters that are not those of a checkpoint, and those whose optimizer state is another one."""
-    kept, strategy = store.look(path).open(), run.strategy
+    kept, strategy = discover.look(path).open(), run.strategy
     wrong = []
     for shard in (*strategy.shards(), *strategy.frozen_shards()):
         out = torch.empty_like(shard.tensor)

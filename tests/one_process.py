@@ -10,7 +10,7 @@ from typing import Any
 from resuming import Odd
 
 from trainer import Callback, Task, TrainConfig, Trainer
-from trainer.checkpoint import store
+from trainer.checkpoint import discover, store
 
 
 def fit(folder: Path, task: Task | None = None, *callbacks: Callback, **settings: Any) -> Trainer:
@@ -27,7 +27,7 @@ def checkpoint(run: Path, step: int) -> Path:
 
 
 def steps(run: Path) -> list[int]:
-    return [found.step for found in store.listing(run / "checkpoints")]
+    return [found.step for found in discover.listing(run / "checkpoints")]
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -49,8 +49,8 @@ def log_of(run: Path) -> str:
 
 def reseal(path: Path, **changes: Any) -> None:
     """Give the manifest of a changed checkpoint the sizes and digests of what lies there, and other keys."""
-    manifest = {**json.loads((path / store.MANIFEST).read_text()), **changes}
+    manifest = {**json.loads((path / discover.MANIFEST).read_text()), **changes}
     for name, fact in manifest["files"].items():
         if (path / name).is_file():
-            fact |= {"bytes": (path / name).stat().st_size, "xxh3": store.hash_file(path / name)}
-    (path / store.MANIFEST).write_text(store._sealed(manifest))
+            fact |= {"bytes": (path / name).stat().st_size, "xxh3": discover.hash_file(path / name)}
+    (path / discover.MANIFEST).write_text(discover.sealed(manifest))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer import Callback, CheckpointError, ConfigError, LaunchError, Plan, StepInfo, TrainConfig, Trainer, cli
-from trainer.checkpoint import background, space, store
+from trainer.checkpoint import background, discover, space, store
 from trainer.checkpoint.space import check_shared
 from trainer.checkpoint.user import decode, encode
 from trainer.control import Control
@@ -61,7 +61,7 @@ def test_auto_passes_over_the_damaged_and_says_so(tmp_path: Path) -> None:
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    (run / "checkpoints" / store.name_of(6) / store.STATE).unlink()
+    (run / "checkpoints" / store.name_of(6) / discover.STATE).unlink()
     fit(run, resume="auto")
     log = log_of(run)
     assert "passed over step-00000008: rank-00000.safetensors was changed after it was written" in log
@@ -103,14 +103,14 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_no_damaged_one(
 ) -> None:
     fit(tmp_path, max_steps=6)
     before = names(tmp_path)
-    real = store.hash_file
+    real = discover.hash_file
 
     def failing(path: Path) -> str:
         if path.parent.name == store.name_of(6):
             raise OSError(5, "Input/output error", str(path))
         return real(path)
 
-    monkeypatch.setattr(store, "hash_file", failing)
+    monkeypatch.setattr(discover, "hash_file", failing)
     with pytest.raises(
         CheckpointError, match=r"step-00000006: cannot be read: .*Input/output error.*; resume: auto pas"
     ):
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_no_damaged_one(
 def test_where_all_are_damaged_auto_does_not_begin_anew_by_itself(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=4)
     for step in (2, 4):
-        (checkpoint(tmp_path, step) / store.STATE).write_text("{}")
+        (checkpoint(tmp_path, step) / discover.STATE).write_text("{}")
     before = names(tmp_path)
     said = (
         r"all checkpoints are damaged \(step-00000004: .*; step-00000002: .*\); to start anew give another output_dir"
@@ -141,7 +141,7 @@ def test_where_all_are_damaged_auto_does_not_begin_anew_by_itself(tmp_path: Path
 
 def test_a_checkpoint_whose_model_is_not_whole_is_passed_over(tmp_path: Path) -> None:
     fit(tmp_path)
-    path = checkpoint(tmp_path, 8) / store.STATE
+    path = checkpoint(tmp_path, 8) / discover.STATE
     path.write_text(path.read_text().replace('"middle.weight"', '"middle.wight"'))
     reseal(path.parent)
     fit(tmp_path, resume="auto")
@@ -180,7 +180,7 @@ def test_a_path_is_that_checkpoint_or_an_error(tmp_path: Path) -> None:
         fit(tmp_path / "other", resume=str(run))
     with pytest.raises(CheckpointError, match="nowhere: does not exist"):
         fit(tmp_path / "other", resume=str(tmp_path / "nowhere"))
-    (four / store.STATE).write_text("{}")
+    (four / discover.STATE).write_text("{}")
     with pytest.raises(CheckpointError, match=r"step-00000004: state.json has 2 bytes instead of \d+; resume: auto"):
         fit(tmp_path / "other", resume=str(four))
 
@@ -312,7 +312,7 @@ def test_layers_may_be_frozen_and_thawed_over_a_resume(
     settings: dict[str, Any] = {"resume": str(path), "allow_config_change": True, "ema_decay": average}
     trainer = Trainer(Part(learns=now), configured(tmp_path / "new", **settings))
     assert f"note: changed since the checkpoint: {said}" in log_of(tmp_path / "new")
-    kept = store.look(path).open()
+    kept = discover.look(path).open()
     for name, parameter in trainer.model.named_parameters():
         saved = kept.ranges.whole(str(kept.kind(name)), name).view_as(parameter)
         assert torch.equal(parameter.data, saved), f"{name} is as it was saved"

@@ -18,7 +18,7 @@ from one_process import checkpoint, fit, reseal
 from resuming import Odd
 
 from trainer import CheckpointError, TrainerError, cli
-from trainer.checkpoint import store
+from trainer.checkpoint import discover
 from trainer.checkpoint.contents import _STATE
 from trainer.lock import LOCK
 from trainer.tensorfile import header, raw, read_header
@@ -119,9 +119,9 @@ def listed(name: str) -> Forge:
                 (path / name).write_bytes(content)
         elif os.path.isfile(path / name):
             content = (path / name).read_bytes()
-        manifest = json.loads((path / store.MANIFEST).read_text())
+        manifest = json.loads((path / discover.MANIFEST).read_text())
         fact = {"bytes": len(content), "xxh3": xxhash.xxh3_128_hexdigest(content)}
-        (path / store.MANIFEST).write_text(store._sealed({**manifest, "files": {**manifest["files"], name: fact}}))
+        (path / discover.MANIFEST).write_text(discover.sealed({**manifest, "files": {**manifest["files"], name: fact}}))
 
     return forge
 
@@ -178,8 +178,8 @@ def pipe(path: Path) -> None:
 
 
 def manifest_pipe(path: Path) -> None:
-    (path / store.MANIFEST).unlink()
-    os.mkfifo(path / store.MANIFEST)
+    (path / discover.MANIFEST).unlink()
+    os.mkfifo(path / discover.MANIFEST)
 
 
 def folder_for_file(path: Path) -> None:
@@ -187,7 +187,11 @@ def folder_for_file(path: Path) -> None:
     (path / "extras/words/note.txt").mkdir()
 
 
-LINKS = [file_link, folder_link, *map(replaced_by_link, (store.MANIFEST, store.STATE, RANK, "extras", "extras/words"))]
+LINKS = [
+    file_link,
+    folder_link,
+    *map(replaced_by_link, (discover.MANIFEST, discover.STATE, RANK, "extras", "extras/words")),
+]
 
 
 @pytest.mark.parametrize(
@@ -202,9 +206,9 @@ def test_what_is_no_plain_file_is_refused(forge: Forge, place: Path) -> None:
 
 def fact(**changes: Any) -> Forge:
     def forge(path: Path) -> None:
-        manifest = json.loads((path / store.MANIFEST).read_text())
-        files = {**manifest["files"], store.STATE: {**manifest["files"][store.STATE], **changes}}
-        (path / store.MANIFEST).write_text(store._sealed({**manifest, "files": files}))
+        manifest = json.loads((path / discover.MANIFEST).read_text())
+        files = {**manifest["files"], discover.STATE: {**manifest["files"][discover.STATE], **changes}}
+        (path / discover.MANIFEST).write_text(discover.sealed({**manifest, "files": files}))
 
     return forge
 
@@ -230,8 +234,8 @@ def test_sizes_and_digests_that_are_none_are_refused(changes: dict[str, Any], pl
 )  # fmt: skip
 def test_manifests_of_another_form_are_refused(changes: dict[str, Any], place: Path) -> None:
     def forge(path: Path) -> None:
-        manifest = json.loads((path / store.MANIFEST).read_text())
-        (path / store.MANIFEST).write_text(store._sealed({**manifest, **changes}))
+        manifest = json.loads((path / discover.MANIFEST).read_text())
+        (path / discover.MANIFEST).write_text(discover.sealed({**manifest, **changes}))
 
     check_refused(place, forge)
 
@@ -255,17 +259,17 @@ JSON = [
 
 
 @pytest.mark.parametrize("text", [*JSON, "\xff"], ids=lambda text: text[:9])
-@pytest.mark.parametrize("name", [store.MANIFEST, store.STATE])
+@pytest.mark.parametrize("name", [discover.MANIFEST, discover.STATE])
 def test_json_that_would_surprise_is_refused(name: str, text: str, place: Path) -> None:
     def forge(path: Path) -> None:
-        if name == store.MANIFEST:
+        if name == discover.MANIFEST:
             (path / name).write_bytes(sealed(text).encode("latin-1"))
             return
         state = (path / name).read_text()
         (path / name).write_bytes(state.replace('"samples": 48', f'"samples": {text}').encode("latin-1"))
         reseal(path)
 
-    check_refused(place, forge, at_a_glance=name == store.MANIFEST)
+    check_refused(place, forge, at_a_glance=name == discover.MANIFEST)
 
 
 # -- state.json ------------------------------------------------------------------------------------
@@ -273,8 +277,8 @@ def test_json_that_would_surprise_is_refused(name: str, text: str, place: Path) 
 
 def stated(change: Callable[[dict[str, Any]], Any]) -> Forge:
     def forge(path: Path) -> None:
-        state = json.loads((path / store.STATE).read_text())
-        (path / store.STATE).write_text(json.dumps(change(state) or state))
+        state = json.loads((path / discover.STATE).read_text())
+        (path / discover.STATE).write_text(json.dumps(change(state) or state))
         reseal(path)
 
     return forge

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer import Callback, CheckpointError, Data, LaunchError, Plan, StepInfo, Trainer, TrainerError, cli
-from trainer.checkpoint import background, store
+from trainer.checkpoint import background, discover
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -250,7 +250,7 @@ def test_numbers_of_numpy_and_tuples_come_back(tmp_path: Path) -> None:
 
 def test_lists_of_checkpoints_before_tuples_were_kept_still_load(tmp_path: Path) -> None:
     fit(tmp_path / "run", Odd(), Holds((1, [2])), max_steps=2)
-    path = checkpoint(tmp_path / "run", 2) / store.STATE
+    path = checkpoint(tmp_path / "run", 2) / discover.STATE
     former = path.read_text().replace(" ", "").replace("\n", "").replace('{"$tuple":[1,[2]]}', "[1,[2]]")
     assert "$tuple" in path.read_text() and "$tuple" not in former
     path.write_text(former)
@@ -353,7 +353,7 @@ def test_weights_that_are_not_finite_never_push_out_good_ones(
     with pytest.raises(TrainerError, match=said):
         fit(tmp_path, Lost(**task), **settings)
     assert steps(tmp_path) == [step - 2], "the one that was being written is complete"
-    found = store.verify(store.look(checkpoint(tmp_path, step - 2)))
+    found = discover.verify(discover.look(checkpoint(tmp_path, step - 2)))
     assert not found.problem and all(found.open().ranges.whole("parameter", n).isfinite().all() for n in ("scale",))
     fit(tmp_path, Odd(), resume="auto", **{**settings, "log_every": 1})  # the bad batch does not come again
     assert all(np.isfinite(loss) for loss in losses(tmp_path).values()) and steps(tmp_path) == [8]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..banner import size
 from ..control import Vote
 from ..errors import CheckpointError, TrainerError
-from . import store
+from . import discover, store
 from .ranges import FileFact
 from .restore import restore
 from .resume import Start
@@ -94,7 +94,7 @@ class Saver:
         saves = 1 if every is None else -(-self.run.total_steps // every)
         kept = min(saves, config.keep_last + 1) + (config.best_metric is not None)
         kept += self.run.total_steps // config.keep_every if config.keep_every else 0
-        missing = max(1, kept - len(store.listing(self.folder)))  # the others have their room already
+        missing = max(1, kept - len(discover.listing(self.folder)))  # the others have their room already
         check_free(self.folder, missing * self.bytes, f"room for {missing} checkpoints of {size(self.bytes)}")
 
     def _try_out(self) -> None:

@@ -18,7 +18,7 @@ from ..errors import CheckpointError
 from ..export import MODEL_FILE, check_model_file, hidden, make_anew, take_place
 from ..tensorfile import header, raw
 from .contents import Tensors
-from .store import look, verify
+from .discover import look, verify
 
 
 def run(argv: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..banner import size
 from ..errors import CheckpointError
-from .store import Found, listing, verify
+from .discover import Found, listing, verify
 
 
 def run(argv: Sequence[str]) -> int:

@@ -14,12 +14,12 @@ from ..items import seed_of
 from ..untrusted import is_count
 from . import rng
 from .contents import Contents
+from .discover import Found
 from .mathematics import check_model, check_same, mathematics
 from .optimizer import load_state, restore_settings
 from .ranges import Ranges
 from .rates import restore_schedule
 from .state import model_of, named_callbacks
-from .store import Found
 from .user import decode, refuse_tensor
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import CheckpointError, ConfigError, Problem
-from . import store
-from .store import Found
+from . import discover
+from .discover import Found
 
 if TYPE_CHECKING:
     from ..control import Control
@@ -51,7 +51,7 @@ def find_start(resume: str, folder: Path, control: Control, *, home: str) -> Sta
     if resume != "auto":
         return _explicit(Path(resume), folder, control, home)
     passed_over: list[Found] = []
-    for candidate in _from_main(control, lambda: store.listing(folder)):
+    for candidate in _from_main(control, lambda: discover.listing(folder)):
         found = verify_together(candidate, control)
         if not found.problem:
             return Start(found=found, passed_over=tuple(passed_over), continues=True)
@@ -72,20 +72,22 @@ def find_start(resume: str, folder: Path, control: Control, *, home: str) -> Sta
 
 def _explicit(path: Path, folder: Path, control: Control, home: str) -> Start:
     def look() -> Found:
-        if not os.path.lexists(path / store.MANIFEST) and path.is_dir():
-            inside = [p for p in (path, path / "checkpoints") if store.listing(p)]
+        if not os.path.lexists(path / discover.MANIFEST) and path.is_dir():
+            inside = [p for p in (path, path / "checkpoints") if discover.listing(p)]
             if inside:
-                names = ", ".join(found.path.name for found in store.listing(inside[0]))
+                names = ", ".join(found.path.name for found in discover.listing(inside[0]))
                 rule = f"holds checkpoints and is none; name one of {names} in {inside[0]}, or use resume: auto"
                 raise ConfigError(Problem(where=home, key="resume", value=str(path), rule=rule))
-        return store.look(path)
+        return discover.look(path)
 
     found = verify_together(_from_main(control, look), control)
     if found.problem:
         instead = "; resume: auto takes the newest complete checkpoint instead" if found.broken else ""
         raise CheckpointError(f"{path}: {found.problem}{instead}")
     own = path.resolve().parent == folder.resolve()
-    newer = _from_main(control, lambda: [other.path.name for other in store.listing(folder) if other.step > found.step])
+    newer = _from_main(
+        control, lambda: [other.path.name for other in discover.listing(folder) if other.step > found.step]
+    )
     if own and newer:
         rule = f"{folder} goes on to {newer[0]}; give another output_dir to branch off, or delete the newer ones"
         raise ConfigError(Problem(where=home, key="resume", value=str(path), rule=rule))
@@ -99,9 +101,9 @@ def verify_together(found: Found, control: Control) -> Found:
         return found
     names = sorted(found.files)
     mine = [name for number, name in enumerate(names) if number % control.world_size == control.rank]
-    parts = control.gather(found.checked(lambda: store.changed(found, mine)))
+    parts = control.gather(found.checked(lambda: discover.changed(found, mine)))
     wrong = sorted((part for part in parts if part.problem), key=lambda part: not part.broken)  # damage counts first
-    return wrong[0] if wrong else _from_main(control, lambda: store.understood(found))
+    return wrong[0] if wrong else _from_main(control, lambda: discover.understood(found))
 
 
 def _from_main(control: Control, work: Callable[[], T]) -> T:

@@ -15,9 +15,9 @@ import torch
 from ..errors import CheckpointError
 from ..strategies.tensors import canonical_state
 from .contents import WEIGHTS
+from .discover import MANIFEST, look
 from .ranges import Ranges, of_model_folder
 from .resume import verify_together
-from .store import MANIFEST, look
 
 if TYPE_CHECKING:
     from ..train_state import TrainState
