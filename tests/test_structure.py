@@ -33,7 +33,7 @@ ELSEWHERE = {
 # From the bottom to the top: a module imports from its own layer and those below, for types from anywhere.
 LAYERS = [
     {"errors"},
-    {"gpus"},
+    {"gpus", "lock", "untrusted"},
     {"documents", "kinds", "schema", "schedule", "train_config", "arguments", "config", "fingerprint"},
     {"items", "data", "stream", "prepare", "metrics", "optim", "task", "tensorfile"},
     {"launching", "strategies"},

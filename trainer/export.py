@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -17,14 +18,23 @@ from torch import nn
 from .control import Control
 from .errors import CheckpointError
 from .strategies import Strategy
+from .strategies.tensors import canonical_names, unwrapped
 from .task import Task
-from .tensorfile import header, raw
+from .tensorfile import can_hold, header, raw
 
 MODEL_FILE = "model.safetensors"
 
 
 def export_model(strategy: Strategy, control: Control, task: Task, directory: Path) -> None:
-    """Write the model to ``directory``, which then replaces what stood there. Every rank enters."""
+    """Write the model to ``directory``, which then replaces what stood there. Collective: call on every rank.
+
+    Raises:
+        CheckpointError: it cannot be written, or safetensors cannot hold it; what stood there before stays.
+    """
+    changed = [problem for problem in control.gather(changed_buffer(strategy)) if problem]
+    if changed:
+        raise CheckpointError(changed[0])
+    strategy.agree_buffers()
     entries = list(strategy.named_tensors())
     temporary = hidden(directory)
     main = strategy.accelerator.is_main_process
@@ -32,7 +42,7 @@ def export_model(strategy: Strategy, control: Control, task: Task, directory: Pa
 
     def begin() -> None:
         make_anew(temporary)
-        opened.append(open(temporary / MODEL_FILE, "wb"))  # noqa: SIM115  (closed in `finish`)
+        opened.append(open(temporary / MODEL_FILE, "wb"))  # noqa: SIM115  (closed in `finish` or `guarded`)
         opened[0].write(header(((name, shape, dtype) for name, shape, dtype, _ in entries), {"format": "pt"}))
 
     def finish() -> None:
@@ -41,10 +51,22 @@ def export_model(strategy: Strategy, control: Control, task: Task, directory: Pa
         opened[0].close()
         save_config(strategy.model, temporary)
         task.save_extras(temporary)
+        check_model_file(temporary / MODEL_FILE)
         take_place(temporary, directory)
 
-    control.on_main(begin)
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            if failure is not None:
+                raise failure
+            work()
+        except (OSError, CheckpointError) as error:
+            if opened:
+                opened[0].close()
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise CheckpointError(f"the model could not be written to {directory}: {error}") from None
+
     failure: OSError | None = None
+    control.on_main(lambda: guarded(begin))
     for name, _, dtype, handle in entries:
         tensor = strategy.gather(name, handle)
         if main and failure is None:
@@ -52,13 +74,48 @@ def export_model(strategy: Strategy, control: Control, task: Task, directory: Pa
                 opened[0].write(raw(tensor.to(dtype).contiguous()))
             except OSError as error:
                 failure = error  # told to all at the end: the others are inside a collective now
+    control.on_main(lambda: guarded(finish))
 
-    def finish_or_tell() -> None:
-        if failure is not None:
-            raise CheckpointError(f"the model could not be written to {temporary}: {failure}")
-        finish()
 
-    control.on_main(finish_or_tell)
+def changed_buffer(strategy: Strategy) -> str:
+    """Say which buffer of this rank has another shape than the task built it with; empty if none has."""
+    for name, shape, _, handle in strategy.named_tensors():
+        if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape:
+            return (
+                f"the buffer {name} was built with shape {shape} and has {tuple(handle.shape)} now: a file of the "
+                "model cannot hold it; give it its full shape from the start, or register it with persistent=False"
+            )
+    return ""
+
+
+def check_storable(model: nn.Module) -> None:
+    """Hold the parameters and buffers of an unprepared model to the dtypes of safetensors.
+
+    Raises:
+        CheckpointError: there is one that no file could hold.
+    """
+    for name, (_, dtype) in canonical_names(model).items():
+        if not can_hold(dtype):
+            raise CheckpointError(
+                f"{name}: safetensors has no {str(dtype).removeprefix('torch.')}: neither the model nor a checkpoint "
+                "could be written; keep it in another dtype (complex numbers as torch.view_as_real), or register it as "
+                "a buffer with persistent=False"
+            )
+
+
+def check_model_file(path: Path) -> None:
+    """Have the safetensors library read the header of a file that was just written.
+
+    Raises:
+        CheckpointError: it cannot.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: safetensors cannot read what was written: {error}") from None
 
 
 def load_export(model: nn.Module, directory: str | Path) -> None:
@@ -78,8 +135,6 @@ def load_export(model: nn.Module, directory: str | Path) -> None:
 
 def save_config(model: nn.Module, directory: Path) -> None:
     """Write the configuration of a transformers model; other models have none."""
-    from .strategies.tensors import unwrapped
-
     config = getattr(unwrapped(model), "config", None)
     save = getattr(config, "save_pretrained", None)
     if save is not None:

@@ -95,6 +95,8 @@ class Trainer(TrainState):
         Raises:
             Stopped: a signal asked to stop; the model was exported.
         """
+        if self.saver.finished:
+            return self.last_evaluation
         with self.control.listening():
             for _ in self.steps():
                 pass
@@ -105,6 +107,7 @@ class Trainer(TrainState):
             for callback in self.callbacks:
                 callback.on_end(self, summary)
             self.control.close()
+        self.directory.release()
         if self.stopped_by is not None and self.stopped_by > 0:
             raise Stopped(self.stopped_by, step=self.step, total_steps=self.total_steps)
         return self.last_evaluation

@@ -97,11 +97,14 @@ class Task:
         return build_optimizer(model, plan)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint should keep of the task: JSON with tensors in it, the same on every rank."""
+        """What a checkpoint should keep of the task: JSON with tensors in it, the same on every rank.
+
+        Asked for once before the first step as well, so that what cannot be saved is known then.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state_dict`` gave; tuples come back as lists. Called before training goes on."""
+        """Take back what ``state_dict`` gave. Called before training goes on."""
 
     def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler | None:
         """A schedule of your own, stepped once per optimizer step; None for the one that the config names."""

@@ -24,7 +24,7 @@ from .control import Control
 from .data import Layout, TrainData, Window
 from .ema import Average, NoAverage
 from .errors import DataError
-from .export import export_model
+from .export import check_storable, export_model
 from .items import seed_of
 from .launching import Launched, launch
 from .rundir import RunDirectory
@@ -68,9 +68,10 @@ class TrainState:
         self.control = Control()
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
         homes, folder = where or {}, self.directory.path / "checkpoints"
-        start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
         home = homes.get("output_dir", "default")
-        self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
+        with self.directory.locked(self.control, home=home):
+            start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
+            self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
         notices = self._build(homes, start)
         self.saver = Saver(self, folder, start)
         self._announce([*notices, *self.saver.resume()])
@@ -93,6 +94,7 @@ class TrainState:
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
         self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
         model, of_model = build_model(task, config, plan)
+        check_storable(model)
         self._held = held_in_evaluation(model)
         optimizer, of_optimizer = optimizer_of(task, model, plan)
         self.parameters = sum(p.numel() for p in model.parameters())
@@ -130,6 +132,9 @@ class TrainState:
 
     def _announce(self, notices: Sequence[str]) -> None:
         self.facts = facts_of(self, notices)
+        if self.saver.finished:
+            self.directory.main = False  # every file stays as it is
+            return self.say(f"finished already at step {self.step}; nothing to do")
         self.directory.write("config.yaml", to_yaml(self.config))
         self.directory.write("plan.json", json.dumps(self.facts, indent=2, default=str) + "\n")
         self.say(banner(self.facts))
@@ -183,7 +188,6 @@ class TrainState:
 
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors."""
-        self.strategy.agree_buffers()
         with self.average.applied():
             export_model(self.strategy, self.control, self.task, Path(directory))
 
@@ -191,6 +195,7 @@ class TrainState:
         """Wait for the save in flight, and give the engine back. A script of your own calls it last."""
         self.saver.finish()
         self.strategy.close()
+        self.directory.release()
 
     def say(self, text: str) -> None:
         """One line to the terminal and to log.txt, from the main process."""

@@ -1,7 +1,9 @@
 """Checkpoints that cannot be lost and load anywhere.
 
 ranges.py       flat ranges of tensors: how any layout reads any other
-store.py        files: commit, list, verify, prune
+store.py        files: commit, prune
+discover.py     files: list, look at, verify
+contents.py     what they hold, read as carefully as if a stranger had written them
 state.py        what is in a checkpoint, taken from a training; optimizer.py, rates.py, rng.py, user.py: parts of it
 restore.py      the same given back; mathematics.py: what may not differ then
 background.py   saving while training goes on

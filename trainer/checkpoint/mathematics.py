@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, ConfigError, Problem
 from ..fingerprint import fingerprint
+from .user import encode
 
 if TYPE_CHECKING:
     from ..train_state import TrainState
@@ -25,7 +26,7 @@ def mathematics(run: TrainState) -> dict[str, Any]:
     told = fingerprint(vars(run.config) | run.plan.as_dict() | built)
     # The groups say what these settings became; the weights to start with are the checkpoint's.
     del told["optimizer_settings"], told["weights"]
-    plain: dict[str, Any] = json.loads(json.dumps(told))  # as it reads back: no tuples
+    plain: dict[str, Any] = encode(json.loads(json.dumps(told, default=str)), {}, "mathematics")  # as it reads back
     return plain
 
 
@@ -43,13 +44,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def check_same(before: Mapping[str, Any], now: Mapping[str, Any], *, allowed: bool, source: str) -> list[str]:
-    """The differences, where they are allowed.
+def check_same(
+    before: Mapping[str, Any], now: Mapping[str, Any], others: Sequence[str], *, allowed: bool, source: str
+) -> list[str]:
+    """Return the differences and ``others`` that were found elsewhere, where they are allowed.
 
     Raises:
         ConfigError: there are some, and they are not allowed.
     """
-    found = differences(before, now)
+    found = [*differences(before, now), *others]
     if found and not allowed:
         rule = (
             f"the checkpoint {source} belongs to a run with other numbers; restore these values, or set "
