@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from brought_worker import CASES
 from jobs import BIN, ROOT, STRATEGIES, clean_environment, free_port
 from safetensors.torch import load_file
+
+from trainer import load_export
 
 WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedEngine"}
 # What they end with, under every strategy that does not run them.
@@ -75,6 +78,11 @@ def test_what_users_bring_has_the_numbers_of_one_process(strategy: str, folder: 
     assert all(one["model_class"].startswith(kind) for one in found.values() if "model_class" in one)
 
 
+def model_file(folder: Path) -> Path:
+    [path] = folder.glob("*.safetensors")
+    return path
+
+
 def difference(name: str, folder: Path, strategy: str) -> str:
     """The first thing that is further from one process than rounding explains, in words."""
     alone, found = (results(one, folder)[name] for one in ("single", strategy))
@@ -88,8 +96,7 @@ def difference(name: str, folder: Path, strategy: str) -> str:
         for key, value in ours.items():
             if theirs[key] != pytest.approx(value, rel=bound, abs=1e-7, nan_ok=True):
                 return f"step {step}: {key} {theirs[key]} instead of {value}"
-    paths = [folder / one / name / "model" / "model.safetensors" for one in ("single", strategy)]
-    ours, theirs = map(load_file, paths)
+    ours, theirs = (load_file(model_file(folder / one / name / "model")) for one in ("single", strategy))
     if {k: (v.shape, v.dtype) for k, v in ours.items()} != {k: (v.shape, v.dtype) for k, v in theirs.items()}:
         return "other tensors in the model file"
     for key, tensor in ours.items():
@@ -122,6 +129,31 @@ def test_evaluation_metrics_are_those_of_all_samples(folder: Path) -> None:
     for strategy in STRATEGIES:
         evaluation = results(strategy, folder)["names"]["evaluation"]
         assert evaluation == {"eval/all": 4.5, "eval/low": 2.0, "eval/high": 7.0, "eval/rare": 9.0}
+
+
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+@pytest.mark.parametrize("name", ["lora", "lora_saved", "lora_narrow"])
+def test_an_adapted_model_is_exported_as_peft_loads_it(strategy: str, name: str, folder: Path) -> None:
+    """Its outputs are those of the whole model with the adapter's weights put in one by one."""
+    from brought_worker import Language
+    from peft import PeftModel
+
+    results(strategy, folder)
+    exported = folder / strategy / name / "model"
+    files = sorted(path.name for path in exported.iterdir())
+    assert files == ["adapter_config.json", "adapter_model.safetensors"]
+    torch.manual_seed(0)
+    ours = Language(kind=name).build_model()
+    load_export(ours, exported)
+    base = Language(kind=name).build_model().unload()
+    base.load_state_dict(ours.unload().state_dict(), strict=False)
+    torch.manual_seed(0)
+    loaded = PeftModel.from_pretrained(Language(kind=name).build_model().unload(), exported)
+    torch.manual_seed(0)
+    ours = Language(kind=name).build_model()
+    load_export(ours, exported)
+    ids = torch.randint(0, 40, (2, 8))
+    assert torch.equal(loaded.eval()(input_ids=ids).logits, ours.eval()(input_ids=ids).logits)
 
 
 @pytest.mark.parametrize("strategy", ["single", *STRATEGIES])

@@ -110,6 +110,11 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
         for key, buffer in module._buffers.items():
             if buffer is not None and buffer.dtype in (torch.bfloat16, torch.float16):
                 module._buffers[key] = buffer.float()
+    config: Any = getattr(model, "config", None)
+    parts: list[Any] = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    for part in parts:
+        if hasattr(part, "dtype"):  # of a transformers model: what its exported files say of themselves
+            part.dtype = torch.float32
     if plan.mixed_precision == "no":
         compute_in(model, torch.float32)  # inputs that were meant for the narrow weights
     return [f"{len(narrow)} parameters of {', '.join(dtypes)} are kept in float32"]
@@ -203,6 +208,7 @@ def facts_of(run: TrainState, notices: Sequence[str]) -> dict[str, Any]:
         model_class=type(run.model).__name__,
         distributed_type=str(run.accelerator.distributed_type).rsplit(".", 1)[-1],
         seed=run.config.seed,
+        **run.task_facts,
         train_samples=run.train_data.size,
         evaluation_samples=evaluation_size(run.data.evaluation),
         steps_per_epoch=run.steps_per_epoch,

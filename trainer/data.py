@@ -180,6 +180,10 @@ class TrainData:
         """Where the last window ended, as JSON."""
         return {"samples": self.position}
 
+    def lost_on_resume(self) -> str:
+        """Nothing: the order is a function of the position."""
+        return ""
+
     def restore(self, state: Mapping[str, Any]) -> int:
         """Go on behind the window that ``state`` was taken after, on any layout; returns the position."""
         self.position = int(state["samples"])

@@ -2,31 +2,60 @@
 
 The names and shapes are those of the model that the task built, whatever the strategy; shared tensors
 are written once. For a transformers model the folder also holds its configuration, so that
-``from_pretrained`` loads it.
+``from_pretrained`` loads it; of a peft model it holds the adapter, as peft loads it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import torch
 from torch import nn
 
+from .adapters import ADAPTER_FILE, adapter_names, is_adapted, save_adapter_config
 from .control import Control
-from .errors import CheckpointError
+from .errors import CheckpointError, listed
 from .strategies import Strategy
-from .strategies.tensors import canonical_names, unwrapped
+from .strategies.tensors import canonical_names, canonical_state, unwrapped
 from .task import Task
 from .tensorfile import can_hold, header, raw
 
 MODEL_FILE = "model.safetensors"
 
 
-def export_model(strategy: Strategy, control: Control, task: Task, directory: Path) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ModelFile:
+    """What goes into the file of an exported model.
+
+    Args:
+        file: its name.
+        names: what the tensors are called in it, by their names in the model; None: all of them, as they are.
+    """
+
+    file: str = MODEL_FILE
+    names: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelFile:
+        """Look at an unprepared model: of an adapted one only the adapter is written."""
+        names = adapter_names(model)
+        return cls(file=ADAPTER_FILE, names=names) if names else cls()
+
+    def name(self, name: str) -> str | None:
+        """What a tensor is called in the file; None where it is left out."""
+        return name if self.names is None else self.names.get(name)
+
+
+def export_model(strategy: Strategy, control: Control, task: Task, form: ModelFile, directory: Path) -> None:
     """Write the model to ``directory``, which then replaces what stood there. Collective: call on every rank.
+
+    Args:
+        form: what of it is written, and under which names.
 
     Raises:
         CheckpointError: it cannot be written, or safetensors cannot hold it; what stood there before stays.
@@ -35,15 +64,15 @@ def export_model(strategy: Strategy, control: Control, task: Task, directory: Pa
     if changed:
         raise CheckpointError(changed[0])
     strategy.agree_buffers()
-    entries = list(strategy.named_tensors())
+    entries = [entry for entry in strategy.named_tensors() if form.name(entry[0]) is not None]
     temporary = hidden(directory)
     main = strategy.accelerator.is_main_process
     opened: list[IO[bytes]] = []
 
     def begin() -> None:
         make_anew(temporary)
-        opened.append(open(temporary / MODEL_FILE, "wb"))  # noqa: SIM115  (closed in `finish` or `guarded`)
-        opened[0].write(header(((name, shape, dtype) for name, shape, dtype, _ in entries), {"format": "pt"}))
+        opened.append(open(temporary / form.file, "wb"))  # noqa: SIM115  (closed in `finish` or `guarded`)
+        opened[0].write(header([(str(form.name(n)), shape, dtype) for n, shape, dtype, _ in entries], {"format": "pt"}))
 
     def finish() -> None:
         opened[0].flush()
@@ -51,7 +80,7 @@ def export_model(strategy: Strategy, control: Control, task: Task, directory: Pa
         opened[0].close()
         save_config(strategy.model, temporary)
         task.save_extras(temporary)
-        check_model_file(temporary / MODEL_FILE)
+        check_model_file(temporary / form.file)
         take_place(temporary, directory)
 
     def guarded(work: Callable[[], None]) -> None:
@@ -119,13 +148,25 @@ def check_model_file(path: Path) -> None:
 
 
 def load_export(model: nn.Module, directory: str | Path) -> None:
-    """Load an exported model into a freshly built one, strictly.
+    """Load an exported model into a freshly built one, strictly; of a peft model the adapter.
 
     Raises:
         CheckpointError: names or shapes differ.
     """
-    from safetensors.torch import load_model
+    from safetensors.torch import load_file, load_model
 
+    form = ModelFile.of(model)
+    if form.names is not None and (Path(directory) / form.file).exists():
+        found, own = load_file(Path(directory) / form.file), dict(canonical_state(model))
+        wrong = [
+            name for name, other in form.names.items() if other not in found or found[other].shape != own[name].shape
+        ]
+        if wrong or len(found) != len(form.names):
+            raise CheckpointError(f"{directory}: does not hold this adapter: {listed(wrong or sorted(found))}")
+        with torch.no_grad():
+            for name, other in form.names.items():
+                own[name].copy_(found[other])
+        return
     try:
         missing, unexpected = load_model(model, str(Path(directory) / MODEL_FILE))
     except (RuntimeError, OSError) as error:
@@ -134,7 +175,9 @@ def load_export(model: nn.Module, directory: str | Path) -> None:
 
 
 def save_config(model: nn.Module, directory: Path) -> None:
-    """Write the configuration of a transformers model; other models have none."""
+    """Write the configuration of a transformers model, or of a peft model's adapter; other models have none."""
+    if is_adapted(unwrapped(model)):
+        return save_adapter_config(unwrapped(model), directory)
     config = getattr(unwrapped(model), "config", None)
     save = getattr(config, "save_pretrained", None)
     if save is not None:

@@ -92,6 +92,15 @@ class StreamData:
         self._state = copy.deepcopy(dict(state))
         return int(state["samples"])
 
+    def lost_on_resume(self) -> str:
+        """What a resumed stream does not give again, in words; empty if nothing is lost."""
+        held = _held_back(self.items.dataset) if self._state["stream"] is not None else 0
+        return (
+            f"the stream's shuffle buffer was not saved: up to {held:,} samples of this epoch are not seen again"
+            if held
+            else ""
+        )
+
     @property
     def skips(self) -> int:
         """Samples that the next window reads over first: those of this epoch, if the stream keeps no state."""
@@ -170,6 +179,17 @@ def _blocks(stream: Any, epoch: int, offset: int, state: Any, size: int) -> Iter
     rest = islice(stream, offset, None)
     while block := list(islice(rest, size)):
         yield block
+
+
+def _held_back(stream: Any) -> int:
+    """Count the samples that a Hugging Face stream holds back to shuffle them, which its state does not keep."""
+    waiting, held = [getattr(stream, "_ex_iterable", None)], 0
+    while waiting:
+        stage = waiting.pop()
+        if type(stage).__name__ == "BufferShuffledExamplesIterable":
+            held += int(getattr(stage, "buffer_size", 0))
+        waiting += [one for one in (getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())) if one]
+    return held
 
 
 def _as_it_is(read: Any) -> Any:

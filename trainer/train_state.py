@@ -24,7 +24,8 @@ from .control import Control
 from .data import Layout, TrainData, Window
 from .ema import Average, NoAverage
 from .errors import DataError
-from .export import check_storable, export_model
+from .export import ModelFile, check_storable, export_model
+from .fingerprint import task_facts
 from .items import seed_of
 from .launching import Launched, launch
 from .rundir import RunDirectory
@@ -61,6 +62,7 @@ class TrainState:
     ) -> None:
         launched = launched or launch(config, where=where, optimizer_built_by=own_optimizer(task))
         self.task, self.config, self.callbacks = task, config, list(callbacks)
+        self.task_facts = task_facts(task, config.task)  # now: some tasks change while they are trained
         self.plan, self.accelerator = launched.plan, launched.accelerator
         # One of its own: several trainings may share a launch, one after the other or side by side.
         self.strategy = type(launched.strategy)(launched.plan, launched.accelerator)
@@ -95,6 +97,7 @@ class TrainState:
         self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
         model, of_model = build_model(task, config, plan)
         check_storable(model)
+        self.model_file = ModelFile.of(model)
         self._held = held_in_evaluation(model)
         optimizer, of_optimizer = optimizer_of(task, model, plan)
         self.parameters = sum(p.numel() for p in model.parameters())
@@ -189,7 +192,7 @@ class TrainState:
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors."""
         with self.average.applied():
-            export_model(self.strategy, self.control, self.task, Path(directory))
+            export_model(self.strategy, self.control, self.task, self.model_file, Path(directory))
 
     def close(self) -> None:
         """Wait for the save in flight, and give the engine back. A script of your own calls it last."""

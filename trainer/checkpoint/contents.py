@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from ..adapters import ADAPTER_FILE
 from ..errors import CheckpointError
+from ..export import ModelFile
 from ..tensorfile import DTYPE_NAMES
 from ..untrusted import is_count, is_number, parse_json, path_inside, read_small
 from .ranges import Ranges, of_rank_files
@@ -57,11 +59,20 @@ class Contents:
         if wrong:
             raise CheckpointError(f"{STATE}: {wrong[0]!r} is not what the format has there")
         ranges = of_rank_files(path_inside(folder, name) for name in names if is_rank_file(name))
-        return cls(state=state, model=_model(state["model"]), ranges=ranges)
+        model = _model(state["model"])
+        known = {name for name, *_ in model}
+        if "export" in state and not (_EXPORT(state["export"]) and state["export"]["names"].keys() <= known):
+            raise CheckpointError(f"{STATE}: 'export' is not what the format has there")
+        return cls(state=state, model=model, ranges=ranges)
 
     def kind(self, name: str) -> str | None:
         """As what a tensor of the model is stored; None where it is not, which is right for one without elements."""
         return next((kind for kind in WEIGHTS if self.ranges.holds(kind, name)), None)
+
+    @property
+    def model_file(self) -> ModelFile:
+        """What of the model is exported; checkpoints of peft models say so."""
+        return ModelFile(**self.state["export"]) if "export" in self.state else ModelFile()
 
     def problem(self) -> str:
         """Say which tensor of the model is not whole in the files; empty if a model can be made of them."""
@@ -132,6 +143,7 @@ def _is_encoded_number(value: Any) -> bool:
     return is_number(value) or _is_dict(_is_text)(value)
 
 
+_EXPORT = _is_dict(file=lambda name: name == ADAPTER_FILE, names=_is_dict(_is_text))
 _STATE: Mapping[str, Callable[[Any], bool]] = {
     "step": is_count,
     "samples": is_count,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def mathematics(run: TrainState) -> dict[str, Any]:
     """The fingerprint that must stay the same for the loss curve to go on as if nothing had happened."""
     built = {
+        **run.task_facts,
         "train_samples": run.train_data.size,
         "optimizer": run.optimizer_form.kind,
         "optimizer_groups": list(run.optimizer_form.groups),

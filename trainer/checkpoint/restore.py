@@ -45,6 +45,8 @@ def restore(run: TrainState, found: Found) -> list[str]:
     now = mathematics(run)
     kinds, moved = _kinds(run, contents)
     before = state["mathematics"]
+    if not before.get("task_settings"):  # of a task that was built in Python checkpoints did not always keep them
+        before = {**before, "task_settings": now["task_settings"]}
     changed = check_same(before, now, moved, allowed=config.allow_config_change, source=str(found.path))
     notices = [f"changed since the checkpoint: {line}" for line in changed]
     notices += _load_tensors(run, store, kinds, same_optimizer=before["optimizer"] == now["optimizer"])
@@ -107,7 +109,8 @@ def _restore_data(run: TrainState, data: Any) -> list[str]:
         if not all(is_count(data[key]) for key in data.keys() - {"stream"}):
             raise CheckpointError(f"state.json: {data!r} is no position in the data")
         run.samples = run.train_data.restore(data)
-        return []
+        lost = run.train_data.lost_on_resume()
+        return [lost] if lost else []
     was, now = ("a stream", "a data set") if "stream" in data else ("a data set", "a stream")
     return [f"the training data was {was} and is {now} now: it starts at its beginning"]
 
@@ -124,7 +127,7 @@ def _restore_rng(run: TrainState, store: Ranges, world: int) -> list[str]:
         return []
     # Streams of so many ranks cannot be dealt to others; new ones must not repeat what was drawn before.
     set_seed(seed_of(run.config.seed, run.step, rank))
+    order = "" if run.train_data.lost_on_resume() else "; the order of the data goes on as it was"
     return [
-        f"{world} processes before, {now} now: random numbers of the model (dropout) are drawn from new streams; "
-        "the order of the data goes on as it was"
+        f"{world} processes before, {now} now: random numbers of the model (dropout) are drawn from new streams{order}"
     ]

@@ -199,6 +199,7 @@ def _state(run: TrainState, tensors: dict[str, Tensor]) -> dict[str, Any]:
         "task": encode(run.task.state_dict(), tensors, "task"),
         "callbacks": {name: encode(callback.state_dict(), tensors, name) for name, callback in named.items()},
         "model": model_of(run),
+        **({} if run.model_file.names is None else {"export": dataclasses.asdict(run.model_file)}),
         "mathematics": mathematics(run),
         "config": _for_people(dataclasses.asdict(run.config), "config"),
         "plan": _for_people(run.plan.as_dict(), "plan"),
