@@ -153,7 +153,8 @@ def _plain(annotation: str) -> str:
 def keys() -> str:
     """What TrainConfig says of itself, and the table of its keys."""
     hints = typing.get_type_hints(trainer.TrainConfig, include_extras=True)
-    rows = [described("TrainConfig", trainer.TrainConfig), "", "| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
+    text = described("TrainConfig", trainer.TrainConfig)
+    rows = [text, "", "| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
     for field in dataclasses.fields(trainer.TrainConfig):
         about = next(note for note in hints[field.name].__metadata__ if hasattr(note, "help"))
         limits = [
@@ -225,9 +226,9 @@ def _said(run: Callable[[list[str]], int], *words: str) -> str:
     said = io.StringIO()
     # A command that trains leaves the process through os._exit, here as well.
     leaving = mock.patch("os._exit", side_effect=SystemExit)
-    with mock.patch.dict(os.environ, COLUMNS=str(WIDTH)), leaving, contextlib.redirect_stdout(said):
-        with contextlib.suppress(SystemExit):
-            run(list(words))
+    narrow, ended = mock.patch.dict(os.environ, COLUMNS=str(WIDTH)), contextlib.suppress(SystemExit)
+    with narrow, leaving, contextlib.redirect_stdout(said), ended:
+        run(list(words))
     return said.getvalue().rstrip()
 
 
