@@ -1,7 +1,7 @@
 """Callbacks: one hook. Everything that happens around training without changing it is one of these.
 
 ``on_step(trainer, info)`` is called on every rank, at every ``every``-th optimizer step and at the last
-one, after evaluation and saving. A callback that writes guards itself with ``trainer.is_main``.
+one, after evaluation and before saving. A callback that writes guards itself with ``trainer.is_main``.
 """
 
 from __future__ import annotations

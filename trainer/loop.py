@@ -39,6 +39,7 @@ class StepInfo:
         step: optimizer steps since the start, this one included; one that the fp16 scaler skipped counts.
         epoch: epochs done, as a fraction.
         samples: samples consumed by all ranks.
+        is_last: whether training ends with this step.
         loss: this rank's part of the global mean, on the device; summed over ranks it is the loss.
         grad_norm: global norm before clipping, on the device.
         metrics: plain numbers, on steps that are logged: loss, lr, grad_norm, samples_per_second, ...
@@ -62,7 +63,7 @@ class Trainer(TrainState):
         task: what to learn.
         config: how long, with which batch, rate and so on.
         launched: the result of ``launch``; by default launched here, without files of its own.
-        callbacks: called after the built-in ones.
+        callbacks: called after the built-in ones; only saving comes after them.
         where: home of each config value, for messages.
 
     Raises:

@@ -47,6 +47,19 @@ class TrainState:
         callbacks: whose state belongs into checkpoints.
         where: home of each config value, for messages.
 
+    Attributes:
+        task, config, plan, accelerator: what it was made from; the plan, with warm-up in optimizer steps.
+        data: what ``Task.build_data`` returned.
+        schedule: of the learning rate; ``advance`` steps it.
+        step, samples: optimizer steps done, samples consumed by all ranks.
+        total_steps, steps_per_epoch: the step at which training ends; None for the length of a stream.
+        save_every: the config's, in optimizer steps, or None.
+        skipped_steps: steps that the fp16 scaler skipped.
+        last_evaluation: ``eval/...`` numbers of the last evaluation.
+        is_main: whether this is the main process, which writes.
+        directory: the run's folder; its ``path`` is ``config.output_dir``.
+        callbacks: whose state belongs into checkpoints; a trainer's are in the order of their calls.
+
     Raises:
         ConfigError, LaunchError, DataError: before the first step, on every rank.
     """

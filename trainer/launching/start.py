@@ -31,7 +31,13 @@ _KEPT = ("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINI
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A verified start: the plan, the Accelerator that runs it and the strategy to train with."""
+    """A verified start: the plan, the Accelerator that runs it and the strategy to train with.
+
+    Args:
+        plan: what runs.
+        accelerator: connects the processes; for a loop of your own.
+        strategy: wraps, steps and shards the model; the trainer makes one of its own for each training.
+    """
 
     plan: Plan
     accelerator: Accelerator
