@@ -335,13 +335,16 @@ class Language(Task):
             return hugging_face(self.kind)()
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(self.folder)
+        model = AutoModelForCausalLM.from_pretrained(self.folder)
+        assert model.dtype == torch.bfloat16, "as the file has it"
+        return model
 
     def training_step(self, model: nn.Module, batch: Any) -> Any:
         labels = batch["label"] if self.kind == "bert" else batch["ids"]
         return model(input_ids=batch["ids"], labels=labels).loss
 
 
+PRETRAINED: list[str] = []  # the folder of a small Llama of bfloat16
 CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "plain": (Plain, {}),
     "unused": (Unused, {"find_unused_parameters": True, "weight_decay": 0.1}),
@@ -373,6 +376,8 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "llama_tied": (lambda: Language(kind="llama_tied"), {}),
     "gpt2": (lambda: Language(kind="gpt2"), {}),
     "bert": (lambda: Language(kind="bert"), {}),
+    "pretrained": (lambda: Language(folder=PRETRAINED[0]), {}),
+    "pretrained_bf16": (lambda: Language(folder=PRETRAINED[0]), {"mixed_precision": "bf16"}),
     "lora": (lambda: Language(kind="lora"), {}),
     "lora_bf16": (lambda: Language(kind="lora"), {"mixed_precision": "bf16"}),
     "lora_narrow": (lambda: Language(kind="lora_narrow"), {}),
@@ -457,6 +462,7 @@ def main() -> None:
     folder = Path(told["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     world = told["world"]
+    PRETRAINED.append(told["pretrained"])
     launched = launch(configured(world), accel_config=told["accel_config"])
     for name in told["names"]:
         found = train_two(folder, told) if name == "two" else train(launched, folder, name, told)

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from brought_worker import CASES
+from brought_worker import CASES, hugging_face
 from jobs import BIN, ROOT, STRATEGIES, clean_environment, free_port
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from trainer import load_export
+from trainer.checkpoint.convert import export_checkpoint
 
 WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedEngine"}
 # What they end with, under every strategy that does not run them.
@@ -49,6 +51,10 @@ def results(strategy: str, folder: Path) -> dict[str, dict[str, Any]]:
 def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
     world = 1 if strategy == "single" else 2
     told = {"accel_config": f"accel_configs/{strategy}.yaml", "folder": str(folder / strategy), "world": world}
+    told["pretrained"] = str(folder / "pretrained")
+    if not (folder / "pretrained").exists():
+        torch.manual_seed(0)
+        hugging_face("llama")().to(torch.bfloat16).save_pretrained(folder / "pretrained")
     words = [str(BIN / "torchrun"), "--nproc_per_node", str(world), "--master_port", str(free_port())]
     words += ["tests/brought_worker.py", json.dumps({**told, "names": names, **more})]
     done = subprocess.run(
@@ -131,10 +137,11 @@ def test_evaluation_metrics_are_those_of_all_samples(folder: Path) -> None:
         assert evaluation == {"eval/all": 4.5, "eval/low": 2.0, "eval/high": 7.0, "eval/rare": 9.0}
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads the old name
 @pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
 @pytest.mark.parametrize("name", ["lora", "lora_saved", "lora_narrow"])
 def test_an_adapted_model_is_exported_as_peft_loads_it(strategy: str, name: str, folder: Path) -> None:
-    """Its outputs are those of the whole model with the adapter's weights put in one by one."""
+    """Its outputs are those of the model with the adapter's weights put in one by one."""
     from brought_worker import Language
     from peft import PeftModel
 
@@ -143,17 +150,27 @@ def test_an_adapted_model_is_exported_as_peft_loads_it(strategy: str, name: str,
     files = sorted(path.name for path in exported.iterdir())
     assert files == ["adapter_config.json", "adapter_model.safetensors"]
     torch.manual_seed(0)
-    ours = Language(kind=name).build_model()
-    load_export(ours, exported)
-    base = Language(kind=name).build_model().unload()
-    base.load_state_dict(ours.unload().state_dict(), strict=False)
-    torch.manual_seed(0)
     loaded = PeftModel.from_pretrained(Language(kind=name).build_model().unload(), exported)
     torch.manual_seed(0)
     ours = Language(kind=name).build_model()
     load_export(ours, exported)
     ids = torch.randint(0, 40, (2, 8))
     assert torch.equal(loaded.eval()(input_ids=ids).logits, ours.eval()(input_ids=ids).logits)
+    again = folder / strategy / name / "again"
+    [newest, *_] = sorted((folder / strategy / name / "checkpoints").glob("step-*"), reverse=True)
+    export_checkpoint(newest, again)
+    for path in exported.iterdir():
+        assert (again / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+def test_a_pretrained_model_of_bfloat16_is_exported_as_the_float32_that_it_has(strategy: str, folder: Path) -> None:
+    results(strategy, folder)
+    exported = folder / strategy / "pretrained" / "model"
+    assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
+    assert {tensor.dtype for tensor in load_file(exported / "model.safetensors").values()} == {torch.float32}
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    assert model.dtype == torch.float32 and not model.training
 
 
 @pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
