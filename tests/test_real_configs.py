@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,8 @@ def test_an_fsdp1_file(tmp_path: Path) -> None:
         "write fsdp_version: 2",
         f"{at}:15: no effect under FSDP2: fsdp_use_orig_params, fsdp_sync_module_states, fsdp_backward_prefetch, "
         "fsdp_forward_prefetch",
-        f"{at}:8: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect here: each rank loads its own shard",
+        f"{at}:8: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect: "
+        "each rank builds the whole model in host memory, then keeps its shard",
         f"{at}:10 (fsdp_config.fsdp_offload_params): no effect in a rehearsal: already on the CPU",
     ]
 
@@ -127,12 +129,14 @@ def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(tmp_path: Path) -> N
     assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("zero2", 2, "no")
     assert (plan["optimizer"], plan["schedule"], plan["warmup_steps"]) == ("adamw", "linear", 1)
     assert (plan["lr"], plan["max_grad_norm"], plan["global_batch_size"]) == (1e-3, 1.0, 64)
-    assert [row["lr"] for row in job.rows if "lr" in row] == pytest.approx([5e-4, 1e-3, 5e-4])
+    rising = 1e-3 * math.log(2) / math.log(3)
+    assert [row["lr"] for row in job.rows if "lr" in row] == pytest.approx([rising, 1e-3, 5e-4])
     at = tmp_path / "ds.json"
     unfelt = "no effect in a rehearsal"
     assert plan["notices"] == [
         f"{at}:4 (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
-        f"{at}:8 (scheduler): WarmupDecayLR warms up linearly here; DeepSpeed's default is logarithmic",
+        f"{at}:9: no scheduler.params.warmup_type: DeepSpeed's default holds, log: a logarithmic warm-up; "
+        'write "linear" for a straight one',
         f"{at}:14 (zero_optimization.offload_optimizer.device): {unfelt}: already on the CPU",
         f"{at}:14 (zero_optimization.offload_optimizer.pin_memory): {unfelt}: nothing is copied to a GPU",
         f"{at}:17 (zero_optimization.overlap_comm): {unfelt}: gloo has no streams to overlap on",
