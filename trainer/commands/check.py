@@ -46,6 +46,8 @@ def run(argv: Sequence[str]) -> int:
     args, rest = parser.parse_known_args(argv)
     if not rest:
         parser.error("name the files to check")
+    if args.processes is not None and args.processes < 1:
+        parser.error("--processes must be at least 1")
     sys.path.insert(0, str(Path(args.script).resolve().parent))
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print is not our answer
         checked = _Checked(args)
