@@ -1,4 +1,4 @@
-# make train | test | nightly | gpu | lint | help; all of them set the environment up first.
+# make train | test | nightly | gpu | lint | docs | help; all of them set the environment up first.
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
@@ -8,7 +8,7 @@ export PATH := $(BIN):$(PATH)
 # Several processes share the cores; more threads in each only get in each other's way.
 train test nightly: export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test nightly gpu browser lint
+.PHONY: help setup train test nightly gpu browser lint docs
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make gpu      the tests that need a GPU"
 	@echo "make browser  the tests that need headless Chromium (CHROMIUM=/path/to/it)"
 	@echo "make lint     ruff and mypy alone"
+	@echo "make docs     write docs/api.md anew from the docstrings"
 
 setup: $(INSTALLED)
 
@@ -47,3 +48,6 @@ gpu: setup
 
 browser: setup
 	$(BIN)/pytest -m browser
+
+docs: setup
+	$(BIN)/python docs/make_api.py

@@ -13,53 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from one_process import checkpoint, fit, log_of, lose, losses, reseal, rows, steps
 from resuming import Odd
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer import Callback, CheckpointError, ConfigError, LaunchError, Plan, StepInfo, TrainConfig, Trainer, cli
-from trainer.checkpoint import background, space, store
+from trainer.checkpoint import background, discover, space, store
 from trainer.checkpoint.space import check_shared
 from trainer.checkpoint.user import decode, encode
 from trainer.control import Control
 
-
-@pytest.fixture(autouse=True)
-def _accelerate() -> Iterator[None]:
-    """The Accelerator of one test does not reach the next."""
-    kept = dict(os.environ)
-    yield
-    from accelerate.state import AcceleratorState, GradientState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    os.environ.clear()
-    os.environ.update(kept)
-
-
-def fit(folder: Path, task: Odd | None = None, *callbacks: Callback, **settings: Any) -> Trainer:
-    given = {"max_steps": 8, "save_every": 2, "keep_last": 4, "log_every": 1, "micro_batch_size": 24, **settings}
-    config = TrainConfig(task="resuming:Odd", output_dir=str(folder), lr=0.05, **given)
-    trainer = Trainer(task or Odd(dropout=0.2), config, callbacks=callbacks)
-    trainer.fit()
-    return trainer
-
-
-def steps(folder: Path) -> list[int]:
-    return [found.step for found in store.listing(folder / "checkpoints")]
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(folder: Path) -> dict[int, float]:
-    return {row["step"]: row["loss"] for row in rows(folder) if "loss" in row}
-
-
-def lose(run: Path, *names: int) -> None:
-    for step in names:
-        shutil.rmtree(run / "checkpoints" / store.name_of(step))
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 # -- auto ------------------------------------------------------------------------------------------
@@ -76,7 +41,7 @@ def test_auto_begins_goes_on_and_finishes(tmp_path: Path) -> None:
         file.write('{"step": 9, "lo')  # the run was killed here
     (run / "checkpoints" / ".step-00000006.part").mkdir()
     trainer = fit(run, resume="auto")
-    assert f"resumed from {run / 'checkpoints' / 'step-00000004'}" in (run / "log.txt").read_text()
+    assert f"resumed from {run / 'checkpoints' / 'step-00000004'}" in log_of(run)
     assert [row["step"] for row in rows(run)] == list(range(1, 9)), "each step has one row"
     assert losses(run) == losses(tmp_path / "whole"), "as if nothing had happened"
     assert steps(run) == [8, 6, 4, 2] and len(os.listdir(run / "checkpoints")) == 4
@@ -96,9 +61,9 @@ def test_auto_passes_over_the_damaged_and_says_so(tmp_path: Path) -> None:
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    (run / "checkpoints" / store.name_of(6) / store.STATE).unlink()
+    (run / "checkpoints" / store.name_of(6) / discover.STATE).unlink()
     fit(run, resume="auto")
-    log = (run / "log.txt").read_text()
+    log = log_of(run)
     assert "passed over step-00000008: rank-00000.safetensors was changed after it was written" in log
     assert "passed over step-00000006: state.json is missing" in log
     assert f"resumed from {run / 'checkpoints' / 'step-00000004'}" in log
@@ -119,6 +84,84 @@ def test_auto_goes_on_only_in_the_folder_of_a_run(tmp_path: Path) -> None:
         fit(tmp_path, resume="auto")
 
 
+def names(run: Path) -> list[str]:
+    return sorted(os.listdir(run / "checkpoints"))
+
+
+@pytest.mark.parametrize("resume", ["auto", "path"])
+def test_a_checkpoint_of_a_newer_format_is_refused_and_keeps_its_name(resume: str, tmp_path: Path) -> None:
+    fit(tmp_path, max_steps=6)
+    reseal(checkpoint(tmp_path, 6), version=2)
+    before = names(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-00000006: has version 2 of the format; this program reads 1"):
+        fit(tmp_path, resume=resume if resume == "auto" else str(checkpoint(tmp_path, 6)))
+    assert names(tmp_path) == before
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now_is_no_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, max_steps=6)
+    before = names(tmp_path)
+    real = discover.hash_file
+
+    def failing(path: Path) -> str:
+        if path.parent.name == store.name_of(6):
+            raise OSError(5, "Input/output error", str(path))
+        return real(path)
+
+    monkeypatch.setattr(discover, "hash_file", failing)
+    with pytest.raises(
+        CheckpointError, match=r"step-00000006: cannot be read: .*Input/output error.*; resume: auto pas"
+    ):
+        fit(tmp_path, resume="auto")
+    capsys.readouterr()
+    assert cli.main(["checkpoints", str(tmp_path), "--verify"]) == 1
+    assert "damaged" not in capsys.readouterr().out
+    monkeypatch.undo()
+    assert names(tmp_path) == before
+    fit(tmp_path, resume="auto")
+    assert steps(tmp_path) == [8, 6, 4, 2]
+
+
+def test_where_all_are_damaged_auto_does_not_begin_anew_by_itself(tmp_path: Path) -> None:
+    fit(tmp_path, max_steps=4)
+    for step in (2, 4):
+        (checkpoint(tmp_path, step) / discover.STATE).write_text("{}")
+    before = names(tmp_path)
+    said = (
+        r"all checkpoints are damaged \(step-00000004: .*; step-00000002: .*\); to start anew give another output_dir"
+    )
+    with pytest.raises(CheckpointError, match=said):
+        fit(tmp_path, resume="auto")
+    assert names(tmp_path) == before
+    fit(tmp_path, overwrite=True)
+    assert list(losses(tmp_path)) == list(range(1, 9))
+
+
+def test_a_checkpoint_whose_model_is_not_whole_is_passed_over(tmp_path: Path) -> None:
+    fit(tmp_path)
+    path = checkpoint(tmp_path, 8) / discover.STATE
+    path.write_text(path.read_text().replace('"middle.weight"', '"middle.wight"'))
+    reseal(path.parent)
+    fit(tmp_path, resume="auto")
+    assert "passed over step-00000008: parameter middle.wight: elements 0 to 15 are in no file" in log_of(tmp_path)
+    assert (tmp_path / "checkpoints" / "step-00000008.damaged").is_dir()
+
+
+@pytest.mark.parametrize(("length", "key"), [({"max_steps": 6}, "max_steps: 6"), ({"epochs": 2}, "epochs: 2")], ids=str)
+def test_an_end_before_the_checkpoint_is_refused(length: dict[str, int], key: str, tmp_path: Path) -> None:
+    fit(tmp_path)
+    before = names(tmp_path)
+    length = {"max_steps": None, **length}  # type: ignore[dict-item]
+    said = rf"{key}: ends the run at step 6, and .*step-00000008 is at step 8 already; raise it"
+    with pytest.raises(ConfigError, match=said):
+        fit(tmp_path, resume="auto", **length)
+    with pytest.raises(ConfigError, match=said):
+        fit(tmp_path / "new", resume=str(checkpoint(tmp_path, 8)), **length)
+    assert names(tmp_path) == before and list(losses(tmp_path)) == list(range(1, 9))
+
+
 # -- a path ----------------------------------------------------------------------------------------
 
 
@@ -137,7 +180,7 @@ def test_a_path_is_that_checkpoint_or_an_error(tmp_path: Path) -> None:
         fit(tmp_path / "other", resume=str(run))
     with pytest.raises(CheckpointError, match="nowhere: does not exist"):
         fit(tmp_path / "other", resume=str(tmp_path / "nowhere"))
-    (four / store.STATE).write_text("{}")
+    (four / discover.STATE).write_text("{}")
     with pytest.raises(CheckpointError, match=r"step-00000004: state.json has 2 bytes instead of \d+; resume: auto"):
         fit(tmp_path / "other", resume=str(four))
 
@@ -149,10 +192,50 @@ def test_weights_alone_start_a_new_run(tmp_path: Path) -> None:
         fit(new, Odd(dropout=0.0), weights=str(weights))
         assert f"note: starts with the weights of {weights}" in (new / "log.txt").read_text()
         assert list(losses(new)) == list(range(1, 9)) and losses(new)[1] < losses(tmp_path / "run")[8] + 0.1
-    with pytest.raises(CheckpointError, match=r"not hold this model: middle.weight has 15 elements, the model's 20"):
+    with pytest.raises(
+        CheckpointError, match=r"not hold this model: middle.weight has shape \(3, 5\), the model's is \(4, 5\)"
+    ):
         fit(tmp_path / "wider", Wider(), weights=str(tmp_path / "run" / "model"))
     with pytest.raises(CheckpointError, match=r"nowhere: holds no .safetensors file"):
         fit(tmp_path / "other", weights=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("source", ["model", "checkpoint"])
+def test_weights_of_another_shape_and_those_that_the_model_lacks_are_named(source: str, tmp_path: Path) -> None:
+    fit(tmp_path / "run", max_steps=2)
+    weights = str(tmp_path / "run" / "model" if source == "model" else checkpoint(tmp_path / "run", 2))
+    said = r"not hold this model: middle.weight has shape \(3, 5\), the model's is \(5, 3\) \(is it transposed\?\)$"
+    with pytest.raises(CheckpointError, match=said):
+        fit(tmp_path / "turned", Turned(), weights=weights)
+    fit(tmp_path / "less", Smaller(), max_steps=2, weights=weights)
+    assert f"note: 3 tensors of {weights} are not in the model: forwards, frozen.weight, frozen.bias\n" in log_of(
+        tmp_path / "less"
+    )
+
+
+def test_a_tensor_that_stands_in_two_files_is_not_chosen_by_chance(tmp_path: Path) -> None:
+    fit(tmp_path / "run", max_steps=2)
+    model = tmp_path / "run" / "model" / "model.safetensors"
+    shutil.copy(model, model.with_name("model.fp16.safetensors"))
+    said = r"model: scale stands in model.fp16.safetensors and model.safetensors; leave one of them"
+    with pytest.raises(CheckpointError, match=said):
+        fit(tmp_path / "new", weights=str(model.parent))
+
+
+class Turned(Odd):
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.middle.weight = nn.Parameter(torch.zeros(5, 3))
+        return model
+
+
+class Smaller(Odd):
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.frozen = nn.Identity()
+        del model.forwards
+        model.forwards = 0
+        return model
 
 
 # -- another config --------------------------------------------------------------------------------
@@ -191,6 +274,57 @@ def test_another_optimizer_starts_anew_and_says_so(tmp_path: Path) -> None:
     resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
     fit(tmp_path / "new", Odd(dropout=0.2, sgd=True), resume=resume, allow_config_change=True)
     assert "the optimizer is another one: its state starts anew" in (tmp_path / "new" / "log.txt").read_text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Odd):
+    """Learns with some of its layers only."""
+
+    learns: tuple[str, ...] = ("middle", "back", "embedding", "scale")
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.partition(".")[0] in self.learns)
+        return model
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (
+            ("middle", "back"),
+            ("middle", "back", "scale"),
+            "1 tensors learn now that were frozen: their optimizer state",
+        ),
+        (("middle", "back"), ("middle",), "2 tensors are frozen now that learnt"),
+        (("middle",), ("back",), "2 tensors are frozen now that learnt"),
+    ],
+)
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_layers_may_be_frozen_and_thawed_over_a_resume(
+    before: tuple[str, ...], now: tuple[str, ...], said: str, average: float | None, tmp_path: Path
+) -> None:
+    fit(tmp_path / "run", Part(learns=before), max_steps=4, ema_decay=average)
+    path = checkpoint(tmp_path / "run", 4)
+    with pytest.raises(ConfigError, match=rf"belongs to a run with other numbers; .*{said}"):
+        fit(tmp_path / "no", Part(learns=now), resume=str(path), ema_decay=average)
+    settings: dict[str, Any] = {"resume": str(path), "allow_config_change": True, "ema_decay": average}
+    trainer = Trainer(Part(learns=now), configured(tmp_path / "new", **settings))
+    assert f"note: changed since the checkpoint: {said}" in log_of(tmp_path / "new")
+    kept = discover.look(path).open()
+    for name, parameter in trainer.model.named_parameters():
+        saved = kept.ranges.whole(str(kept.kind(name)), name).view_as(parameter)
+        assert torch.equal(parameter.data, saved), f"{name} is as it was saved"
+        known = trainer.strategy.optimizer.state.get(parameter, {})
+        assert bool(known) == (name.partition(".")[0] in before and parameter.requires_grad), name
+    trainer.fit()
+    assert list(losses(tmp_path / "new")) == [5, 6, 7, 8]
+
+
+def configured(folder: Path, **settings: Any) -> TrainConfig:
+    given = {"max_steps": 8, "save_every": 2, "log_every": 1, "micro_batch_size": 24, "lr": 0.05, **settings}
+    return TrainConfig(task="resuming:Odd", output_dir=str(folder), **given)
 
 
 # -- optimizers ------------------------------------------------------------------------------------
@@ -319,6 +453,21 @@ def test_streams_go_on(keeps: bool, tmp_path: Path) -> None:
     assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 4}
 
 
+@pytest.mark.parametrize("tasks", [(Odd(), Streamed()), (Streamed(keeps=True), Odd())], ids=["to", "from"])
+def test_data_of_another_sort_starts_at_its_beginning(tasks: tuple[Odd, Odd], tmp_path: Path) -> None:
+    first, second = tasks
+    fit(tmp_path / "run", first)
+    resume = str(checkpoint(tmp_path / "run", 4))
+    with pytest.raises(ConfigError, match=r"train_samples: (50 -> null|null -> 50)"):
+        fit(tmp_path / "no", second, resume=resume)
+    trainer = fit(tmp_path / "new", second, resume=resume, allow_config_change=True)
+    assert "note: the training data was a" in log_of(tmp_path / "new")
+    samples = [row["samples"] for row in rows(tmp_path / "new")]
+    assert samples == [24, 48, 50, 74] and trainer.step == 8
+    fit(tmp_path / "again", second, resume=str(checkpoint(tmp_path / "new", 6)))
+    assert losses(tmp_path / "again") == {step: loss for step, loss in losses(tmp_path / "new").items() if step > 6}
+
+
 # -- callbacks -------------------------------------------------------------------------------------
 
 
@@ -362,6 +511,21 @@ def test_the_best_stays(tmp_path: Path) -> None:
     trainer = fit(tmp_path, Evaluated(), **best)
     [kept] = [step for callback in trainer.callbacks for step in callback.pinned_steps()]
     assert kept == 3 and steps(tmp_path) == [8, 3]
+
+
+def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
+    best = {"eval_every": 1, "best_metric": "eval/loss", "save_every": 1, "keep_last": 9}
+    fit(tmp_path / "run", Evaluated(), **best)
+    resume = str(checkpoint(tmp_path / "run", 5))
+    trainer = fit(tmp_path / "branch", Evaluated(), resume=resume, **best)
+    said = "note: best/, of step 3, is not in this output_dir: eval/loss starts anew"
+    assert said in log_of(tmp_path / "branch")
+    assert [step for callback in trainer.callbacks for step in callback.pinned_steps()] == [6]
+    assert (tmp_path / "branch" / "best" / "model.safetensors").is_file()
+    lose(tmp_path / "run", 8, 7)
+    trainer = fit(tmp_path / "run", Evaluated(), resume="auto", **best)
+    assert [step for callback in trainer.callbacks for step in callback.pinned_steps()] == [3]
+    assert "starts anew" not in log_of(tmp_path / "run")
 
 
 @dataclass(frozen=True, kw_only=True)

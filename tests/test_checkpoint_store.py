@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer import CheckpointError
-from trainer.checkpoint import ranges, store
+from trainer.checkpoint import discover, ranges, store
+from trainer.checkpoint.contents import state_text
 from trainer.checkpoint.ranges import Key, of_model_folder, of_rank_files, write_file, write_pieces
 from trainer.tensorfile import DTYPES
 
@@ -31,20 +31,31 @@ def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept:
         pieces = [(str(Key(kind="parameter", name="w", start=100 * rank)), values)]
         files.append(write_pieces(temporary / f"rank-{rank:05d}.safetensors", pieces))
     (temporary / "extras").mkdir()
-    files.append(write_file(temporary / store.STATE, [json.dumps({"step": step}).encode()]))
+    files.append(write_file(temporary / discover.STATE, [state_text(state(step, world))]))
     files.append(write_file(temporary / "extras" / "config.json", [f"{step}".encode()], "extras/config.json"))
-    store.commit(folder, step, {"world_size": world, "strategy": "any"}, files)
+    facts = {"world_size": world, "strategy": "any", "samples": 8 * step, "created": "2026-11-21T12:00:00+00:00"}
+    store.commit(folder, step, facts, files)
     store.prune(folder, keep_last=keep_last, keep_every=kept.get("keep_every"), pinned=kept.get("pinned", ()))
 
 
+def state(step: int, world: int = 2) -> dict[str, Any]:
+    """The state.json of a model of one parameter, of which each process owns a hundred elements."""
+    return {
+        "step": step, "samples": 8 * step, "data": {"samples": 8 * step}, "skipped_steps": 0, "skipped_in_a_row": 0,
+        "schedule": {"kind": "LambdaLR", "steps": step, "lr": [0.1], "own": {}}, "scaler": {}, "group_settings": [{}],
+        "task": {}, "callbacks": {}, "mathematics": {"optimizer": "SGD", "optimizer_groups": [{}]},
+        "last_evaluation": {}, "model": [["w", [world, 100], "float32"]],
+    }  # fmt: skip
+
+
 def loaded(path: Path) -> torch.Tensor:
-    found = store.verify(store.look(path))
+    found = discover.verify(discover.look(path))
     assert not found.problem, found
     return of_rank_files(path / name for name in found.files if name.endswith("tensors")).whole("parameter", "w")
 
 
 def steps(folder: Path) -> list[int]:
-    return [found.step for found in store.listing(folder)]
+    return [found.step for found in discover.listing(folder)]
 
 
 # -- what stays ------------------------------------------------------------------------------------
@@ -66,10 +77,10 @@ def test_a_name_that_exists_is_never_written_over(tmp_path: Path) -> None:
 def test_damaged_ones_make_room_and_stay_to_be_looked_at(tmp_path: Path) -> None:
     for attempt in range(2):
         save(tmp_path, 5)
-        (tmp_path / "step-00000005" / store.STATE).write_text(f"{attempt}")
-        store.set_aside(store.listing(tmp_path))
+        (tmp_path / "step-00000005" / discover.STATE).write_text(f"{attempt}")
+        store.set_aside(discover.listing(tmp_path))
     assert os.listdir(tmp_path) == ["step-00000005.damaged"]
-    assert (tmp_path / "step-00000005.damaged" / store.STATE).read_text() == "1"
+    assert (tmp_path / "step-00000005.damaged" / discover.STATE).read_text() == "1"
 
 
 # -- killed ----------------------------------------------------------------------------------------
@@ -163,7 +174,7 @@ def test_a_kill_between_any_two_operations_loses_nothing(
 
 # -- damaged ---------------------------------------------------------------------------------------
 
-FILES = [store.MANIFEST, store.STATE, "rank-00000.safetensors", "rank-00001.safetensors", "extras/config.json"]
+FILES = [discover.MANIFEST, discover.STATE, "rank-00000.safetensors", "rank-00001.safetensors", "extras/config.json"]
 
 
 def delete(path: Path, other: Path) -> None:
@@ -202,31 +213,31 @@ def test_damage_is_found_and_named(name: str, damage: Callable[[Path, Path], Non
         save(tmp_path, step)
     good, bad = (tmp_path / store.name_of(step) for step in (7, 8))
     damage(bad / name, good / name)
-    found = store.verify(store.look(bad))
+    found = discover.verify(discover.look(bad))
     assert name in found.problem
     assert loaded(good) is not None
 
 
 def test_every_single_bit_of_the_manifest_counts(tmp_path: Path) -> None:
     save(tmp_path, 8)
-    path = tmp_path / store.name_of(8) / store.MANIFEST
+    path = tmp_path / store.name_of(8) / discover.MANIFEST
     whole = path.read_bytes()
     for at in range(len(whole)):
         for bit in range(8):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
-            assert store.look(path.parent).problem, (at, bit)
+            assert discover.look(path.parent).problem, (at, bit)
 
 
 def test_foreign_files_and_other_versions_are_named(tmp_path: Path) -> None:
     save(tmp_path, 8)
     path = tmp_path / store.name_of(8)
     (path / "rank-00002.safetensors").write_bytes(b"")
-    assert store.look(path).problem == "rank-00002.safetensors does not belong to it"
+    assert discover.look(path).problem == "rank-00002.safetensors does not belong to it"
     (path / "rank-00002.safetensors").unlink()
     (path / ".nfs0001").write_bytes(b"")  # network file systems leave such files
-    assert store.look(path).problem == ""
-    (path / store.MANIFEST).write_text(store._sealed({**store.look(path).manifest, "version": 2}))
-    assert store.look(path).problem == "has version 2 of the format; this program reads 1"
+    assert discover.look(path).problem == ""
+    (path / discover.MANIFEST).write_text(discover.sealed({**discover.look(path).manifest, "version": 2}))
+    assert discover.look(path).problem == "has version 2 of the format; this program reads 1"
 
 
 # -- ranges ----------------------------------------------------------------------------------------
@@ -268,7 +279,8 @@ def test_a_model_folder_is_a_store_as_well(tmp_path: Path) -> None:
     weights = {"a.weight": torch.randn(4, 3), "b": torch.randn(5).to(torch.bfloat16)}
     save_file({"a.weight": weights["a.weight"]}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"b": weights["b"]}, tmp_path / "model-00002-of-00002.safetensors")
-    folder = of_model_folder(tmp_path)
+    folder, shapes = of_model_folder(tmp_path)
+    assert shapes == {"a.weight": (4, 3), "b": (5,)}
     out = torch.empty(5)
     folder.read("parameter", "a.weight", 4, out)
     assert torch.equal(out, weights["a.weight"].flatten()[4:9])

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from jobs import ROOT, clean_environment, command
 
-from trainer.checkpoint import store
+from trainer.checkpoint import discover
 
 STEPS = 120
 JOB = [
@@ -88,7 +88,7 @@ def check_kills(times: int, folder: Path, seed: int) -> None:
     while kills < times:
         finished = killed_once(run, draw)
         kills += not finished
-        found = [store.verify(one) for one in store.listing(run / "checkpoints")]
+        found = [discover.verify(one) for one in discover.listing(run / "checkpoints")]
         assert [one.problem for one in found if one.problem] == [], "what has a name is whole"
         reached = max((one.step for one in found), default=0)
         assert reached >= newest, f"kill {kills}: step {newest} was there, and now {reached} is the newest"
@@ -105,7 +105,7 @@ def check_end(whole: Path, run: Path) -> None:
     assert losses(run) == losses(whole), "each step once, as in the unbroken run"
     ours, theirs = (path / "model" / "model.safetensors" for path in (whole, run))
     assert ours.read_bytes() == theirs.read_bytes()
-    assert [one.step for one in store.listing(run / "checkpoints")] == [STEPS, 100, 50]
+    assert [one.step for one in discover.listing(run / "checkpoints")] == [STEPS, 100, 50]
 
 
 def test_ten_kills(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_the_wall_time_is_split_without_rest() -> None:
     with meter.paused("evaluation"):
         time.sleep(0.03)
     trainer: Any = SimpleNamespace(
-        step=3, samples=24, last_evaluation={"eval/loss": 0.5, "eval/recall/0": 1.0},
+        step=3, total_steps=3, samples=24, last_evaluation={"eval/loss": 0.5, "eval/recall/0": 1.0},
         control=SimpleNamespace(gather=lambda value: [value, 2 * value]),
     )  # fmt: skip
     summary = meter.summary(trainer)

@@ -23,6 +23,8 @@ from trainer.metrics import WeightedSums
 class Ranks:
     """Stands in for Accelerator.reduce: adds up what each rank packed."""
 
+    device = torch.device("cpu")
+
     def __init__(self) -> None:
         self.packed: list[Tensor] = []
 

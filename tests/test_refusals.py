@@ -164,13 +164,16 @@ def test_a_wrap_class_that_the_model_does_not_have(tmp_path: Path) -> None:
 # Folders that hold something
 
 
+PLAN = '{"strategy": "ddp", "world_size": 2, "versions": {}}'  # by which the folder of a run is told
+
+
 def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_used_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    former = {"plan.json": "{}", "log.txt": "done", "model/config.json": "{}", "summary.json": "{}",
+    former = {"plan.json": PLAN, "log.txt": "done", "model/model.safetensors": "{}", "summary.json": "{}",
               "checkpoints/step-00000009/manifest.json": "{}"}  # fmt: skip
     for name, text in former.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +185,7 @@ def test_a_used_folder(tmp_path: Path) -> None:
 
     job = run([sys.executable, "examples/train.py", *DIGITS, "--overwrite"], folder).ok()
     assert sorted(path.name for path in folder.iterdir()) == [
-        "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "model", "plan.json", "summary.json"
+        ".lock", "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "model", "plan.json", "summary.json"
     ]  # fmt: skip
     assert not (folder / "checkpoints/step-00000009").exists(), "the former run's"
     assert [path.name for path in (folder / "model").iterdir()] == ["model.safetensors"]
@@ -199,7 +202,7 @@ def test_an_error_of_the_main_process_is_the_same_on_the_others() -> None:
 def test_files_of_somebody_else_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "plan.json").write_text("{}")
+    (folder / "plan.json").write_text(PLAN)
     (folder / "thesis.tex").write_text("ten years of work")
     job = run([sys.executable, "examples/train.py", *DIGITS, "--overwrite"], folder)
     assert job.code == 2

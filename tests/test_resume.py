@@ -13,7 +13,7 @@ import pytest
 import torch
 from jobs import BIN, ROOT, clean_environment, free_port
 
-from trainer.checkpoint import store
+from trainer.checkpoint import discover, store
 from trainer.checkpoint.ranges import Ranges, of_rank_files
 
 Layout = tuple[str, int]
@@ -69,7 +69,7 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def opened(path: Path) -> Ranges:
-    found = store.verify(store.look(path))
+    found = discover.verify(discover.look(path))
     assert not found.problem, found
     return of_rank_files(path / name for name in found.files if name.endswith(".safetensors"))
 
@@ -83,7 +83,7 @@ def contents(path: Path, *, streams: bool) -> dict[tuple[str, str], torch.Tensor
 
 def state(path: Path) -> dict[str, Any]:
     """What belongs to training itself, and not to the way it ran."""
-    told = json.loads((path / store.STATE).read_text())
+    told = json.loads((path / discover.STATE).read_text())
     return {key: value for key, value in told.items() if key not in ("config", "plan")}
 
 

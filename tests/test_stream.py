@@ -138,7 +138,7 @@ def test_a_batch_without_weight_is_replaced() -> None:
     ranks = [StreamData(Count(9), layout(r, 3, micro=3), seed=0, weight_of=heavy) for r in range(3)]
     micros = [micro for rank in ranks for window in rank.windows(0, 1) for micro in window.micros]
     assert [micro.weight for micro in micros] == [0, 0, 3]
-    assert [micro.batch.tolist() for micro in micros] == [[6], [6], [6, 7, 8]]
+    assert [micro.batch.tolist() for micro in micros] == [[6, 6], [6, 6], [6, 7, 8]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -16,7 +16,8 @@ from jobs import ROOT, clean_environment
 import trainer
 
 PACKAGE = ROOT / "trainer"
-MODULES = sorted(PACKAGE.rglob("*.py"))
+# What `trainer new` copies is a user's: it imports the package by its name, and may name strategies.
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "templates" not in path.parts)
 
 STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
 AT_HOME = ("launching", "strategies")
@@ -32,8 +33,8 @@ ELSEWHERE = {
 # From the bottom to the top: a module imports from its own layer and those below, for types from anywhere.
 LAYERS = [
     {"errors"},
-    {"gpus"},
-    {"documents", "kinds", "schema", "schedule", "train_config", "arguments", "config"},
+    {"gpus", "lock", "untrusted"},
+    {"documents", "kinds", "schema", "schedule", "train_config", "arguments", "config", "fingerprint"},
     {"items", "data", "stream", "prepare", "metrics", "optim", "task", "tensorfile"},
     {"launching", "strategies"},
     {"control", "rundir", "leave", "ema", "export", "banner", "checkpoint"},
@@ -44,6 +45,7 @@ LAYERS = [
     {"script"},
     {"commands"},
     {"cli"},
+    {"__main__"},
 ]
 
 
@@ -94,6 +96,7 @@ def test_public_names() -> None:
     }
     assert trainer.__all__ == sorted(for_checkers), "what type checkers see is what can be imported"
     assert all(getattr(trainer, name).__name__ == name for name in trainer.__all__)
+    assert dir(trainer) == trainer.__all__
     with pytest.raises(AttributeError, match="module 'trainer' has no attribute 'Trainr'"):
         _ = trainer.Trainr
 

@@ -21,13 +21,13 @@ def versions() -> dict[str, str]:
     """Versions of the packages that decide what runs; those not installed are left out."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": platform.python_version()}
+    found = {}
     for name in ("samecurve", "torch", "accelerate", "deepspeed", "transformers"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return found | {"python": platform.python_version()}
 
 
 def banner(facts: Mapping[str, Any]) -> str:

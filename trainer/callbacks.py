@@ -1,20 +1,21 @@
 """Callbacks: one hook. Everything that happens around training without changing it is one of these.
 
 ``on_step(trainer, info)`` is called on every rank, at every ``every``-th optimizer step and at the last
-one, after evaluation and saving. A callback that writes guards itself with ``trainer.is_main``.
+one, after evaluation and before saving. A callback that writes guards itself with ``trainer.is_main``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
 from .banner import size
-from .errors import TrainerError
+from .errors import CheckpointError, TrainerError
 
 if TYPE_CHECKING:
     from .loop import StepInfo, Trainer
@@ -33,11 +34,14 @@ class Callback:
         """After the last step and the export; ``summary`` is that of summary.json. Not called when training fails."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint should keep of it: JSON with tensors in it, the same on every rank."""
+        """What a checkpoint should keep of it: JSON with tensors in it, the same on every rank.
+
+        Asked for once before the first step as well, so that what cannot be saved is known then.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state_dict`` gave; tuples come back as lists. Called before training goes on."""
+        """Take back what ``state_dict`` gave. Called before training goes on."""
 
     def pinned_steps(self) -> Collection[int]:
         """Steps whose checkpoints must not be deleted."""
@@ -106,10 +110,7 @@ class StopOnNaN(Callback):
         if info.metrics is None or math.isfinite(info.metrics["loss"]):
             return
         if trainer.plan.mixed_precision != "fp16" or not 0 < trainer.skipped_in_a_row < self.patience:
-            raise TrainerError(
-                f"step {info.step}: the loss is {info.metrics['loss']}; lower lr ({info.metrics['lr']:g}), "
-                "set max_grad_norm, or look at the data"
-            )
+            _refuse(trainer, info, info.metrics["loss"])
 
 
 class Best(Callback):
@@ -125,8 +126,11 @@ class Best(Callback):
         self.metric, self.sign, self.patience = metric, 1.0 if mode == "min" else -1.0, patience
         self.best, self.waited = math.inf, 0
         self.best_step: int | None = None
+        self.loaded = False
 
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        if self.loaded:
+            self._hold_to_folder(trainer)
         if info.evaluation is None:
             return
         if self.metric not in info.evaluation:
@@ -137,8 +141,16 @@ class Best(Callback):
             trainer.export(trainer.directory.path / "best")
             return
         self.waited += 1
-        if self.patience is not None and self.waited >= self.patience:
-            trainer.stop(f"{self.metric} did not improve in {self.waited} evaluations")
+        if self.waited == self.patience:  # the next step is the last one, and may evaluate once more
+            trainer.stop(f"{self.metric} did not improve in {self.waited} evaluations", agreed=True)
+
+    def _hold_to_folder(self, trainer: Trainer) -> None:
+        """Forget a best model that is not here: a run that branches off into a new folder brings its memory along."""
+        self.loaded = False
+        [there, *_] = trainer.control.gather((trainer.directory.path / "best").is_dir())
+        if self.best_step is not None and not there:
+            trainer.say(f"note: best/, of step {self.best_step}, is not in this output_dir: {self.metric} starts anew")
+            self.best, self.waited, self.best_step = math.inf, 0, None
 
     def pinned_steps(self) -> Collection[int]:
         return () if self.best_step is None else (self.best_step,)
@@ -147,19 +159,64 @@ class Best(Callback):
         return {"metric": self.metric, "best": self.best, "waited": self.waited, "best_step": self.best_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["metric"] == self.metric:  # the best of another metric says nothing
-            self.best, self.waited, self.best_step = state["best"], state["waited"], state["best_step"]
+        kept = state if isinstance(state, Mapping) else {}
+        if kept.get("metric") != self.metric:  # the best of another metric says nothing
+            return
+        best, waited, step = kept.get("best"), kept.get("waited"), kept.get("best_step")
+        if not (isinstance(best, int | float) and isinstance(waited, int) and isinstance(step, int | None)):
+            raise CheckpointError(f"{kept} is not what best_metric keeps")
+        self.best, self.waited, self.best_step, self.loaded = best, waited, step, True
 
 
 class SaveCheckpoints(Callback):
-    """A checkpoint every ``save_every`` steps and at the end; the last callback, so that all others are in it."""
+    """A checkpoint every ``save_every`` steps and at the end; the last callback, so that all others are in it.
+
+    Raises:
+        TrainerError: the loss is not finite; nothing is saved, and what is complete stays.
+        CheckpointError: a save failed, and ``on_save_error`` is ``stop``. The model is exported all the same.
+    """
 
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
-        if info.is_last or (trainer.save_every is not None and info.step % trainer.save_every == 0):
+        if not (info.is_last or (trainer.save_every is not None and info.step % trainer.save_every == 0)):
+            return
+        try:
+            self._check_loss(trainer, info)
             trainer.save()
-        if info.is_last:
-            with trainer.meter.paused("saving"):
-                trainer.saver.finish()
+            if info.is_last:
+                with trainer.meter.paused("saving"):
+                    trainer.saver.finish()
+        except CheckpointError as error:
+            if info.is_last:  # there may be no checkpoint of these weights
+                _export_after(trainer, error)
+            raise
+
+    def _check_loss(self, trainer: Trainer, info: StepInfo) -> None:
+        """A loss without a value has already made the weights worthless, or will; one reduction, at saving steps only.
+
+        The weights themselves are looked at by ``save``. A step that the fp16 scaler left out has changed none.
+        """
+        if trainer.config.keep_last == 0 or (trainer.plan.mixed_precision == "fp16" and trainer.skipped_in_a_row):
+            return
+        loss = trainer.control.sum(float(info.loss))
+        if not math.isfinite(loss):
+            _refuse(trainer, info, loss)
+
+
+def _refuse(trainer: Trainer, info: StepInfo, loss: float) -> NoReturn:
+    """End a run whose loss is not finite; the checkpoint that is being written is of before, and is waited for."""
+    with trainer.meter.paused("saving"), contextlib.suppress(CheckpointError):
+        trainer.saver.finish()
+    rate = "" if info.metrics is None else f" ({info.metrics['lr']:g})"
+    raise TrainerError(f"step {info.step}: the loss is {loss}; lower lr{rate}, set max_grad_norm, or look at the data")
+
+
+def _export_after(trainer: Trainer, error: CheckpointError) -> None:
+    """Write the model though a save failed; what stands in the way of that as well is told with the first error."""
+    try:
+        trainer.export(trainer.directory.path / "model")
+    except CheckpointError as second:
+        if str(second) not in str(error):
+            raise CheckpointError(f"{error}; and {second}") from None
 
 
 def _speed(metrics: Mapping[str, float]) -> str:

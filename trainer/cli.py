@@ -7,9 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .banner import versions
 from .errors import TrainerError, did_you_mean
 
 COMMANDS = {
+    "new": ("commands.new", "a folder with a task that trains, its config, launch files and a test"),
+    "train": ("commands.train", "train what a config names; under a launcher: accelerate launch ... -m trainer train"),
     "checkpoints": ("checkpoint.listing", "list the checkpoints of a run, and check them"),
     "export": ("checkpoint.convert", "make a model folder from a checkpoint"),
     "import": ("checkpoint.imported", "make a model folder from another program's checkpoint"),
@@ -25,9 +28,14 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; its exit code is 0 for yes, 1 for no, 2 for a mistake in what was typed or in a file."""
-    name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    words = sys.argv[1:] if argv is None else list(argv)
+    # The deepspeed launcher puts it before what was typed; the environment says the same.
+    name, *rest = [word for word in words if not word.startswith("--local_rank=")] or ["--help"]
     if name in ("-h", "--help"):
         print(_help())
+        return 0
+    if name == "--version":
+        print("\n".join(f"{package} {version}" for package, version in versions().items()))
         return 0
     if name not in COMMANDS:
         print(f"trainer: no command {name!r}; {did_you_mean(name, COMMANDS)}", file=sys.stderr)
@@ -44,4 +52,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _help() -> str:
     rows = [f"  {name:12} {about}" for name, (_, about) in COMMANDS.items()]
-    return "\n".join(["usage: trainer COMMAND ...; trainer COMMAND --help tells more", "", *rows])
+    return "\n".join(["usage: trainer COMMAND ... | --version; trainer COMMAND --help tells more", "", *rows])

@@ -34,12 +34,14 @@ class Loaded:
     Args:
         config: the resolved values.
         where: dotted key -> ``file:line`` or ``command line``; absent for what is left at its default.
-        accel_config, deepspeed: the files that say how to run, as named on the command line.
+        config_file: the training config, as named on the command line.
+        accel_config, deepspeed: the files that say how to run, as named there.
         texts: what was typed, by dotted key: the type of a task's setting is only known with the task.
     """
 
     config: TrainConfig
     where: Mapping[str, str]
+    config_file: str | None = None
     accel_config: str | None = None
     deepspeed: str | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +90,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
     return Loaded(
         config=config,
         where=where,
+        config_file=files.get("config"),
         accel_config=files.get("accel_config"),
         deepspeed=files.get("deepspeed"),
         texts=typed.texts,

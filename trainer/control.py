@@ -5,15 +5,19 @@ The channel is a gloo group of its own on the CPU, so it never waits for the dev
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .errors import TrainerError
+from .errors import LaunchError, TrainerError
+from .launching.launcher import is_alive, launcher_processes
 
 STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that asked
 
@@ -26,24 +30,41 @@ class Control:
         self.group: Any = dist.new_group(backend="gloo") if self.distributed else None
         self.rank = dist.get_rank() if self.distributed else 0
         self.world_size = dist.get_world_size() if self.distributed else 1
-        self._wish = 0
+        self._wish = self._due = 0
+        self._agreed = False
         self._pending: tuple[Any, torch.Tensor] | None = None
         self._in_flight: list[Any] = []
-        self._previous: dict[int, Any] = {}
+        self._launchers, self._looked = launcher_processes(), time.monotonic()
 
-    def stop(self, number: int = 0) -> None:
-        """Ask for a stop after the current step. Any rank may ask alone."""
+    def stop(self, number: int = 0, *, agreed: bool = False) -> None:
+        """Ask for a stop: any rank may ask alone, and all stop at the end of the step after the next.
+
+        Args:
+            agreed: every rank asks at this very step, by numbers that are the same on all: the next step is the last.
+        """
         self._wish = max(self._wish, STOP | number)
+        self._agreed |= agreed
 
-    def poll(self) -> int | None:
+    def poll(self, fingerprint: int = 0) -> int | None:
         """At a step boundary: the signal number of an agreed stop (0 for a wish of the code), None to go on.
 
-        The answer is that of the previous step, so the exchange overlaps with a whole step and costs no wait.
+        The answer is that of the previous step, so the exchange overlaps with a whole step and costs no wait. One
+        process waits as long, so that it stops at the same step as several.
+
+        Args:
+            fingerprint: of what this rank did, which must be the same on all.
+
+        Raises:
+            LaunchError: in the step before, ranks got the gradients of different parameters.
         """
+        self._notice_orphaned()
+        if self._agreed:
+            return self._wish & 0xFF
         if not self.distributed:
-            return self._wish & 0xFF if self._wish else None
+            due, self._due = self._due, self._wish
+            return due & 0xFF if due else None
         agreed = self._collect()
-        flags = torch.tensor([self._wish])
+        flags = torch.tensor([self._wish, fingerprint, -fingerprint])
         self._pending = self.largest(flags), flags
         return agreed & 0xFF if agreed else None
 
@@ -53,7 +74,13 @@ class Control:
         work, flags = self._pending
         work.wait()
         self._pending = None
-        return int(flags.item())
+        wish, most, least = flags.tolist()
+        if most != -least:
+            raise LaunchError(
+                "ranks used different parameters in the step before, and gradients were added to those of others; set "
+                "find_unused_parameters: true, and resume from a checkpoint of an earlier step"
+            )
+        return int(wish)
 
     def largest(self, number: torch.Tensor) -> Any:
         """Begin to take the maximum over ranks, in place; the work to wait for. Only where there are several."""
@@ -97,23 +124,39 @@ class Control:
             if told[0] is not None:
                 raise told[0]
 
-    def listen(self) -> None:
-        """Turn SIGTERM and the first SIGINT into an agreed stop after the current step."""
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Turn SIGTERM and the first SIGINT into an agreed stop; afterwards the signals are what they were.
+
+        Python takes signals in its main thread only: in another one nothing is changed.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
 
         def ask(number: int, frame: FrameType | None) -> None:
             if self._wish and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.stop(number)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, ask)
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _notice_orphaned(self) -> None:
+        """Stop as by SIGTERM where the launcher is gone (killed): nobody would end this process any more."""
+        if time.monotonic() - self._looked < 1.0:
+            return
+        self._looked = time.monotonic()
+        if not self._wish and not all(map(is_alive, self._launchers)):
+            self.stop(signal.SIGTERM)
 
     def close(self) -> None:
-        """Finish what is in flight and give the signals back."""
+        """Finish what is in flight."""
         self._collect()
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
 
 
 class Vote:

@@ -149,19 +149,28 @@ class TrainData:
         return Micro(batch=batch, weight=weight) if weight else self._borrowed()
 
     def _borrowed(self) -> Micro:
-        """A sample that has weight, to go through the model for nothing.
+        """Make a placeholder with weight 0, so that this rank still takes part in the collectives.
 
         A batch without any can have a loss that is no number, and zero times that is no number either, in the
-        backward pass too. The first sample in index order that has weight is remembered, and read anew each time:
-        some collates change their items.
+        backward pass too. So samples with weight are lent: the first in index order is remembered, and read anew each
+        time, since some collates change their items.
         """
+        count = min(2, self.size, self.layout.micro_batch_size)  # BatchNorm wants more than one value
         for distance in range(self.size):
             index = (self._lender + distance) % self.size
-            batch = self.collate(self.items.__getitems__([(0, index)]))
+            batch = self.collate(self.items.__getitems__([(0, (index + at) % self.size) for at in range(count)]))
             if self.weight_of is None or self.weight_of(batch) > 0:
                 self._lender = index
                 return Micro(batch=batch, weight=0.0)
         raise DataError(f"Data.train: none of its {self.size} samples has a weight; check Task.weight and the labels")
+
+    def steps_left(self, position: int, epochs: int) -> int:
+        """Count the optimizer steps from ``position`` to the end of pass number ``epochs``."""
+        epoch, offset = divmod(position, self.size)
+        if epoch >= epochs:
+            return 0
+        batch, rest = self.layout.global_batch_size, self.size - offset
+        return (rest // batch if self.drop_last else -(-rest // batch)) + (epochs - epoch - 1) * self.steps_per_epoch
 
     def epochs_at(self, position: int) -> float:
         """Passes over the data after ``position`` samples."""
@@ -170,6 +179,10 @@ class TrainData:
     def state(self) -> dict[str, Any]:
         """Where the last window ended, as JSON."""
         return {"samples": self.position}
+
+    def lost_on_resume(self) -> str:
+        """Nothing: the order is a function of the position."""
+        return ""
 
     def restore(self, state: Mapping[str, Any]) -> int:
         """Go on behind the window that ``state`` was taken after, on any layout; returns the position."""
@@ -195,11 +208,11 @@ def evaluation_batches(
     batch_size: int,
     collate: Callable[[Sequence[Any]], Any] | None = None,
     workers: int = 0,
-) -> Iterator[tuple[Any, bool]]:
-    """``(batch, counts)`` over a whole data set in its own order; every rank gets as many batches.
+) -> Iterator[tuple[Any, int]]:
+    """Yield ``(batch, examples)`` over a whole data set in its own order; every rank gets as many batches.
 
-    A batch that does not count is there because a sharded forward pass needs all ranks. A stream is read by
-    every rank, without workers, and each keeps its share. Raises DataError where there is nothing to measure on.
+    A batch of 0 examples does not count: it is there because a sharded forward pass needs all ranks. A stream is read
+    by every rank, without workers, and each keeps its share. Raises DataError where there is nothing to measure on.
     """
     cut = Layout(rank=layout.rank, world_size=layout.world_size, micro_batch_size=batch_size, accumulation_steps=1)
     if is_stream(dataset):
@@ -215,16 +228,16 @@ def evaluation_batches(
         generator=generator_of(0, layout.rank),
     )
     for indices, batch in zip(lists, loader, strict=True):
-        yield batch, bool(indices)
+        yield batch, len(indices)
 
 
 def _stream_batches(
     dataset: Any, cut: Layout, collate: Callable[[Sequence[Any]], Any] | None
-) -> Iterator[tuple[Any, bool]]:
+) -> Iterator[tuple[Any, int]]:
     stream, empty = iter(dataset), True
     while block := list(islice(stream, cut.global_batch_size)):
         [mine] = share(range(len(block)), cut)
-        yield (collate or default_collate)([block[at] for at in mine or [0]]), bool(mine)
+        yield (collate or default_collate)([block[at] for at in mine or [0]]), len(mine)
         empty = False
     if empty:
         raise DataError("Data.evaluation gave nothing: an empty stream, or one that can be read only once")

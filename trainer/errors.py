@@ -82,6 +82,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return lower[found[0]] if found else None
 
 
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Join the first names, and count the others: ``a, b, c (and 5 more)``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" (and {more} more)" if more > 0 else "")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?``, else the short list of what is known, else the three that are closest."""
     names = sorted(set(known))

@@ -39,8 +39,9 @@ def when_failing(work: Callable[[], object]) -> Callable[[], None]:
 class Stopped(Exception):
     """Training ended early because a signal asked for it; everything was written. Exit code 128 + signal."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}; everything up to there was written")
+    def __init__(self, number: int, *, step: int, total_steps: int) -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name} at step {step} of {total_steps}; everything up to there was written")
         self.signal = number
 
 
@@ -109,6 +110,12 @@ def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
         time.sleep(_PATIENCE_SECONDS)  # another rank tells it; the launcher ends this one meanwhile
     if silent:
         return
+    if lost_peer:
+        message = (
+            f"{message.rstrip()}\nanother process of this job ended without a word (killed, out of memory, aborted in "
+            "C++): look above for what it printed. Where ranks use different parameters in one step, set "
+            "find_unused_parameters: true"
+        )
     _write_error_file(message)
     where = f"rank {rank}: " if rank is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     print(f"\n{where}{message.rstrip()}", file=sys.stderr, flush=True)

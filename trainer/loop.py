@@ -1,12 +1,6 @@
 """The trainer: the loop is a generator, ``fit`` drains it.
 
-Order of operations of one optimizer step, kept below and nowhere else:
-    1  fetch the window: all micro-batches of the step, so that its total weight is known
-    2  forward and backward of each, weighted to the global mean; gradients meet at the last one
-    3  clip by global norm, step, zero the gradients
-    4  schedule, position, moving average
-    5  log, evaluate, callbacks
-    6  agree on stopping, yield
+The order of operations of one optimizer step is written beside the lines of ``Trainer.steps``.
 """
 
 from __future__ import annotations
@@ -15,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -30,7 +25,7 @@ from .leave import Stopped
 from .meter import Meter, told
 from .metrics import WeightedSums
 from .strategies.buffers import kept
-from .task import Task
+from .task import Task, split_loss, weighted
 from .tracking import watchers
 from .train_config import TrainConfig
 from .train_state import TrainState
@@ -44,6 +39,7 @@ class StepInfo:
         step: optimizer steps since the start, this one included; one that the fp16 scaler skipped counts.
         epoch: epochs done, as a fraction.
         samples: samples consumed by all ranks.
+        is_last: whether training ends with this step.
         loss: this rank's part of the global mean, on the device; summed over ranks it is the loss.
         grad_norm: global norm before clipping, on the device.
         metrics: plain numbers, on steps that are logged: loss, lr, grad_norm, samples_per_second, ...
@@ -67,7 +63,7 @@ class Trainer(TrainState):
         task: what to learn.
         config: how long, with which batch, rate and so on.
         launched: the result of ``launch``; by default launched here, without files of its own.
-        callbacks: called after the built-in ones.
+        callbacks: called after the built-in ones; only saving comes after them.
         where: home of each config value, for messages.
 
     Raises:
@@ -87,6 +83,9 @@ class Trainer(TrainState):
         super().__init__(task, config, launched, callbacks=called, where=where)
         self.meter = Meter(self.accelerator.device)
         self.eval_every = every_steps(config.eval_every, self.steps_per_epoch)
+        # The loader knows how many examples a batch has; the first tensor of a batch need not begin with them.
+        kind = type(task)
+        self._counts_examples = kind.evaluation_step is Task.evaluation_step and kind.weight is Task.weight
         self.stopped_by: int | None = None
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -97,45 +96,76 @@ class Trainer(TrainState):
         Raises:
             Stopped: a signal asked to stop; the model was exported.
         """
-        self.control.listen()
-        for _ in self.steps():
-            pass
-        self.export(self.directory.path / "model")
-        summary = self.meter.summary(self)
-        self.directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
-        self.say(told(summary, self.directory.path / "model"))
-        for callback in self.callbacks:
-            callback.on_end(self, summary)
-        self.control.close()
+        if self.saver.finished:
+            return self.last_evaluation
+        with self.control.listening():
+            for _ in self.steps():
+                pass
+            self.export(self.directory.path / "model")
+            summary = self.meter.summary(self)
+            self.directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
+            self.say(told(summary, self.directory.path / "model"))
+            for callback in self.callbacks:
+                callback.on_end(self, summary)
+            self.control.close()
+        self.directory.release()
         if self.stopped_by is not None and self.stopped_by > 0:
-            raise Stopped(self.stopped_by)
+            raise Stopped(self.stopped_by, step=self.step, total_steps=self.total_steps)
         return self.last_evaluation
 
     def steps(self) -> Iterator[StepInfo]:
-        """Train, one optimizer step at a time. Every rank iterates in step with the others."""
-        world, strategy, task = self.plan.world_size, self.strategy, self.task
-        self.model.train()
+        """Train, one optimizer step at a time. Collective: iterate on every rank, in step with the others."""
+        device, world, strategy, task = self.accelerator.device, self.plan.world_size, self.strategy, self.task
+        self.train_mode()
         self.meter.start(self.samples)
+        # 1 Fetch the window: all micro-batches of the step, so that its total weight is known.
         for window in self.meter.waiting("data", self.windows()):
             total = self._total_weight(window)
-            loss_sum = torch.zeros((), device=self.accelerator.device)
+            loss, reported = torch.zeros((), device=device), WeightedSums()
+            # 2 Forward and backward of each, weighted to the global mean; gradients meet at the last one.
             for number, micro in enumerate(window.micros, 1):
-                batch = send_to_device(micro.batch, self.accelerator.device, non_blocking=True)
+                batch = send_to_device(micro.batch, device, non_blocking=True)
                 with (
                     kept(self.model, when=not micro.weight),
                     strategy.micro_step(boundary=number == len(window.micros)),
                 ):
-                    share = task.training_step(self.model, batch) * (micro.weight / total)
+                    result = task.training_step(self.model, batch)
+                    mean, values = split_loss(result)
+                    share = mean * (micro.weight / total)
                     strategy.backward(share * world)
-                loss_sum += share.detach()
+                loss += share.detach()
+                if values:
+                    reported.add(weighted((mean, values), micro.weight), counts=bool(micro.weight))
+            # 3 Clip by global norm, step, zero the gradients.
             with self.meter.part("optimizer"):
-                result = strategy.finish_step()
-
+                outcome = strategy.finish_step()
+            # 4 Move on: position, schedule, moving average, a save in flight.
             lr = float(self.schedule.get_last_lr()[0])
-            self.advance(window, skipped=result.skipped)
-            info = self._after(window.samples, loss_sum, result.grad_norm, lr)
+            self.advance(window, skipped=outcome.skipped)
+            self.meter.step(window.samples)
+            # 5 Agree on stopping.
+            self.stopped_by = self.control.poll(strategy.fingerprint)
+            last = self.step >= self.total_steps or self.stopped_by is not None
+            # 6 Log, the only wait for the device; 7 evaluate; 8 callbacks, of which the last one saves.
+            logs = last or self.step == 1 or self.step % self.config.log_every == 0
+            metrics = self._log(loss, reported, outcome.grad_norm, lr) if logs else None
+            evaluates = self.data.evaluation is not None and (last or _is_due(self.step, self.eval_every))
+            evaluation = self.evaluate() if evaluates else None
+            info = StepInfo(
+                step=self.step,
+                epoch=self.train_data.epochs_at(self.samples),
+                samples=self.samples,
+                is_last=last,
+                loss=loss,
+                grad_norm=outcome.grad_norm,
+                metrics=metrics,
+                evaluation=evaluation,
+            )
+            for callback in self.callbacks:
+                if last or self.step % callback.every == 0:
+                    callback.on_step(self, info)
             yield info
-            if info.is_last:
+            if last:
                 return
 
     def _total_weight(self, window: Window) -> float:
@@ -148,40 +178,12 @@ class Trainer(TrainState):
         self.meter.count(total)
         return total
 
-    def _after(self, samples: int, loss: Tensor, grad_norm: Tensor, lr: float) -> StepInfo:
-        """Log, evaluate, call back, and agree on stopping."""
-        self.meter.step(samples)
-        wish = self.control.poll()
-        if wish is not None:
-            self.stopped_by = wish
-        last = self.step >= self.total_steps or wish is not None
-        metrics = evaluation = None
-        epoch = self.train_data.epochs_at(self.samples)
-        if last or self.step == 1 or self.step % self.config.log_every == 0:
-            metrics = self._log(epoch, loss, grad_norm, lr)
-        if self.data.evaluation is not None and (last or (self.eval_every and self.step % self.eval_every == 0)):
-            evaluation = self.evaluate()
-        info = StepInfo(
-            step=self.step,
-            epoch=epoch,
-            samples=self.samples,
-            is_last=last,
-            loss=loss,
-            grad_norm=grad_norm,
-            metrics=metrics,
-            evaluation=evaluation,
-        )
-        for callback in self.callbacks:
-            if last or self.step % callback.every == 0:
-                callback.on_step(self, info)
-        return info
-
-    def _log(self, epoch: float, loss: Tensor, grad_norm: Tensor, lr: float) -> dict[str, float]:
-        # The only device sync of a step, and only on steps that are logged.
+    def _log(self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, lr: float) -> dict[str, float]:
+        """Global values of this step. Collective: call on every rank."""
         whole = self.accelerator.reduce(loss, "sum").item()
-        return {
+        own = {
             "step": self.step,
-            "epoch": round(epoch, 6),
+            "epoch": round(self.train_data.epochs_at(self.samples), 6),
             "samples": self.samples,
             "loss": whole,
             "lr": lr,
@@ -189,6 +191,11 @@ class Trainer(TrainState):
             "skipped_steps": self.skipped_steps,
             **self.meter.read(self.total_steps - self.step),
         }
+        more = reported.reduce(self.accelerator, self.control.gather)
+        more.pop("loss", None)
+        if taken := sorted(own.keys() & more.keys()):
+            raise DataError(f"training_step reports {taken[0]!r}, a name of the trainer's own; give it another one")
+        return own | more
 
     # -- around it --------------------------------------------------------------------------------
 
@@ -203,12 +210,16 @@ class Trainer(TrainState):
         self.strategy.agree_buffers()
         self.model.eval()
         with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
-            for batch, counts in batches:
+            for batch, examples in batches:
                 batch = send_to_device(batch, device, non_blocking=True)
-                sums.add(self.task.evaluation_step(self.model, batch), counts=counts)
-            means = self.task.summarize(sums.reduce(self.accelerator))
-        self.model.train()
-        self.last_evaluation = {f"eval/{name}": value for name, value in means.items()}
+                if self._counts_examples:
+                    values: Mapping[str, Any] = weighted(self.task.training_step(self.model, batch), float(examples))
+                else:
+                    values = self.task.evaluation_step(self.model, batch)
+                sums.add(values, counts=examples > 0)
+            means = self.task.summarize(sums.reduce(self.accelerator, self.control.gather))
+        self.train_mode()
+        self.last_evaluation = {f"eval/{name}": float(value) for name, value in means.items()}
         return self.last_evaluation
 
     def export(self, directory: str | Path) -> None:
@@ -225,8 +236,16 @@ class Trainer(TrainState):
         with self.meter.paused("saving"):
             super().save()
 
-    def stop(self, reason: str = "") -> None:
-        """End training at the next step boundary that all ranks agree on. Any rank may ask."""
+    def stop(self, reason: str = "", *, agreed: bool = False) -> None:
+        """End training at a step boundary that all ranks agree on. Any rank may ask alone.
+
+        Args:
+            agreed: every rank asks now, by numbers that are the same on all (an evaluation): the next step is the last.
+        """
         if reason:
             self.say(f"stopping: {reason}")
-        self.control.stop()
+        self.control.stop(agreed=agreed)
+
+
+def _is_due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

@@ -118,6 +118,7 @@ class Meter:
         seconds = {**self.spent, **self.within, "forward and backward": rest, "training": training, "wall": wall}
         told: dict[str, Any] = {
             "steps": trainer.step,
+            "total_steps": trainer.total_steps,
             "samples": trainer.samples,
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "samples_per_second": round(self.total_samples / training, 3),
@@ -154,11 +155,15 @@ def told(summary: Mapping[str, Any], model: object) -> str:
         speed += f", {summary['tokens_per_second']:,.0f} tokens/s"
     if "mfu" in summary:
         speed += f", MFU {summary['mfu']:.1%} (6 operations a parameter and token)"
+    done = summary["steps"] >= summary["total_steps"]
+    end = (
+        f"done: {summary['steps']} steps" if done else f"stopped at step {summary['steps']} of {summary['total_steps']}"
+    )
     memory = [size(count) for count in summary["peak_memory_bytes"]]
     shown = memory[0] if len(set(memory)) == 1 else ", ".join(memory[:8]) + (", ..." if len(memory) > 8 else "")
     return "\n".join(
         [
-            f"done: {summary['steps']} steps, {summary['samples']:,} samples" + (f", {results}" if results else ""),
+            f"{end}, {summary['samples']:,} samples" + (f", {results}" if results else ""),
             f"wall time {wall:.1f} s: training {training:.1f} s ({parts}), {others}; {speed}",
             f"peak memory per rank: {shown}",
             f"model: {model}",

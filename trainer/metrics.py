@@ -6,8 +6,9 @@ A mean of per-rank means is wrong as soon as ranks hold different counts; sums a
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import ConfigError, Problem
+from .errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -74,7 +75,9 @@ class WeightedSums:
 
     def _add(self, name: str, value: Value, counts: bool) -> None:
         sums, weights = _sum_and_weight(name, value)
-        self._shapes[name] = tuple(sums.shape)
+        shape = tuple(sums.shape)
+        if self._shapes.setdefault(name, shape) != shape:
+            raise DataError(f"metric {name!r} has shape {shape} in one batch and {self._shapes[name]} in another")
         if weights is None:
             self._plain.add(name)
             weights = torch.ones_like(sums)
@@ -85,18 +88,38 @@ class WeightedSums:
             pair = torch.zeros_like(pair)
         self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
-    def reduce(self, accelerator: Accelerator) -> dict[str, float]:
-        """Values over all ranks, from one packed reduction. Every rank calls it; a name of weight 0 gives nan.
+    def reduce(
+        self, accelerator: Accelerator, gather: Callable[[Any], list[Any]] = lambda alone: [alone]
+    ) -> dict[str, float]:
+        """Compute the values over all ranks, from one packed reduction. Collective: call on every rank.
 
-        The parts of a sum with a shape get names such as ``recall/3`` and ``confusion/3/5``.
+        Ranks may hold different names. A name of weight 0 gives nan; the parts of a sum with a shape get names such as
+        ``recall/3`` and ``confusion/3/5``.
+
+        Args:
+            gather: gives the objects of all ranks; the names are exchanged by it.
+
+        Raises:
+            DataError: ranks give one name different shapes.
         """
         values: dict[str, float] = {}
-        names = sorted(self._sums)
+        shapes: dict[str, tuple[int, ...]] = {}
+        plain: set[str] = set()
+        for shapes_of_rank, plain_of_rank in gather((self._shapes, self._plain)):
+            plain |= plain_of_rank
+            for name, shape in shapes_of_rank.items():
+                if shapes.setdefault(name, shape) != shape:
+                    raise DataError(f"metric {name!r} has shape {shape} in one batch and {shapes[name]} in another")
+        names = sorted(shapes)
         if names:
-            packed = accelerator.reduce(torch.cat([self._sums[name] for name in names], dim=1), "sum").tolist()
-            labels = [(name, label) for name in names for label in _labels(name, self._shapes[name])]
+            device = accelerator.device
+            wide = torch.float32 if device.type == "mps" else torch.float64
+            none = {name: torch.zeros(2, math.prod(shapes[name]), dtype=wide, device=device) for name in names}
+            mine = {**none, **self._sums}
+            packed = accelerator.reduce(torch.cat([mine[name] for name in names], dim=1), "sum").tolist()
+            labels = [(name, label) for name in names for label in _labels(name, shapes[name])]
             for (name, label), total, weight in zip(labels, *packed, strict=True):
-                values[label] = total if name in self._plain else total / weight if weight else float("nan")
+                values[label] = total if name in plain else total / weight if weight else float("nan")
         for name in sorted(self._objects):
             values.update(_computed(name, self._objects[name]))
         return values
@@ -104,7 +127,7 @@ class WeightedSums:
 
 def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
     if isinstance(value, tuple):
-        sums, weight = _wide(value[0]), value[1]
+        sums, weight = _wide(torch.as_tensor(value[0])), value[1]
         return sums, None if weight is None else _wide(torch.as_tensor(weight, device=sums.device))
     if not isinstance(value, Tensor) or value.ndim == 0:
         rule = "one number for a whole batch has no known weight; give a value for each example, or (sum, weight)"

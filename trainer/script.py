@@ -67,20 +67,28 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
 
 
 def _find_task(loaded: Loaded) -> object:
-    """Import ``module:Class``, from the script's folder, the working folder or what is installed."""
+    """Import ``module:Class``: from the script's folder, what is installed, the working folder or the config's."""
     module_name, _, class_name = loaded.config.task.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    sys.path += [folder for folder in _folders(loaded.config_file) if folder not in sys.path]
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
             raise  # the module was found; something that it imports was not
-        raise _task_problem(loaded, f"no module {error.name!r} in the script's folder, here or installed") from None
+        rule = f"no module {error.name!r} here, beside the config, in the script's folder or installed"
+        raise _task_problem(loaded, rule) from None
     if not hasattr(module, class_name):
         known = [name for name, value in vars(module).items() if isinstance(value, type)]
         raise _task_problem(loaded, f"{module_name} has no {class_name!r}; {did_you_mean(class_name, known)}")
     return getattr(module, class_name)
+
+
+def _folders(config_file: str | None) -> list[str]:
+    """List the working folder, that of the config, and those between the two."""
+    here = Path.cwd()
+    folder = here if config_file is None else Path(config_file).resolve().parent
+    between = [path for path in (folder, *folder.parents) if here in path.parents]
+    return list(map(str, [here, *(between or [folder])]))
 
 
 def _task_problem(loaded: Loaded, rule: str) -> ConfigError:

@@ -92,6 +92,15 @@ class StreamData:
         self._state = copy.deepcopy(dict(state))
         return int(state["samples"])
 
+    def lost_on_resume(self) -> str:
+        """What a resumed stream does not give again, in words; empty if nothing is lost."""
+        held = _held_back(self.items.dataset) if self._state["stream"] is not None else 0
+        return (
+            f"the stream's shuffle buffer was not saved: up to {held:,} samples of this epoch are not seen again"
+            if held
+            else ""
+        )
+
     @property
     def skips(self) -> int:
         """Samples that the next window reads over first: those of this epoch, if the stream keeps no state."""
@@ -146,7 +155,7 @@ class _Reader(IterableDataset[Any]):
         return parts
 
     def _borrowed(self, block: Sequence[Any], epoch: int, numbers: range) -> Any:
-        """A sample with weight, kept from the first window that needed one; none there: the step has no weight."""
+        """Lend a sample with weight, kept from the first window that needed one; none there: the step has no weight."""
         data = self.data
         if self._lender is None:
             for at, number in enumerate(numbers):
@@ -155,7 +164,8 @@ class _Reader(IterableDataset[Any]):
                     self._lender = item
                     break
         item = block[0] if self._lender is None else self._lender
-        return data.collate([copy.deepcopy(item)])  # some collates change their items
+        count = min(2, data.layout.micro_batch_size)  # BatchNorm wants more than one value
+        return data.collate([copy.deepcopy(item) for _ in range(count)])  # some collates change their items
 
 
 def _blocks(stream: Any, epoch: int, offset: int, state: Any, size: int) -> Iterator[list[Any]]:
@@ -169,6 +179,17 @@ def _blocks(stream: Any, epoch: int, offset: int, state: Any, size: int) -> Iter
     rest = islice(stream, offset, None)
     while block := list(islice(rest, size)):
         yield block
+
+
+def _held_back(stream: Any) -> int:
+    """Count the samples that a Hugging Face stream holds back to shuffle them, which its state does not keep."""
+    waiting, held = [getattr(stream, "_ex_iterable", None)], 0
+    while waiting:
+        stage = waiting.pop()
+        if type(stage).__name__ == "BufferShuffledExamplesIterable":
+            held += int(getattr(stage, "buffer_size", 0))
+        waiting += [one for one in (getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())) if one]
+    return held
 
 
 def _as_it_is(read: Any) -> Any:

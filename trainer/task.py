@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .errors import DataError
+
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
     from torch.optim import Optimizer
@@ -50,8 +52,12 @@ class Task:
         """The model on the CPU, in full precision, with its initial or pretrained weights."""
         raise NotImplementedError(f"{type(self).__name__}.build_model")
 
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        """The scalar mean loss over the items of one micro-batch; ``weight`` says over how many."""
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
+        """Return the scalar mean loss over the items of one micro-batch; ``weight`` says over how many.
+
+        ``(loss, {name: value})`` reports more: a number is a mean over the same items, and 1-D tensors and
+        ``(sum, weight)`` mean what they mean in ``evaluation_step``. Logged steps show the means over the global batch.
+        """
         raise NotImplementedError(f"{type(self).__name__}.training_step")
 
     def weight(self, batch: Any) -> Tensor | float:
@@ -68,8 +74,7 @@ class Task:
         shape (per-class values: ``eval/<name>/0`` ...), ``(sum, None)`` stays a sum, and a name of
         ``build_metrics`` takes the arguments of its ``update``: ``{"auroc": (scores, labels)}``.
         """
-        loss, weight = self.training_step(model, batch), self.weight(batch)
-        return {"loss": (loss * weight, loss.new_tensor(float(weight)))}
+        return weighted(self.training_step(model, batch), float(self.weight(batch)))
 
     def build_metrics(self) -> Mapping[str, Metric]:
         """torchmetrics by name, made anew for each evaluation; ``evaluation_step`` returns what updates them.
@@ -92,11 +97,14 @@ class Task:
         return build_optimizer(model, plan)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint should keep of the task: JSON with tensors in it, the same on every rank."""
+        """What a checkpoint should keep of the task: JSON with tensors in it, the same on every rank.
+
+        Asked for once before the first step as well, so that what cannot be saved is known then.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state_dict`` gave; tuples come back as lists. Called before training goes on."""
+        """Take back what ``state_dict`` gave. Called before training goes on."""
 
     def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler | None:
         """A schedule of your own, stepped once per optimizer step; None for the one that the config names."""
@@ -110,6 +118,28 @@ def own_optimizer(task: Task) -> str | None:
     """The method by which a task builds an optimizer of its own; None where the config's is taken."""
     build = type(task).build_optimizer
     return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
+
+
+def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
+    """Take what ``training_step`` returned apart: the loss as a scalar, and the values that are reported beside it.
+
+    Raises:
+        DataError: it is no loss.
+    """
+    loss, values = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if getattr(loss, "numel", lambda: 0)() != 1 or not isinstance(values, Mapping):
+        form = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else f"a {type(loss).__name__}"
+        raise DataError(f"training_step must return one number, or (loss, {{name: value}}); it returned {form}")
+    return loss.reshape(()), values
+
+
+def weighted(result: Any, weight: float) -> dict[str, Any]:
+    """Give each single number of a training step the weight of its batch, as ``(sum, weight)``; the loss too."""
+    loss, values = split_loss(result)
+    return {
+        name: (value * weight, weight) if getattr(value, "ndim", 0) == 0 and not isinstance(value, tuple) else value
+        for name, value in {"loss": loss, **values}.items()
+    }
 
 
 def batch_size(batch: Any) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .callbacks import Callback
 from .errors import ConfigError, Problem, did_you_mean
+from .fingerprint import fingerprint
 from .leave import when_failing
 from .profiling import Profile
 from .train_config import profiled_steps
@@ -147,15 +148,13 @@ def experiment_of(trainer: Trainer) -> str:
 
 
 def configuration(trainer: Trainer) -> dict[str, Any]:
-    """What a tracker keeps beside the curves: the plan as plan.json has it, the task's settings, the git commit."""
+    """What a tracker keeps beside the curves: plan.json, the settings that decide the numbers, the git commit."""
     left_out = ("homes", "files", "notices", "output_dir")
     facts = {key: value for key, value in trainer.facts.items() if key not in left_out}
     return without_secrets(
         {
+            **fingerprint(vars(trainer.config)),
             **facts,
-            "task": trainer.config.task,
-            "task_settings": trainer.config.task_settings,
-            "seed": trainer.config.seed,
             "git_commit": _commit(),
         }
     )

@@ -86,6 +86,9 @@ class TrainConfig:
     )
     sync_batchnorm: Annotated[bool, About("BatchNorm over the micro-batches of all ranks; GPUs only")] = False
     compile: Annotated[bool, About("torch.compile the model")] = False
+    find_unused_parameters: Annotated[
+        bool, About("a step may leave parameters out, other ones on each process: heads, experts; slower")
+    ] = False
     ema_decay: Annotated[float | None, About("keep a moving average of the weights", above=0, below=1)] = None
 
     log_every: Annotated[int, About("optimizer steps", minimum=1)] = 10
@@ -147,27 +150,67 @@ GROUPS = {
     "resume": "Checkpoints",
     "trackers": "Trackers and profiling",
 }
-# Names that other tools use and that are too far from ours for a guess by spelling.
+# Names that other tools use and that are too far from ours for a guess by spelling; docs/coming_from.md has them all.
 ELSEWHERE = {
     "train_batch_size": "global_batch_size",
     "batch_size": "micro_batch_size",
+    "gradient_clipping": "max_grad_norm",
+    # transformers.TrainingArguments, also as it was before version 5
+    "overwrite_output_dir": "overwrite",
     "per_device_train_batch_size": "micro_batch_size",
     "per_device_eval_batch_size": "evaluation_batch_size",
+    "gradient_accumulation_steps": "accumulation_steps",
     "num_train_epochs": "epochs",
+    "full_determinism": "deterministic",
+    "dataloader_drop_last": "drop_last",
+    "dataloader_num_workers": "workers",
     "learning_rate": "lr",
-    "gradient_clipping": "max_grad_norm",
-    "logging_steps": "log_every",
-    "eval_steps": "eval_every",
-    "save_steps": "save_every",
-    "metric_for_best_model": "best_metric",
-    "warmup_ratio": "warmup_fraction",
-    "lr_scheduler_type": "schedule",
     "optim": "optimizer",
+    "adam_beta1": "betas",
+    "adam_beta2": "betas",
+    "adam_epsilon": "eps",
+    "lr_scheduler_type": "schedule",
+    "lr_scheduler_kwargs": "schedule_settings",
+    "warmup_ratio": "warmup_fraction",
     "bf16": "mixed_precision",
     "fp16": "mixed_precision",
-    "dataloader_num_workers": "workers",
-    "save_total_limit": "keep_last",
+    "torch_compile": "compile",
+    "ddp_find_unused_parameters": "find_unused_parameters",
+    "logging_strategy": "log_every",
+    "logging_steps": "log_every",
     "report_to": "trackers",
+    "evaluation_strategy": "eval_every",
+    "eval_strategy": "eval_every",
+    "eval_steps": "eval_every",
+    "save_strategy": "save_every",
+    "save_steps": "save_every",
+    "save_total_limit": "keep_last",
+    "metric_for_best_model": "best_metric",
+    "load_best_model_at_end": "best_metric",
+    "greater_is_better": "best_mode",
+    "resume_from_checkpoint": "resume",
+    # lightning.Trainer, its EarlyStopping and ModelCheckpoint
+    "default_root_dir": "output_dir",
+    "max_epochs": "epochs",
+    "fast_dev_run": "max_steps",
+    "accumulate_grad_batches": "accumulation_steps",
+    "gradient_clip_val": "max_grad_norm",
+    "precision": "mixed_precision",
+    "logger": "trackers",
+    "log_every_n_steps": "log_every",
+    "check_val_every_n_epoch": "eval_every",
+    "val_check_interval": "eval_every",
+    "enable_checkpointing": "keep_last",
+    "ckpt_path": "resume",
+    "monitor": "best_metric",
+    "mode": "best_mode",
+    "patience": "early_stop_patience",
+    "every_n_epochs": "save_every",
+    "every_n_train_steps": "save_every",
+    "profiler": "profile_steps",
+    # accelerate.Accelerator
+    "log_with": "trackers",
+    "project_dir": "output_dir",
 }
 
 

@@ -15,15 +15,17 @@ from typing import Any
 from accelerate.utils import set_seed
 from torch import nn
 
-from .assembly import build_data, build_model, facts_of, optimizer_of, schedule_of
+from .assembly import build_data, build_model, evaluation_size, facts_of, held_in_evaluation, optimizer_of, schedule_of
 from .banner import banner
 from .callbacks import Callback
-from .checkpoint import OptimizerForm, Saver, find_start
+from .checkpoint import OptimizerForm, Saver, Start, find_start
 from .config import every_steps, to_yaml
 from .control import Control
-from .data import Layout, Window
+from .data import Layout, TrainData, Window
 from .ema import Average, NoAverage
-from .export import export_model
+from .errors import DataError
+from .export import ModelFile, check_storable, export_model
+from .fingerprint import task_facts
 from .items import seed_of
 from .launching import Launched, launch
 from .rundir import RunDirectory
@@ -45,6 +47,19 @@ class TrainState:
         callbacks: whose state belongs into checkpoints.
         where: home of each config value, for messages.
 
+    Attributes:
+        task, config, plan, accelerator: what it was made from; the plan, with warm-up in optimizer steps.
+        data: what ``Task.build_data`` returned.
+        schedule: of the learning rate; ``advance`` steps it.
+        step, samples: optimizer steps done, samples consumed by all ranks.
+        total_steps, steps_per_epoch: the step at which training ends; None for the length of a stream.
+        save_every: the config's, in optimizer steps, or None.
+        skipped_steps: steps that the fp16 scaler skipped.
+        last_evaluation: ``eval/...`` numbers of the last evaluation.
+        is_main: whether this is the main process, which writes.
+        directory: the run's folder; its ``path`` is ``config.output_dir``.
+        callbacks: whose state belongs into checkpoints; a trainer's are in the order of their calls.
+
     Raises:
         ConfigError, LaunchError, DataError: before the first step, on every rank.
     """
@@ -60,19 +75,24 @@ class TrainState:
     ) -> None:
         launched = launched or launch(config, where=where, optimizer_built_by=own_optimizer(task))
         self.task, self.config, self.callbacks = task, config, list(callbacks)
-        self.plan, self.accelerator, self.strategy = launched.plan, launched.accelerator, launched.strategy
+        self.task_facts = task_facts(task, config.task)  # now: some tasks change while they are trained
+        self.plan, self.accelerator = launched.plan, launched.accelerator
+        # One of its own: several trainings may share a launch, one after the other or side by side.
+        self.strategy = type(launched.strategy)(launched.plan, launched.accelerator)
         self.is_main = self.accelerator.is_main_process
         self.control = Control()
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
         homes, folder = where or {}, self.directory.path / "checkpoints"
-        start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
         home = homes.get("output_dir", "default")
-        self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
-        self._build(homes)
+        with self.directory.locked(self.control, home=home):
+            start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
+            self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
+        notices = self._build(homes, start)
         self.saver = Saver(self, folder, start)
-        self._announce(self.saver.resume())
+        self._announce([*notices, *self.saver.resume()])
 
-    def _build(self, where: Mapping[str, str]) -> None:
+    def _build(self, where: Mapping[str, str], start: Start) -> list[str]:
+        """Build everything, in the order and under the seeds that every layout shares; returns notices."""
         plan, config, task, strategy = self.plan, self.config, self.task, self.strategy
         check_schedule(plan)
         self.layout = Layout(
@@ -84,14 +104,17 @@ class TrainState:
         pin_memory = plan.device == "cuda"
         self.data, self.train_data = build_data(task, config, self.layout, where, pin_memory=pin_memory)
         self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
-        by_epochs = (config.epochs or 0) * (self.steps_per_epoch or 0)
-        self.total_steps = min(n for n in (by_epochs, config.max_steps) if n)
+        self._check_same_data()
+        self.total_steps = self._last_step(start)
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
         self.plan = plan = dataclasses.replace(plan, warmup_steps=warmup_steps_of(plan, self.total_steps))
-        model = build_model(task, config)
+        model, of_model = build_model(task, config, plan)
+        check_storable(model)
+        self.model_file = ModelFile.of(model)
+        self._held = held_in_evaluation(model)
+        optimizer, of_optimizer = optimizer_of(task, model, plan)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        optimizer = optimizer_of(task, model, plan)
         self.optimizer_form = OptimizerForm.of(model, optimizer, saved=config.keep_last > 0)
         strategy.prepare(model, optimizer)
         strategy.verify()
@@ -100,9 +123,34 @@ class TrainState:
         self.average = NoAverage() if config.ema_decay is None else Average(strategy, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
+        return of_model + of_optimizer
+
+    def _last_step(self, start: Start) -> int:
+        """The optimizer step at which training ends: by epochs from where it starts, or by max_steps."""
+        config, ends = self.config, []
+        if config.epochs is not None:
+            assert isinstance(self.train_data, TrainData), "epochs are refused for streams"
+            step, samples = (start.found.manifest[key] for key in ("step", "samples")) if start.found else (0, 0)
+            ends.append(int(step) + self.train_data.steps_left(int(samples), config.epochs))
+        if config.max_steps is not None:
+            ends.append(config.max_steps)
+        return min(ends)
+
+    def _check_same_data(self) -> None:
+        """Raise ``DataError`` where ranks have data sets of different sizes: some samples would come twice."""
+        sizes = self.control.gather((self.train_data.size, evaluation_size(self.data.evaluation)))
+        for rank, size in enumerate(sizes):
+            if size != sizes[0]:
+                raise DataError(
+                    f"rank {rank} has {size[0]} training and {size[1]} evaluation samples, rank 0 has {sizes[0][0]} "
+                    f"and {sizes[0][1]}: build_data must give every rank the same data, which the trainer divides"
+                )
 
     def _announce(self, notices: Sequence[str]) -> None:
         self.facts = facts_of(self, notices)
+        if self.saver.finished:
+            self.directory.main = False  # every file stays as it is
+            return self.say(f"finished already at step {self.step}; nothing to do")
         self.directory.write("config.yaml", to_yaml(self.config))
         self.directory.write("plan.json", json.dumps(self.facts, indent=2, default=str) + "\n")
         self.say(banner(self.facts))
@@ -111,6 +159,12 @@ class TrainState:
     def model(self) -> nn.Module:
         """The prepared model: what computes."""
         return self.strategy.model
+
+    def train_mode(self) -> None:
+        """Put the model into training mode, but for the parts that build_model left in evaluation mode."""
+        self.model.train()
+        for module in self._held:
+            module.training = False
 
     @property
     def optimizer(self) -> Any:
@@ -150,14 +204,14 @@ class TrainState:
 
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors."""
-        self.strategy.agree_buffers()
         with self.average.applied():
-            export_model(self.strategy, self.control, self.task, Path(directory))
+            export_model(self.strategy, self.control, self.task, self.model_file, Path(directory))
 
     def close(self) -> None:
         """Wait for the save in flight, and give the engine back. A script of your own calls it last."""
         self.saver.finish()
         self.strategy.close()
+        self.directory.release()
 
     def say(self, text: str) -> None:
         """One line to the terminal and to log.txt, from the main process."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -121,13 +122,27 @@ def _mode() -> tuple[str, str]:
     found = wandb.setup().settings
     if not (found.api_key or _in_netrc(found.base_url)):
         return "offline", "no API key: wandb login stores one"
-    try:
-        urllib.request.urlopen(found.base_url, timeout=ANSWER_SECONDS).close()
-    except urllib.error.HTTPError:
-        pass  # it answers
-    except (OSError, ValueError) as error:
-        return "offline", f"{found.base_url} does not answer: {getattr(error, 'reason', error)}"
-    return "online", ""
+    reason = _silence(found.base_url)
+    return ("offline", f"{found.base_url} does not answer: {reason}") if reason else ("online", "")
+
+
+def _silence(url: str) -> str:
+    """Why a server cannot be reached; empty if it answers in time. The time-out does not cover looking up its name."""
+    found: list[str] = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(url, timeout=ANSWER_SECONDS).close()
+            found.append("")
+        except urllib.error.HTTPError:
+            found.append("")  # it answers
+        except (OSError, ValueError) as error:
+            found.append(str(getattr(error, "reason", error)))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(ANSWER_SECONDS)
+    return found[0] if found else f"nothing within {ANSWER_SECONDS:g} s"
 
 
 def _in_netrc(url: str) -> bool:

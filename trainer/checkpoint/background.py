@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..banner import size
 from ..control import Vote
-from ..errors import CheckpointError
-from . import store
+from ..errors import CheckpointError, TrainerError
+from . import discover, store
 from .ranges import FileFact
 from .restore import restore
 from .resume import Start
 from .space import check_free, check_shared
-from .state import Snapshot, bytes_of, extras_of, take
+from .state import Documents, Snapshot, bytes_of, documents_of, extras_of, not_finite, take, unsavable
 from .weights import load_weights
 
 if TYPE_CHECKING:
@@ -57,11 +57,14 @@ class Work:
 
 
 class Saver:
-    """Saves checkpoints of a training to ``folder``. Every rank enters every method at the same step.
+    """Saves checkpoints of a training to ``folder``. Every method is collective: call it on every rank, at one step.
 
     Args:
         folder: of all checkpoints of the run.
         start: where the run begins; that checkpoint is not written again.
+
+    Raises:
+        CheckpointError: neither the model nor a checkpoint of it could ever be written.
     """
 
     def __init__(self, run: TrainState, folder: Path, start: Start) -> None:
@@ -69,14 +72,21 @@ class Saver:
         self.config = run.config
         self.last_step = start.found.step if start.found and start.continues else None
         self.bytes = int(run.control.sum(bytes_of(run)))
+        ended = self.last_step == run.total_steps and run.directory.ended_at() == run.total_steps
+        [self.finished, *_] = run.control.gather(ended)  # nothing is left to do, and nothing is written
+        self._notices: list[str] = []
         self._extras: dict[str, bytes] | None = None
+        self._documents = Documents()
         self._vote = Vote(run.control)
         self._snapshot: Snapshot | None = None
         self._work: Work | None = None
         self._writing = False
+        if self.finished:
+            return
         if self.config.keep_last:
             check_shared(folder, run.control)
             run.control.on_main(self._prepare)
+            self._try_out()
 
     def _prepare(self) -> None:
         store.clean(self.folder)
@@ -84,8 +94,17 @@ class Saver:
         saves = 1 if every is None else -(-self.run.total_steps // every)
         kept = min(saves, config.keep_last + 1) + (config.best_metric is not None)
         kept += self.run.total_steps // config.keep_every if config.keep_every else 0
-        missing = max(1, kept - len(store.listing(self.folder)))  # the others have their room already
+        missing = max(1, kept - len(discover.listing(self.folder)))  # the others have their room already
         check_free(self.folder, missing * self.bytes, f"room for {missing} checkpoints of {size(self.bytes)}")
+
+    def _try_out(self) -> None:
+        """Make the state of a checkpoint for nothing: what can never be saved is known before the first step."""
+        try:
+            self.run.control.on_main(lambda: documents_of(self.run, {}))
+        except CheckpointError as error:
+            if self.config.on_save_error == "stop":
+                raise CheckpointError(f"no checkpoint of this run could be written: {error}") from None
+            self._notices.append(f"no checkpoint can be written as it is now: {error}")
 
     def resume(self) -> list[str]:
         """Begin where ``start`` says, or with the weights that the config names; returns what is worth knowing."""
@@ -95,16 +114,17 @@ class Saver:
             notices.append(f"resumed from {start.found.path}")
             notices += restore(self.run, start.found)
         elif self.config.weights is not None:
-            notices.append(load_weights(self.run, Path(self.config.weights)))
-        if start.continues:
+            notices += load_weights(self.run, Path(self.config.weights))
+        if start.continues and not self.finished:
             self.run.control.on_main(lambda: store.set_aside(start.passed_over))
             directory.cut_rows(self.run.step)
-        return notices
+        return [*notices, *self._notices, *directory.notices]
 
     def save(self) -> None:
         """Begin a checkpoint of this step; it is complete when ``finish`` returns, or some steps later.
 
         Raises:
+            TrainerError: a weight is no finite number: such a checkpoint must not push out the good ones.
             CheckpointError: it or the one before failed, and ``on_save_error`` is ``stop``.
         """
         self.finish()
@@ -112,14 +132,23 @@ class Saver:
         if self.config.keep_last == 0 or run.step == self.last_step:
             return
         self.last_step = run.step
-        if self._extras is None:
-            self._extras = extras_of(run) if run.is_main else {}
+        found = run.control.gather((not_finite(run), unsavable(run)))
+        lost = next((name for name, _ in found if name), "")
+        if lost:
+            raise TrainerError(
+                f"step {run.step}: {lost} holds values that are not finite: no checkpoint of it is written, those "
+                "before are kept; lower lr, set max_grad_norm, or look at the data"
+            )
         try:
+            problem = next((problem for _, problem in found if problem), "")
+            if problem:
+                raise CheckpointError(problem)
             run.control.on_main(self._begin)
         except (CheckpointError, OSError) as error:
             return self._fail([str(error)])
         run.strategy.agree_buffers()
-        self._snapshot = take(run, self._extras, copied=self.config.save_in_background)
+        self._snapshot = take(run, self._documents, copied=self.config.save_in_background)
+        self._documents = Documents()
         snapshot, temporary = self._snapshot, store.temporary_of(self.folder, run.step)
         self._work, self._writing = Work(lambda: snapshot.write(temporary)), True
         if not self.config.save_in_background:
@@ -127,6 +156,9 @@ class Saver:
 
     def _begin(self) -> None:
         check_free(self.folder, self.bytes, "a checkpoint")
+        if self._extras is None:
+            self._extras = extras_of(self.run)
+        self._documents = documents_of(self.run, self._extras)
         store.begin(self.folder, self.run.step)
 
     def poll(self) -> None:
@@ -135,6 +167,20 @@ class Saver:
         Raises:
             CheckpointError: it failed on some rank, and ``on_save_error`` is ``stop``.
         """
+        if self.run.step < self.run.total_steps:  # the last step waits for it anyway, and is to leave its model
+            self._move_on()
+
+    def finish(self) -> None:
+        """Wait for the save in flight.
+
+        Raises:
+            CheckpointError: as ``poll``.
+        """
+        while self._work is not None:
+            self._work.thread.join()
+            self._move_on()
+
+    def _move_on(self) -> None:
         if self._work is None:
             return
         agreed = self._vote.result()
@@ -151,16 +197,6 @@ class Saver:
             self._vote.cast(self._work.state)
         else:
             self._work = self._snapshot = None
-
-    def finish(self) -> None:
-        """Wait for the save in flight.
-
-        Raises:
-            CheckpointError: as ``poll``.
-        """
-        while self._work is not None:
-            self._work.thread.join()
-            self.poll()
 
     def _commit(self) -> None:
         assert self._work is not None and self._snapshot is not None, "a save is in flight"

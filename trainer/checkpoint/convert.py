@@ -6,21 +6,19 @@ No strategy is built and no task is imported; one tensor is in memory at a time.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..export import MODEL_FILE, hidden, make_anew, take_place
+from ..export import MODEL_FILE, check_model_file, hidden, make_anew, take_place
 from ..tensorfile import header, raw
-from .ranges import of_rank_files
-from .store import STATE, look, verify
-
-Entry = tuple[str, tuple[int, ...], torch.dtype]
+from .contents import Tensors
+from .discover import look, verify
 
 
 def run(argv: Sequence[str]) -> int:
@@ -30,13 +28,13 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--to", type=Path, required=True, help="the new folder of the model")
     parser.add_argument("--without-average", action="store_true", help="the weights, where a moving average was kept")
     args = parser.parse_args(argv)
-    export_checkpoint(args.checkpoint, args.to, averaged=not args.without_average)
-    print(f"{args.to / MODEL_FILE}: {(args.to / MODEL_FILE).stat().st_size:,} bytes")
+    path = export_checkpoint(args.checkpoint, args.to, averaged=not args.without_average)
+    print(f"{path}: {path.stat().st_size:,} bytes")
     return 0
 
 
-def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) -> None:
-    """Write the model of a checkpoint, as ``Trainer.export`` would have written it at that step.
+def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) -> Path:
+    """Write the model of a checkpoint, as ``Trainer.export`` would have written it at that step; returns its file.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or ``folder`` exists.
@@ -44,37 +42,55 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
     found = verify(look(checkpoint))
     if found.problem:
         raise CheckpointError(f"{checkpoint}: {found.problem}")
-    store = of_rank_files(checkpoint / name for name in found.files if name.endswith(".safetensors"))
-    model = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["model"]
-    entries = [(name, tuple(shape), getattr(torch, dtype)) for name, shape, dtype in model]
-    order = (("average",) if averaged else ()) + ("parameter", "frozen", "buffer")
+    contents = found.open()
+
+    form = contents.model_file
+    model = [(name, shape, dtype) for name, shape, dtype in contents.model if form.name(name) is not None]
 
     def tensors() -> Iterable[Tensor]:
-        for name, _, dtype in entries:
-            kind = next(kind for kind in order if store.numel(kind, name) or kind == "buffer")
-            yield store.whole(kind, name).to(dtype)
+        for name, _, dtype in model:
+            kind = "average" if averaged and contents.ranges.holds("average", name) else contents.kind(name)
+            yield torch.empty(0, dtype=dtype) if kind is None else contents.ranges.whole(kind, name).to(dtype)
 
     extras = {name.removeprefix("extras/"): checkpoint / name for name in found.files if name.startswith("extras/")}
-    write_model(folder, entries, tensors(), {name: path.read_bytes() for name, path in extras.items()})
+    entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype in model]
+    beside = {name: path.read_bytes() for name, path in extras.items()}
+    write_model(folder, entries, tensors(), beside, file_name=form.file)
+    return folder / form.file
 
 
-def write_model(folder: Path, entries: Sequence[Entry], tensors: Iterable[Tensor], extras: dict[str, bytes]) -> None:
+def write_model(
+    folder: Path,
+    entries: Tensors,
+    tensors: Iterable[Tensor],
+    extras: Mapping[str, bytes],
+    *,
+    file_name: str = MODEL_FILE,
+) -> None:
     """Write ``tensors``, one at a time, in the order of ``entries``, and small files beside them, to a new folder.
 
     Raises:
-        CheckpointError: ``folder`` exists.
+        CheckpointError: ``folder`` exists or cannot be written, or safetensors cannot hold the tensors.
     """
-    if folder.exists():
+    if os.path.lexists(folder):
         raise CheckpointError(f"{folder}: exists already; give a new folder")
+    if file_name in extras:
+        raise CheckpointError(f"{file_name} stands among the files beside the model, and is the model's own name")
     temporary = hidden(folder)
-    make_anew(temporary)
-    with open(temporary / MODEL_FILE, "wb") as file:
-        file.write(header(entries, {"format": "pt"}))
-        for tensor in tensors:
-            file.write(raw(tensor.contiguous()))
-        file.flush()
-        os.fsync(file.fileno())
-    for name, content in extras.items():
-        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-        (temporary / name).write_bytes(content)
-    take_place(temporary, folder)
+    try:
+        make_anew(temporary)
+        with open(temporary / file_name, "wb") as file:
+            file.write(header(entries, {"format": "pt"}))
+            for tensor in tensors:
+                file.write(raw(tensor.contiguous()))
+            file.flush()
+            os.fsync(file.fileno())
+        for name, content in extras.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_bytes(content)
+        check_model_file(temporary / file_name)
+        take_place(temporary, folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

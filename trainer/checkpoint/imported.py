@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import CheckpointError, TrainerError
 from ..export import MODEL_FILE
 from ..strategies.foreign import open_foreign
 from .convert import write_model
@@ -22,9 +23,14 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--to", type=Path, required=True, help="the new folder of the model")
     parser.add_argument("--drop", action="append", default=[], help="leave a tensor out: a second name of a shared one")
     args = parser.parse_args(argv)
-    source = open_foreign(args.source)
-    names = [name for name in source.shapes if name not in args.drop]
-    entries = [(name, *source.shapes[name]) for name in names]
-    write_model(args.to, entries, (source.read(name) for name in names), {})
+    try:
+        source = open_foreign(args.source)
+        names = [name for name in source.shapes if name not in args.drop]
+        entries = [(name, *source.shapes[name]) for name in names]
+        write_model(args.to, entries, (source.read(name) for name in names), {})
+    except TrainerError:
+        raise
+    except Exception as error:  # (whatever a forged file makes of its reader)
+        raise CheckpointError(f"{args.source}: no readable checkpoint: {type(error).__name__}: {error}") from error
     print(f"{args.to / MODEL_FILE}: {len(names)} tensors")
     return 0

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from ..banner import size
 from ..errors import CheckpointError
-from .store import Found, listing, verify
+from .discover import Found, listing, verify
 
 
 def run(argv: Sequence[str]) -> int:
-    """0: all are in order. 1: some are damaged."""
+    """0: all are in order. 1: some are damaged or cannot be read."""
     parser = argparse.ArgumentParser(prog="trainer checkpoints", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run's output_dir, or the folder with its checkpoints")
     parser.add_argument("--verify", action="store_true", help="read every byte; otherwise manifests and sizes only")
     args = parser.parse_args(argv)
     inside = args.folder / "checkpoints"
-    found = listing(inside if inside.is_dir() else args.folder)
+    found = listing(inside if os.path.isdir(inside) else args.folder)
     if not found:
         raise CheckpointError(f"{args.folder}: holds no checkpoints")
     if args.verify:
@@ -34,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
 def _row(found: Found) -> tuple[str, ...]:
     manifest = found.manifest
     if not manifest:
-        return found.path.name, "", "", "", "", f"damaged: {found.problem}"
+        return found.path.name, "", "", "", "", _state(found)
     age = datetime.now(timezone.utc) - datetime.fromisoformat(manifest["created"])
     return (
         found.path.name,
@@ -42,8 +43,12 @@ def _row(found: Found) -> tuple[str, ...]:
         str(manifest["world_size"]),
         size(found.bytes),
         _age(age.total_seconds()),
-        f"damaged: {found.problem}" if found.problem else "complete",
+        _state(found),
     )
+
+
+def _state(found: Found) -> str:
+    return f"damaged: {found.problem}" if found.broken else found.problem or "complete"
 
 
 def _age(seconds: float) -> str:

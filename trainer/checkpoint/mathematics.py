@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, ConfigError, Problem
-from ..schedule import TO_FINAL
+from ..fingerprint import fingerprint
+from .user import encode
 
 if TYPE_CHECKING:
     from ..train_state import TrainState
 
 
 def mathematics(run: TrainState) -> dict[str, Any]:
-    """The values that must stay the same for the loss curve to go on as if nothing had happened.
-
-    How a job runs (strategy, processes, the cut of the global batch), what it logs and where it writes is not here.
-    """
-    plan, config, form = run.plan, run.config, run.optimizer_form
-    told = {
-        "task": config.task,
-        "task_settings": config.task_settings,
-        "seed": config.seed,
-        "global_batch_size": plan.global_batch_size,
-        "drop_last": config.drop_last,
+    """The fingerprint that must stay the same for the loss curve to go on as if nothing had happened."""
+    built = {
+        **run.task_facts,
         "train_samples": run.train_data.size,
-        "optimizer": form.kind,
-        "optimizer_groups": list(form.groups),
-        "lr": plan.lr,
-        "schedule": plan.schedule,
-        "schedule_settings": plan.schedule_settings,
+        "optimizer": run.optimizer_form.kind,
+        "optimizer_groups": list(run.optimizer_form.groups),
         "schedule_class": type(run.schedule).__name__,
-        "warmup_steps": plan.warmup_steps,
-        "sync_batchnorm": config.sync_batchnorm,
-        "max_grad_norm": plan.max_grad_norm,
-        "mixed_precision": plan.mixed_precision,
-        "ema_decay": config.ema_decay,
+        "total_steps": run.total_steps,
     }
-    if plan.schedule in TO_FINAL:  # otherwise a longer run has the same beginning
-        told |= {"total_steps": run.total_steps, "final_lr_ratio": plan.final_lr_ratio}
-    plain: dict[str, Any] = json.loads(json.dumps(told))  # as it reads back: no tuples
+    told = fingerprint(vars(run.config) | run.plan.as_dict() | built)
+    # The groups say what these settings became; the weights to start with are the checkpoint's.
+    del told["optimizer_settings"], told["weights"]
+    plain: dict[str, Any] = encode(json.loads(json.dumps(told, default=str)), {}, "mathematics")  # as it reads back
     return plain
 
 
@@ -58,13 +45,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def check_same(before: Mapping[str, Any], now: Mapping[str, Any], *, allowed: bool, source: str) -> list[str]:
-    """The differences, where they are allowed.
+def check_same(
+    before: Mapping[str, Any], now: Mapping[str, Any], others: Sequence[str], *, allowed: bool, source: str
+) -> list[str]:
+    """Return the differences and ``others`` that were found elsewhere, where they are allowed.
 
     Raises:
         ConfigError: there are some, and they are not allowed.
     """
-    found = differences(before, now)
+    found = [*differences(before, now), *others]
     if found and not allowed:
         rule = (
             f"the checkpoint {source} belongs to a run with other numbers; restore these values, or set "

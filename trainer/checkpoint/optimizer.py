@@ -8,6 +8,7 @@ parameter: such an optimizer is refused before training, for it could only be re
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, LaunchError
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import canonical_state, local
+from ..tensorfile import can_hold
+from ..untrusted import is_number
 from .ranges import Ranges
+from .user import decode, refuse_tensor
 
 PREFIX = "optimizer."
 _HIDDEN = ("params", "lr", "initial_lr")  # the learning rate is the schedule's
@@ -44,15 +48,22 @@ class OptimizerForm:
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer, *, saved: bool) -> OptimizerForm:
-        """Look at a fresh optimizer, and at what one step on two small parameters leaves in a copy of it.
+        """Look at a fresh optimizer, and at what one step on small parameters like its own leaves in a copy of it.
 
         Args:
-            saved: whether its state will be; otherwise nothing is asked of it.
+            saved: whether its state will be; otherwise only its groups are looked at.
 
         Raises:
-            CheckpointError: the state has another shape than the parameter.
+            LaunchError: its step wants a closure, which no loop here gives.
+            CheckpointError: its state cannot be saved.
         """
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise LaunchError(
+                f"{kind}.step wants a closure that computes the loss anew, perhaps several times; a step here has one "
+                "forward and backward pass: take another optimizer"
+            )
         names: dict[int, str] = {}
         for name, tensor in canonical_state(model):
             names.setdefault(id(tensor), name)
@@ -62,24 +73,44 @@ class OptimizerForm:
         )
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
-        for key, value, shape in _probe(optimizer) if saved else ():
+        for key, value, shape in _probe(optimizer, kind) if saved else ():
+            if isinstance(value, Tensor) and not can_hold(value.dtype):
+                raise _unsavable(kind, f"{key!r} as {value.dtype}: safetensors has no such dtype")
             if isinstance(value, Tensor) and value.shape == shape:
-                ranges[key] = value.dtype
+                ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
             elif (isinstance(value, Tensor) and value.dim() == 0) or isinstance(value, int | float):
                 values[key] = isinstance(value, Tensor)
             elif value is not None:
                 form = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                raise CheckpointError(
-                    f"{kind} keeps {key!r} {form} for a parameter of shape {tuple(shape)}: it cannot be saved by "
-                    "ranges of the parameter, and would be lost on resume; take another optimizer, or keep_last: 0 to "
-                    "train without checkpoints"
-                )
+                what = f"{key!r} {form} for a parameter of shape {tuple(shape)}"
+                raise _unsavable(kind, f"{what}: it cannot be saved by ranges of the parameter")
         return cls(kind=kind, ranges=ranges, values=values, groups=groups)
+
+
+def _unsavable(kind: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{kind} keeps {what}, and would be lost on resume; take another optimizer, or keep_last: 0 to train without "
+        "checkpoints"
+    )
 
 
 def settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a parameter group as JSON would hold them, without the learning rate."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in group.items() if k not in _HIDDEN and is_plain(v)}
+
+
+def restore_settings(group: dict[str, Any], kept: Mapping[str, Any]) -> None:
+    """Give a group the encoded settings of another one, as far as it has them.
+
+    Raises:
+        CheckpointError: one is of another type.
+    """
+    for key in settings(group).keys() & kept.keys():
+        value, now = decode(kept[key], refuse_tensor), group[key]
+        value = tuple(value) if isinstance(now, tuple) and isinstance(value, list) else value
+        if not (now is None or value is None or (is_number(now) and is_number(value)) or type(now) is type(value)):
+            raise CheckpointError(f"the optimizer's {key} was {value!r} and is {now!r}")
+        group[key] = value
 
 
 def is_plain(value: object) -> bool:
@@ -89,23 +120,35 @@ def is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _probe(optimizer: Optimizer) -> Iterator[tuple[str, Any, torch.Size]]:
+def _probe(optimizer: Optimizer, kind: str) -> Iterator[tuple[str, Any, torch.Size]]:
+    """``(key, value, shape of its parameter)`` of the state that a step leaves."""
     if optimizer.state:  # made with the optimizer (Adagrad of torch 2.11)
         for tensor, state in optimizer.state.items():
             yield from ((str(key), value, tensor.shape) for key, value in state.items())
         return
-    group = optimizer.param_groups[0]
-    like = group["params"][0]
     probe: Any = object.__new__(type(optimizer))  # shares the settings, and has state and parameters of its own
     probe.__dict__.update(optimizer.__dict__)
     probe.state = defaultdict(dict)
-    tiny = [torch.zeros(shape, dtype=like.dtype, device=like.device) for shape in ((3, 2), (3,))]
-    for tensor in tiny:
+    # One small tensor for each number of dimensions and dtype: some optimizers take matrices only. A scalar's state
+    # could not be told from one value for a whole parameter, so a vector stands for it.
+    probe.param_groups = [{**group, "params": list(_tiny(group["params"]))} for group in optimizer.param_groups]
+    try:
+        probe.step()
+    except Exception as error:  # (an optimizer's step may want anything)
+        raise CheckpointError(
+            f"{kind}: a step on small parameters fails, so it is not known what state it keeps; take another "
+            f"optimizer, or keep_last: 0 to train without checkpoints ({type(error).__name__}: {error})"
+        ) from error
+    for tensor, state in probe.state.items():
+        yield from ((str(key), value, tensor.shape) for key, value in state.items())
+
+
+def _tiny(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+    likes = {(max(1, p.dim()), p.dtype, p.device): None for p in parameters}
+    for dimensions, dtype, device in likes:
+        tensor = torch.zeros((3, 2, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
         tensor.grad = torch.zeros_like(tensor)
-    probe.param_groups = [{**group, "params": tiny}]
-    probe.step()
-    for tensor in tiny:
-        yield from ((str(key), value, tensor.shape) for key, value in probe.state[tensor].items())
+        yield tensor
 
 
 # -- reading it out -------------------------------------------------------------------------------
@@ -156,7 +199,7 @@ def load_state(strategy: Strategy, shards: Iterable[Shard], form: OptimizerForm,
                     out = flat[shard.offset : shard.offset + shard.tensor.numel()]
                     store.read(PREFIX + key, shard.name, shard.start, out)
         for key in sorted(kept & set(form.values)):
-            found = {name: store.whole(PREFIX + key, name)[0].clone() for name in kinds if PREFIX + key in kinds[name]}
+            found = {name: store.value(PREFIX + key, name) for name in kinds if PREFIX + key in kinds[name]}
             largest = max(found.values(), key=float)
             if any(value != largest for value in found.values()):
                 few = min(found, key=lambda name: float(found[name]))

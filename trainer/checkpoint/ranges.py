@@ -9,6 +9,7 @@ resharding and loading pretrained weights are the same code, and no rank ever ho
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..tensorfile import Entry, header, raw, read_header
 
+_KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})", re.DOTALL)
 CHUNK = 16 << 20  # bytes read or hashed at a time: bounds the memory, large enough for the speed of the disk
 
 
@@ -42,9 +44,15 @@ class Key:
 
     @classmethod
     def parse(cls, text: str) -> Key:
-        kind, _, rest = text.partition("/")
-        name, _, start = rest.rpartition("/")
-        return cls(kind=kind, name=name, start=int(start))
+        """Take apart what ``str`` gave.
+
+        Raises:
+            CheckpointError: the text is no key.
+        """
+        parts = _KEY.fullmatch(text)
+        if parts is None:
+            raise CheckpointError(f"{text!r} is no kind/name/start")
+        return cls(kind=parts[1], name=parts[2], start=int(parts[3]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +97,18 @@ class Ranges:
         pieces = self._pieces.get((kind, name), [])
         return pieces[-1].end if pieces else 0
 
-    def dtype(self, kind: str, name: str) -> torch.dtype:
-        return self._pieces[kind, name][0].entry.dtype
-
-    def is_value(self, kind: str, name: str) -> bool:
-        """Whether it is one value of the parameter as a whole, and no range of elements."""
-        pieces = self._pieces.get((kind, name), [])
-        return bool(pieces) and pieces[0].entry.shape == ()
+    def gap(self, kind: str, name: str, numel: int) -> str:
+        """Say which elements of a tensor of ``numel`` stand in no file, or twice; empty if each stands there once."""
+        at = 0
+        for piece in self._pieces.get((kind, name), []):
+            if piece.start > at:
+                return f"{kind} {name}: elements {at} to {piece.start} are in no file"
+            if piece.start < at:
+                return f"{kind} {name}: elements {piece.start} to {min(at, piece.end)} stand there twice"
+            at = piece.end
+        if at > numel:
+            return f"{kind} {name}: {at} elements stand there instead of {numel}"
+        return f"{kind} {name}: elements {at} to {numel} are in no file" if at < numel else ""
 
     @torch.no_grad()
     def read(self, kind: str, name: str, start: int, out: Tensor) -> None:
@@ -114,38 +127,66 @@ class Ranges:
             raise CheckpointError(f"{kind} {name}: elements {at} to {end} are in no file")
 
     def whole(self, kind: str, name: str) -> Tensor:
-        """One whole tensor, flat, on the CPU."""
-        out = torch.empty(self.numel(kind, name), dtype=self.dtype(kind, name))
+        """Read one whole tensor, flat, to the CPU.
+
+        Raises:
+            CheckpointError: there is none, or a part of it is in no file.
+        """
+        pieces = self._pieces.get((kind, name))
+        if pieces is None:
+            raise CheckpointError(f"{kind} {name}: is in no file")
+        out = torch.empty(self.numel(kind, name), dtype=pieces[0].entry.dtype)
         self.read(kind, name, 0, out)
         return out
 
+    def value(self, kind: str, name: str) -> Tensor:
+        """Read the one value that is kept of a parameter as a whole (Adam's step).
+
+        Raises:
+            CheckpointError: there is none, or more than one.
+        """
+        whole = self.whole(kind, name)
+        if whole.numel() != 1:
+            raise CheckpointError(f"{kind} {name}: holds {whole.numel()} values instead of one")
+        return whole[0].clone()
+
 
 def of_rank_files(paths: Iterable[Path]) -> Ranges:
-    """The store of one of our checkpoints."""
+    """Open the store of one of our checkpoints.
+
+    Raises:
+        CheckpointError: a file is no safetensors file, or holds what no checkpoint does.
+    """
 
     def found() -> Iterator[tuple[str, str, Piece]]:
         for path in paths:
             for text, entry in read_header(path).items():
                 key = Key.parse(text)
+                if len(entry.shape) > 1:
+                    raise CheckpointError(f"{path}: {text}: has {len(entry.shape)} dimensions, a range has one")
                 yield key.kind, key.name, Piece(path=path, start=key.start, entry=entry)
 
     return Ranges(found())
 
 
-def of_model_folder(folder: Path) -> Ranges:
-    """The store of a folder of whole tensors: an exported model, or one of the Hugging Face hub.
+def of_model_folder(folder: Path) -> tuple[Ranges, dict[str, tuple[int, ...]]]:
+    """Open a folder of whole tensors: an exported model, or one of the Hugging Face hub. Return store and shapes.
 
     Raises:
-        CheckpointError: there is no safetensors file.
+        CheckpointError: there is no safetensors file, or two of them hold a tensor of one name.
     """
-    paths = sorted(folder.glob("*.safetensors"))
+    paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not paths:
         raise CheckpointError(f"{folder}: holds no .safetensors file")
-    return Ranges(
-        ("parameter", name, Piece(path=path, start=0, entry=entry))
-        for path in paths
-        for name, entry in read_header(path).items()
-    )
+    found: dict[str, Piece] = {}
+    for path in paths:
+        for name, entry in read_header(path).items():
+            if name in found:
+                both = f"{found[name].path.name} and {path.name}"
+                raise CheckpointError(f"{folder}: {name} stands in {both}; leave one of them in the folder")
+            found[name] = Piece(path=path, start=0, entry=entry)
+    shapes = {name: piece.entry.shape for name, piece in found.items()}
+    return Ranges(("parameter", name, piece) for name, piece in found.items()), shapes
 
 
 def _fill(piece: Piece, start: int, out: Tensor) -> None:

@@ -29,12 +29,16 @@ def check_shared(folder: Path, control: Control) -> None:
 
     Raises:
         LaunchError: a node has a disk of its own under this name.
+        CheckpointError: the folder cannot be written.
     """
     [name, *_] = control.gather(f".probe-{uuid.uuid4().hex}")
 
     def write() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        except OSError as error:
+            raise CheckpointError(f"{folder}: no checkpoint can be written there: {error.strerror}") from None
 
     control.on_main(write)
     # Listing the folder makes a network file system look anew, where asking for the file may answer from its cache.

@@ -6,21 +6,24 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..banner import versions
-from ..export import save_config
+from ..errors import CheckpointError
+from ..export import changed_buffer, save_config
 from ..strategies import Shard
+from ..untrusted import parts_of
 from . import rng
+from .contents import STATE, state_text
 from .mathematics import mathematics
 from .optimizer import settings, state_of
 from .ranges import FileFact, Key, write_file, write_pieces
 from .rates import schedule_state
-from .store import STATE
 from .user import encode
 
 if TYPE_CHECKING:
@@ -52,25 +55,62 @@ class Snapshot:
         return files
 
 
-def take(run: TrainState, extras: Mapping[str, bytes], *, copied: bool) -> Snapshot:
-    """What this rank owns, in host memory. Every rank enters; nothing is exchanged.
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """What the main process writes beside the ranges: ``files`` by name, and the tensors that state.json names."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def documents_of(run: TrainState, extras: Mapping[str, bytes]) -> Documents:
+    """Make state.json, and put the small files that belong beside an exported model with it. On the main process.
+
+    Raises:
+        CheckpointError: the state of the task or of a callback cannot be saved.
+    """
+    tensors: dict[str, Tensor] = {}
+    try:
+        text = state_text(_state(run, tensors))
+    except RecursionError:
+        raise CheckpointError("the state of the task or of a callback is nested too deeply, or holds itself") from None
+    return Documents(files={STATE: text, **{f"extras/{name}": body for name, body in extras.items()}}, tensors=tensors)
+
+
+def take(run: TrainState, documents: Documents, *, copied: bool) -> Snapshot:
+    """Take what this rank owns to host memory. Every rank calls it; nothing is exchanged.
 
     Args:
-        extras: small files that belong beside an exported model.
         copied: training goes on while it is written; otherwise what lies in host memory already is not copied.
     """
     rank = run.accelerator.process_index
     pieces = [(str(key), tensor.detach().to("cpu", copy=copied).contiguous()) for key, tensor in live_pieces(run)]
     pieces += [(f"rng.{name}/{rank}/0", tensor) for name, tensor in rng.read().items()]
-    documents: dict[str, bytes] = {}
-    if run.is_main:
-        tensors: dict[str, Tensor] = {}
-        text = json.dumps(_state(run, tensors), indent=1, allow_nan=False) + "\n"
-        pieces += [(f"user/{name}/0", tensor) for name, tensor in tensors.items()]
-        documents = {STATE: text.encode(), **{f"extras/{name}": content for name, content in extras.items()}}
+    pieces += [(f"user/{name}/0", tensor) for name, tensor in documents.tensors.items()]
     plan = run.plan
     facts = {"samples": run.samples, "strategy": plan.strategy, "world_size": plan.world_size}
-    return Snapshot(step=run.step, rank=rank, facts=facts, pieces=pieces, documents=documents)
+    return Snapshot(step=run.step, rank=rank, facts=facts, pieces=pieces, documents=documents.files)
+
+
+@torch.no_grad()
+def not_finite(run: TrainState) -> str:
+    """Name the first parameter of which this rank holds a value that is no finite number; empty if there is none."""
+
+    def is_finite(tensor: Tensor) -> bool:
+        # A sum shows them at a fifteenth of the cost; one that only ran over is looked at again.
+        return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+    return next((shard.name for shard in run.strategy.shards() if not is_finite(shard.tensor)), "")
+
+
+def unsavable(run: TrainState) -> str:
+    """Say why this rank cannot give its part of a checkpoint; empty if it can."""
+    try:
+        for _ in live_pieces(run):
+            pass
+    except CheckpointError as error:
+        return str(error)
+    return changed_buffer(run.strategy)
 
 
 def live_pieces(run: TrainState) -> Iterator[tuple[Key, Tensor]]:
@@ -123,12 +163,19 @@ def bytes_of(run: TrainState) -> int:
 
 
 def extras_of(run: TrainState) -> dict[str, bytes]:
-    """The small files beside an exported model, by their names; so that a checkpoint can be exported on its own."""
+    """Read the small files beside an exported model, by their names, so that a checkpoint can be exported on its own.
+
+    Raises:
+        CheckpointError: the task gives one a name that no checkpoint takes.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_config(run.model, folder)
         run.task.save_extras(folder)
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        for file in files:
+            parts_of(file)
+        return {file: path.read_bytes() for file, path in files.items()}
 
 
 def model_of(run: TrainState) -> list[list[Any]]:
@@ -148,15 +195,20 @@ def _state(run: TrainState, tensors: dict[str, Tensor]) -> dict[str, Any]:
         "skipped_in_a_row": run.skipped_in_a_row,
         "last_evaluation": encode(run.last_evaluation, tensors, "evaluation"),
         "scaler": run.strategy.scaler_state(),
-        "group_settings": [settings(group) for group in run.strategy.optimizer.param_groups],
+        "group_settings": encode([settings(g) for g in run.strategy.optimizer.param_groups], tensors, "group_settings"),
         "task": encode(run.task.state_dict(), tensors, "task"),
         "callbacks": {name: encode(callback.state_dict(), tensors, name) for name, callback in named.items()},
         "model": model_of(run),
+        **({} if run.model_file.names is None else {"export": dataclasses.asdict(run.model_file)}),
         "mathematics": mathematics(run),
-        "config": dataclasses.asdict(run.config),
-        "plan": json.loads(json.dumps(run.plan.as_dict(), default=str)),
+        "config": _for_people(dataclasses.asdict(run.config), "config"),
+        "plan": _for_people(run.plan.as_dict(), "plan"),
         "versions": versions(),
     }
+
+
+def _for_people(value: Any, path: str) -> Any:
+    return encode(json.loads(json.dumps(value, default=str)), {}, path)
 
 
 def named_callbacks(run: TrainState) -> dict[str, Any]:

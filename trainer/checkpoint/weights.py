@@ -5,7 +5,8 @@ Each rank reads the ranges that it owns, so no rank ever holds the whole model.
 
 from __future__ import annotations
 
-import math
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,22 +14,23 @@ import torch
 
 from ..errors import CheckpointError
 from ..strategies.tensors import canonical_state
-from .ranges import Ranges, of_model_folder, of_rank_files
+from .contents import WEIGHTS
+from .discover import MANIFEST, look
+from .ranges import Ranges, of_model_folder
 from .resume import verify_together
-from .store import MANIFEST, look
 
 if TYPE_CHECKING:
     from ..train_state import TrainState
 
 
-def load_weights(run: TrainState, path: Path) -> str:
-    """Set parameters and buffers; everything else stays as it is. Every rank enters; returns a notice.
+def load_weights(run: TrainState, path: Path) -> list[str]:
+    """Set parameters and buffers; everything else stays as it is. Collective; returns notices.
 
     Raises:
         CheckpointError: the folder does not hold this model, or is a damaged checkpoint.
     """
-    store, kinds = _opened(run, path)
-    places = _places(run, store, kinds, path)
+    store, kinds, shapes = _opened(run, path)
+    places, unused = _places(run, store, kinds, shapes, path)
     strategy = run.strategy
     for shard in (*strategy.shards(), *strategy.frozen_shards()):
         kind, name = places[shard.name]
@@ -40,35 +42,47 @@ def load_weights(run: TrainState, path: Path) -> str:
         buffer.copy_(flat.view_as(buffer))
     for shard, average in run.average.parts():
         average.copy_(shard.tensor)
-    return f"starts with the weights of {path}"
+    notices = [f"starts with the weights of {path}"]
+    if unused:
+        more = ", ..." if len(unused) > 3 else ""
+        notices.append(f"{len(unused)} tensors of {path} are not in the model: {', '.join(unused[:3])}{more}")
+    return notices
 
 
-def _opened(run: TrainState, path: Path) -> tuple[Ranges, tuple[str, ...]]:
-    """The store, and the kinds in which it may hold a tensor, the one to prefer first."""
-    if not (path / MANIFEST).exists():
-        return of_model_folder(path), ("parameter",)
+def _opened(run: TrainState, path: Path) -> tuple[Ranges, tuple[str, ...], dict[str, tuple[int, ...]]]:
+    """The store, the kinds in which it may hold a tensor (the one to prefer first), and the shapes of its tensors."""
+    if not os.path.lexists(path / MANIFEST):
+        store, shapes = of_model_folder(path)
+        return store, ("parameter",), shapes
     found = verify_together(look(path), run.control)
     if found.problem:
         raise CheckpointError(f"{path}: {found.problem}")
-    files = (path / name for name in found.files if name.endswith(".safetensors"))
-    return of_rank_files(files), ("average", "parameter", "frozen", "buffer")
+    contents = found.open()
+    return contents.ranges, ("average", *WEIGHTS), {name: shape for name, shape, _ in contents.model}
 
 
-def _places(run: TrainState, store: Ranges, kinds: tuple[str, ...], path: Path) -> dict[str, tuple[str, str]]:
-    """Where each tensor of the model lies; a shared one may stand under any of its names."""
+def _places(
+    run: TrainState, store: Ranges, kinds: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], path: Path
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Where each tensor of the model lies (a shared one may stand under any of its names), and what else is there."""
     known: dict[int, list[str]] = {}
     for name, tensor in canonical_state(run.model):
         known.setdefault(id(tensor), []).append(name)
     places, wrong = {}, []
     for name, shape, _, handle in run.strategy.named_tensors():
-        found = [(kind, other) for kind in kinds for other in known[id(handle)] if store.holds(kind, other)]
-        if not found:
+        names = [other for other in known[id(handle)] if other in shapes]
+        stored = [(kind, other) for kind in kinds for other in names if store.holds(kind, other)]
+        if not stored and 0 in shape:
+            places[name] = kinds[0], name  # nothing is read of it
+        elif not stored:
             wrong.append(f"{name} is missing")
-        elif (numel := store.numel(*found[0])) != math.prod(shape):
-            wrong.append(f"{name} has {numel} elements, the model's {math.prod(shape)}")
+        elif (theirs := shapes[stored[0][1]]) != shape:
+            hint = " (is it transposed?)" if theirs == shape[::-1] else ""
+            wrong.append(f"{name} has shape {theirs}, the model's is {shape}{hint}")
         else:
-            places[name] = found[0]
+            places[name] = stored[0]
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise CheckpointError(f"{path}: does not hold this model: {'; '.join(wrong[:3])}{more}")
-    return places
+    ours = {name for names in known.values() for name in names}
+    return places, [name for name in shapes if name not in ours]

@@ -1,37 +1,58 @@
-"""Runs beside each other: what differed, whether the curves are one curve, what it cost, and what to take."""
+"""Runs beside each other: which learned under the same settings, whether their curves are one, and what each cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..banner import size
+from ..errors import ConfigError, Problem
+from ..fingerprint import fingerprint
 from .runs import Run
+from .trial import BOUNDS, Bounds, gap
 
-# What decides the mathematics; beside it a run may differ in strategy, world size, micro-batch and accumulation.
-_MATHEMATICS = (
-    "task", "task_settings", "seed", "global_batch_size", "optimizer", "optimizer_settings", "lr", "schedule",
-    "warmup_steps", "final_lr_ratio", "max_grad_norm", "mixed_precision", "parameters", "train_samples", "total_steps",
-)  # fmt: skip
-_SHOWN = ("strategy", "world_size", "launcher", "device", "distributed_type", "micro_batch_size", "accumulation_steps")
-# Relative bounds: the first loss differs by the order of sums alone; an optimizer amplifies that later.
-_FIRST = {"no": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
-_MEAN = {"no": 1e-2, "bf16": 5e-2, "fp16": 5e-2}
+# How a run may run without learning anything else.
+_LAYOUT = ("strategy", "world_size", "launcher", "device", "distributed_type", "micro_batch_size", "accumulation_steps")
 _CALLED = {"no": "full precision", "bf16": "bf16", "fp16": "fp16"}
 
 
 def report(runs: Sequence[Run]) -> dict[str, Any]:
-    """Everything that the table, the JSON and the page show. The first run is what the others are held against."""
+    """Collect everything that the table, the JSON and the page show.
+
+    Runs whose settings decide the same numbers form a group, and are held against the first run of their group. The
+    largest group is the main one: it is what the others' settings are held against, and what the answer is about.
+
+    Raises:
+        ConfigError: no run has logged a step.
+    """
+    if not any(map(_logged, runs)):
+        named = ", ".join(run.path for run in runs)
+        raise ConfigError(Problem(where=named, key="", rule="no step was logged; there is nothing to compare"))
     names = _names(runs)
+    groups = _groups(runs)
+    main = max(groups, key=len)
     entries = [_entry(run, name) for run, name in zip(runs, names, strict=True)]
-    differences = _differences(runs)
-    parity = _parity(runs, names, differences)
+    usual = _settings(runs[main[0]])
+    for at, (run, entry) in enumerate(zip(runs, entries, strict=True)):
+        entry["group"] = next((number for number, group in enumerate(groups) if at in group), None)
+        own = _settings(run) if run.plan else usual
+        keys = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
+        entry["differs"] = {key: [usual.get(key), own.get(key)] for key in keys}
+    told = [_judge([runs[at] for at in group], [names[at] for at in group]) for group in groups]
+    chosen = [entries[at] for at in main]
     return {
         "runs": entries,
-        "differences": differences,
-        "parity": parity,
-        "recommendation": _recommendation(entries, parity),
+        "groups": told,
+        "main": groups.index(main),
+        "settings": _same_and_different(runs, names),
+        "recommendation": _recommendation(chosen, told[groups.index(main)], len(entries)),
     }
+
+
+def _logged(run: Run) -> bool:
+    return any(row.get("loss") is not None for row in run.rows)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -39,27 +60,69 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return short if len(set(short)) == len(short) else [f"{run.name} ({at})" for at, run in enumerate(runs, 1)]
 
 
+def _groups(runs: Sequence[Run]) -> list[list[int]]:
+    """Number the runs that logged something, by equal fingerprints."""
+    found: dict[str, list[int]] = {}
+    for at, run in enumerate(runs):
+        if _logged(run):
+            found.setdefault(json.dumps(_settings(run), sort_keys=True, default=str), []).append(at)
+    return list(found.values())
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Give what decides the numbers by dotted keys, without what is not set."""
+    return {key: value for key, value in _flat(fingerprint(run.plan)) if value is not None}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _same_and_different(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Split the settings into those that all runs share and, for each other key, the value of each run."""
+    found = {
+        name: {key: run.plan[key] for key in _LAYOUT if key in run.plan} | _settings(run)
+        for name, run in zip(names, runs, strict=True)
+        if run.plan
+    }
+    keys = dict.fromkeys(key for values in found.values() for key in values)
+    columns = {key: {name: values.get(key) for name, values in found.items()} for key in keys}
+    equal = {key: all(value == next(iter(row.values())) for value in row.values()) for key, row in columns.items()}
+    return {
+        "same": {key: next(iter(row.values())) for key, row in columns.items() if equal[key]},
+        "different": {key: row for key, row in columns.items() if not equal[key]},
+    }
+
+
 def _entry(run: Run, name: str) -> dict[str, Any]:
     logged = [row for row in run.rows if row.get("loss") is not None]
-    last = logged[-1]
+    last = logged[-1] if logged else {"step": 0}
     # The first reading also holds what is paid once.
-    steady = [row["samples_per_second"] for row in logged[1:] if row.get("samples_per_second")] or [0.0]
-    memory = run.summary.get("peak_memory_bytes") or [int(last.get("peak_memory_bytes", 0))]
+    steady = sorted(row["samples_per_second"] for row in logged[1:] if row.get("samples_per_second"))
     sent = run.plan.get("sent_bytes_per_step")
     return {
         "name": name,
         "path": run.path,
+        "ended": bool(run.summary),
+        "state": _state(run, int(last["step"])),
         **{key: run.plan.get(key) for key in ("strategy", "world_size", "mixed_precision", "global_batch_size", "lr")},
         "device": run.plan.get("device"),
         "steps": int(last["step"]),
-        "samples_per_second": sorted(steady)[len(steady) // 2],
+        "samples_per_second": steady[len(steady) // 2] if steady else None,
         "tokens_per_second": run.summary.get("tokens_per_second"),
-        "peak_memory_bytes": memory,
+        "peak_memory_bytes": run.summary.get("peak_memory_bytes") or _known(last.get("peak_memory_bytes")),
         "state_bytes_per_rank": run.plan.get("state_bytes_per_rank"),
         "sent_bytes_per_step": sent,
         "sent_bytes": None if sent is None else int(sent) * int(last["step"]),
         "seconds": run.summary.get("seconds", {}),
-        "final": {"loss": last["loss"], **{k: v for k, v in run.evaluation.items() if k.count("/") == 1}},
+        "final": {
+            **({"loss": last["loss"]} if logged else {}),
+            **{key: value for key, value in run.evaluation.items() if key.count("/") == 1 and value is not None},
+        },
         "curves": {
             "train": [[row["step"], row["samples"], row.get("seconds", 0), row["loss"]] for row in logged],
             "eval": [
@@ -71,108 +134,107 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
     }
 
 
+def _state(run: Run, step: int) -> str:
+    """Say what became of a run that did not reach its last step; empty for one that did."""
+    total = run.plan.get("total_steps")
+    of = "" if total is None else f" of {total}"
+    if run.error:
+        return f"failed: {run.error}"
+    if not step:
+        return "logged no step"
+    if not run.summary:
+        return f"did not end; last logged step {step}{of}"
+    return "" if total in (None, step) else f"ended at step {step}{of}"
+
+
+def _known(value: float | None) -> list[int]:
+    return [int(value)] if value else []
+
+
 def _seconds_at(logged: Sequence[Mapping[str, Any]], step: int) -> float:
     """Seconds of training at the last logged step up to ``step``: evaluation rows carry no clock."""
     return max((float(row.get("seconds", 0)) for row in logged if row["step"] <= step), default=0.0)
 
 
-def _differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    values = {key: [run.plan.get(key) for run in runs] for key in (*_SHOWN, *_MATHEMATICS)}
-    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
-
-
-def _parity(runs: Sequence[Run], names: Sequence[str], differences: Mapping[str, Any]) -> dict[str, Any]:
-    other = [key for key in differences if key in _MATHEMATICS]
-    if other:
-        return {"verdict": "not comparable", "why": f"the runs differ in {', '.join(other)}", "against": []}
+def _judge(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
+    """Hold the curves of a group against that of its first run."""
     precision = str(runs[0].plan.get("mixed_precision", "no"))
-    reference = dict(runs[0].curve("loss"))
-    found: list[dict[str, Any]] = []
+    bounds, reference = BOUNDS[precision], _curve(runs[0])
+    against: list[dict[str, Any]] = []
     for run, name in zip(runs[1:], names[1:], strict=True):
-        curve = dict(run.curve("loss"))
-        gaps = {
-            s: abs(curve[s] - reference[s]) / max(abs(reference[s]), 1e-12) for s in sorted(curve.keys() & reference)
-        }
-        if not gaps:
-            return {"verdict": "not comparable", "why": f"{name} logged no step that {names[0]} logged", "against": []}
-        first, worst = min(gaps), max(gaps, key=lambda step: gaps[step])
-        mean = sum(gaps.values()) / len(gaps)
-        same = gaps[first] <= _FIRST[precision] and mean <= _MEAN[precision]
-        found.append(
-            {"name": name, "same": same, "first_step": first, "first": gaps[first], "mean": mean,
-             "largest": gaps[worst], "largest_step": worst}
-        )  # fmt: skip
-    if not found:
-        return {"verdict": "one run", "why": "nothing to hold it against", "against": []}
-    bounds = f"bounds for {_CALLED[precision]}: first step {_FIRST[precision]:g}, mean {_MEAN[precision]:g}"
-    if all(entry["same"] for entry in found):
-        largest = max(found, key=lambda entry: entry["largest"])
-        why = (
-            f"relative differences to {names[0]}: first step at most {max(e['first'] for e in found):.1e}, at any step "
-            f"at most {largest['largest']:.1e} ({largest['name']}, step {largest['largest_step']}); {bounds}"
-        )
-        return {"verdict": "the same curve", "why": why, "against": found}
-    apart = ", ".join(
-        f"{e['name']} (first step {e['first']:.1e}, mean {e['mean']:.1e})" for e in found if not e["same"]
+        apart = gap(_curve(run), reference)
+        if apart is None:
+            against.append({"name": name, "same": None})
+            continue
+        same = apart.first <= bounds.first and apart.mean <= bounds.mean
+        against.append({"name": name, "same": same, **{k: _finite(v) for k, v in vars(apart).items()}})
+    verdict, why = _verdict(names[0], against, bounds, precision)
+    return {"runs": list(names), "verdict": verdict, "why": why, "against": against}
+
+
+def _curve(run: Run) -> dict[int, float | None]:
+    return {int(row["step"]): row["loss"] for row in run.rows if "loss" in row}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no NaN
+
+
+def _verdict(first: str, against: Sequence[Mapping[str, Any]], bounds: Bounds, precision: str) -> tuple[str, str]:
+    within = f"bounds for {_CALLED[precision]}: first step {bounds.first:g}, mean {bounds.mean:g}"
+    apart = [entry for entry in against if entry["same"] is False]
+    alike = [entry for entry in against if entry["same"]]
+    unlike = "; ".join(
+        f"{entry['name']} logged no step that {first} logged" for entry in against if entry["same"] is None
     )
-    return {"verdict": "different curves", "why": f"apart from {names[0]}: {apart}; {bounds}", "against": found}
+    if apart:
+        numbers = ", ".join(f"{e['name']} (first step {_exact(e['first'])}, mean {_exact(e['mean'])})" for e in apart)
+        return "different curves", "; ".join(filter(None, [f"apart from {first}: {numbers}", within, unlike]))
+    if alike:
+        worst = max(alike, key=lambda entry: float(entry["largest"]))
+        why = (
+            f"relative differences to {first}: first step at most {max(e['first'] for e in alike):.1e}, at any step "
+            f"at most {worst['largest']:.1e} ({worst['name']}, step {worst['largest_step']})"
+        )
+        return "the same curve", "; ".join(filter(None, [why, within, unlike]))
+    return ("no common step", unlike) if unlike else ("one run", "no other run has these settings")
 
 
-def _recommendation(entries: Sequence[Mapping[str, Any]], parity: Mapping[str, Any]) -> str:
-    if len(entries) == 1:
+def _exact(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.1e}"
+
+
+def _recommendation(entries: Sequence[Mapping[str, Any]], group: Mapping[str, Any], runs: int) -> str:
+    if runs == 1:
         return "One run alone: there is nothing to choose."
-    speed = sorted(entries, key=lambda entry: -entry["samples_per_second"])
+    if len(entries) == 1:
+        return "No two runs learn under the same settings: there is nothing to choose by speed or memory."
+    measured = [e for e in entries if e["ended"] and e["samples_per_second"] and e["peak_memory_bytes"]]
+    if len(measured) < 2:
+        return "Fewer than two runs with the same settings came to an end and measured their speed: nothing to choose."
+    among = "" if len(measured) == runs else f"Of the {len(measured)} that ended with the same settings: "
+    speed = sorted(measured, key=lambda entry: -float(entry["samples_per_second"]))
     fastest, second = speed[0], speed[1]
-    ahead = fastest["samples_per_second"] / max(second["samples_per_second"], 1e-9) - 1
-    smallest = min(entries, key=lambda entry: max(entry["peak_memory_bytes"]))
+    ahead = fastest["samples_per_second"] / second["samples_per_second"] - 1
     text = (
-        f"Take {fastest['name']}: {fastest['samples_per_second']:.0f} samples/s, {ahead:.0%} ahead of {second['name']}"
+        f"take {fastest['name']}: {fastest['samples_per_second']:.0f} samples/s, {ahead:.0%} ahead of {second['name']}"
     )
     if ahead < 0.05:
         text += " (so little that a repeat may turn it around)"
+    smallest = min(speed, key=lambda entry: max(entry["peak_memory_bytes"]))
     memory = {entry["name"]: max(entry["peak_memory_bytes"]) for entry in (fastest, smallest)}
     if memory[smallest["name"]] < 0.98 * memory[fastest["name"]]:
-        slower = 1 - smallest["samples_per_second"] / max(fastest["samples_per_second"], 1e-9)
+        slower = 1 - smallest["samples_per_second"] / fastest["samples_per_second"]
         text += (
             f"; where memory is short, {smallest['name']} needs {size(memory[smallest['name']])} a rank instead of "
             f"{size(memory[fastest['name']])} and is {slower:.0%} slower"
         )
     else:
         text += f", and no other needs noticeably less memory ({size(memory[fastest['name']])} a rank)"
-    if parity["verdict"] == "the same curve":
+    if group["verdict"] == "the same curve":
         text += "; what is learnt is the same, so speed and memory decide"
-    elif parity["verdict"] == "different curves":
+    elif group["verdict"] == "different curves":
         text += "; but the curves differ: find out why before choosing by speed"
-    if any(entry["device"] == "cpu" for entry in entries):
+    if any(entry["device"] == "cpu" for entry in speed):
         text += "; measured on CPUs, so measure again on the GPUs that will be used"
-    return text + "."
-
-
-def table(told: Mapping[str, Any]) -> str:
-    """The report for a terminal."""
-    heads = ["run", "strategy", "world", "samples/s", "peak memory", "states", "sent a step", "final loss"]
-    metrics = list(dict.fromkeys(key for entry in told["runs"] for key in entry["final"] if key != "loss"))
-    cells = [[*heads, *metrics]]
-    for entry in told["runs"]:
-        states, sent = entry["state_bytes_per_rank"], entry["sent_bytes_per_step"]
-        cells.append(
-            [
-                entry["name"], str(entry["strategy"]), str(entry["world_size"]), f"{entry['samples_per_second']:.0f}",
-                size(max(entry["peak_memory_bytes"])), "" if states is None else size(states),
-                "" if sent is None else size(sent), f"{entry['final']['loss']:.4f}",
-                *(f"{entry['final'][key]:.4f}" if key in entry["final"] else "" for key in metrics),
-            ]
-        )  # fmt: skip
-    widths = [max(len(line[at]) for line in cells) for at in range(len(cells[0]))]
-    lines = [
-        "  ".join(
-            text.ljust(w) if at < 2 else text.rjust(w) for at, (text, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in cells
-    ]
-    names = [entry["name"] for entry in told["runs"]]
-    for key, values in told["differences"].items():
-        if key != "strategy":
-            lines.append(f"{key}: " + ", ".join(f"{n} {v}" for n, v in zip(names, values, strict=True)))
-    lines += ["", f"parity: {told['parity']['verdict']}: {told['parity']['why']}", told["recommendation"]]
-    return "\n".join(line.rstrip() for line in lines)
+    return f"{among or text[0].upper()}{text if among else text[1:]}."

@@ -14,7 +14,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from ..config import Loaded, load_config
 from ..errors import ConfigError, Problem
 from ..launching.files import Asked, Request, read_accelerate_file
 from ..script import load_task
-from .trial import ONE, Cut, Result, try_out
+from .trial import BOUNDS, ONE, Bounds, Cut, Gap, Result, check_script, gap, try_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """From the reference, relative. ``first`` is of the first step's loss; ``loss`` and ``norm`` the largest of all
-    steps; ``weights`` is relative to the way that the reference's weights have come, by the norm of all together."""
+    """How far a run is from the reference; ``weights`` relative to the way that the reference's weights have come, by
+    the norm of all together. NaN where a value is not a number."""
 
-    first: float
-    loss: float
-    norm: float
+    loss: Gap
+    norm: Gap
     weights: float
 
-    def within(self, bound: float, weights_bound: float) -> bool:
-        return self.first <= bound and self.loss <= bound and self.norm <= bound and self.weights <= weights_bound
+    def within(self, bounds: Bounds) -> bool:
+        steps = self.loss.largest <= bounds.step and self.norm.largest <= bounds.step
+        return self.loss.first <= bounds.first and steps and self.weights <= bounds.weights
 
 
 def run(argv: Sequence[str]) -> int:
@@ -51,19 +51,18 @@ def run(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument("files", nargs="+", metavar="FILE", help="accelerate YAMLs; before the config's own settings")
     parser.add_argument("--config", help="the training config")
-    parser.add_argument("--script", default="examples/train.py", help="the training script; default %(default)s")
+    parser.add_argument("--script", help="your training script; not needed where the config names the task")
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps of each run; default %(default)s")
-    parser.add_argument("--bound", type=float, default=1e-5, help="for loss and gradient norm; default %(default)s")
-    parser.add_argument("--weights_bound", type=float, default=1e-2, help="for the weights; default %(default)s")
+    parser.add_argument("--bound", type=float, help="for loss and gradient norm; default: by precision")
+    parser.add_argument("--weights_bound", type=float, help="for the weights; default: by precision")
     parser.add_argument("--to", help="keep the runs in this new folder; else they are deleted")
     args, typed = parser.parse_known_args(argv)
 
-    script = Path(args.script)
-    if not script.is_file():
-        raise _wrong("script", args.script, "does not exist; give the script that calls trainer.main()")
+    check_script(args.script)
     if args.to and Path(args.to).exists():
         raise _wrong("to", args.to, "exists already; give a new folder")
-    sys.path.insert(0, str(script.resolve().parent))
+    if args.script is not None:
+        sys.path.insert(0, str(Path(args.script).resolve().parent))
     requests = {path: read_accelerate_file(path) for path in args.files}
     files = ["--config", args.config] if args.config else []
     loaded = load_config([*files, *typed])
@@ -85,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
             print(f"{name} ...", flush=True)
             place = Path(args.to or temporary) / f"{number}-{Path(name).stem.replace(' ', '-')}"
             more = settings | (alone or {}) if name == ONE else settings
-            results.append(try_out(name, cut, place, script, files, more, args.steps))
+            results.append(try_out(name, cut, place, args.script, files, more, args.steps))
         return _report(results, initial, bound=args.bound, weights_bound=args.weights_bound)
 
 
@@ -148,23 +147,11 @@ def _cut(batch: int, request: Request, loaded: Loaded) -> Cut:
 
 
 def compare(result: Result, reference: Result, initial: Mapping[str, Tensor]) -> Difference:
-    """How far a run is from the reference; NaN where one of the two is not a number."""
-    assert len(result.rows) == len(reference.rows), "the same data, batch and steps"
-    loss, norm = (
-        [_relative(ours[key], theirs[key]) for ours, theirs in zip(result.rows, reference.rows, strict=True)]
-        for key in ("loss", "grad_norm")
-    )
-    return Difference(first=loss[0], loss=_worst(loss), norm=_worst(norm), weights=_moved(result, reference, initial))
-
-
-def _relative(ours: float | None, theirs: float | None) -> float:
-    if ours is None or theirs is None:  # not finite: JSON has no name for it
-        return math.nan
-    return abs(ours - theirs) / abs(theirs) if ours != theirs else 0.0
-
-
-def _worst(values: Sequence[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values)
+    """Measure a run against the reference."""
+    assert result.rows.keys() == reference.rows.keys(), "the same data, batch and steps"
+    loss, norm = (gap(result.curve(key), reference.curve(key)) for key in ("loss", "grad_norm"))
+    assert loss and norm, "every step is logged"
+    return Difference(loss=loss, norm=norm, weights=_moved(result, reference, initial))
 
 
 def _moved(result: Result, reference: Result, initial: Mapping[str, Tensor]) -> float:
@@ -179,10 +166,18 @@ def _moved(result: Result, reference: Result, initial: Mapping[str, Tensor]) -> 
     return math.sqrt(apart / way) if way else math.nan
 
 
-def _report(results: list[Result], initial: Mapping[str, Tensor], *, bound: float, weights_bound: float) -> int:
+def _report(
+    results: list[Result], initial: Mapping[str, Tensor], *, bound: float | None, weights_bound: float | None
+) -> int:
     ran = [result for result in results if not result.error]
     heads = ["", "strategy", "batch", "first loss", "loss", "norm", "weights", "verdict"]
     table, good = [heads], len(ran) == len(results)
+    # Where one of the runs computes in less than the others, its bounds count for all.
+    bounds = max((BOUNDS[result.precision] for result in ran), key=lambda one: one.step, default=BOUNDS["no"])
+    if bound is not None:
+        bounds = replace(bounds, first=bound, step=bound)
+    if weights_bound is not None:
+        bounds = replace(bounds, weights=weights_bound)
     for result in results:
         cut = result.cut
         told = [result.name, cut.strategy, f"{cut.micro} x {cut.accumulation} x {cut.world}"]
@@ -192,9 +187,9 @@ def _report(results: list[Result], initial: Mapping[str, Tensor], *, bound: floa
             table.append([*told, "", "", "", "", "reference"])
         else:
             off = compare(result, ran[0], initial)
-            same = off.within(bound, weights_bound)
+            same = off.within(bounds)
             good = good and same
-            numbers = [f"{value:.1e}" for value in (off.first, off.loss, off.norm, off.weights)]
+            numbers = [f"{value:.1e}" for value in (off.loss.first, off.loss.largest, off.norm.largest, off.weights)]
             table.append([*told, *numbers, "same" if same else "differs"])
     widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
     for row in table:
@@ -204,7 +199,8 @@ def _report(results: list[Result], initial: Mapping[str, Tensor], *, bound: floa
         if result.error:
             print(f"{result.name}: {result.error}")
     verdict = "the same" if good else "NOT the same"
-    print(f"{verdict} within {bound:g} of loss and norm, {weights_bound:g} of the weights", flush=True)
+    first = f" ({bounds.first:g} at the first step)" if bounds.first != bounds.step else ""
+    print(f"{verdict} within {bounds.step:g}{first} of loss and norm, {bounds.weights:g} of the weights", flush=True)
     return 0 if good else 1
 
 

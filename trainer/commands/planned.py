@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,8 +108,8 @@ def _of_task(args: argparse.Namespace) -> Subject:
     from ..items import generator_of
     from ..script import load_task
     from ..strategies.base import compute_in
+    from ..task import split_loss
 
-    sys.path.insert(0, str(Path("examples").resolve()))
     loaded = load_config(["--config", args.what])
     task, _ = load_task(loaded)
     args.micro_batch = loaded.config.micro_batch_size
@@ -125,7 +124,7 @@ def _of_task(args: argparse.Namespace) -> Subject:
         model = task.build_model()
         if dtype is not None:
             compute_in(model.to(dtype), dtype)
-        return model, lambda: task.training_step(model, batch)
+        return model, lambda: split_loss(task.training_step(model, batch))[0]
 
     return _measured(loaded.config.task, made, args)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..documents import read_document
 from ..errors import ConfigError, Problem
+from ..train_config import DEFAULTS
 
 ONLINE = "wandb:"
 
@@ -23,9 +24,10 @@ class Run:
 
     Args:
         name: short, for people; the folder's name, or W&B's.
-        plan: what ran, as in plan.json, with the seed, the task and its settings.
+        plan: what ran, as in plan.json, over the settings of the training config.
         rows: as in metrics.jsonl: logged steps and evaluations, by step.
         summary: as in summary.json; empty where the training did not end.
+        error: why the training failed, where it was started from here.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Run:
     plan: Mapping[str, Any]
     rows: list[dict[str, Any]]
     summary: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
 
     def curve(self, key: str) -> list[tuple[int, float]]:
         """``(step, value)`` of the rows that have ``key``."""
@@ -48,31 +51,32 @@ def read_run(path: str | Path) -> Run:
     """Read an output directory, a W&B folder (``offline-run-*``, a ``.wandb`` file), or ``wandb:ENTITY/PROJECT/RUN``.
 
     Raises:
-        ConfigError: it is neither, or holds no logged step.
+        ConfigError: it is neither, or cannot be read.
     """
     folder = Path(path)
     if str(path).startswith(ONLINE):
-        run = _online(str(path))
-    elif (folder / "plan.json").is_file():
-        run = _ours(folder)
-    elif folder.suffix == ".wandb" or any(folder.glob("*.wandb")):
-        run = _wandb(folder)
-    else:
-        raise _wrong(path, "neither an output directory of a run (no plan.json) nor a W&B run (no .wandb file)")
-    if not run.curve("loss"):
-        raise _wrong(path, "holds no logged step")
-    return run
+        return _online(str(path))
+    if (folder / "plan.json").is_file():
+        return _ours(folder)
+    if folder.suffix == ".wandb" or any(folder.glob("*.wandb")):
+        return _wandb(folder)
+    raise _wrong(path, "neither an output directory of a run (no plan.json) nor a W&B run (no .wandb file)")
 
 
 def _ours(folder: Path) -> Run:
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    config = read_document(str(folder / "config.yaml"), what="training config").data
-    for key in ("task", "task_settings", "seed"):
-        plan[key] = config.get(key)
     metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
-    ended = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    return Run(name=folder.resolve().name, path=str(folder), plan=plan, rows=rows, summary=ended)
+    try:
+        plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        ended = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+        text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+        rows = [
+            json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()
+        ]  # a killed run's last row is cut
+    except ValueError as error:
+        raise _wrong(folder, f"a file of the run is damaged: {error}") from None
+    # A run of an older version does not say all settings: those had today's defaults.
+    settings = {**DEFAULTS, **read_document(folder / "config.yaml", what="training config").data}
+    return Run(name=folder.resolve().name, path=str(folder), plan={**settings, **plan}, rows=rows, summary=ended)
 
 
 def _wandb(path: Path) -> Run:
@@ -104,7 +108,7 @@ def _tracked(
     summary: dict[str, Any] = {"seconds": seconds} if seconds else {}
     if "summary/peak_memory_bytes" in kept:
         summary["peak_memory_bytes"] = [kept["summary/peak_memory_bytes"]]
-    return Run(name=name, path=path, plan=config, rows=rows, summary=summary)
+    return Run(name=name, path=path, plan={**DEFAULTS, **config}, rows=rows, summary=summary)
 
 
 def _inspect(*words: str) -> str:

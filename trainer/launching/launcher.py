@@ -6,11 +6,15 @@ typos were dropped. So the launcher's own command line is read from the parent p
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
+
+import psutil
 
 from ..errors import LaunchError
 
@@ -58,6 +62,8 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
     lines = parent_command_lines() if ancestors is None else ancestors
     name, arguments = _nearest(lines)
     if name == "python":
+        if environment is None and (connected := _connected()) is not None:
+            return connected
         if "RANK" not in env or "WORLD_SIZE" not in env:
             _refuse_unconnected(env)
             return Launcher(name="python")
@@ -73,6 +79,17 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
     )
 
 
+def _connected() -> Launcher | None:
+    """Where the calling code connected the processes of this machine itself, as ``accelerate.debug_launcher`` does."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or "RANK" in os.environ:
+        return None
+    rank, world = dist.get_rank(), dist.get_world_size()
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    os.environ.update({name: str(value) for name, value in names.items()})  # Accelerate and DeepSpeed read them
+    return Launcher(name="environment", world_size=world, rank=rank, local_rank=rank, local_world_size=world)
+
+
 def _refuse_unconnected(env: Mapping[str, str]) -> None:
     """Raise LaunchError where somebody starts the same program several times without telling each its rank."""
     for name, starter in _STARTERS.items():
@@ -86,8 +103,6 @@ def _refuse_unconnected(env: Mapping[str, str]) -> None:
 
 def parent_command_lines() -> list[list[str]]:
     """Command lines from the parent upwards; empty where the system hides them."""
-    import psutil
-
     lines = []
     try:
         for process in psutil.Process().parents():
@@ -95,6 +110,26 @@ def parent_command_lines() -> list[list[str]]:
     except psutil.Error:
         pass
     return lines
+
+
+def launcher_processes() -> list[psutil.Process]:
+    """The launchers above this process, the nearest first; empty where it was started by hand."""
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().parents():
+            program, _ = _program(process.cmdline())
+            if program not in _PROGRAMS and program not in _WITH_COMMANDS:
+                break
+            found.append(process)
+    return found
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that ended and was not waited for does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:

@@ -37,7 +37,33 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What runs. Written to ``plan.json`` beside the run, and shown as the banner."""
+    """What runs. Written to ``plan.json`` beside the run, and shown as the banner.
+
+    Args:
+        strategy: ``single``, ``ddp``, ``fsdp``, ``zero1``, ``zero2`` or ``zero3``.
+        launcher: ``python``, ``accelerate``, ``torchrun``, ``deepspeed``, or ``environment`` for any other.
+        world_size: processes in all.
+        num_machines: machines that the launch file names.
+        device: ``cuda`` or ``cpu``.
+        rehearsal: whether a strategy for several processes runs on CPUs, over gloo.
+        mixed_precision: ``no``, ``bf16`` or ``fp16``.
+        micro_batch_size: examples per process and backward.
+        accumulation_steps: backwards per optimizer step.
+        global_batch_size: examples per optimizer step, the product of these two and ``world_size``.
+        max_grad_norm: the global norm is clipped to it; None does not clip.
+        optimizer, optimizer_settings: ``adamw``, ``adam`` or ``sgd``, with all of its settings but the rate.
+        lr: the learning rate that runs, scaled from ``lr_reference`` by ``lr_scaling``.
+        lr_reference, lr_scaling, reference_batch_size: the rate that was asked for, the rule, the batch it belongs to.
+        schedule, schedule_settings, final_lr_ratio: as in the training config.
+        warmup_steps: in optimizer steps; from ``warmup_fraction`` once the length of the run is known.
+        warmup_samples, warmup_fraction: as in the training config.
+        compile, dynamo: whether the model is compiled, and what ``torch.compile`` is given.
+        find_unused_parameters: as in the training config.
+        fsdp, deepspeed: settings of the engine; empty for the others.
+        files: the launch files that were read.
+        notices: what was changed or has no effect, one line each.
+        homes: key -> ``file:line`` or ``command line``; absent for what is left at its default.
+    """
 
     strategy: str
     launcher: str
@@ -63,6 +89,7 @@ class Plan:
     warmup_fraction: float | None
     final_lr_ratio: float
     compile: bool
+    find_unused_parameters: bool = False
     fsdp: Mapping[str, Any] = field(default_factory=dict)
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     dynamo: Mapping[str, Any] = field(default_factory=dict)
@@ -91,6 +118,7 @@ class Plan:
         return dataclasses.replace(self, warmup_steps=warmup, notices=tuple(dict.fromkeys(notices)))
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all fields and ``precision``, as JSON holds them."""
         return dataclasses.asdict(self) | {"precision": self.precision}
 
 
@@ -186,6 +214,7 @@ def resolve(
         warmup_samples=config.warmup_samples,
         warmup_fraction=config.warmup_fraction,
         compile=config.compile or bool(request.dynamo),
+        find_unused_parameters=config.find_unused_parameters,
         fsdp=fsdp,
         deepspeed=deepspeed,
         dynamo=request.dynamo or ({"backend": "inductor"} if config.compile else {}),

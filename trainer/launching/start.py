@@ -32,7 +32,13 @@ _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A verified start: the plan, the Accelerator that runs it and the strategy to train with."""
+    """A verified start: the plan, the Accelerator that runs it and the strategy to train with.
+
+    Args:
+        plan: what runs.
+        accelerator: connects the processes; for a loop of your own.
+        strategy: wraps, steps and shards the model; the trainer makes one of its own for each training.
+    """
 
     plan: Plan
     accelerator: Accelerator

@@ -73,6 +73,8 @@ class Strategy(ABC):
         self.model: nn.Module
         self.optimizer: Optimizer
         self.prepared_optimizer: Any
+        # Of the gradients that came so far, in their order; it must be the same on every rank. 0: nobody has to look.
+        self.fingerprint = 0
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -84,11 +86,16 @@ class Strategy(ABC):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
         self._names, self._parts = canonical_names(model), parts_of(model)
-        self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
+        self.wrap(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
         self.optimizer = self.prepared_optimizer.optimizer
+        self.trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if self.plan.compile:
             self.compile(dict(self.plan.dynamo))
+
+    def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Set ``model`` and ``prepared_optimizer`` to what trains."""
+        self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:
         """``torch.compile`` in place, as the launch file says (``dynamo_config``).
@@ -123,10 +130,20 @@ class Strategy(ABC):
         (loss if scaler is None else scaler.scale(loss)).backward()
 
     def finish_step(self) -> StepResult:
-        """Clip by global norm, step, zero the gradients. Skips the step where the scaler found inf or NaN."""
-        plan, scaler, optimizer = self.plan, self.accelerator.scaler, self.optimizer
-        limit = plan.max_grad_norm or float("inf")
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        """Clip by global norm, step, zero the gradients. Skips the step where the scaler found inf or NaN.
+
+        A parameter that the step did not reach has the gradient zero, as the mean over the global batch says, under
+        every strategy: flat groups of parameters cannot leave one out, as torch does with a gradient of None.
+        """
+        limit, scaler, optimizer = self.plan.max_grad_norm, self.accelerator.scaler, self.optimizer
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        for parameter in self.trainable:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in self.trainable if parameter.grad is not None])
+        if limit is not None:  # otherwise no gradient is written again
+            nn.utils.clip_grads_with_norm_(self.trainable, limit, norm)
         skipped = False
         if scaler is None:
             optimizer.step()

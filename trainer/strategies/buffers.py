@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
+from accelerate.utils import broadcast
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -16,35 +17,41 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def kept(model: nn.Module, *, when: bool) -> Iterator[None]:
-    """The buffers are afterwards what they were before, if ``when``: for a batch that does not count."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()] if when else []
+    """Put the buffers back afterwards, if ``when``: for a batch that does not count, also where they are replaced."""
+    places = [(module, key) for module in model.modules() for key in module._buffers] if when else []
+    before = [
+        (module, key, buffer, buffer.clone()) for module, key in places if (buffer := module._buffers[key]) is not None
+    ]
     yield
-    for buffer, value in before:
-        buffer.copy_(value)
+    for module, key, buffer, value in before:
+        module._buffers[key] = buffer.copy_(value)
 
 
 @torch.no_grad()
 def agree(model: nn.Module, accelerator: Accelerator) -> None:
-    """The same buffers on every rank: the mean of floating ones, rank 0's of the others. One packed reduction.
+    """Make the buffers the same on every rank: the mean of floating ones, rank 0's of the others.
 
-    Whole numbers travel as float64, exact up to 2**53. Every rank calls it.
+    Collective: call on every rank. One packed reduction in float64, and one broadcast of bytes where there are others.
     """
-    buffers = list(model.buffers())
-    if accelerator.num_processes == 1 or not buffers:
+    if accelerator.num_processes == 1:
         return
-    packed = torch.cat([_part(buffer, accelerator) for buffer in buffers])
-    parts = accelerator.reduce(packed, "sum").split([2 * b.numel() if b.is_complex() else b.numel() for b in buffers])
-    for buffer, part in zip(buffers, parts, strict=True):
-        whole = torch.view_as_complex(part.view(*buffer.shape, 2)) if buffer.is_complex() else part.view(buffer.shape)
-        buffer.copy_(whole)
+    averaged = [b for b in model.buffers() if b.numel() and (b.is_floating_point() or b.is_complex())]
+    others = [b for b in model.buffers() if b.numel() and not (b.is_floating_point() or b.is_complex())]
+    if averaged:
+        packed = torch.cat([_real(buffer).double().flatten() for buffer in averaged]) / accelerator.num_processes
+        parts = accelerator.reduce(packed, "sum").split([_real(buffer).numel() for buffer in averaged])
+        for buffer, part in zip(averaged, parts, strict=True):
+            _real(buffer).copy_(part.view(_real(buffer).shape))
+    if others:
+        packed = broadcast(torch.cat([buffer.reshape(-1).view(torch.uint8) for buffer in others]))
+        parts = packed.split([buffer.numel() * buffer.itemsize for buffer in others])
+        for buffer, part in zip(others, parts, strict=True):
+            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # the clone is aligned
 
 
-def _part(buffer: Tensor, accelerator: Accelerator) -> Tensor:
-    """What this rank adds to the sum, flat."""
-    wide = (torch.view_as_real(buffer) if buffer.is_complex() else buffer).double().flatten()
-    if buffer.is_floating_point() or buffer.is_complex():
-        return wide / float(accelerator.num_processes)
-    return wide * float(accelerator.is_main_process)
+def _real(buffer: Tensor) -> Tensor:
+    """View a complex tensor as real numbers."""
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
 def kept_in_full(model: nn.Module) -> Callable[[torch.device], None]:

@@ -5,6 +5,7 @@ Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import LaunchError
-from .base import Shard, Strategy
+from ..errors import LaunchError, listed
+from .base import Shard, StepResult, Strategy
 from .costs import Case, Footprint, Part, elements, kept_whole
 
 if TYPE_CHECKING:
@@ -36,17 +37,42 @@ class Replicated(Strategy):
         # Buffers are not sent around before each forward: ranks agree on them when they are used, under every strategy.
         # torch 2.13 has another word for it, which Accelerate does not know yet; one line a rank.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
+        ddp = DistributedDataParallelKwargs(
+            gradient_as_bucket_view=True, broadcast_buffers=False, find_unused_parameters=plan.find_unused_parameters
+        )
         return {"kwargs_handlers": [ddp]}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().prepare(model, optimizer)
-        if isinstance(self.model, DistributedDataParallel):
+        if isinstance(self.model, DistributedDataParallel) and not self.plan.find_unused_parameters:
             _settle_buckets(self.model)
 
     def verify(self) -> None:
         if isinstance(self.model, DistributedDataParallel) != (self.plan.strategy == "ddp"):
             raise LaunchError(f"asked for {self.plan.strategy}, but the model became {type(self.model).__name__}")
+
+    def finish_step(self) -> StepResult:
+        if isinstance(self.model, DistributedDataParallel):
+            self._check_exchanged(self.model)
+        return super().finish_step()
+
+    def _check_exchanged(self, model: DistributedDataParallel) -> None:
+        """Raise ``LaunchError`` where a bucket still waits for a gradient: none in it was averaged over the ranks.
+
+        torch itself says so at the next forward pass, after a step with the rank's own gradients.
+        """
+        try:
+            model.reducer._check_reducer_finalized()
+        except RuntimeError as error:
+            numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            if numbers is None:
+                raise
+            names = [name for name, _ in self.learning()]  # in the order in which DDP numbers them
+            unused = [names[int(number)] for number in numbers[1].split()]
+            raise LaunchError(
+                f"the loss of this step does not depend on {listed(unused)}: no gradient was averaged over the ranks; "
+                "set find_unused_parameters: true if that is meant, or freeze them (requires_grad_(False))"
+            ) from None
 
     def shards(self) -> Iterator[Shard]:
         for name, parameter in self.learning():

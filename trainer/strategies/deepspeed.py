@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from ..errors import LaunchError
+from ..errors import LaunchError, listed
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import kept_in_full
 from .costs import (
@@ -30,8 +31,10 @@ from .costs import (
     elements,
     most_touched,
 )
+from .tensors import hold_scalars_as_vectors
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from torch.optim import Optimizer
 
     from ..launching.plan import Plan
@@ -52,15 +55,40 @@ class Zero(Strategy):
         warnings.filterwarnings("ignore", r".*is deprecated. Please use `torch.distributed.*_single`", FutureWarning)
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
+    def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
+        super().__init__(plan, accelerator)
+        # Accelerate puts the configuration where transformers finds it, whatever zero3_init_flag says: from_pretrained
+        # and from_config would then give parameters that are divided already, of shape [0].
+        accelerator.state.deepspeed_plugin.dschf = None
+        self._window = contextlib.ExitStack()
+
+    def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
+        hold_scalars_as_vectors(model)
+        super().wrap(model, optimizer)
+
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
+
         put_back = kept_in_full(model)
         # A bucket of the default 5e8 gradients is 2 GB also for a model of a thousand.
+        asked = self.plan.deepspeed.get("zero_optimization", {}).get("reduce_bucket_size")
         zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-        zero.setdefault("reduce_bucket_size", min(500_000_000, sum(p.numel() for p in model.parameters())))
+        zero["reduce_bucket_size"] = asked or min(500_000_000, sum(p.numel() for p in model.parameters()))
+        if self.plan.find_unused_parameters:
+            # A layer that one rank leaves out cannot be gathered by the others: all are gathered together, and stay.
+            zero["stage3_param_persistence_threshold"] = sys.maxsize
+            set_z3_leaf_module(model, True)
         super().prepare(model, optimizer)
         engine: Any = self.model
         self.engine, self.zero = engine, engine.optimizer
         self.optimizer = engine.basic_optimizer  # the torch optimizer inside, which holds the groups
+        self._gather_persistent()
+        if self.plan.find_unused_parameters:
+            for hook in getattr(self.zero, "_leaf_module_hooks", ()):
+                hook.remove()  # they would look for missing gradients before those of the model have come
+        else:
+            for number, (_, parameter) in enumerate(self.learning()):
+                parameter.register_post_accumulate_grad_hook(self._note_use(number))  # type: ignore[no-untyped-call]
         dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.mixed_precision]
         if dtype is not None:
             put_back(self.accelerator.device)
@@ -80,12 +108,63 @@ class Zero(Strategy):
         if clip != (self.plan.max_grad_norm or 0.0):
             raise LaunchError(f"asked for max_grad_norm {self.plan.max_grad_norm}, but the engine clips at {clip}")
 
-    def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def micro_step(self, *, boundary: bool) -> Iterator[None]:
         # The engine counts micro-batches by itself, which is wrong for a short last window: the boundary is ours.
-        self.engine.set_gradient_accumulation_boundary(boundary)
-        return contextlib.nullcontext()
+        self.engine.set_gradient_accumulation_boundary(boundary or self.plan.find_unused_parameters)
+        if not self.plan.find_unused_parameters:
+            yield
+            return
+        if self.plan.strategy == "zero3":
+            for parameter in self.zero.persistent_parameters:
+                parameter.ds_active_sub_modules.add(-1)  # in use: released by the step only, not after each layer
+        # Ranks may use different parameters: gradients wait, whole, and are reduced in a fixed order at the end.
+        if not self.engine.inside_no_sync_ctxt:
+            self._window.enter_context(self.engine.coalesce_grad_reduction())
+        yield
+        if boundary:
+            self._fill_gradients()
+            self._window.close()
+
+    def _fill_gradients(self) -> None:
+        """Give zeros to the parameters that this rank's micro-batches did not reach."""
+        for _, parameter in self.learning():
+            if parameter.grad is None and getattr(parameter, "grad_accum", None) is None:
+                shape, kept = getattr(parameter, "ds_shape", parameter.shape), parameter.data
+                parameter.data = kept.new_empty(shape)  # torch wants the gradient in the parameter's shape
+                parameter.grad = torch.zeros_like(parameter)
+                parameter.data = kept
+
+    def _note_use(self, number: int) -> Callable[[Tensor], None]:
+        def note(parameter: Tensor) -> None:
+            self.fingerprint = (self.fingerprint * 31 + number + 1) % (1 << 61)
+
+        return note
+
+    def _check_same_parameters(self, loss: Tensor) -> None:
+        """Raise ``LaunchError`` where ranks use different parameters: the engine would add up gradients of others.
+
+        Looked at once, before the first backward pass; later ones are noticed by ``fingerprint``.
+        """
+        reached, seen, waiting = set(), set(), [loss.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                reached.add(id(getattr(node, "variable", None)))
+                waiting += [below for below, _ in node.next_functions]
+        used = {name for name, parameter in self.learning() if id(parameter) in reached}
+        uses = gather_object([used])
+        differing = sorted(set().union(*uses) - set.intersection(*uses))
+        if differing:
+            raise LaunchError(
+                f"only some ranks use {listed(differing)} in the first step; set find_unused_parameters: true, with "
+                "which gradients are kept whole until all ranks have theirs"
+            )
 
     def backward(self, loss: Tensor) -> None:
+        if not (self.fingerprint or self.plan.find_unused_parameters or self.accelerator.num_processes == 1):
+            self._check_same_parameters(loss)
         # The loss carries its exact weight already; the engine would divide by the accumulation steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
 
@@ -155,7 +234,11 @@ class Zero(Strategy):
         self.zero._partition_all_parameters()
         for group in range(len(self.zero.fp32_partitioned_groups_flat)):
             self.zero._reassign_or_swap_out_partitioned_parameters(group)
-        kept = self.zero.persistent_parameters
+        self._gather_persistent()
+
+    def _gather_persistent(self) -> None:
+        """Fetch the small parameters that stay whole; by all ranks together, before any of them leaves a layer out."""
+        kept = self.zero.persistent_parameters if self.plan.strategy == "zero3" else []
         if kept:
             kept[0].all_gather(kept)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..untrusted import path_inside
 
 
 class Foreign:
@@ -38,7 +39,7 @@ def open_foreign(folder: Path) -> Foreign:
     Raises:
         CheckpointError: nobody that is known here, or its files hold more than weights.
     """
-    for place in (folder, *sorted(path for path in folder.glob("*") if path.is_dir())):
+    for place in (folder, *sorted(path for path in folder.glob("*") if path.is_dir() and not path.is_symlink())):
         if (place / ".metadata").exists():
             if place.name.startswith("optimizer"):
                 continue
@@ -68,17 +69,21 @@ class Distributed(Foreign):
         stored_as = self._stored_as[name]
         shape, dtype = self.shapes[name]
         whole = torch.empty(shape, dtype=dtype)
+        filled = 0
         for index, place in self._stored.items():
             if index.fqn != stored_as:
                 continue
             if place.transform_descriptors:
                 raise CheckpointError(f"{self.folder}: {name} is stored transformed ({place.transform_descriptors})")
-            with open(self.folder / place.relative_path, "rb") as file:
+            with open(path_inside(self.folder, place.relative_path), "rb") as file:
                 file.seek(place.offset)
                 part = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
             offsets = index.offset or (0,) * part.dim()
             where = tuple(slice(low, low + size) for low, size in zip(offsets, part.shape, strict=True))
             whole[where] = part
+            filled += part.numel()
+        if filled != whole.numel():
+            raise CheckpointError(f"{self.folder}: {filled} of {whole.numel()} elements of {name} are there")
         return whole
 
 
@@ -119,6 +124,7 @@ class _MetadataReader(pickle.Unpickler):
 
 
 def _read_metadata(path: Path) -> Any:
+    path_inside(path.parent, path.name)
     try:
         with open(path, "rb") as file:
             return _MetadataReader(file).load()
@@ -207,6 +213,7 @@ def _load(path: Path) -> Any:
     from deepspeed.utils.tensor_fragment import fragment_address
     from torch.serialization import safe_globals
 
+    path_inside(path.parent, path.name)
     try:
         # mmap: of the optimizer's state, which is read by nobody, nothing comes into memory.
         known = [fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler, (_member, "builtins.getattr")]

@@ -6,17 +6,18 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, LaunchError, Problem, did_you_mean
+from ..errors import ConfigError, LaunchError, Problem, did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .buffers import kept_in_full
 from .costs import Case, Footprint, Part, elements, kept_whole
-from .tensors import full, local, unwrapped
+from .tensors import canonical_state, full, hold_scalars_as_vectors, local, unwrapped
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -32,23 +33,131 @@ class FullyShardedTwo(Strategy):
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import FullyShardedDataParallelPlugin
-        from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        # Accelerate reduces gradients in the compute dtype; DDP under autocast does not, so the policy is stated.
-        # No output_dtype: it would hold for each wrapped layer, and the next one may not take full precision.
-        compute = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[plan.mixed_precision]
-        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-        if compute is None:
-            policy = MixedPrecisionPolicy()
-        return {"fsdp_plugin": FullyShardedDataParallelPlugin(**plan.fsdp, mixed_precision_policy=policy)}
+        # It tells Accelerate which strategy runs; the sharding is done below, by the plan.
+        plugin = FullyShardedDataParallelPlugin(**{**plan.fsdp, "auto_wrap_policy": "NO_WRAP", "cpu_offload": False})
+        return {"fsdp_plugin": plugin}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._check_wrap_classes(model)
         put_back = kept_in_full(model)
         super().prepare(model, optimizer)
         if self.plan.mixed_precision != "no":
             put_back(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
+
+    def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
+
+        Accelerate 1.15 does this too, but shards the input embedding and the last norm as units of their own: it fails
+        on models whose embedding lies in a unit already (BERT) and on heads that are not called.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+
+        hold_scalars_as_vectors(model)
+        names = {id(tensor): name for name, tensor in canonical_state(model)}
+        units = self._units(model)
+        if self.plan.fsdp.get("activation_checkpointing"):
+            units = self._checkpointed(model, units)
+        device = self.accelerator.device
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(device.type, (self.plan.world_size,)),
+            "mp_policy": self._precision(),
+            "offload_policy": CPUOffloadPolicy() if self.plan.fsdp.get("cpu_offload") else OffloadPolicy(),
+            "ignored_params": self._ignored(model),
+        }
+        for unit in units:
+            fully_shard(unit, **options, reshard_after_forward=self.plan.fsdp["reshard_after_forward"])
+        fully_shard(model, **options)  # the root stays whole until its backward pass, which follows at once
+        for module in model.modules():
+            # Ranks that use different parameters reduce the same ones; torch before 2.13 has no word for it.
+            if isinstance(module, FSDPModule) and hasattr(module, "set_reduce_scatter_unused_params"):
+                module.set_reduce_scatter_unused_params(True)
+        sharded = {name: tensor for name, tensor in canonical_state(model)}
+        for group in optimizer.param_groups:
+            group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
+        self.model, self.prepared_optimizer = model, self.accelerator.prepare_optimizer(optimizer)
+        self.accelerator._models.append(model)
+
+    def _precision(self) -> Any:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        if self.plan.mixed_precision == "no":
+            return MixedPrecisionPolicy()
+        # Gradients are reduced in full precision, as DDP under autocast reduces them. No output_dtype: it would hold
+        # for each unit, and the next one may not take full precision.
+        compute = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.mixed_precision]
+        return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+
+    def _units(self, model: nn.Module) -> list[nn.Module]:
+        """The modules that are gathered one at a time, inner ones first.
+
+        A module that shares a parameter with another part of the model (a tied embedding) stays in the unit around it.
+        """
+        settings, policy = self.plan.fsdp, self.plan.fsdp.get("auto_wrap_policy", "NO_WRAP")
+        self._check_wrap_classes(model)
+        classes = set(settings.get("transformer_cls_names_to_wrap") or _layer_classes(model))
+        places: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            places.setdefault(id(parameter), []).append(name)
+        paths: dict[nn.Module, list[str]] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            paths.setdefault(module, []).append(f"{path}.")
+        units: list[nn.Module] = []
+        taken: set[int] = set()
+        for module in reversed(list(paths)):
+            own = {id(parameter): parameter.numel() for parameter in module.parameters() if id(parameter) not in taken}
+            wanted = (policy == "TRANSFORMER_BASED_WRAP" and type(module).__name__ in classes) or (
+                policy == "SIZE_BASED_WRAP"
+                and sum(own.values()) > settings["min_num_params"]
+                and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+            )
+            shared = any(not name.startswith(tuple(paths[module])) for key in own for name in places[key])
+            if wanted and own and not shared and module is not model:
+                units.append(module)
+                taken.update(own)
+        return units
+
+    def _checkpointed(self, model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
+        """Recompute the units in the backward pass, with the random numbers of the forward pass.
+
+        Accelerate 1.15 leaves these out (preserve_rng_state=False): gradients under dropout were wrong.
+        """
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
+
+        if not units:
+            raise LaunchError("fsdp_activation_checkpointing needs units to recompute: set fsdp_auto_wrap_policy")
+        paths = {module: path for path, module in model.named_modules()}
+        wrapped = []
+        for unit in units:
+            module: nn.Module = checkpoint_wrapper(unit)
+            if self.plan.fsdp.get("activation_checkpointing_offload"):
+                module = offload_wrapper(module)
+            model.set_submodule(paths[unit], module)
+            wrapped.append(module)
+        return wrapped
+
+    def _ignored(self, model: nn.Module) -> set[nn.Parameter]:
+        """The parameters of ``fsdp_ignored_modules``, which stay whole on every rank; they must not learn."""
+        pattern = self.plan.fsdp.get("ignored_modules")
+        if not pattern:
+            return set()
+        modules = [module for name, module in model.named_modules() if re.fullmatch(str(pattern), name)]
+        found = {parameter for module in modules for parameter in module.parameters()}
+        learns = [
+            name for name, parameter in model.named_parameters() if parameter in found and parameter.requires_grad
+        ]
+        if not modules or learns:
+            rule = (
+                f"{listed(learns)} would learn on each rank alone; freeze them, or shard them"
+                if learns
+                else "no such module"
+            )
+            origin, _, key = self.plan.home("fsdp.ignored_modules").partition(" (")
+            raise ConfigError(Problem(where=origin, key=key.rstrip(")"), value=pattern, rule=rule))
+        for parameter in found:
+            parameter.data = parameter.data.to(self.accelerator.device)
+        return found
 
     def compile(self, settings: dict[str, Any]) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -114,7 +223,9 @@ class FullyShardedTwo(Strategy):
     @classmethod
     def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
         # Rank 0 has the most: ceil(rows / world) rows of each tensor.
-        mine = [dataclasses.replace(p, numel=-(-p.rows // case.world_size) * (p.numel // p.rows or 1)) for p in parts]
+        mine = [
+            dataclasses.replace(p, numel=-(-p.rows // case.world_size) * (p.numel // max(1, p.rows))) for p in parts
+        ]
         learning = elements(mine, learning=True)
         # Before the boundary (no_sync) gradients are neither reduced nor cut.
         gradients = elements(parts, learning=True) if case.accumulation_steps > 1 else learning
@@ -134,3 +245,8 @@ class FullyShardedTwo(Strategy):
         gathers = case.accumulation_steps * (2 if case.reshard else 1)
         gathered = gathers * case.compute_width * elements(parts)
         return int(case.ring * (gathered + 4 * elements(parts, learning=True)))
+
+
+def _layer_classes(model: nn.Module) -> set[str]:
+    """The classes that transformers models name as their layers, wherever in the model they are."""
+    return {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}

@@ -48,6 +48,36 @@ def _learns(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) and tensor.is_floating_point() and tensor.requires_grad
 
 
+def hold_scalars_as_vectors(model: nn.Module) -> None:
+    """Keep scalar parameters as vectors of one element, for strategies that cannot cut a scalar.
+
+    The model's own code still sees a scalar under the parameter's name. FSDP2 refuses scalars, DeepSpeed 0.19 fails on
+    them; CLIP's ``logit_scale`` is one.
+    """
+    scalars = [
+        (module, name)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.dim() == 0
+    ]
+    for module, name in scalars:
+        kind = type(module)
+        module.__class__ = type(kind.__name__, (kind,), {name: _scalar(name), "__module__": kind.__module__})
+    for module, name in scalars:
+        parameter = module._parameters[name]
+        assert parameter is not None, "just found"
+        parameter.data = parameter.data.reshape(1)
+
+
+def _scalar(name: str) -> property:
+    def value(module: nn.Module) -> Tensor | None:
+        parameter = module._parameters[name]
+        # A sharded one is not looked at by the model, but by the engine.
+        return parameter if parameter is None or hasattr(parameter, "to_local") else parameter.reshape(())
+
+    return property(value)
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The task's own module behind a wrapper (DDP, an engine) or ``torch.compile``."""
     while True:

@@ -1,0 +1,8 @@
+"""``python -m trainer`` is the command ``trainer``; launchers start it as ``accelerate launch -m trainer train``."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
