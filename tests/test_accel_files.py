@@ -22,12 +22,14 @@ from hypothesis import strategies as st
 
 from trainer.errors import ConfigError, LaunchError
 from trainer.launching.accelerate_keys import sections
-from trainer.launching.deepspeed_keys import known_keys
+from trainer.launching.deepspeed_schema import _probed, known_keys
 from trainer.launching.files import (
     Asked,
+    Given,
     Request,
     read_accelerate_file,
     read_deepspeed_file,
+    read_launch_file,
     read_launch_flags,
     read_request,
     rehearsal_changes,
@@ -64,8 +66,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
-def flag(value: Any, name: str) -> dict[str, Asked[Any]]:
-    return {name: Asked(value=value, where=f"command line (--{name})")}
+def flag(value: Any, name: str) -> dict[str, Given]:
+    return {name: Given(value=value, where="command line", key=f"--{name}")}
 
 
 def complaint(read: Callable[[], Request]) -> str:
@@ -213,7 +215,10 @@ def test_fsdp1_leftovers_share_one_line(write: Write) -> None:
     )
     assert read_accelerate_file(write("a.yaml", text)).notices == (
         "a.yaml:5: no effect under FSDP2: fsdp_use_orig_params, fsdp_forward_prefetch",
-        "a.yaml:7: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect here: each rank loads its own shard",
+        "a.yaml:7: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect: "
+        "each rank builds the whole model in host memory, then keeps its shard",
+        "a.yaml:8: fsdp_config.fsdp_state_dict_type: no effect: "
+        "in checkpoints each rank writes its part; the model is exported whole",
     )
 
 
@@ -274,12 +279,14 @@ def test_deepspeed_json(write: Write) -> None:
     assert request.accumulation_steps is not None
     assert request.accumulation_steps.value == 2
     assert request.optimizer is not None
-    assert request.optimizer.value == {"type": "AdamW", "params": {"betas": [0.9, 0.95]}}
+    assert (request.optimizer.name, request.optimizer.typed.value) == ("adamw", "AdamW")
+    assert {key: given.value for key, given in request.optimizer.values.items()} == {"betas": [0.9, 0.95]}
+    assert {key: given.value for key, given in request.optimizer.defaults.items()} == {"eps": 1e-8, "weight_decay": 0.0}
     assert request.scheduler is not None
-    assert request.scheduler.value == {"type": "WarmupLR", "params": {}}
+    assert (request.scheduler.name, request.scheduler.values) == ("constant", {})
+    assert {key: given.value for key, given in request.scheduler.defaults.items()} == {"warmup_type": "log"}
     assert request.deepspeed == {
         "zero_optimization": {"stage": 2, "overlap_comm": True, "allgather_bucket_size": 2e8},
-        "steps_per_print": 2000,
         "fp16": {"loss_scale": 0, "min_loss_scale": 1},
     }
 
@@ -357,20 +364,13 @@ MISTAKES = [
         "a.yaml:2: num_processes: '2': must be a whole number; remove the quotes",
     ),
     ("distributed_type: MULTI_GPU\nnum_processes: 0", "a.yaml:2: num_processes: 0: must be at least 1"),
-    ("distributed_type: MULTI_GPU\nnum_processes: -1", "a.yaml:2: num_processes: -1: must be at least 1"),
     ("distributed_type: MULTI_GPU\nnum_processes: true", "a.yaml:2: num_processes: true: must be a whole number"),
-    ("distributed_type: MULTI_GPU", "a.yaml:1: num_processes: is missing; write how many processes run"),
-    (
-        "distributed_type: MULTI_GPU\nnum_processes: 1",
-        "a.yaml:2: num_processes: 1: MULTI_GPU needs at least 2 processes; one process is distributed_type: 'NO'",
-    ),
     (f"{DDP}num_machines: 3", "a.yaml:2: num_processes: 2: must be a multiple of num_machines 3"),
     (
         "distributed_type: 'NO'\nnum_processes: 2",
         "a.yaml:2: num_processes: 2: accelerate starts one process under distributed_type 'NO'; "
         "write MULTI_GPU, or num_processes: 1",
     ),
-    ("distributed_type: NO", "a.yaml:1: distributed_type: false: write 'NO' in quotes: YAML reads it as false"),
     (
         "distributed_type: DDP\nnum_processes: 2",
         "a.yaml:1: distributed_type: 'DDP': no such type; did you mean 'MULTI_GPU' (accelerate's name for DDP)?",
@@ -420,31 +420,15 @@ MISTAKES = [
     (f"{DDP}gpu_ids: 0", "a.yaml:3: gpu_ids: 0: must be text; put it in quotes"),
     (f"{DDP}debug: 1", "a.yaml:3: debug: 1: must be true or false"),
     (
-        f"{DDP}tpu_name: pod",
-        "a.yaml:3: tpu_name: 'pod': concerns TPUs, which samecurve does not support; remove it",
-    ),
-    (
-        f"{DDP}downcast_bf16: true",
-        "a.yaml:3: downcast_bf16: true: concerns TPUs, which samecurve does not support; write 'no'",
-    ),
-    (
         f"{DDP}parallelism_config:\n  parallelism_config_cp_size: 2",
         "a.yaml:4: parallelism_config.parallelism_config_cp_size: 2: "
         "more than 1 is not supported by samecurve yet; write 1, or remove it",
     ),
     (
-        f"{DDP}mpirun_config:\n  mpirun_hostfile: hosts",
-        "a.yaml:4: mpirun_config.mpirun_hostfile: 'hosts': mpirun_config is not supported by samecurve; remove it",
+        "distributed_type: 'NO'\nmpirun_config:\n  mpirun_hostfile: hosts",
+        "a.yaml:3: mpirun_config.mpirun_hostfile: 'hosts': mpirun_config is not supported by samecurve; remove it",
     ),
-    (
-        f"{DDP}megatron_lm_config:\n  megatron_lm_tp_degree: 2",
-        "a.yaml:4: megatron_lm_config.megatron_lm_tp_degree: 2: "
-        "megatron_lm_config is not supported by samecurve; remove it",
-    ),
-    (
-        f"{DDP}fp8_config:\n  backend: TE",
-        "a.yaml:4: fp8_config.backend: 'TE': fp8_config is not supported by samecurve; remove it",
-    ),
+    ("zero_optimization: {stage: 2}", "a.yaml: this is a DeepSpeed config: give it with --deepspeed"),
     (f"{DDP}fsdp_config: [1]", "a.yaml:3: fsdp_config: [1]: must be a mapping"),
     (
         f"{DDP}dynamo_config:\n  dynamo_mode: fastest",
@@ -549,7 +533,7 @@ MISTAKES = [
     (
         f"{ZERO}  zero_stage: 2\n  offload_optimizer_device: nvme\n  offload_optimizer_nvme_path: /nvme",
         "a.yaml:5: deepspeed_config.offload_optimizer_device: 'nvme': "
-        "nvme works in stage 3 only, this is stage 2; write cpu",
+        "not supported by samecurve, whose checkpoints read the optimizer's state; write cpu",
     ),
     (
         f"{ZERO}  zero_stage: 3\n  offload_param_device: nvme",
@@ -584,6 +568,40 @@ MISTAKES = [
         f"mixed_precision: bf16\n{BY_FILE}",
         "a.yaml:1: mixed_precision: 'bf16': accelerate refuses it beside deepspeed_config.deepspeed_config_file; "
         'remove it and write "bf16": {"enabled": true} in the JSON',
+    ),
+    (
+        f"mixed_precision: fp16\n{BY_FILE}",
+        "a.yaml:1: mixed_precision: 'fp16': accelerate refuses it beside deepspeed_config.deepspeed_config_file; "
+        'remove it and write "fp16": {"enabled": true} in the JSON',
+    ),
+    (
+        f"mixed_precision: 'no'\n{BY_FILE}",
+        "a.yaml:1: mixed_precision: 'no': accelerate refuses it beside deepspeed_config.deepspeed_config_file; "
+        "remove it",
+    ),
+    (
+        f"{ZERO}  zero_stage: 2\n  bf16_enabled: true",
+        "a.yaml:5: deepspeed_config.bf16_enabled: true: unknown key; it is bf16.enabled of DeepSpeed's JSON: "
+        "name one with deepspeed_config_file",
+    ),
+    (
+        f"{ZERO}  zero_stage: 3\n  offload_optimizer_pin_memory: true",
+        "a.yaml:5: deepspeed_config.offload_optimizer_pin_memory: true: unknown key; "
+        "it is zero_optimization.offload_optimizer.pin_memory of DeepSpeed's JSON: name one with deepspeed_config_file",
+    ),
+    (
+        f"{FSDP}  fsdp_limit_all_gathers: true",
+        "a.yaml:5: fsdp_config.fsdp_limit_all_gathers: true: unknown key; "
+        "accelerate's config file has none of this name; remove it",
+    ),
+    (
+        f"{DDP}_comment: two GPUs",
+        "a.yaml:3: _comment: 'two GPUs': accelerate refuses keys that it does not know; write a # comment instead",
+    ),
+    (f"{DDP}gpu_ids: '0'", "a.yaml:3: gpu_ids: '0': accelerate wants as many as processes, 2; write 'all'"),
+    (
+        "distributed_type: MULTI_GPU\nnum_processes: 010",
+        "a.yaml:2: num_processes: 010: YAML takes a leading zero for octal; write 10, or '010' in quotes if it is text",
     ),
     ("", "a.yaml: the accelerate config file is empty"),
     ("- 1\n", "a.yaml: the root of the accelerate config file must be a mapping, not a list"),
@@ -634,6 +652,10 @@ def test_deepspeed_itself_takes_the_typo(write: Write) -> None:
 # Mistakes in DeepSpeed JSONs
 
 Z = '"zero_optimization": {"stage": 2}'
+STAGE_0 = (
+    "stage 0 is DDP, which is started without a DeepSpeed JSON: by torchrun alone, or by accelerate launch with "
+    "accel_configs/ddp.yaml"
+)
 JSON_MISTAKES = [
     (f'{{{Z}, "gradient_cliping": 1.0}}', "gradient_cliping: 1.0: unknown key; did you mean 'gradient_clipping'?"),
     (f'{{{Z}, "stage": 2}}', "stage: 2: unknown key; it belongs under zero_optimization"),
@@ -670,10 +692,7 @@ JSON_MISTAKES = [
         "optimizer.params.lr: '1e-4': is text; remove the quotes",
     ),
     ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage: 4: must be 1, 2 or 3"),
-    (
-        '{"zero_optimization": {"stage": 0}}',
-        "zero_optimization.stage: 0: stage 0 is DDP: write distributed_type: MULTI_GPU",
-    ),
+    ('{"zero_optimization": {"stage": 0}}', f"zero_optimization.stage: 0: {STAGE_0}"),
     (
         '{"zero_optimization": {"stage": "3"}}',
         "zero_optimization.stage: '3': must be a whole number; remove the quotes",
@@ -683,7 +702,6 @@ JSON_MISTAKES = [
     (f'{{{Z}, "train_micro_batch_size_per_gpu": 1.5}}', "train_micro_batch_size_per_gpu: 1.5: must be a whole number"),
     (f'{{{Z}, "gradient_clipping": -1}}', "gradient_clipping: -1: must be 0 or more"),
     (f'{{{Z}, "gradient_clipping": "1"}}', "gradient_clipping: '1': must be a number; remove the quotes"),
-    (f'{{{Z}, "steps_per_print": "10"}}', "steps_per_print: '10': is text; remove the quotes"),
     (f'{{{Z}, "wall_clock_breakdown": 1}}', "wall_clock_breakdown: 1: must be true or false"),
     (f'{{{Z}, "prescale_gradients": "true"}}', "prescale_gradients: 'true': is text; remove the quotes"),
     (f'{{{Z}, "aio": 3}}', "aio: 3: must be a mapping"),
@@ -704,11 +722,7 @@ JSON_MISTAKES = [
     (
         '{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/n"}}}',
         "zero_optimization.offload_optimizer: {'device': 'nvme', 'nvme_path': '/n'}: "
-        "nvme works in stage 3 only, this is stage 1; write cpu",
-    ),
-    (
-        '{"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}',
-        "zero_optimization.overlap_comm: 'auto': \"auto\" is not resolved here; write a value, or remove the key",
+        "not supported by samecurve, whose checkpoints read the optimizer's state; write cpu",
     ),
     (
         f'{{{Z}, "fp16": {{"enabled": true}}, "bf16": {{"enabled": true}}}}',
@@ -722,8 +736,7 @@ JSON_MISTAKES = [
     ),
     (
         f'{{{Z}, "gradient_allreduce_op": "sum"}}',
-        "gradient_allreduce_op: 'sum': the gradient here is the mean over the global batch; "
-        'write "mean", or remove the key',
+        "gradient_allreduce_op: 'sum': the gradient here is the mean over the global batch; remove it",
     ),
     *[
         (f'{{{Z}, "{key}": {json.dumps(value)}}}', f"{key}: {value}: not supported by samecurve; remove it")
@@ -736,7 +749,59 @@ JSON_MISTAKES = [
             "torch_autocast": {"enabled": True},
         }.items()
     ],
+    (f'{{{Z}, "log": {{}}}}', "log: {}: unknown key; DeepSpeed's JSON has none of this name; remove it"),
+    (
+        f'{{{Z}, "comms_config": {{}}}}',
+        "comms_config: {}: unknown key; DeepSpeed's JSON has none of this name; remove it",
+    ),
+    (
+        f'{{{Z}, "bf16": {{"enabled": true, "loss_scale": 0}}, "fp16": {{"enabled": false, "loss_scale": 0}}}}',
+        "bf16.loss_scale: 0: unknown key; bf16 needs no loss scale; remove it",
+    ),
+    (
+        f'{{{Z}, "compile": {{"backend": "inductor"}}}}',
+        "compile.backend: 'inductor': unknown key; DeepSpeed has none of this name; "
+        "write compile: true in the training config, or dynamo_config in an accelerate YAML",
+    ),
+    *[
+        (f"{{{Z}, {text}}}", f"{told}; remove it")
+        for text, told in {
+            '"bf16": {"enabled": true, "bf16_master_weights_and_grads": true}': (
+                "bf16.bf16_master_weights_and_grads: true: weights and gradients are kept in full precision here"
+            ),
+            '"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}': (
+                "fp16.fp16_master_weights_and_grads: true: weights and gradients are kept in full precision here"
+            ),
+            '"managed_gradient_accumulation": false': (
+                "managed_gradient_accumulation: false: gradients are accumulated by this program"
+            ),
+            '"dataloader_drop_last": true': "dataloader_drop_last: true: the training config says it, with drop_last",
+            '"gradient_predivide_factor": 2.0': "gradient_predivide_factor: 2.0: DeepSpeed's ZeRO refuses it",
+        }.items()
+    ],
+    (
+        '{"zero_optimization": {"stage": 2, "compute_grad_norm": false}}',
+        "zero_optimization.compute_grad_norm: false: the gradient norm is logged and clipped here; remove it",
+    ),
+    (
+        '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}}',
+        "zero_optimization.offload_optimizer.ratio: 0.3: needs DeepSpeed's own Adam, and torch's steps here; remove it",
+    ),
+    (
+        f'{{{Z}, "optimizer": {{"type": "Lamb", "params": {{"lr": 1e-3, "max_coeff": 0.3}}}}}}',
+        "optimizer.type: 'Lamb': not offered from a DeepSpeed JSON (AdamW, Adam, SGD are); "
+        "build it in Task.build_optimizer, and remove this section",
+    ),
+    (
+        f'{{{Z}, "train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}}',
+        "train_batch_size: 10: must be a multiple of train_micro_batch_size_per_gpu x gradient_accumulation_steps, 4",
+    ),
     (f"{{{Z},}}", "not valid JSON: a trailing comma: remove it"),
+    ("// from a blog\n{}", "not valid JSON: a comment, which JSON has not"),
+    (
+        f'{{{Z}, "gradient_accumulation_steps": 2.0}}',
+        "gradient_accumulation_steps: 2.0: must be a whole number; write 2",
+    ),
 ]
 
 
@@ -747,7 +812,8 @@ def test_a_mistake_in_json_is_one_line(write: Write, text: str, line: str) -> No
 
 def test_json_without_zero(write: Write) -> None:
     assert complaint(lambda: read_deepspeed_file(write("ds.json", '{"train_batch_size": 8}'))) == (
-        'ds.json: zero_optimization: must be a mapping with the stage: {"stage": 1}, 2 or 3'
+        "ds.json:1: zero_optimization.stage: is missing, which DeepSpeed takes as 0; "
+        f'write "stage": 1, 2 or 3 ({STAGE_0})'
     )
 
 
@@ -756,9 +822,177 @@ def test_what_deepspeed_removed_is_told_in_its_words(write: Write) -> None:
     assert line.startswith("ds.json:1: nebula: {}: DeepSpeed: Nebula checkpointing has been removed")
 
 
+@pytest.mark.parametrize(
+    ("key", "name"), [("mics_shard_size", "MiCS ZeRO-3 sharding"), ("zeropp_loco_param", "LoCo-Zero++")]
+)
+def test_what_deepspeed_removed_from_a_section_is_told_in_its_words(write: Write, key: str, name: str) -> None:
+    text = f'{{"zero_optimization": {{"stage": 3, "{key}": 8}}}}'
+    line = complaint(lambda: read_deepspeed_file(write("ds.json", text)))
+    assert line.startswith(f"ds.json:1: zero_optimization.{key}: 8: DeepSpeed: {name} has been removed")
+    disabled = {"enabled": False}
+    off = json.dumps({"zero_optimization": {"stage": 3, key: -1}, "elasticity": disabled, "amp": disabled})
+    assert read_deepspeed_file(write("off.json", off)).deepspeed == {"zero_optimization": {"stage": 3}}
+
+
+# Keys that cannot change what runs
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["", "num_processes: null\nnum_machines: null\n", "num_processes: -1\n"],
+    ids=["missing", "null", "accelerate's default"],
+)
+def test_the_launcher_says_how_many_processes(write: Write, lines: str) -> None:
+    request = read_accelerate_file(write("a.yaml", f"distributed_type: MULTI_GPU\n{lines}"))
+    assert (request.strategy, request.world_size, request.num_machines) == ("ddp", None, 1)
+    two = read_accelerate_file("a.yaml", overrides=flag(2, "num_processes"))
+    assert two.world_size == Asked(value=2, where="command line (--num_processes)")
+
+
+def test_one_process_of_ddp(write: Write) -> None:
+    request = read_accelerate_file(write("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 1\n"))
+    assert (request.strategy, request.world_size) == ("ddp", Asked(value=1, where="a.yaml:2 (num_processes)"))
+
+
+def test_no_without_quotes_is_what_accelerate_takes_it_for(write: Write) -> None:
+    request = read_accelerate_file(write("a.yaml", "distributed_type: NO\nnum_processes: 1\n"))
+    assert (request.strategy, request.notices) == ("single", ())
+    assert complaint(lambda: read_accelerate_file(write("b.yaml", "distributed_type: NO\nnum_processes: 2\n"))) == (
+        "b.yaml:2: num_processes: 2: accelerate starts one process under distributed_type 'NO'; "
+        "write MULTI_GPU, or num_processes: 1"
+    )
+
+
+def test_keys_for_tpus_share_one_line(write: Write) -> None:
+    text = f"{DDP}downcast_bf16: true\ntpu_name: pod\ntpu_use_cluster: false\ntpu_env: []\ncommand_file: null\n"
+    assert read_accelerate_file(write("a.yaml", text)).notices == (
+        "a.yaml:3: read on TPUs only: downcast_bf16, tpu_name",
+    )
+    for value in ("'no'", "no", "false", "null"):
+        assert read_accelerate_file(write("b.yaml", f"{DDP}downcast_bf16: {value}\n")).notices == ()
+
+
+def test_sections_for_what_does_not_run_are_said(write: Write) -> None:
+    text = (
+        f"{DDP}mpirun_config:\n  mpirun_hostfile: hosts\nmegatron_lm_config:\n  megatron_lm_tp_degree: 2\n"
+        "fp8_config:\n  backend: TE\n"
+    )
+    assert read_accelerate_file(write("a.yaml", text)).notices == (
+        "a.yaml:8: fp8_config: no effect under MULTI_GPU",
+        "a.yaml:6: megatron_lm_config: no effect under MULTI_GPU",
+        "a.yaml:4: mpirun_config: no effect under MULTI_GPU",
+    )
+
+
+def test_keys_of_another_wrap_policy_share_one_line(write: Write) -> None:
+    text = f"{FSDP}  fsdp_transformer_layer_cls_to_wrap: Block\n  fsdp_min_num_params: 1000\n"
+    request = read_accelerate_file(write("a.yaml", text))
+    assert request.notices == (
+        "a.yaml:5: no effect under fsdp_auto_wrap_policy NO_WRAP: "
+        "fsdp_transformer_layer_cls_to_wrap, fsdp_min_num_params",
+    )
+    assert request.fsdp["transformer_cls_names_to_wrap"] is None
+
+
+def test_inline_settings_of_stage_3_without_effect(write: Write) -> None:
+    text = f"{ZERO}  zero_stage: 3\n  zero3_init_flag: true\n  zero3_save_16bit_model: true\n"
+    assert read_accelerate_file(write("a.yaml", text)).notices == (
+        "a.yaml:6: deepspeed_config.zero3_save_16bit_model: no effect: "
+        "the model is written in full precision (float32)",
+        "a.yaml:5: deepspeed_config.zero3_init_flag: no effect: "
+        "each rank builds the whole model in host memory, then keeps its shard",
+    )
+
+
+def test_what_a_json_may_hold_without_effect(write: Write) -> None:
+    content = {
+        "_comment": "from a blog",
+        "zero_optimization": {
+            "stage": 2,
+            "_note": 1,
+            "overlap_comm": "auto",
+            "stage3_gather_16bit_weights_on_model_save": True,
+            "stage3_prefetch_bucket_size": "auto",
+            "zero_quantized_gradients": True,
+            "zero_quantized_weights": False,
+        },
+        "activation_checkpointing": {"partition_activations": True},
+        "checkpoint": {"use_node_local_storage": True},
+        "flops_profiler": {"enabled": False, "profile_step": 1, "module_depth": -1, "top_modules": 1, "detailed": True},
+        "steps_per_print": "inf",
+        "gradient_accumulation_steps": None,
+        "train_micro_batch_size_per_gpu": None,
+    }
+    request = read_deepspeed_file(write("ds.json", json.dumps(content, indent=1)))
+    assert request.notices == (
+        "ds.json:12: activation_checkpointing: no effect unless the model itself calls deepspeed.checkpointing",
+        "ds.json:15: checkpoint: no effect on checkpoints, which are not DeepSpeed's",
+        "ds.json:7: no effect in stage 2: stage3_gather_16bit_weights_on_model_save, zero_quantized_gradients",
+    )
+    left = request.deepspeed["zero_optimization"]
+    assert left == {key: left[key] for key in left if key[0] != "_" and left[key] != "auto"}
+    assert request.deepspeed["flops_profiler"] == content["flops_profiler"]
+    assert "steps_per_print" not in request.deepspeed, "Accelerate sets it"
+    assert (request.accumulation_steps, request.micro_batch_size) == (None, None)
+    DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **request.deepspeed})
+    whole = '{"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}'
+    assert read_deepspeed_file(write("b.json", whole)).notices == (
+        "b.json:1: zero_optimization.stage3_gather_16bit_weights_on_model_save: no effect: "
+        "the model is written in full precision (float32)",
+    )
+
+
+def test_an_accelerate_file_that_is_given_as_a_json_of_deepspeed(write: Write) -> None:
+    path = write("a.yaml", DDP)
+    assert complaint(lambda: read_deepspeed_file(path)) == (
+        "a.yaml: this is an accelerate config: give it to accelerate launch, or with --accel_config"
+    )
+
+
+def test_reading_straight_to_a_gpu_is_no_matter_of_a_rehearsal(write: Write) -> None:
+    text = '{"zero_optimization": {"stage": 3}, "aio": {"use_gds": true, "block_size": 4096}}'
+    request = read_deepspeed_file(write("ds.json", text))
+    assert request.deepspeed["aio"] == {"use_gds": True, "block_size": 4096}
+    assert rehearsal_changes(request)[1]["aio"] == {"block_size": 4096}
+
+
+def test_older_names_of_offloads(write: Write) -> None:
+    zero = {"stage": 3, "cpu_offload": True, "cpu_offload_param": True, "cpu_offload_use_pin_memory": True}
+    text = json.dumps({"zero_optimization": zero})
+    request = read_deepspeed_file(write("ds.json", text))
+    moved = {"device": "cpu", "pin_memory": True}
+    assert request.deepspeed == {"zero_optimization": {"stage": 3, "offload_optimizer": moved, "offload_param": moved}}
+    assert rehearsal_notices(request)[0] == (
+        "ds.json:1 (zero_optimization.cpu_offload): no effect in a rehearsal: already on the CPU"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "flow"),
+    [
+        (
+            {"transformer_layer_cls_to_wrap": ["GPT2Block"], "backward_prefetch": "backward_pre", "xla": False},
+            "{distributed_type: FSDP, fsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, "
+            "fsdp_transformer_layer_cls_to_wrap: GPT2Block, fsdp_version: 2}}",
+        ),
+        (
+            {"fsdp": "shard_grad_op offload auto_wrap", "fsdp_config": {"min_num_params": 1000}},
+            "{distributed_type: FSDP, fsdp_config: {fsdp_auto_wrap_policy: SIZE_BASED_WRAP, fsdp_min_num_params: 1000, "
+            "fsdp_offload_params: true, fsdp_reshard_after_forward: false, fsdp_version: 2}}",
+        ),
+    ],
+)
+def test_a_file_for_transformers_own_trainer(write: Write, content: dict[str, Any], flow: str) -> None:
+    path = write("fsdp.json", json.dumps(content))
+    line = f"fsdp.json: this is a file for transformers' own Trainer; write an accelerate YAML instead: {flow}"
+    for read in (read_deepspeed_file, read_accelerate_file, read_launch_file):
+        assert complaint(lambda read=read: read(path)) == line
+    assert read_accelerate_file(write("a.yaml", flow)).strategy == "fsdp", "which is one as it stands"
+
+
 def test_deepspeed_is_not_installed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed.runtime.config", None)
-    known_keys.cache_clear()
+    _probed.cache_clear()
     with pytest.raises(LaunchError, match=r"^DeepSpeed is not installed: pip install 'samecurve\[deepspeed\]'$"):
         read_deepspeed_file(write("ds.json", f"{{{Z}}}"))
     # The accelerate file's own keys need no DeepSpeed to be understood.
@@ -935,7 +1169,7 @@ def test_a_flag_wins_over_its_file(write: Write) -> None:
         ),
     ],
 )
-def test_a_mistake_in_flags_is_one_line(write: Write, typed: dict[str, Asked[Any]], line: str) -> None:
+def test_a_mistake_in_flags_is_one_line(write: Write, typed: dict[str, Given], line: str) -> None:
     assert complaint(lambda: read_accelerate_file(write("a.yaml", DDP), overrides=typed)) == line
 
 
@@ -1036,8 +1270,7 @@ def test_committed_accelerate_files(path: Path) -> None:
     assert request.strategy == STRATEGIES.get(path.stem, path.stem)
     assert request.world_size is not None
     assert request.world_size.value == (1 if path.stem == "single" else 2)
-    assert request.mixed_precision is not None
-    assert request.mixed_precision.value == "no"
+    assert request.mixed_precision is None, "the training config says it"
     assert request.notices == ()
     assert path.read_text().startswith("#")
     assert ("offload_param" in request.deepspeed.get("zero_optimization", {})) == path.stem.endswith("offload")

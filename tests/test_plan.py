@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from trainer import ConfigError, LaunchError, Plan, TrainConfig
+from trainer.documents import Document
 from trainer.launching import Machine
+from trainer.launching.given import Check
 from trainer.launching.launcher import Launcher
 from trainer.launching.plan import resolve
-from trainer.launching.request import Asked, Request
+from trainer.launching.request import Asked, Request, Section
+from trainer.launching.sections import read_optimizer, read_scheduler
+from trainer.launching.start import check_environment
 
 CPU, FOUR_GPUS = Machine(gpus=0), Machine(gpus=4)
 SAID = "train.yaml:7"
@@ -119,9 +123,40 @@ def test_single_with_two_processes() -> None:
     assert refusal(lambda: plan(request("single"))) == line
 
 
-def test_ddp_with_one_process() -> None:
-    line = "a.yaml:2 (distributed_type): asks for DDP, but one process runs; launch at least two"
-    assert refusal(lambda: plan(request("ddp"), world=1)) == line
+@pytest.mark.parametrize("name", ["accelerate", "torchrun", "deepspeed", "environment"])
+@pytest.mark.parametrize("asked", [None, Asked(value=2, where="a.yaml:9 (num_processes)")])
+def test_ddp_under_a_launcher_of_one_process(name: str, asked: Asked[int] | None) -> None:
+    made = plan(request("ddp", world_size=asked), launcher=launched(1, name))
+    assert (made.strategy, made.world_size, made.rehearsal) == ("single", 1, False)
+    assert made.notices == (f"a.yaml:2 (distributed_type): {name} runs one process, thus without DDP",)
+
+
+def test_ddp_without_a_launcher() -> None:
+    hint = "plain python starts one process: use accelerate launch or torchrun"
+    line = f"a.yaml:2 (distributed_type): asks for DDP, but {hint}"
+    assert refusal(lambda: plan(request("ddp"), launcher=launched(1, "python"))) == line
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
+def test_one_process_of_what_shards_runs_as_it_is(strategy: str) -> None:
+    assert plan(request(strategy), launcher=launched(1, "accelerate")).strategy == strategy
+
+
+def test_a_second_partition_that_does_not_divide_the_processes() -> None:
+    where = {"deepspeed.zero_optimization.zero_hpz_partition_size": "ds.json:4 (hpz)"}
+    zero = {"stage": 3, "zero_hpz_partition_size": 16}
+    asks = request("zero3", deepspeed={"zero_optimization": zero}, where=where)
+    assert refusal(lambda: plan(asks)) == "ds.json:4 (hpz): 16: must divide the number of processes, 2"
+    assert plan(asks, world=32).strategy == "zero3"
+
+
+def test_a_compiler_of_the_file_and_none_in_the_config() -> None:
+    where = {"dynamo": "a.yaml:4 (dynamo_backend)"}
+    asks = request("ddp", dynamo={"backend": "inductor"}, where=where)
+    assert plan(asks).compile
+    config = TrainConfig(task="m:T", max_steps=10)
+    line = "train.yaml:7: compile: false: disagrees with a.yaml:4 (dynamo_backend); keep one of the two"
+    assert refusal(lambda: resolve(config, asks, launched(), CPU, {"compile": SAID})) == line
 
 
 # The batch
@@ -237,36 +272,52 @@ def test_a_config_made_in_code_disagrees_as_well() -> None:
 # A DeepSpeed JSON's optimizer and scheduler
 
 LINES = {
-    "deepspeed.optimizer.type": "ds.json:12 (optimizer.type)",
-    "deepspeed.optimizer.params.lr": "ds.json:14 (optimizer.params.lr)",
+    (name, *rest): line
+    for name, first in (("optimizer", 11), ("scheduler", 21))
+    for line, rest in enumerate(((), ("type",), ("params",)), first)
 }
+OPTIMIZER, SCHEDULER = "ds.json:13: optimizer.params", "ds.json:23: scheduler.params"
+
+
+def section(name: str, kind: str, params: dict[str, Any]) -> Section:
+    """As it is read from lines 11 to 13 (optimizer) or 21 to 23 (scheduler) of ds.json."""
+    doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, lines=LINES)
+    check = Check()
+    found = (read_optimizer if name == "optimizer" else read_scheduler)(doc, check)
+    if check.problems or found is None:
+        raise ConfigError(check.problems)
+    return found
 
 
 def with_optimizer(kind: str = "AdamW", **params: Any) -> Request:
-    return request(optimizer=asked({"type": kind, "params": params}, "optimizer"), where=LINES)
+    return request(optimizer=section("optimizer", kind, params))
 
 
 def with_scheduler(kind: str, **params: Any) -> Request:
-    return request(scheduler=asked({"type": kind, "params": params}, "scheduler"))
+    return request(scheduler=section("scheduler", kind, params))
+
+
+AUTO = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
 
 
 def test_the_optimizer_of_the_json() -> None:
     made = plan(with_optimizer(lr=3e-4, betas=[0.9, 0.95], eps=1e-6, weight_decay=0.1))
-    assert (made.optimizer, made.lr, made.home("lr")) == ("adamw", 3e-4, f"{HOME} (optimizer)")
+    assert (made.optimizer, made.lr, made.home("lr")) == ("adamw", 3e-4, "ds.json:13 (optimizer.params.lr)")
     assert made.optimizer_settings == {"betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
     assert made.notices == (
-        f"{HOME} (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
+        "ds.json:11 (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
     )
 
 
 @pytest.mark.parametrize(
     ("kind", "params", "name"),
     [
-        ("AdamW", {"torch_adam": True, "adam_w_mode": True}, "adamw"),
-        ("Adam", {}, "adamw"),
+        ("AdamW", {"torch_adam": True, "adam_w_mode": True, "amsgrad": False}, "adamw"),
+        ("Adam", {"bias_correction": True}, "adamw"),
         ("adam", {"adam_w_mode": True}, "adamw"),
         ("Adam", {"adam_w_mode": False}, "adam"),
-        ("SGD", {"momentum": 0.8}, "sgd"),
+        ("Adam", {"adam_w_mode": False, "torch_adam": True}, "adam"),
+        ("SGD", {"momentum": 0.8, "nesterov": False}, "sgd"),
     ],
 )
 def test_deepspeeds_names_for_optimizers(kind: str, params: dict[str, Any], name: str) -> None:
@@ -277,9 +328,34 @@ def test_deepspeeds_names_for_optimizers(kind: str, params: dict[str, Any], name
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "params", "changed"),
+    [
+        ("AdamW", {}, {"weight_decay": 0.0}),
+        ("AdamW", {"torch_adam": True}, {}),  # torch's own default is ours
+        ("Adam", {"adam_w_mode": False, "torch_adam": True}, {"weight_decay": 0.0}),
+        ("SGD", {}, {"momentum": 0.0, "weight_decay": 0.0}),
+        ("AdamW", AUTO, {}),
+    ],
+)
+def test_where_a_section_is_silent_the_engines_defaults_hold(
+    kind: str, params: dict[str, Any], changed: dict[str, float]
+) -> None:
+    made = plan(with_optimizer(kind, **params))
+    ours = {"weight_decay": 0.01, "momentum": 0.9}
+    assert {key: made.optimizer_settings[key] for key in ours if key in made.optimizer_settings} == {
+        key: changed.get(key, value) for key, value in ours.items() if key in made.optimizer_settings
+    }
+    told = [notice.rpartition(", ") for notice in made.notices if "DeepSpeed's default" in notice]
+    assert {words: float(value) for words, _, value in told} == {
+        f"ds.json:12: no optimizer.params.{key}: DeepSpeed's default holds": value for key, value in changed.items()
+    }
+    said = plan(with_optimizer(kind, **params), weight_decay=0.2)
+    assert said.optimizer_settings["weight_decay"] == 0.2, "unless the training config says one"
+
+
 def test_auto_leaves_the_config_its_values() -> None:
-    """The reader of the JSON leaves "auto" values out, so an empty section says nothing."""
-    made = plan(with_optimizer(), lr=2e-3, weight_decay=0.2, optimizer="adamw")
+    made = plan(with_optimizer(**AUTO), lr=2e-3, weight_decay=0.2, optimizer="adamw")
     assert (made.lr, made.optimizer_settings["weight_decay"], made.home("lr")) == (2e-3, 0.2, SAID)
 
 
@@ -288,85 +364,167 @@ def test_equal_values_in_json_and_config() -> None:
     assert made.lr == 2e-3
 
 
+NOT_OFFERED = (
+    "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are); build it in Task.build_optimizer, "
+    "and remove this section"
+)
+NO_SCHEDULE = (
+    "not offered (WarmupLR, WarmupDecayLR, WarmupCosineLR are); remove this section, "
+    "and set schedule in the training config"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "params", "line"),
+    [
+        ("optimizer", "Lion", {}, f"ds.json:12: optimizer.type: 'Lion': {NOT_OFFERED}"),
+        (
+            "optimizer",
+            "ZeroOneAdam",
+            {"cuda_aware": False},
+            f"ds.json:12: optimizer.type: 'ZeroOneAdam': {NOT_OFFERED}",
+        ),
+        (
+            "optimizer",
+            "FusedAdam",
+            {},
+            "ds.json:12: optimizer.type: 'FusedAdam': is the class behind DeepSpeed's type \"AdamW\"; write that",
+        ),
+        ("optimizer", "AdamW", {"lr": -1e-4}, f"{OPTIMIZER}.lr: -0.0001: must be greater than 0"),
+        ("optimizer", "AdamW", {"lr": "fast"}, f"{OPTIMIZER}.lr: 'fast': must be a number"),
+        ("optimizer", "AdamW", {"betas": [0.9]}, f"{OPTIMIZER}.betas: [0.9]: must be a list of 2 values"),
+        (
+            "optimizer",
+            "AdamW",
+            {"freeze_step": 3},
+            f"{OPTIMIZER}.freeze_step: 3: unknown key; known: adam_w_mode, amsgrad, betas, "
+            "bias_correction, eps, fp32_optimizer_states, lr, set_grad_none, torch_adam, weight_decay",
+        ),
+        (
+            "optimizer",
+            "AdamW",
+            {"bias_correction": False},
+            f"{OPTIMIZER}.bias_correction: false: only true is offered; remove it",
+        ),
+        ("optimizer", "SGD", {"nesterov": True}, f"{OPTIMIZER}.nesterov: true: only false is offered; remove it"),
+        (
+            "optimizer",
+            "AdamW",
+            {"max_grad_norm": 1.0},
+            f"{OPTIMIZER}.max_grad_norm: 1.0: is no setting of an optimizer; "
+            'write "gradient_clipping" at the top level',
+        ),
+        ("scheduler", "OneCycle", {"cycle_min_lr": 1e-5}, f"ds.json:22: scheduler.type: 'OneCycle': {NO_SCHEDULE}"),
+        (
+            "scheduler",
+            "WarmupDecayLr",
+            {},
+            "ds.json:22: scheduler.type: 'WarmupDecayLr': not offered (WarmupLR, WarmupDecayLR, WarmupCosineLR are); "
+            "did you mean 'WarmupDecayLR'?",
+        ),
+        (
+            "scheduler",
+            "WarmupLR",
+            {"warmup_num_steps": "many"},
+            f"{SCHEDULER}.warmup_num_steps: 'many': must be a whole number",
+        ),
+        (
+            "scheduler",
+            "WarmupLR",
+            {"warmup_type": "cubic"},
+            f'{SCHEDULER}.warmup_type: \'cubic\': must be "linear" or "log"',
+        ),
+        (
+            "scheduler",
+            "WarmupLR",
+            {"last_batch_iteration": 3},
+            f"{SCHEDULER}.last_batch_iteration: 3: only -1 is offered; remove it",
+        ),
+        (
+            "scheduler",
+            "WarmupLR",
+            {"warmup_min_lr": 1e-5},
+            f"{SCHEDULER}.warmup_min_lr: 1e-05: only 0.0 is offered; remove it",
+        ),
+        # Each type takes its own settings.
+        (
+            "scheduler",
+            "WarmupLR",
+            {"total_num_steps": 10},
+            f"{SCHEDULER}.total_num_steps: 10: unknown key; known: last_batch_iteration, warmup_max_lr, warmup_min_lr, "
+            "warmup_num_steps, warmup_type",
+        ),
+        (
+            "scheduler",
+            "WarmupCosineLR",
+            {"warmup_max_lr": 1e-3},
+            f"{SCHEDULER}.warmup_max_lr: 0.001: unknown key; known: cos_min_ratio, last_batch_iteration, "
+            "total_num_steps, warmup_min_ratio, warmup_num_steps, warmup_type",
+        ),
+    ],
+)
+def test_sections_that_cannot_run(name: str, kind: str, params: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        section(name, kind, params)
+    assert str(caught.value) == line
+
+
+KEEP = 'keep one, or write "auto"'
+
+
 @pytest.mark.parametrize(
     ("asks", "settings", "line"),
     [
         (
-            with_optimizer("Lion"),
-            {},
-            "ds.json:12: optimizer.type: 'Lion': not offered from a DeepSpeed JSON (AdamW, Adam, SGD are); "
-            "build it in Task.build_optimizer",
-        ),
-        (
             with_optimizer("AdamW"),
             {"optimizer": "sgd"},
-            f"ds.json:12: optimizer.type: 'AdamW': disagrees with optimizer 'sgd' at {SAID}; remove one",
+            f"ds.json:12: optimizer.type: 'AdamW': disagrees with optimizer 'sgd' at {SAID}; {KEEP}",
         ),
-        (
-            with_optimizer(lr=1e-4),
-            {"lr": 1e-3},
-            f'ds.json:14: optimizer.params.lr: 0.0001: disagrees with 0.001 at {SAID}; keep one, or write "auto"',
-        ),
-        (with_optimizer(lr=-1e-4), {}, "ds.json:14: optimizer.params.lr: -0.0001: must be greater than 0"),
-        (with_optimizer(lr="fast"), {}, "ds.json:14: optimizer.params.lr: 'fast': must be a number"),
-        (
-            with_optimizer(betas=[0.9]),
-            {},
-            f"{HOME} (optimizer): optimizer.params.betas: [0.9]: must be a list of 2 values",
-        ),
-        (
-            with_optimizer(freeze_step=3),
-            {},
-            f"{HOME} (optimizer): optimizer.params.freeze_step: 3: not a setting of adamw here; remove it",
-        ),
-        (
-            with_scheduler("OneCycle"),
-            {},
-            f"{HOME} (scheduler): scheduler.type: 'OneCycle': not offered (WarmupLR, WarmupDecayLR, WarmupCosineLR "
-            "are); use schedule and warmup_steps of the training config",
-        ),
+        (with_optimizer(lr=1e-4), {"lr": 1e-3}, f"{OPTIMIZER}.lr: 0.0001: disagrees with lr 0.001 at {SAID}; {KEEP}"),
         (
             with_scheduler("WarmupDecayLR"),
             {"schedule": "cosine"},
-            f"{HOME} (scheduler): scheduler.type: 'WarmupDecayLR': disagrees with schedule 'cosine' at {SAID}; "
-            "remove one",
+            f"ds.json:22: scheduler.type: 'WarmupDecayLR': disagrees with schedule 'cosine' at {SAID}; {KEEP}",
         ),
         (
             with_scheduler("WarmupLR", warmup_num_steps=5),
             {"warmup_steps": 3},
-            f"{HOME} (scheduler): scheduler.params.warmup_num_steps: 5: disagrees with warmup_steps 3 at {SAID}; "
-            "keep one",
+            f"{SCHEDULER}.warmup_num_steps: 5: disagrees with warmup_steps 3 at {SAID}; {KEEP}",
         ),
         (
-            with_scheduler("WarmupLR", warmup_num_steps=100),
-            {},
-            f"{HOME} (scheduler): scheduler.params.warmup_num_steps: 100: must be at most max_steps, 10",
-        ),
-        (
-            with_scheduler("WarmupLR", warmup_num_steps="many"),
-            {},
-            f"{HOME} (scheduler): scheduler.params.warmup_num_steps: 'many': must be a whole number",
-        ),
-        (
-            with_scheduler("WarmupLR", warmup_type="log"),
-            {},
-            f"{HOME} (scheduler): scheduler.params.warmup_type: 'log': only linear warm-up is offered; "
-            'write "linear"',
+            with_scheduler("WarmupLR", warmup_num_steps=5),
+            {"warmup_fraction": 0.5},
+            f"{SCHEDULER}.warmup_num_steps: 5: disagrees with warmup_fraction 0.5 at {SAID}; {KEEP}",
         ),
         (
             with_scheduler("WarmupDecayLR", total_num_steps=500),
             {},
-            f'{HOME} (scheduler): scheduler.params.total_num_steps: 500: this run has 10; write "auto"',
+            f"{SCHEDULER}.total_num_steps: 500: disagrees with max_steps 10 at TrainConfig; {KEEP}",
+        ),
+        (
+            with_scheduler("WarmupDecayLR", total_num_steps=500),
+            {"epochs": 2, "max_steps": None},
+            f'{SCHEDULER}.total_num_steps: 500: the length of this run follows from epochs 2 at {SAID}; write "auto"',
         ),
         (
             with_scheduler("WarmupLR", warmup_max_lr=0.1),
             {"lr": 1e-3},
-            f'{HOME} (scheduler): scheduler.params.warmup_max_lr: 0.1: this run has 0.001; write "auto"',
+            f"{SCHEDULER}.warmup_max_lr: 0.1: disagrees with lr 0.001 at {SAID}; {KEEP}",
         ),
         (
-            with_scheduler("WarmupLR", last_batch_iteration=3),
-            {},
-            f"{HOME} (scheduler): scheduler.params.last_batch_iteration: 3: not offered; remove it",
+            with_scheduler("WarmupLR"),
+            {"final_lr_ratio": 0.1},
+            f"{SAID}: final_lr_ratio: 0.1: has no effect on schedule constant; remove it",
+        ),
+        (
+            with_scheduler("WarmupDecayLR"),
+            {"final_lr_ratio": 0.1},
+            f"{SAID}: final_lr_ratio: 0.1: WarmupDecayLR at ds.json:21 (scheduler) ends at 0; remove one of the two",
+        ),
+        (
+            with_scheduler("WarmupCosineLR", cos_min_ratio=0.2),
+            {"final_lr_ratio": 0.1},
+            f"{SCHEDULER}.cos_min_ratio: 0.2: disagrees with final_lr_ratio 0.1 at {SAID}; {KEEP}",
         ),
     ],
 )
@@ -376,7 +534,8 @@ def test_sections_that_disagree(asks: Request, settings: dict[str, Any], line: s
 
 def test_an_optimizer_in_the_json_and_in_code() -> None:
     line = (
-        f"{HOME}: optimizer: 'AdamW': my_task:Mine.build_optimizer builds the optimizer already; remove one of the two"
+        "ds.json:11: optimizer: 'AdamW': my_task:Mine.build_optimizer builds the optimizer already; "
+        "remove one of the two"
     )
     assert refusal(lambda: plan(with_optimizer(), built_by="my_task:Mine.build_optimizer")) == line
     assert plan(request(), built_by="my_task:Mine.build_optimizer").optimizer == "adamw"
@@ -386,11 +545,58 @@ def test_an_optimizer_in_the_json_and_in_code() -> None:
     ("kind", "schedule"), [("WarmupLR", "constant"), ("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine")]
 )
 def test_the_scheduler_of_the_json(kind: str, schedule: str) -> None:
-    made = plan(with_scheduler(kind, warmup_num_steps=4, warmup_min_lr=0, warmup_max_lr=1e-3, warmup_type="linear"))
+    ending = {"cos_min_ratio": 0.25} if kind == "WarmupCosineLR" else {}
+    made = plan(with_scheduler(kind, warmup_num_steps=4, warmup_type="linear", **ending))
     assert (made.schedule, made.warmup_steps, made.notices) == (schedule, 4, ())
-    assert plan(with_scheduler(kind, warmup_num_steps=4), warmup_steps=4, schedule=schedule).notices == (
-        f"{HOME} (scheduler): {kind} warms up linearly here; DeepSpeed's default is logarithmic",
+    assert (made.schedule_settings, made.final_lr_ratio) == ({}, ending.get("cos_min_ratio", 0.0))
+    assert made.home("schedule") == "ds.json:21 (scheduler)"
+    logarithmic = plan(with_scheduler(kind, warmup_num_steps=4, warmup_type="log", **ending))
+    assert (logarithmic.schedule_settings, logarithmic.notices) == ({"warmup_type": "log"}, ())
+    assert plan(with_scheduler(kind, warmup_num_steps=4, **ending), warmup_steps=4, schedule=schedule).notices == (
+        "ds.json:22: no scheduler.params.warmup_type: DeepSpeed's default holds, log: a logarithmic warm-up; "
+        'write "linear" for a straight one',
     )
+
+
+def test_a_schedule_without_warm_up_has_no_kind_of_it() -> None:
+    made = plan(with_scheduler("WarmupLR", warmup_num_steps="auto"))
+    assert (made.warmup_steps, made.schedule_settings, made.notices) == (0, {}, ())
+
+
+def test_where_a_schedule_is_silent_the_engines_defaults_hold() -> None:
+    made = plan(with_scheduler("WarmupCosineLR", warmup_type="linear"))
+    assert (made.warmup_steps, made.final_lr_ratio) == (1000, 1e-4)
+    assert made.notices == (
+        "ds.json:22: no scheduler.params.warmup_num_steps: DeepSpeed's default holds, 1000",
+        "ds.json:22: no scheduler.params.cos_min_ratio: DeepSpeed's default holds, 0.0001",
+        "ds.json:21 (scheduler): warmup_steps: the warm-up of 1000 steps is longer than the run: "
+        "the rate never reaches its full value",
+    )
+    said = plan(with_scheduler("WarmupCosineLR", warmup_type="linear"), warmup_fraction=0.5, final_lr_ratio=0.1)
+    assert (said.warmup_steps, said.final_lr_ratio, said.notices) == (5, 0.1, ())
+
+
+def test_the_rate_after_warm_up_may_stand_in_the_schedule_alone() -> None:
+    made = plan(with_scheduler("WarmupDecayLR", warmup_num_steps=2, warmup_type="linear", warmup_max_lr=3e-4))
+    assert (made.lr, made.home("lr")) == (3e-4, "ds.json:23 (scheduler.params.warmup_max_lr)")
+    silent = with_scheduler("WarmupDecayLR", warmup_num_steps=2, warmup_type="linear")
+    assert (plan(silent).lr, plan(silent).notices) == (1e-3, ())
+    assert plan(silent, lr=3e-4).notices == (
+        "ds.json:22: no scheduler.params.warmup_max_lr: DeepSpeed would rise to its default, 0.001; "
+        f"lr 0.0003 at {SAID} holds",
+    )
+
+
+def test_a_run_that_ends_in_its_warm_up_is_told_once() -> None:
+    made = plan(None, warmup_steps=11)
+    rule = "the warm-up of 11 steps is longer than the run: the rate never reaches its full value"
+    assert made.notices == (f"{SAID}: warmup_steps: {rule}",)
+    assert made.with_length(7).notices == made.notices, "not again where the run turns out even shorter"
+    assert plan(None, warmup_steps=10).notices == ()
+    by_epochs = plan(None, epochs=1, max_steps=None, warmup_samples=90, micro_batch_size=8)
+    assert by_epochs.notices == ()
+    rule = "the warm-up of 6 steps is longer than the run: the rate never reaches its full value"
+    assert by_epochs.with_length(5).notices == (f"{SAID}: warmup_samples: {rule}",)
 
 
 # Rehearsal
@@ -427,6 +633,58 @@ def test_what_has_no_effect_in_a_rehearsal() -> None:
     assert plan(asks, machine=FOUR_GPUS).notices == ()
 
 
+def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:
+    zero = {
+        "stage": 3,
+        "zero_quantized_weights": True,
+        "zero_quantized_gradients": True,
+        "zero_hpz_partition_size": 2,
+        "offload_param": {"device": "nvme", "nvme_path": "/nvme"},
+    }
+    where = {f"deepspeed.zero_optimization.{key}": f"{HOME} ({key})" for key in zero}
+    asks = request("zero3", deepspeed={"zero_optimization": zero}, where=where)
+    made = plan(asks)
+    assert made.deepspeed == {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}
+    quantized = "left out of a rehearsal: DeepSpeed quantizes on GPUs only; the numbers are those without"
+    assert made.notices == (
+        f"{HOME} (zero_quantized_weights): {quantized}",
+        f"{HOME} (zero_quantized_gradients): {quantized}",
+        f"{HOME} (offload_param): left out of a rehearsal: the parameters stay in memory",
+    )
+    on_gpus = plan(asks, machine=FOUR_GPUS)
+    assert (on_gpus.deepspeed, on_gpus.notices) == ({"zero_optimization": zero}, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "stray", "settings", "refused"),
+    [
+        ("torchrun", "bf16", {}, True),
+        ("torchrun", "bf16", {"mixed_precision": "no"}, True),
+        ("torchrun", "BF16", {"mixed_precision": "bf16"}, False),
+        ("torchrun", "fp16", {"mixed_precision": "fp16"}, False),  # rehearsed in bf16
+        ("torchrun", "no", {"mixed_precision": "bf16"}, False),  # what a launcher around this one sets for nothing
+        ("accelerate", "no", {"mixed_precision": "bf16"}, False),
+        ("accelerate", "fp16", {"mixed_precision": "fp16"}, False),
+    ],
+)
+def test_a_stray_precision_of_the_environment(
+    name: str, stray: str, settings: dict[str, str], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", stray)
+    launcher, asked = launched(2, name), settings.get("mixed_precision", "no")
+    made = plan(request("zero2"), launcher=launcher, **settings)
+    if not refused:
+        check_environment(made, launcher, asked)
+        return
+    home = SAID if settings else "default"
+    with pytest.raises(LaunchError) as caught:
+        check_environment(made, launcher, asked)
+    assert str(caught.value) == (
+        f"ACCELERATE_MIXED_PRECISION=bf16 is set, but mixed_precision is no ({home}); unset it, "
+        "or write mixed_precision: bf16"
+    )
+
+
 # Learning rate
 
 
@@ -446,5 +704,7 @@ def test_the_learning_rate_of_the_json_is_scaled_too() -> None:
 
 def test_what_is_written_beside_the_run() -> None:
     told = plan(request("fsdp", mixed_precision=asked("bf16")), micro_batch_size=4).as_dict()
+    half = {"communication_data_type": "bf16", "zero_optimization": {"stage": 2}}
+    assert plan(request(deepspeed=half)).precision["reduction"] == "bf16"
     assert told["precision"] == {"parameters": "fp32", "compute": "bf16", "reduction": "fp32", "buffers": "fp32"}
     assert {"strategy", "world_size", "launcher", "device", "mixed_precision", "global_batch_size", "lr"} <= set(told)

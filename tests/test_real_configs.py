@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -116,7 +118,8 @@ def test_an_fsdp1_file(tmp_path: Path) -> None:
         "write fsdp_version: 2",
         f"{at}:15: no effect under FSDP2: fsdp_use_orig_params, fsdp_sync_module_states, fsdp_backward_prefetch, "
         "fsdp_forward_prefetch",
-        f"{at}:8: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect here: each rank loads its own shard",
+        f"{at}:8: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect: "
+        "each rank builds the whole model in host memory, then keeps its shard",
         f"{at}:10 (fsdp_config.fsdp_offload_params): no effect in a rehearsal: already on the CPU",
     ]
 
@@ -127,16 +130,71 @@ def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(tmp_path: Path) -> N
     assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("zero2", 2, "no")
     assert (plan["optimizer"], plan["schedule"], plan["warmup_steps"]) == ("adamw", "linear", 1)
     assert (plan["lr"], plan["max_grad_norm"], plan["global_batch_size"]) == (1e-3, 1.0, 64)
-    assert [row["lr"] for row in job.rows if "lr" in row] == pytest.approx([5e-4, 1e-3, 5e-4])
+    rising = 1e-3 * math.log(2) / math.log(3)
+    assert [row["lr"] for row in job.rows if "lr" in row] == pytest.approx([rising, 1e-3, 5e-4])
     at = tmp_path / "ds.json"
     unfelt = "no effect in a rehearsal"
     assert plan["notices"] == [
         f"{at}:4 (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
-        f"{at}:8 (scheduler): WarmupDecayLR warms up linearly here; DeepSpeed's default is logarithmic",
+        f"{at}:9: no scheduler.params.warmup_type: DeepSpeed's default holds, log: a logarithmic warm-up; "
+        'write "linear" for a straight one',
         f"{at}:14 (zero_optimization.offload_optimizer.device): {unfelt}: already on the CPU",
         f"{at}:14 (zero_optimization.offload_optimizer.pin_memory): {unfelt}: nothing is copied to a GPU",
         f"{at}:17 (zero_optimization.overlap_comm): {unfelt}: gloo has no streams to overlap on",
     ]
+
+
+def test_a_yaml_that_leaves_the_processes_to_the_launcher(tmp_path: Path) -> None:
+    """As people on Slurm have them; with fp16, which accelerate hands over in a variable, and a key for TPUs."""
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "distributed_type: DEEPSPEED\ndowncast_bf16: true\nmixed_precision: fp16\nnum_processes: null\n"
+        "deepspeed_config:\n  zero_stage: 2\n"
+    )
+    words = command("accelerate", str(path))
+    words[-1:-1] = ["--num_processes", "2"]
+    plan = run([*words, *DIGITS, "--warmup_steps", "10"], tmp_path / "run").ok().plan
+    assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("zero2", 2, "bf16")
+    assert plan["notices"] == [
+        f"{path}:2: read on TPUs only: downcast_bf16",
+        f"{path}:3 (mixed_precision): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",
+        "command line: warmup_steps: the warm-up of 10 steps is longer than the run: "
+        "the rate never reaches its full value",
+    ]
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
+def test_a_committed_file_for_ddp_on_one_process(launcher: str, tmp_path: Path) -> None:
+    """In the precision that was typed for the training."""
+    words = [*command(launcher, "ddp", world=1), *DIGITS, "--mixed_precision", "bf16"]
+    plan = run(words, tmp_path / "run").ok().plan
+    assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("single", 1, "bf16")
+    [notice] = plan["notices"]
+    assert notice.endswith(f"(distributed_type): {launcher} runs one process, thus without DDP")
+
+
+def test_a_json_for_gpus_alone(tmp_path: Path) -> None:
+    content = {
+        "_comment": "ZeRO++",
+        "zero_optimization": {
+            "stage": 3,
+            "zero_quantized_weights": True,
+            "zero_quantized_gradients": True,
+            "zero_hpz_partition_size": 2,
+            "cpu_offload": True,
+        },
+        "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 1, "cos_min_ratio": 0.5}},
+        "flops_profiler": {"enabled": False, "module_depth": -1},
+        "steps_per_print": "inf",
+    }
+    job = rehearse(tmp_path / "ds.json", json.dumps(content, indent=1)).ok()
+    assert (job.plan["strategy"], job.plan["world_size"], len(job.losses)) == ("zero3", 2, 3)
+    assert job.plan["deepspeed"]["zero_optimization"]["zero_hpz_partition_size"] == 2
+    assert [notice.partition(" (")[0] for notice in job.plan["notices"] if "left out of a rehearsal" in notice] == [
+        f"{tmp_path}/ds.json:5",
+        f"{tmp_path}/ds.json:6",
+    ]
+    assert [row["lr"] for row in job.rows if "lr" in row][1:] == pytest.approx([1e-3, 7.5e-4])
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +29,13 @@ _SAME = {"deepspeed_config": "deepspeed", "h": "help"}
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """``texts`` holds the settings by dotted key; ``files`` and ``switches`` the options that are no settings."""
+    """``texts`` holds the settings by dotted key; ``files`` and ``switches`` the options that are no settings, and
+    ``words`` what is neither."""
 
     texts: dict[str, str]
     files: dict[str, str]
     switches: frozenset[str]
+    words: tuple[str, ...]
     problems: tuple[Problem, ...]
 
     def nested(self) -> dict[str, Any]:
@@ -50,15 +53,14 @@ def split_arguments(argv: Sequence[str], *, flags: Collection[str], valued: Coll
     """
     texts: dict[str, str] = {}
     switches: set[str] = set()
+    words: list[str] = []
     problems: list[Problem] = []
     rest = list(argv)
     while rest:
         token = rest.pop(0)
         name, equals, text = token.partition("=")
         if not (re.match(r"--[A-Za-z_]", token) or token == "-h" or re.fullmatch(r"[A-Za-z_][\w.-]*=", name + equals)):
-            hint = f"; a file is given as --config {token}" if re.search(r"\.(ya?ml|json)$", token) else ""
-            rule = f"settings are written --key value or key=value{hint}"
-            problems.append(Problem(where=COMMAND_LINE, key="", rule=rule, value=token))
+            words.append(token)
             continue
         key = name.lstrip("-").replace("-", "_")
         key = _SAME.get(key, key)
@@ -82,8 +84,20 @@ def split_arguments(argv: Sequence[str], *, flags: Collection[str], valued: Coll
             rule = f"is given as a whole and in part, as {part}; keep one"
             problems.append(Problem(where=COMMAND_LINE, key=key, rule=rule))
     texts.pop("local_rank", None)
-    files = {key: texts.pop(key) for key in _FILES if key in texts}
-    return Arguments(texts=texts, files=files, switches=frozenset(switches), problems=tuple(problems))
+    files = {key: os.path.expanduser(texts.pop(key)) for key in _FILES if key in texts}
+    return Arguments(
+        texts=texts, files=files, switches=frozenset(switches), words=tuple(words), problems=tuple(problems)
+    )
+
+
+def misplaced(words: Sequence[str]) -> list[Problem]:
+    """Return the problems of words that are no settings, for a command line that takes settings only."""
+    problems = []
+    for word in words:
+        hint = f"; a file is given as --config {word}" if re.search(r"\.(ya?ml|json)$", word) else ""
+        rule = f"settings are written --key value or key=value{hint}"
+        problems.append(Problem(where=COMMAND_LINE, key="", rule=rule, value=word))
+    return problems
 
 
 def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:

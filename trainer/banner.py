@@ -6,6 +6,8 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .launching.details import details
+
 if TYPE_CHECKING:
     from .launching import Plan
 
@@ -61,6 +63,7 @@ def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("batch", f"{batch}  (micro x accumulation x world = global)"),
         ("optimizer", f"{p['optimizer']}, lr {rate}, {_schedule(p)}"),
         ("clipping", "none" if p["max_grad_norm"] is None else f"global norm {p['max_grad_norm']:g}"),
+        *details(p),
     ]
 
 

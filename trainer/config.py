@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from .arguments import COMMAND_LINE, Arguments, help_text, put, split_arguments
+from .arguments import COMMAND_LINE, Arguments, help_text, misplaced, put, split_arguments
 from .documents import Document, Key, read_document
 from .errors import ConfigError, Problem
 from .kinds import Typed
@@ -47,6 +47,11 @@ class Loaded:
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
+def split_command_line(argv: Sequence[str]) -> Arguments:
+    """Take apart what was typed after a training script."""
+    return split_arguments(argv, flags=_FLAGS, valued=annotations_of(TrainConfig).keys() - _FLAGS)
+
+
 def load_config(argv: Sequence[str]) -> Loaded:
     """Read the training config that ``argv`` (without the program's name) asks for.
 
@@ -54,7 +59,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
         ConfigError: everything that is wrong with the file and the command line.
         SystemExit: with 0, after ``--help`` or ``--print_config`` was answered.
     """
-    typed = split_arguments(argv, flags=_FLAGS, valued=annotations_of(TrainConfig).keys() - _FLAGS)
+    typed = split_command_line(argv)
     if "help" in typed.switches:
         print(help_text(TrainConfig, GROUPS))
         raise SystemExit(0)
@@ -63,7 +68,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
     of_line = Checker(lambda key: COMMAND_LINE, ELSEWHERE)
     values = of_file.settings(TrainConfig, document.data)
     _lay_over(values, of_line.settings(TrainConfig, typed.nested()), typed.texts)
-    problems = [*of_file.problems, *typed.problems, *of_line.problems]
+    problems = [*of_file.problems, *typed.problems, *misplaced(typed.words), *of_line.problems]
 
     where = _homes(document, typed.texts)
     given = {key.split(".")[0] for key in where}
@@ -125,7 +130,7 @@ def _document(typed: Arguments) -> Document:
     try:
         return read_document(path, what="training config")
     except ConfigError as error:
-        raise ConfigError([*error.problems, *typed.problems]) from None
+        raise ConfigError([*error.problems, *typed.problems, *misplaced(typed.words)]) from None
 
 
 def _lay_over(values: dict[str, Any], top: Mapping[str, Any], texts: Mapping[str, str]) -> None:

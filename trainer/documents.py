@@ -7,6 +7,7 @@ Needs PyYAML only; torch is not imported here, since wrong keys must be answered
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,7 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
     """
     name = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(Problem(where=name, key="", rule=f"the {what} does not exist")) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -60,17 +61,28 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads ``1e-3`` as a number: YAML 1.1 wants ``1.0e-3`` and gives a string."""
+    """SafeLoader whose numbers are what they look like.
+
+    YAML 1.1 reads ``1e-3`` as text, ``010`` as 8 and ``1:30`` as 90. Here the first is a number and the others are
+    text, which files must not leave in doubt (``_refuse_odd_number``).
+    """
 
 
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _Loader.yaml_implicit_resolvers = {
-    first: list(pairs) for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in pairs if tag not in (_INT, _FLOAT)]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver(_INT, re.compile(r"^[-+]?(0|[1-9][\d_]*|0b[01_]+|0x[\da-fA-F_]+)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+    _FLOAT,
+    re.compile(
+        r"^[-+]?((\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(inf|Inf|INF))$|^\.(nan|NaN|NAN)$"
+    ),
     list("-+.0123456789"),
 )
+_ZEROS = re.compile(r"[-+]?0[\d_]*\d")
+_BASE_60 = re.compile(r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?")
 
 
 def parse_scalar(text: str) -> Any:
@@ -97,16 +109,34 @@ def _parse_yaml(path: str, text: str, what: str) -> Document:
         if mark is not None and "\t" in text.splitlines()[min(mark.line, len(text.splitlines()) - 1)]:
             rule = "a tab: YAML is indented with spaces only"
         raise ConfigError(Problem(where=f"{path}{line}", key="", rule=f"not valid YAML: {rule}")) from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date or number
-        raise ConfigError(Problem(where=path, key="", rule=f"not valid YAML: {error}")) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date or number
+        raise ConfigError(Problem(where=path, key="", rule=f"not valid YAML: {_first_words(error)}")) from None
     finally:
         loader.dispose()
     return _rooted(path, data, lines, what)
 
 
+def _refuse_odd_number(path: str, node: yaml.ScalarNode, key: Key) -> None:
+    """Refuse what other readers of YAML take for another number than it looks like."""
+    text = str(node.value)
+    if node.style is not None:
+        return
+    rule = ""
+    if _ZEROS.fullmatch(text):
+        number = text.lstrip("+-0_") or "0"
+        rule = f"YAML takes a leading zero for octal; write {number}, or '{text}' in quotes if it is text"
+    elif _BASE_60.fullmatch(text):
+        rule = f"YAML takes it for a number to the base 60; write '{text}' in quotes if it is text"
+    if rule:
+        where = f"{path}:{node.start_mark.line + 1}"
+        raise ConfigError(Problem(where=where, key=".".join(key), rule=f"{text}: {rule}"))
+
+
 def _walk(path: str, loader: _Loader, node: yaml.Node | None, prefix: Key, lines: dict[Key, int]) -> None:
     if len(prefix) > 64:
         raise ConfigError(Problem(where=path, key="", rule="nested too deeply, or an alias that contains itself"))
+    if isinstance(node, yaml.ScalarNode):
+        _refuse_odd_number(path, node, prefix)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             _walk(path, loader, item, (*prefix, str(index)), lines)
@@ -140,16 +170,27 @@ def _parse_json(path: str, text: str, what: str) -> Document:
     except json.JSONDecodeError as error:
         before = text[: error.pos].rstrip()
         comma = before.endswith(",") or (error.msg.startswith("Illegal trailing comma"))
-        rule = "a trailing comma: remove it" if comma else error.msg
+        row = text.splitlines()[error.lineno - 1].strip()
+        comment = row.startswith(("//", "/*", "#"))
+        rule = "a trailing comma: remove it" if comma else "a comment, which JSON has not" if comment else error.msg
         line = before.count("\n") + 1 if comma else error.lineno
         raise ConfigError(Problem(where=f"{path}:{line}", key="", rule=f"not valid JSON: {rule}")) from None
+    except (ValueError, RecursionError) as error:  # ValueError: a number of more digits than Python takes
+        raise ConfigError(Problem(where=path, key="", rule=f"not valid JSON: {_first_words(error)}")) from None
     # JSON parsers give no positions; YAML is a superset here, so its marks serve.
     try:
         loader = _Loader(text.replace("\t", " "))
         _walk(path, loader, loader.get_single_node(), (), lines)
     except yaml.YAMLError:
         lines.clear()
+    except RecursionError as error:
+        raise ConfigError(Problem(where=path, key="", rule=_first_words(error))) from None
     return _rooted(path, data, lines, what)
+
+
+def _first_words(error: Exception) -> str:
+    """Return what an error says, without Python's advice to whoever wrote the program."""
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error).partition("; use sys")[0]
 
 
 def _rooted(path: str, data: object, lines: dict[Key, int], what: str) -> Document:

@@ -73,6 +73,15 @@ class ConfigError(TrainerError, ValueError):
         return ConfigError, (self.problems,)
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of ``known`` that ``name`` is a misspelling of: one letter away, or alike by three quarters."""
+    name, lower = name.lower(), {one.lower(): one for one in sorted(known)}
+    # difflib misses short names, and is misled by long ones that differ in one letter (cp_size, tp_size).
+    close = [name] if name in lower else [one for one in lower if _one_letter_apart(name, one)]
+    found = close or difflib.get_close_matches(name, lower, n=1, cutoff=0.75)
+    return lower[found[0]] if found else None
+
+
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Join the first names, and count the others: ``a, b, c (and 5 more)``."""
     more = len(names) - most
@@ -80,13 +89,20 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` did you mean 'x'?`` for the nearest of ``known``, else the short list of what is known."""
+    """Return ``did you mean 'x'?``, else the short list of what is known, else the three that are closest."""
     names = sorted(set(known))
-    lower = {known_name.lower(): known_name for known_name in names}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {lower[near[0]]!r}?"
-    return f"known: {', '.join(names)}" if len(names) <= 12 else f"{len(names)} keys are known here"
+    if near := nearest(name, names):
+        return f"did you mean {near!r}?"
+    if len(names) <= 12:
+        return f"known: {', '.join(names)}"
+    return f"the closest are {', '.join(difflib.get_close_matches(name, names, n=3, cutoff=0.0))}"
+
+
+def _one_letter_apart(one: str, other: str) -> bool:
+    """Tell whether one letter was left out, put in, replaced, or exchanged with its neighbour."""
+    start = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    left, right = one[start:], other[start:]
+    return right in (left[1:], left[1:2] + left[:1] + left[2:]) or right[1:] in (left, left[1:])
 
 
 def _shown(value: object) -> str:

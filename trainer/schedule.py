@@ -101,10 +101,11 @@ def lr_factor(
 ) -> Callable[[int], float]:
     """Factor of the learning rate at optimizer step ``step`` (0 for the first one).
 
-    The rate rises linearly and reaches its full value at step ``warmup_steps``; the first step never has
-    rate zero. Afterwards ``constant`` stays, ``linear`` and ``cosine`` end at ``final_ratio``; ``step`` multiplies
-    at its milestones; ``wsd`` stays and ends in a linear decay to ``final_ratio`` (Hu et al. 2024, MiniCPM);
-    ``inverse_sqrt`` falls with the square root of the steps since the start (Vaswani et al. 2017).
+    The rate rises linearly (with ``warmup_type: log`` in the settings: logarithmically) and reaches its full value at
+    step ``warmup_steps``; the first step never has rate zero. Afterwards ``constant`` stays, ``linear`` and ``cosine``
+    end at ``final_ratio``; ``step`` multiplies at its milestones; ``wsd`` stays and ends in a linear decay to
+    ``final_ratio`` (Hu et al. 2024, MiniCPM); ``inverse_sqrt`` falls with the square root of the steps since the start
+    (Vaswani et al. 2017).
     """
     settings = settings or {}
 
@@ -126,23 +127,18 @@ def lr_factor(
         "inverse_sqrt": lambda step: math.sqrt((warmup_steps + 1) / (step + 1)),
     }
     after = kinds[schedule]
-    return lambda step: (step + 1) / (warmup_steps + 1) if step < warmup_steps else after(step)
+
+    def rising(step: int) -> float:
+        if settings.get("warmup_type") == "log":
+            return math.log(step + 2) / math.log(warmup_steps + 2)
+        return (step + 1) / (warmup_steps + 1)
+
+    return lambda step: rising(step) if step < warmup_steps else after(step)
 
 
 def warmup_steps_of(plan: Plan, total_steps: int) -> int:
-    """Warm-up in optimizer steps, once the length of the run is known.
-
-    Raises:
-        ConfigError: it is longer than the run.
-    """
-    if plan.warmup_fraction is not None:
-        return max(1, round(plan.warmup_fraction * total_steps))
-    if plan.warmup_steps > total_steps:
-        key = "warmup_steps" if plan.warmup_samples is None else "warmup_samples"
-        rule = f"is {plan.warmup_steps} steps, longer than the run, {total_steps} steps"
-        value = plan.warmup_steps if plan.warmup_samples is None else plan.warmup_samples
-        raise ConfigError(Problem(where=plan.home(key), key=key, value=value, rule=rule))
-    return plan.warmup_steps
+    """Return the warm-up in optimizer steps, once the length of the run is known."""
+    return plan.warmup_steps if plan.warmup_fraction is None else max(1, round(plan.warmup_fraction * total_steps))
 
 
 def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:

@@ -7,16 +7,18 @@ The kinds of value that are understood stand in ``kinds.py``.
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import enum
 import functools
+import os
 import typing
 from collections.abc import Callable, Collection, Mapping
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from .documents import Key
-from .errors import ConfigError, Problem, did_you_mean
-from .kinds import About, Typed, fits, is_number, members, misfit, origin_of, read_text, unpacked
+from .errors import ConfigError, Problem, did_you_mean, nearest
+from .kinds import About, Typed, fits, is_a, is_number, members, misfit, origin_of, plain, read_text, unpacked
 
 S = TypeVar("S")
 _NOTHING = About()
@@ -39,11 +41,17 @@ class Checker:
     def settings(self, cls: type, values: Mapping[str, Any], prefix: Key = ()) -> dict[str, Any]:
         """Those of ``values`` that fit the fields of ``cls``."""
         known = annotations_of(cls)
+        fields = {field.name: field for field in dataclasses.fields(cls)}
         fitting = {}
         for name, value in values.items():
             key = (*prefix, str(name))
             if name not in known:
                 self._unknown(known, value, key)
+                continue
+            default = default_of(fields[name])
+            # A default is as it is, whatever its type and beyond the limits.
+            if default is not dataclasses.MISSING and repr(value) == repr(plain(default)):
+                fitting[name] = default
                 continue
             found = len(self.problems)
             read = self._value(known[name], value, key)
@@ -54,9 +62,9 @@ class Checker:
     def missing(self, cls: type, given: Collection[str], prefix: Key = ()) -> None:
         """A problem for each field of ``cls`` that has no default, is not ``given`` and was not misspelt."""
         for field in dataclasses.fields(cls):
-            default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+            required = field.init and default_of(field) is dataclasses.MISSING
             key = (*prefix, field.name)
-            if field.init and not default and field.name not in given and key not in self.meant:
+            if required and field.name not in given and key not in self.meant:
                 text = unpacked(annotations_of(cls)[field.name])[1].help
                 self._problem(key, f"is required: {text}" if text else "is required")
 
@@ -102,6 +110,16 @@ class Checker:
                 return self._problem(key, f"must be a list of {len(items)} values", value)
             pairs = enumerate(zip(items, value, strict=True))
             return tuple(self._value(item, got, (*key, str(at)), limits) for at, (item, got) in pairs)
+        if origin in (set, frozenset):
+            items = [self._value((*args, Any)[0], item, (*key, str(at)), limits) for at, item in enumerate(value)]
+            try:
+                return origin(items)
+            except TypeError:
+                return self._problem(key, "must be a list of single values", value)
+        if is_a(origin, enum.Enum):
+            return origin[value]
+        if is_a(origin, PurePath):
+            return origin(os.path.expanduser(value))
         if origin is dict:
             if unnamed := [name for name in value if not isinstance(name, str)]:
                 return self._problem(key, "keys must be text; put it in quotes", unnamed[0])
@@ -110,15 +128,17 @@ class Checker:
         return self.build(kind, value, key) if dataclasses.is_dataclass(kind) and isinstance(kind, type) else value
 
     def _unknown(self, known: Collection[str], value: object, key: Key) -> None:
-        """Answers with a key one letter away (difflib misses short ones), other tools' names, or what looks alike."""
+        """Answer with the key that was misspelt, or with that of ours for another tool's."""
         *prefix, name = key
-        close = (other for other in known if _one_letter_apart(name.lower(), other))
-        alike = difflib.get_close_matches(name.lower(), known, n=1)
-        meant = next(close, None) or self.aliases.get(name) or next(iter(alike), None)
+        meant = self.aliases.get(name) or nearest(name, known)
         if meant:
             self.meant.add((*prefix, meant))
-        rest = did_you_mean(name, known) if known else "there are no settings here"
-        self._problem(key, f"unknown key; did you mean {meant!r}?" if meant else f"unknown key; {rest}", value)
+            rule = f"did you mean {meant!r}?"
+        elif not known:
+            rule = "there are no settings here"
+        else:
+            rule = did_you_mean(name, known) if prefix or len(known) <= 12 else "--help lists all keys"
+        self._problem(key, f"unknown key; {rule}", value)
 
 
 @functools.cache
@@ -132,8 +152,7 @@ def annotations_of(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
-def _one_letter_apart(one: str, other: str) -> bool:
-    longer, shorter = sorted((one, other), key=len, reverse=True)
-    same = next((at for at, (a, b) in enumerate(zip(longer, shorter, strict=False)) if a != b), len(shorter))
-    rest = shorter[same:] if len(longer) > len(shorter) else shorter[same + 1 :]
-    return len(longer) - len(shorter) <= 1 and longer[same + 1 :] == rest
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field, ``MISSING`` where it has none."""
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .config import Loaded, TrainConfig, check_settings, load_config
 from .errors import ConfigError, Problem, did_you_mean
+from .kinds import plain
 from .leave import run
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise _task_problem(loaded, "does not name a subclass of trainer.Task")
     task = check_settings(cls, loaded.config.task_settings, loaded)
-    return task, dataclasses.replace(loaded.config, task_settings=dataclasses.asdict(task))  # what is saved is complete
+    return task, dataclasses.replace(loaded.config, task_settings=plain(task))  # what is saved is complete
 
 
 def _find_task(loaded: Loaded) -> object:

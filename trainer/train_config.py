@@ -7,6 +7,7 @@ keys that may stand in both are None here by default. ``config.py`` reads it fro
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,12 +15,13 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
 from .errors import ConfigError, Problem
-from .kinds import About
+from .kinds import About, plain
 from .schedule import SCHEDULES, TO_FINAL, schedule_problems
 from .schema import Checker
 
 _INTERVAL = "steps such as 100, or epochs such as '1 epoch'"
 _EPOCHS = re.compile(r"([1-9][0-9]*) epochs?")
+_PATHS = ("output_dir", "resume", "weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,11 @@ class TrainConfig:
             checker.problems.append(Problem(where="TrainConfig", key=key, rule=rule, value=value))
         if checker.problems:
             raise ConfigError(checker.problems)
+        for key in _PATHS:
+            path = vars(self)[key]
+            if path is not None and "\0" not in path:  # which no path has, and the user database refuses
+                object.__setattr__(self, key, os.path.expanduser(path))
+        object.__setattr__(self, "task_settings", plain(self.task_settings))
 
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -252,8 +259,6 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
         yield (key,), isinstance(every, str) and not _EPOCHS.fullmatch(every), f"must be {_INTERVAL} or null"
 
     yield ("epochs", "max_steps"), c.epochs is None and c.max_steps is None, "epochs or max_steps is required"
-    rule = f"must be at most max_steps, {c.max_steps}"
-    yield ("warmup_steps", "max_steps"), c.max_steps is not None and c.warmup_steps > c.max_steps, rule
     warmups = [key for key in ("warmup_steps", "warmup_samples", "warmup_fraction") if vars(c)[key]]
     rule = f"says in another unit what {warmups[0]} says; keep one of them" if warmups else ""
     yield tuple(warmups[-1:] or ["warmup_steps"]), len(warmups) > 1, rule

@@ -1,107 +1,156 @@
-"""``trainer check FILES...``: read launch files and training configs together, and say what will run.
+"""``trainer check FILES... [SETTINGS...]``: read launch files and training configs together, and say what will run.
 
-Nothing is started and nothing is built. Every launch file is held against every training config; all problems
-of all files are told in one go.
+    trainer check accel_configs/zero3.yaml train.yaml --max_steps 5 micro_batch_size=4
+
+Nothing is started. Every launch file is held against every training config; all problems of all files are told in one
+go. What is no file and no option of this command is a setting of the training config.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..arguments import COMMAND_LINE
 from ..banner import plan_rows, table
-from ..config import Loaded, load_config
+from ..config import Loaded, load_config, split_command_line
 from ..documents import read_document
 from ..errors import ConfigError, TrainerError
-from ..launching.files import Request, kind_of, read_launch_file
+from ..launching.details import request_rows
+from ..launching.files import Request, kind_of, read_launch_file, rehearsal_notices
 from ..launching.launcher import Launcher
-from ..launching.plan import Machine, Plan, resolve
+from ..launching.plan import Machine, Plan, check_partitions, resolve
 from ..script import load_task
-from ..task import own_optimizer
+from ..task import Task, own_optimizer
+from .built import built_problems
 
 T = TypeVar("T")
+_DEFAULT_PROCESSES = 2
 
 
 def run(argv: Sequence[str]) -> int:
     """0: all of it would run. 2: something is wrong, every problem in a line of its own."""
-    parser = argparse.ArgumentParser(prog="trainer check", description=__doc__.split("\n\n")[0])
-    parser.add_argument("files", nargs="+", help="accelerate YAMLs, DeepSpeed JSONs, training configs")
-    parser.add_argument(
-        "--processes", type=int, default=2, help="how many a DeepSpeed JSON is launched with; default 2"
-    )
+    parser = argparse.ArgumentParser(
+        prog="trainer check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s FILE [FILE ...] [--key value | key=value ...] [options]", allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--processes", type=int, help="as many are launched; else what the files say, else 2")
     parser.add_argument("--script", default="examples/train.py", help="the script whose folder holds the task")
-    args = parser.parse_args(argv)
+    parser.add_argument("--build", action="store_true", help="build data, model and optimizer here, in one process")
+    args, rest = parser.parse_known_args(argv)
+    if not rest:
+        parser.error("name the files to check")
+    if args.processes is not None and args.processes < 1:
+        parser.error("--processes must be at least 1")
     sys.path.insert(0, str(Path(args.script).resolve().parent))
-
-    said = _Problems()
-    requests: list[tuple[str, Request]] = []
-    configs: list[tuple[str, Loaded]] = []
-    for path in args.files:
-        document = said.catch(read_document, path)
-        kind = None if document is None else kind_of(document)
-        if kind == "training":
-            loaded = said.catch(load_config, ["--config", path])
-            configs += [(path, loaded)] if loaded is not None else []
-        elif kind is not None:
-            request = said.catch(read_launch_file, path)
-            requests += [(path, request)] if request is not None else []
-    owners = {path: said.catch(_task_of, loaded) for path, loaded in configs}
-
-    for path, request in requests:
-        print(f"{path}: {request.strategy}{_world_of(request)}")
-        for notice in request.notices if not configs else ():
-            print(f"  note: {notice}")
-    for config_path, loaded in configs:
-        print(f"{config_path}: task {loaded.config.task}")
-        for path, request in requests:
-            world = request.world_size.value if request.world_size else args.processes
-            plan = said.catch(_plan, loaded, request, world, owners[config_path])
-            if plan is not None:
-                print(f"\n{config_path} under {path}")
-                print(table(plan_rows(plan.as_dict()), plan.notices))
-    for line in said.lines:
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries print is not our answer
+        checked = _Checked(args)
+        checked.read(rest)
+        checked.combine()
+    print("\n".join(checked.answer))
+    for line in checked.problems:
         print(line, file=sys.stderr)
-    count = len(said.lines)
+    count = len(checked.problems)
     print(f"{count} problem{'s' if count > 1 else ''}" if count else "nothing is wrong", flush=True)
-    return 2 if said.lines else 0
+    return 2 if count else 0
 
 
-class _Problems:
-    """Collects the lines of our own errors, so that one fault does not hide the next."""
+class _Checked:
+    """What the files say, and every problem: so that one fault does not hide the next."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.machine = Machine.here()
+        self.answer: list[str] = []
+        self.problems: list[str] = []
+        self.requests: list[tuple[str, Request]] = []
+        self.configs: list[tuple[str, Loaded, Task | None]] = []
+
+    def read(self, words: Sequence[str]) -> None:
+        """Sort the words of the command line, and read the files among them."""
+        typed = split_command_line(words)
+        self.tell(map(str, typed.problems))
+        settings = [f"--{key}={text}" for key, text in typed.texts.items()]
+        named = [typed.files[key] for key in ("config", "accel_config", "deepspeed") if key in typed.files]
+        loaded: list[tuple[str, Loaded | None]] = []
+        for path in [*map(os.path.expanduser, typed.words), *named]:
+            kind = self.catch(lambda path: kind_of(read_document(path)), path)
+            if kind == "training":
+                loaded.append((path, self.catch(load_config, ["--config", path, *settings])))
+            elif kind is not None:
+                request = self.catch(read_launch_file, path, self.args.processes)
+                self.requests += [(path, request)] if request is not None else []
+        if settings and not loaded:
+            loaded.append((COMMAND_LINE, self.catch(load_config, settings)))
+        for path, config in loaded:
+            if config is not None:
+                found = self.catch(load_task, config)
+                self.configs.append((path, config, found and found[0]))
+
+    def combine(self) -> None:
+        """Describe each launch file, alone or under each training config."""
+        for path, request in self.requests:
+            self.answer.append(f"{path}: {request.strategy}{self._world_of(request)}")
+            if not self.configs:
+                rehearsal = request.strategy != "single" and (request.use_cpu or not self.machine.gpus)
+                world = request.world_size.value if request.world_size else self.args.processes
+                if world is not None:
+                    self.catch(check_partitions, request, world)
+                notices = [*request.notices, *(rehearsal_notices(request) if rehearsal else ())]
+                self.answer.append(table(request_rows(request, world, rehearsal=rehearsal), notices))
+        for path, loaded, task in self.configs:
+            self.answer.append(f"{path}: task {loaded.config.task}")
+            plans = []
+            for launch_file, request in self.requests:
+                plan = self.catch(self._plan, loaded, request, task)
+                if plan is not None:
+                    plans.append(plan)
+                    self.answer += [
+                        f"\n{path} under {launch_file}",
+                        table(plan_rows(plan.as_dict()), plan.notices),
+                    ]
+            if self.args.build and task is not None:
+                alone = [] if self.requests else [self.catch(resolve, loaded.config, None, Launcher(name="python"),
+                                                             self.machine, loaded.where)]  # fmt: skip
+                self.tell(built_problems(task, loaded, [plan for plan in [*plans, *alone] if plan is not None]))
+
+    def _plan(self, loaded: Loaded, request: Request, task: Task | None) -> Plan:
+        world = request.world_size.value if request.world_size else self.args.processes or _DEFAULT_PROCESSES
+        local = -(-world // request.num_machines)
+        launcher = Launcher(name="accelerate", world_size=world, rank=0, local_rank=0, local_world_size=local)
+        gpus = self.machine.gpus
+        machine = self.machine if gpus in (0, local) or gpus > local else Machine(gpus=local)
+        built_by = None if task is None else own_optimizer(task)
+        plan = resolve(loaded.config, request, launcher, machine, loaded.where, optimizer_built_by=built_by)
+        if machine is not self.machine and plan.device != "cpu":
+            notice = f"this machine has {gpus} of the {local} GPUs that each machine needs"
+            plan = dataclasses.replace(plan, notices=(*plan.notices, notice))
+        return plan
+
+    def _world_of(self, request: Request) -> str:
+        if request.world_size is None:
+            assumed = self.args.processes or _DEFAULT_PROCESSES
+            told = f"; checked with {assumed}" if self.configs else ""
+            return f"; the number of processes comes from the launcher{told}"
+        count = request.world_size.value
+        machines = f" on {request.num_machines} machines" if request.num_machines > 1 else ""
+        return f" on {count} process{'es' if count > 1 else ''}{machines}"
+
+    def tell(self, lines: Iterable[str]) -> None:
+        self.problems += [line for line in lines if line not in self.problems]
 
     def catch(self, work: Callable[..., T], *arguments: Any) -> T | None:
+        """Return what ``work`` does; its errors of ours are told, and give None."""
         try:
             return work(*arguments)
         except ConfigError as error:
-            found = list(map(str, error.problems))
+            self.tell(map(str, error.problems))
         except TrainerError as error:
-            found = [str(error)]
-        self.lines += [line for line in found if line not in self.lines]
+            self.tell([str(error)])
         return None
-
-
-def _task_of(loaded: Loaded) -> str | None:
-    """Check the task's own settings; the answer is who builds the optimizer, if the task does."""
-    task, _ = load_task(loaded)
-    return own_optimizer(task)
-
-
-def _world_of(request: Request) -> str:
-    if request.world_size is None:
-        return "; the launcher says on how many processes"
-    machines = f" on {request.num_machines} machines" if request.num_machines > 1 else ""
-    return f" on {request.world_size.value} processes{machines}"
-
-
-def _plan(loaded: Loaded, request: Request, world: int, built_by: str | None) -> Plan:
-    # Where it is launched there are as many GPUs as processes; without GPUs the same files are a rehearsal.
-    local = -(-world // request.num_machines)
-    machine = Machine(gpus=0 if request.use_cpu else local)
-    launcher = Launcher(name="accelerate", world_size=world, rank=0, local_rank=0, local_world_size=local)
-    return resolve(loaded.config, request, launcher, machine, loaded.where, optimizer_built_by=built_by)

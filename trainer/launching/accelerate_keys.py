@@ -1,7 +1,7 @@
 """Which keys an accelerate file may have, asked of Accelerate itself.
 
 Accelerate refuses unknown keys at the top level only: nested ones become launcher arguments that nobody
-reads (FACTS, section 2). The launcher's own parser knows them all.
+reads. The launcher's own parser knows them all.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from types import NoneType
 from typing import Any
 
 from ..documents import Document
+from ..errors import LaunchError
+from .deepspeed_schema import json_path
 from .given import Check, Given, unknown
 
 # Accelerate adds the prefix itself in these sections (commands/launch.py), so both spellings are known.
 _PREFIX_IS_OPTIONAL = ("fsdp_config", "fp8_config", "dynamo_config")
 # Keys of older files that ClusterConfig.process_config converts before it compares keys with its fields.
 _CONVERTED = ("fp16", "dynamo_backend")
+OWNER = "accelerate's config file"
 # Read in accelerate_values.py, with rules of their own.
 _OTHER_RULES = (
     "compute_environment",
     "distributed_type",
-    "downcast_bf16",
     "mixed_precision",
     "num_machines",
     "num_processes",
@@ -92,11 +94,15 @@ def check_top_level(doc: Document, check: Check) -> None:
     for key, value in doc.data.items():
         given = Given(value=value, where=doc.where(key), key=key)
         if key not in known:
+            if key.startswith("_"):
+                check.fail(given, "accelerate refuses keys that it does not know; write a # comment instead")
+                continue
             homes = [name for name, section in sections().items() if key in section.arguments]
-            check.problems.append(unknown(given, key, known, f"it belongs under {homes[0]}" if homes else ""))
+            belongs = f"it belongs under {homes[0]}" if homes else ""
+            check.problems.append(unknown(given, key, known, OWNER, belongs))
             continue
         kinds = typing.get_args(known[key]) or (known[key],)
-        if key in _OTHER_RULES or (value is None and NoneType in kinds) or _tpu_only(given, check):
+        if key in _OTHER_RULES or for_tpus(key) or (value is None and NoneType in kinds):
             continue
         if int in kinds:
             check.whole(given, at_least=0)
@@ -106,12 +112,9 @@ def check_top_level(doc: Document, check: Check) -> None:
             check.text(given)
 
 
-def _tpu_only(given: Given, check: Check) -> bool:
-    if not given.key.startswith("tpu_") and given.key not in ("commands", "command_file"):
-        return False
-    if given.value:
-        check.fail(given, "concerns TPUs, which samecurve does not support; remove it")
-    return True
+def for_tpus(key: str) -> bool:
+    """Tell whether a key is read on TPUs only."""
+    return key.startswith("tpu_") or key in ("downcast_bf16", "commands", "command_file")
 
 
 def read_section(doc: Document, name: str, check: Check) -> dict[str, Given]:
@@ -125,10 +128,12 @@ def read_section(doc: Document, name: str, check: Check) -> dict[str, Given]:
     found: dict[str, Given] = {}
     for raw, value in data.items():
         key = str(raw)
+        if key.startswith("_"):
+            continue  # a comment
         argument = key if key in section.arguments else section.prefix + key
         given = Given(value=value, where=doc.where(name, key), key=f"{name}.{key}")
         if argument not in section.arguments:
-            check.problems.append(unknown(given, key, section.keys, _belongs(key, name, section)))
+            check.problems.append(unknown(given, key, section.keys, OWNER, _belongs(key, name, section)))
         elif argument in found:
             first = found[argument]
             check.fail(given, f"stands twice, also as {first.key} at {first.where}; keep one")
@@ -144,7 +149,13 @@ def _belongs(key: str, name: str, section: Section) -> str:
     if key in top_level():
         return "it belongs at the top level"
     others = [other for other, candidate in sections().items() if key in candidate.arguments]
-    return f"it belongs under {others[0]}" if others else ""
+    if others or name != "deepspeed_config":
+        return f"it belongs under {others[0]}" if others else ""
+    try:
+        path = json_path(key)
+    except LaunchError:  # DeepSpeed is not installed
+        return ""
+    return f"it is {'.'.join(path)} of DeepSpeed's JSON: name one with deepspeed_config_file" if path else ""
 
 
 def with_flags(entries: Mapping[str, Given], flags: Mapping[str, Given], name: str) -> dict[str, Given]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..documents import Document
-from .accelerate_keys import parser
+from .accelerate_keys import for_tpus, parser
 from .given import Check, Given
 from .request import Asked
 
@@ -58,9 +58,9 @@ def _of_file(doc: Document, typed: Mapping[str, Given], check: Check) -> tuple[s
     name, known = str(given.value), [kind.value for kind in DistributedType]
     if name in _SUPPORTED:
         return name, given
-    if given.value is False:
-        check.fail(given, "write 'NO' in quotes: YAML reads it as false")
-    elif name == "MULTI_CPU":
+    if given.value is False:  # what YAML makes of a bare NO, which Accelerate takes as it is meant
+        return "NO", given
+    if name == "MULTI_CPU":
         number = typed.get("num_processes")
         better = "distributed_type: MULTI_GPU with use_cpu: false, which rehearses on the CPU where there is no GPU"
         if number is not None and number.value == 1:
@@ -80,9 +80,11 @@ def _of_file(doc: Document, typed: Mapping[str, Given], check: Check) -> tuple[s
 def processes(
     kind: str, home: Given, in_file: bool, given: Mapping[str, Given], check: Check
 ) -> tuple[Asked[int] | None, int]:
-    """World size and machines."""
-    machines = check.whole(given.get("num_machines"), at_least=1) or 1
-    number = given.get("num_processes")
+    """World size, None where the launcher says it, and machines."""
+    machines = check.whole(_written(given.get("num_machines")), at_least=1) or 1
+    number = _written(given.get("num_processes"))
+    # Accelerate's own default: "if we use SLURM and the user manually passes it in" (config_args.py).
+    number = None if number is not None and number.value == -1 else number
     world = check.whole(number, at_least=1)
     if home is _NOBODY:
         return None, machines  # the type is wrong already: its processes say nothing
@@ -90,19 +92,25 @@ def processes(
         gpus = 0 if in_file or kind == "NO" else _gpus()
         if kind == "NO":
             return home.asked(1), machines
-        if gpus:
-            return Asked(value=gpus, where="command line (every GPU of this machine)"), machines
-        missing = Given(value=None, where=home.where, key="num_processes" if in_file else "--num_processes")
-        check.fail(missing, "is missing; write how many processes run")
-    elif world is not None:
+        if not in_file and not gpus:
+            missing = Given(value=None, where=home.where, key="--num_processes")
+            check.fail(missing, "is missing; write how many processes run")
+        return (Asked(value=gpus, where="command line (every GPU of this machine)") if gpus else None), machines
+    if world is not None:
+        ids = given.get("gpu_ids")
         if kind == "NO" and world > 1:
             check.fail(number, _one_process(home, in_file))
-        elif kind == "MULTI_GPU" and world == 1:
-            check.fail(number, "MULTI_GPU needs at least 2 processes; one process is distributed_type: 'NO'")
         elif world % machines:
             check.fail(number, f"must be a multiple of num_machines {machines}")
+        elif kind == "MULTI_GPU" and machines == 1 < world and ids is not None and str(ids.value).isdigit():
+            check.fail(ids, f"accelerate wants as many as processes, {world}; write 'all'")
         return number.asked(world), machines
     return None, machines
+
+
+def _written(given: Given | None) -> Given | None:
+    """Return what was typed; null is nothing."""
+    return None if given is None or given.value is None else given
 
 
 def _one_process(home: Given, in_file: bool) -> str:
@@ -161,16 +169,20 @@ def refuse_unsupported(
     entries: Mapping[str, Mapping[str, Given]], kind: str, given: Mapping[str, Given], check: Check
 ) -> None:
     """Sections that samecurve does not run, and those that do not belong to the strategy."""
+    # The first two are read for a precision and a type that are refused as such, mpirun where there is no launcher.
     for name in ("fp8_config", "megatron_lm_config", "mpirun_config"):
         for entry in list(entries[name].values())[:1]:
-            check.fail(entry, f"{name} is not supported by samecurve; remove it")
+            if name == "mpirun_config" and kind == "NO":
+                check.fail(entry, f"{name} is not supported by samecurve; remove it")
+            else:
+                check.notices.append(f"{entry.where}: {name}: no effect under {kind}")
     for argument, entry in entries["parallelism_config"].items():
         size = check.whole(entry, at_least=1) if argument.endswith("_size") else 1
         if size is not None and size > 1:
             check.fail(entry, "more than 1 is not supported by samecurve yet; write 1, or remove it")
-    downcast = given.get("downcast_bf16")
-    if downcast is not None and downcast.value not in ("no", False, None):
-        check.fail(downcast, "concerns TPUs, which samecurve does not support; write 'no'")
+    idle = [entry for name, entry in given.items() if for_tpus(name) and entry.value not in (None, False, "no", "", [])]
+    if idle:
+        check.notices.append(f"{idle[0].where}: read on TPUs only: {', '.join(entry.key for entry in idle)}")
     for name, owner, flag in (
         ("fsdp_config", "FSDP", "--use_fsdp"),
         ("deepspeed_config", "DEEPSPEED", "--use_deepspeed"),

@@ -1,42 +1,29 @@
-"""Which keys a DeepSpeed JSON may have, asked of DeepSpeed itself.
-
-DeepSpeed accepts unknown keys without a word in its older sections and at the top level. So its own
-``DeepSpeedConfig`` is built from mappings that note which keys are asked for, and with which default;
-sections that are pydantic models give themselves away by refusing a probe.
-"""
+"""The keys of a DeepSpeed JSON: those that it may not have, and those that change nothing."""
 
 from __future__ import annotations
 
-import functools
 import typing
-from collections.abc import Iterator, KeysView
+from collections.abc import Mapping
 from typing import Any
 
 from ..documents import Document, Key
-from ..errors import LaunchError
+from ..errors import nearest
+from .deepspeed_schema import BATCH, deepspeed_config, first_line, is_model, known_keys, removed
 from .given import Check, Given, lookup, numeric, unknown
 
-_PROBE = "samecurve_probe"
-_BATCH: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1}
+OWNER = "DeepSpeed's JSON"
 # DeepSpeed hands these to classes that are chosen by name.
 _FREE = (("optimizer", "params"), ("scheduler", "params"))
-# What Hugging Face's tools resolve; `data_types.keep_in_fp32_modules` is DeepSpeed's own "auto".
+# Outside of DeepSpeed's models, which take their default for it: what Hugging Face's tools resolve, and its own "auto".
 _AUTO = {
     ("train_batch_size",),
     ("train_micro_batch_size_per_gpu",),
     ("gradient_accumulation_steps",),
     ("gradient_clipping",),
-    ("fp16", "enabled"),
-    ("bf16", "enabled"),
-    ("bfloat16", "enabled"),
-    ("zero_optimization", "reduce_bucket_size"),
-    ("zero_optimization", "stage3_prefetch_bucket_size"),
-    ("zero_optimization", "stage3_param_persistence_threshold"),
-    ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
     ("data_types", "keep_in_fp32_modules"),
 }
 # Sections that turn on another kind of training than the one that was asked for.
-_OTHER_TRAINING = (
+_OTHER_TRAINING: tuple[Key, ...] = (
     ("autotuning",),
     ("compile", "deepcompile"),
     ("compression_training",),
@@ -55,119 +42,63 @@ _OTHER_TRAINING = (
     ("weight_quantization",),
     ("zero_optimization", "zenflow"),
 )
+# Values that cannot be had beside what is promised here, by the only one that can.
+_FIXED: Mapping[Key, tuple[Any, str]] = {
+    ("bf16", "bf16_master_weights_and_grads"): (False, "weights and gradients are kept in full precision here"),
+    ("bf16", "bf16_optimizer_states"): (False, "the optimizer's state is kept in full precision here"),
+    ("fp16", "fp16_master_weights_and_grads"): (False, "weights and gradients are kept in full precision here"),
+    ("data_types", "buffer_dtype"): ("fp32", "buffers are kept in full precision here"),
+    ("data_types", "param_dtype"): (None, "the sections bf16 and fp16 say it"),
+    ("managed_gradient_accumulation",): (True, "gradients are accumulated by this program"),
+    ("dataloader_drop_last",): (False, "the training config says it, with drop_last"),
+    ("gradient_predivide_factor",): (1, "DeepSpeed's ZeRO refuses it"),
+    ("gradient_allreduce_op",): ("mean", "the gradient here is the mean over the global batch"),
+    ("zero_force_ds_cpu_optimizer",): (False, "torch's optimizer steps here"),
+    ("zero_optimization", "legacy_stage1"): (False, "DeepSpeed itself no longer has it"),
+    ("zero_optimization", "compute_grad_norm"): (True, "the gradient norm is logged and clipped here"),
+    ("zero_optimization", "offload_optimizer", "ratio"): (1, "needs DeepSpeed's own Adam, and torch's steps here"),
+    ("zero_optimization", "offload_optimizer", "super_offload"): (False, "not supported by samecurve"),
+}
+_COMPILE = "write compile: true in the training config, or dynamo_config in an accelerate YAML"
+# Sections that change nothing.
+_IDLE = {
+    "activation_checkpointing": "unless the model itself calls deepspeed.checkpointing",
+    "checkpoint": "on checkpoints, which are not DeepSpeed's",
+}
+# Keys of stage 3 alone whose name does not say so.
+_OF_STAGE_3 = ("leaf_module", "zero_hpz_partition_size", "zero_quantized_")
 
 
-class _Noting(dict[str, Any]):
-    """A mapping that notes, for itself and for all below it, the keys that are asked for."""
-
-    def __init__(self, data: dict[str, Any], path: Key, asked: dict[Key, dict[str, Any]]) -> None:
-        below = {key: _Noting(v, (*path, key), asked) if isinstance(v, dict) else v for key, v in data.items()}
-        super().__init__(below)
-        self.asked = asked.setdefault(path, {})
-
-    def __contains__(self, key: object) -> bool:
-        self.asked.setdefault(str(key), None)
-        return super().__contains__(key)
-
-    def __getitem__(self, key: str) -> Any:
-        self.asked.setdefault(key, None)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        if self.asked.get(key) is None:
-            self.asked[key] = default
-        return super().get(key, default)
-
-    def keys(self) -> Any:  # dict's own return type cannot be subclassed
-        return _NotingKeys(self)
-
-
-class _NotingKeys(KeysView[str]):
-    def __init__(self, data: _Noting) -> None:
-        super().__init__(data)
-        self._data = data
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._data
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._data)
-
-
-def deepspeed_config(data: dict[str, Any]) -> Any:
-    """DeepSpeed's own reading of ``data``, for a batch of one."""
-    try:
-        from deepspeed.runtime.config import DeepSpeedConfig
-    except ImportError:
-        raise LaunchError("DeepSpeed is not installed: pip install 'samecurve[deepspeed]'") from None
-    return DeepSpeedConfig(data)
-
-
-@functools.cache
-def known_keys(path: Key) -> dict[str, Any] | None:
-    """Keys that DeepSpeed knows at ``path``, each with its default or, in a model, its type; None for any key."""
-    asked: dict[Key, dict[str, Any]] = {}
-    # Optimizer and scheduler look at `params` only where there is a `type`.
-    data: dict[str, Any] = {"type": "none", _PROBE: 0} if path else {}
-    for name in reversed(path):
-        data = {name: data}
-    try:
-        deepspeed_config(_Noting({**_BATCH, **data}, (), asked))
-    except LaunchError:
-        raise
-    except Exception as error:  # a model's refusal of the probe, or of a section that was removed
-        if (fields := _fields(error)) is not None:
-            return fields
-    return asked.get(path) or None
-
-
-def _fields(error: Exception) -> dict[str, Any] | None:
-    """Fields of the model that refused the probe."""
-    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
-    from pydantic import ValidationError
-
-    if not isinstance(error, ValidationError):
-        return None
-    path = next((detail["loc"] for detail in error.errors() if detail["loc"][-1:] == (_PROBE,)), None)
-    model = next((found for found in _below(DeepSpeedConfigModel) if found.__name__ == error.title), None)
-    if path is None or model is None:
-        return None
-    for name in path[:-1]:
-        hint = _named(model)[str(name)]
-        model = next(kind for kind in (hint, *typing.get_args(hint)) if hasattr(kind, "model_fields"))
-    return _named(model)
-
-
-def _named(model: Any) -> dict[str, Any]:
-    names = {}
-    for name, info in model.model_fields.items():
-        names[name] = info.annotation
-        if info.alias:
-            names[info.alias] = info.annotation
-    return names
-
-
-def _below(model: type) -> Iterator[type]:
-    found: type
-    for found in model.__subclasses__():
-        yield found
-        yield from _below(found)
-
-
-def check_document(doc: Document, check: Check) -> None:
-    """Unknown keys, wrong types, "auto" where nobody resolves it, and what DeepSpeed itself refuses."""
+def check_document(doc: Document, stage: int | None, check: Check) -> None:
+    """Find unknown keys, wrong types, "auto" where nobody resolves it, and what DeepSpeed itself refuses."""
     for path in _OTHER_TRAINING:
         given = lookup(doc, path)
         if given is not None and _switched_on(given.value):
             check.fail(given, "not supported by samecurve; remove it")
+    for path, (only, reason) in _FIXED.items():
+        given = lookup(doc, path)
+        if given is not None and given.value not in (only, None, "auto") and str(given.value).lower() != only:
+            check.fail(given, f"{reason}; remove it")
     _check_mapping(doc, (), doc.data, check)
-    _check_values(doc, check)
+    _check_values(doc, stage, check)
+    for section, reason in _IDLE.items():
+        given = lookup(doc, (section,))
+        if given is not None and given.value:
+            check.notice(given, f"no effect {reason}")
+    if stage in (1, 2) and (keys := _of_stage_3(doc.data["zero_optimization"])):
+        where = doc.where("zero_optimization", keys[0])
+        check.notices.append(f"{where}: no effect in stage {stage}: {', '.join(keys)}")
+
+
+def _of_stage_3(zero: Mapping[str, Any]) -> list[str]:
+    typed = [key for key, value in zero.items() if value != "auto" and _switched_on(value)]
+    return [key for key in typed if key.startswith(("stage3_", *_OF_STAGE_3))]
 
 
 def _switched_on(value: object) -> bool:
     if isinstance(value, dict):
         return value.get("enabled", True) is not False
-    return value not in (None, False, 0, 1) or value is True
+    return value not in (None, False, -1, 0, 1) or value is True
 
 
 def _check_mapping(doc: Document, path: Key, data: dict[str, Any], check: Check) -> None:
@@ -175,13 +106,12 @@ def _check_mapping(doc: Document, path: Key, data: dict[str, Any], check: Check)
     for key, value in data.items():
         here = (*path, key)
         given = Given(value=value, where=doc.where(*here), key=".".join(here))
-        if here in _OTHER_TRAINING:
-            continue
+        if here in _OTHER_TRAINING or _is_comment(key) or here == ("steps_per_print",):
+            continue  # the last is Accelerate's to set: DeepSpeed prints nothing
         if known is not None and key not in known:
-            homes = [name for name in ("zero_optimization", "fp16", "bf16") if key in (known_keys((name,)) or {})]
-            check.problems.append(unknown(given, key, known, f"it belongs under {homes[0]}" if homes else ""))
+            _check_unknown(given, here, known, check)
         elif value == "auto":
-            if here not in _AUTO and path not in _FREE:
+            if here not in _AUTO and path not in _FREE and not is_model(path):
                 check.fail(given, '"auto" is not resolved here; write a value, or remove the key')
         elif value is not None and not isinstance(value, dict) and known is not None and known_keys(here):
             check.fail(given, "must be a mapping")
@@ -194,29 +124,54 @@ def _check_mapping(doc: Document, path: Key, data: dict[str, Any], check: Check)
             _check_mapping(doc, here, value, check)
 
 
+def _check_unknown(given: Given, path: Key, known: dict[str, Any], check: Check) -> None:
+    if words := removed(path, given.value):
+        if _switched_on(given.value):
+            check.fail(given, words)
+        return
+    *section, name = path
+    homes = [home for home in ("zero_optimization", "fp16", "bf16") if name in (known_keys((home,)) or {})]
+    if section == ["bf16"] and homes == ["fp16"]:
+        belongs = "bf16 needs no loss scale; remove it"
+    elif section == ["compile"] and not nearest(name, known):
+        belongs = f"DeepSpeed has none of this name; {_COMPILE}"
+    else:
+        belongs = f"it belongs under {homes[0]}" if homes else ""
+    check.problems.append(unknown(given, name, known, OWNER, belongs))
+
+
+def _is_comment(key: str) -> bool:
+    return key.startswith("_")
+
+
 def _is_text(hint: Any) -> bool:
     return hint is str or str in typing.get_args(hint)
 
 
 def _check_type(given: Given, default: Any, check: Check) -> None:
-    """Hold a value against the default that DeepSpeed's older sections give it."""
+    """Hold a value against the type of the default that DeepSpeed's older sections give it."""
+    number = isinstance(given.value, int | float) and not isinstance(given.value, bool)
+    if given.value is None:
+        return
     if isinstance(default, bool):
         check.switch(given, quoted=False)
-    elif isinstance(default, (int, float)):
-        check.number(given)
+    elif isinstance(default, int | float) and not number:
+        check.fail(given, "must be a number")
     elif isinstance(default, dict) and not isinstance(given.value, dict):
         check.fail(given, "must be a mapping")
 
 
-def _check_values(doc: Document, check: Check) -> None:
+def _check_values(doc: Document, stage: int | None, check: Check) -> None:
     """Let DeepSpeed read each section on its own, so that what it refuses can be named."""
     told = {problem.key for problem in check.problems}
-    for key, value in without_auto(doc.data).items():
+    for key, value in effective(doc.data).items():
         given = Given(value=value, where=doc.where(key), key=key)
-        if any(name == key or name.startswith(f"{key}.") for name in told):
-            continue  # in plainer words
+        if value is None or any(name == key or name.startswith(f"{key}.") for name in told):
+            continue  # nothing, or told in plainer words
+        if key == "aio" and isinstance(value, dict):  # which DeepSpeed has on GPUs only, and a rehearsal leaves out
+            value = {name: setting for name, setting in value.items() if name != "use_gds"}
         try:
-            deepspeed_config({**_BATCH, key: value})
+            deepspeed_config({**BATCH, "zero_optimization": {"stage": stage or 1}, key: value})
         except Exception as error:  # DeepSpeed raises asserts, ValueErrors and its own; all are about this section
             for path, rule in _told(error):
                 found = lookup(doc, (key, *path)) if path else given
@@ -227,17 +182,17 @@ def _told(error: Exception) -> list[tuple[Key, str]]:
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
-        return [((), f"DeepSpeed: {_first_line(str(error))}")]
+        return [((), f"DeepSpeed: {first_line(str(error))}")]
     details = error.errors()
-    return [(tuple(map(str, detail["loc"])), f"DeepSpeed: {_first_line(detail['msg'])}") for detail in details]
+    return [(tuple(map(str, detail["loc"])), f"DeepSpeed: {first_line(detail['msg'])}") for detail in details]
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0].removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(". ")
-
-
-def without_auto(data: dict[str, Any]) -> dict[str, Any]:
-    """A copy without the values that are "auto": DeepSpeed's defaults hold there."""
-    return {
-        key: without_auto(value) if isinstance(value, dict) else value for key, value in data.items() if value != "auto"
-    }
+def effective(data: dict[str, Any], path: Key = ()) -> dict[str, Any]:
+    """Return a copy of what counts: without "auto", for which DeepSpeed's defaults hold, comments, and what is off."""
+    found = {}
+    for key, value in data.items():
+        here = (*path, key)
+        off = not _switched_on(value) and (here in _OTHER_TRAINING or (len(here) <= 2 and removed(here, value)))
+        if value != "auto" and not _is_comment(key) and not off and here != ("steps_per_print",):
+            found[key] = effective(value, here) if isinstance(value, dict) else value
+    return found

@@ -12,20 +12,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..documents import Document, read_document
 from ..errors import ConfigError, Problem
 from . import accelerate_keys as keys
 from .accelerate_values import mixed_precision, processes, read_dynamo, refuse_unsupported, strategy_of
-from .deepspeed_file import accumulation_and_clipping, read_deepspeed_file, read_inline, read_json
-from .fsdp_file import read_fsdp
+from .deepspeed_file import accumulation_and_clipping, notice_init, read_deepspeed_file, read_inline, read_json
+from .fsdp_file import read_fsdp, refuse_transformers_fsdp
 from .given import Check, Given
 from .rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
 from .request import Asked, Request
 
 __all__ = [
     "Asked",
+    "Given",
     "Request",
     "kind_of",
     "read_accelerate_file",
@@ -52,25 +52,34 @@ _TELLING = {
     "training": ("task", "output_dir", "micro_batch_size", "max_steps", "epochs", "lr"),
 }
 
-_NO_FLAGS: Mapping[str, Asked[Any]] = {}
+_NO_FLAGS: Mapping[str, Given] = {}
 
 
 def kind_of(doc: Document) -> str:
-    """What a file is by its keys: ``accelerate``, ``deepspeed`` or ``training``."""
-    found = {kind: sum(key in doc.data for key in keys) for kind, keys in _TELLING.items()}
+    """Return what a file is by its keys: ``accelerate``, ``deepspeed`` or ``training``.
+
+    Raises:
+        ConfigError: it is for transformers' own trainer.
+    """
+    refuse_transformers_fsdp(doc)
+    sections = {key for key in ("bf16", "fp16") if isinstance(doc.data.get(key), dict)}  # true or false elsewhere
+    keys = {key for key in doc.data if key not in ("bf16", "fp16") or key in sections}
+    found = {kind: len(keys & set(telling)) for kind, telling in _TELLING.items()}
     best = max(found, key=lambda kind: found[kind])
     if found[best]:
         return best
     return "deepspeed" if str(doc.path).endswith(".json") else "training"
 
 
-def read_launch_file(path: str | Path) -> Request:
-    """Read a launch file of either kind. Raises as ``read_accelerate_file``."""
-    json_of_engine = kind_of(read_document(path)) == "deepspeed"
-    return read_deepspeed_file(path) if json_of_engine else read_accelerate_file(path)
+def read_launch_file(path: str | Path, processes: int | None = None) -> Request:
+    """Read a launch file of either kind, for as many processes as the launcher is told. Raises as the others here."""
+    told = _flag("processes", processes)
+    if kind_of(read_document(path)) == "deepspeed":
+        return replace(read_deepspeed_file(path), world_size=None if processes is None else told.asked(processes))
+    return read_accelerate_file(path, overrides={} if processes is None else {"num_processes": told})
 
 
-def read_accelerate_file(path: str | Path, *, overrides: Mapping[str, Asked[Any]] = _NO_FLAGS) -> Request:
+def read_accelerate_file(path: str | Path, *, overrides: Mapping[str, Given] = _NO_FLAGS) -> Request:
     """Read an accelerate YAML or JSON.
 
     Args:
@@ -84,14 +93,14 @@ def read_accelerate_file(path: str | Path, *, overrides: Mapping[str, Asked[Any]
     return _read(read_document(path, what="accelerate config file"), overrides)
 
 
-def read_request(config_file: str | None, flags: Mapping[str, Asked[Any]]) -> Request:
+def read_request(config_file: str | None, flags: Mapping[str, Given]) -> Request:
     """What ``accelerate launch`` was asked for, with or without a file. Raises as ``read_accelerate_file``."""
     if config_file is not None:
         return read_accelerate_file(config_file, overrides=flags)
     return _read(None, flags)
 
 
-def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Asked[Any]]]:
+def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Given]]:
     """Split what follows ``accelerate launch`` into its config file and the flags that were typed.
 
     Without ``--config_file`` the default file of ``accelerate config`` counts where it exists, as it does there.
@@ -109,19 +118,22 @@ def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Asked[Any]
         rule = said.getvalue().strip().rpartition("error: ")[2]
         raise ConfigError(Problem(where="command line", key="accelerate launch", rule=rule)) from None
     typed = parsed.nondefault - {"config_file", "training_script", "training_script_args"}
-    flags = {name: Asked(value=getattr(parsed, name), where=f"command line (--{name})") for name in sorted(typed)}
+    flags = {name: _flag(name, getattr(parsed, name)) for name in sorted(typed)}
     if parsed.config_file is None and os.path.isfile(default_config_file) and not parsed.cpu:
         return str(default_config_file), flags
     return parsed.config_file, flags
 
 
-def _read(doc: Document | None, overrides: Mapping[str, Asked[Any]]) -> Request:
+def _flag(name: str, value: object) -> Given:
+    return Given(value=value, where="command line", key=f"--{name}")
+
+
+def _read(doc: Document | None, flags: Mapping[str, Given]) -> Request:
     check = Check()
-    flags = {
-        name: Given(value=asked.value, where=asked.where.partition(" (")[0], key=f"--{name}")
-        for name, asked in overrides.items()
-    }
     if doc is not None:
+        refuse_transformers_fsdp(doc)
+        if "distributed_type" not in doc.data and "zero_optimization" in doc.data:
+            raise ConfigError(doc.problem((), "this is a DeepSpeed config: give it with --deepspeed"))
         _refuse_other_environment(doc)
         keys.check_top_level(doc, check)
     typed = (
@@ -147,6 +159,7 @@ def _read(doc: Document | None, overrides: Mapping[str, Asked[Any]]) -> Request:
         rule = f"disagrees with {request.mixed_precision.value!r} at {request.mixed_precision.where}; keep one of them"
         check.fail(given["mixed_precision"], rule)
     dynamo = read_dynamo(entries["dynamo_config"], given.get("dynamo_backend"), check)
+    compiler = entries["dynamo_config"].get("dynamo_backend", given.get("dynamo_backend"))
     if check.problems:
         raise ConfigError(check.problems)
     return replace(
@@ -155,6 +168,7 @@ def _read(doc: Document | None, overrides: Mapping[str, Asked[Any]]) -> Request:
         num_machines=machines,
         use_cpu=use_cpu,
         dynamo=dynamo,
+        where={**request.where, **({"dynamo": compiler.home} if dynamo and compiler else {})},
         notices=tuple(check.notices),
         files=((doc.path,) if doc else ()) + request.files,
     )
@@ -188,12 +202,14 @@ def _deepspeed(
         fills = entry.where == "command line" and option in ("gradient_accumulation_steps", "gradient_clipping")
         if not fills and not option.startswith("deepspeed_") and option != "zero3_init_flag":
             check.fail(entry, f"stands beside {file.key} at {file.where}, which must say it; remove it here")
-    check.switch(entries.get("zero3_init_flag"))
     precision = given.get("mixed_precision")
-    if precision is not None and precision.where != "command line":
-        rule = f'accelerate refuses it beside {file.key}; remove it and write "bf16": {{"enabled": true}} in the JSON'
-        check.fail(precision, rule)
+    if precision is not None and precision.value is not None and precision.where != "command line":
+        name = str(precision.value).lower()
+        instead = f' and write "{name}": {{"enabled": true}} in the JSON' if name in ("bf16", "fp16") else ""
+        check.fail(precision, f"accelerate refuses it beside {file.key}; remove it{instead}")
     request = _named_json(file, check)
+    if request is not None:
+        notice_init(entries.get("zero3_init_flag"), request.deepspeed["zero_optimization"]["stage"], check)
     return request and _filled(request, entries, check)
 
 

@@ -10,10 +10,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
+from ..documents import Document
+from ..errors import ConfigError, Problem
 from .given import Check, Given
 
+# Keys of transformers' fsdp_config that no other file has, without their prefix.
+_OF_TRANSFORMERS = {
+    "transformer_layer_cls_to_wrap",
+    "backward_prefetch",
+    "forward_prefetch",
+    "limit_all_gathers",
+    "use_orig_params",
+    "sync_module_states",
+    "cpu_ram_efficient_loading",
+    "xla",
+    "xla_fsdp_v2",
+    "xla_fsdp_settings",
+    "xla_fsdp_grad_ckpt",
+}
 # Accelerate's own numbering of sharding strategies (utils/constants.py) starts at 1.
 _RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
+# The policy that reads a key.
+_OF_POLICY = {
+    "fsdp_transformer_layer_cls_to_wrap": "TRANSFORMER_BASED_WRAP",
+    "fsdp_min_num_params": "SIZE_BASED_WRAP",
+}
 _NOT_IN_FSDP2 = (
     "fsdp_use_orig_params",
     "fsdp_sync_module_states",
@@ -42,18 +65,24 @@ def read_fsdp(entries: Mapping[str, Given], check: Check, home: str) -> tuple[di
         check.notices.append(f"{dropped[0].where}: no effect under FSDP2: {names}")
     loading = entries.get("fsdp_cpu_ram_efficient_loading")
     if check.switch(loading) and loading is not None:
-        check.notice(loading, "no effect here: each rank loads its own shard")
+        check.notice(loading, "no effect: each rank builds the whole model in host memory, then keeps its shard")
 
     checkpointing = bool(check.switch(entries.get("fsdp_activation_checkpointing")))
     offload = entries.get("fsdp_activation_checkpointing_offload")
     if check.switch(offload) and offload is not None and not checkpointing:
         check.fail(offload, "needs fsdp_activation_checkpointing: true")
+    policy = check.choice(entries.get("fsdp_auto_wrap_policy"), FSDP_AUTO_WRAP_POLICY) or "NO_WRAP"
+    idle = [entries[name] for name, other in _OF_POLICY.items() if name in entries and other != policy]
+    if idle := [given for given in idle if given.value not in (0, "", [])]:
+        names = ", ".join(given.key.rsplit(".", 1)[-1] for given in idle)
+        check.notices.append(f"{idle[0].where}: no effect under fsdp_auto_wrap_policy {policy}: {names}")
+    classes = _classes(entries.get("fsdp_transformer_layer_cls_to_wrap"), check)
     values = {
         "fsdp_version": 2,
         "reshard_after_forward": reshard,
         "cpu_offload": bool(check.switch(entries.get("fsdp_offload_params"))),
-        "auto_wrap_policy": check.choice(entries.get("fsdp_auto_wrap_policy"), FSDP_AUTO_WRAP_POLICY) or "NO_WRAP",
-        "transformer_cls_names_to_wrap": _classes(entries.get("fsdp_transformer_layer_cls_to_wrap"), check),
+        "auto_wrap_policy": policy,
+        "transformer_cls_names_to_wrap": classes if policy == "TRANSFORMER_BASED_WRAP" else None,
         "min_num_params": _min_num_params(entries.get("fsdp_min_num_params"), check),
         "activation_checkpointing": checkpointing,
         "activation_checkpointing_offload": bool(offload and offload.value) and checkpointing,
@@ -150,4 +179,38 @@ def _state_dict_type(entries: Mapping[str, Given], version: int, known: list[str
     if given is not None and version == 1 and str(given.value).upper() == "LOCAL_STATE_DICT":
         check.notice(given, "FSDP2 does not have it; checkpoints of samecurve do not need it")
         return "SHARDED_STATE_DICT"
-    return check.choice(given, known) or "SHARDED_STATE_DICT"
+    name = check.choice(given, known) or "SHARDED_STATE_DICT"
+    if given is not None and name == "FULL_STATE_DICT":
+        check.notice(given, "no effect: in checkpoints each rank writes its part; the model is exported whole")
+    return name
+
+
+def refuse_transformers_fsdp(doc: Document) -> None:
+    """Raise ConfigError for a file that transformers' own Trainer takes (``--fsdp_config``), with the YAML to write."""
+    if "distributed_type" in doc.data or "zero_optimization" in doc.data:
+        return
+    section = doc.data.get("fsdp_config")
+    data = {**doc.data, **(section if isinstance(section, dict) else {})}
+    keys = {str(key).removeprefix("fsdp_"): value for key, value in data.items()}
+    told = _OF_TRANSFORMERS & keys.keys() or any(
+        str(key).startswith("fsdp_") for key in doc.data.keys() - {"fsdp_config"}
+    )
+    if "compute_environment" in doc.data or not ("fsdp" in doc.data or told):
+        return
+    words = str(keys.get("fsdp", "")).split()
+    classes, size = keys.get("transformer_layer_cls_to_wrap"), keys.get("min_num_params")
+    settings: dict[str, Any] = {"fsdp_version": 2}
+    if classes:
+        names = ",".join(classes) if isinstance(classes, list) else classes
+        settings |= {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap": names}
+    elif size:
+        settings |= {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": size}
+    if "shard_grad_op" in words or keys.get("reshard_after_forward") is False:
+        settings["fsdp_reshard_after_forward"] = False
+    if "offload" in words or keys.get("offload_params") is True:
+        settings["fsdp_offload_params"] = True
+    if keys.get("activation_checkpointing") is True:
+        settings["fsdp_activation_checkpointing"] = True
+    flow = yaml.safe_dump({"distributed_type": "FSDP", "fsdp_config": settings}, default_flow_style=True, width=10**6)
+    rule = f"this is a file for transformers' own Trainer; write an accelerate YAML instead: {flow.strip()}"
+    raise ConfigError(Problem(where=doc.path, key="", rule=rule))

@@ -5,33 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from ..documents import Document, Key
-from ..errors import Problem, did_you_mean
-from .request import Asked
+from ..errors import Problem, nearest
+from .request import Given
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """A typed value: ``where`` is ``file:line`` or ``command line``, ``key`` the dotted key or the flag."""
-
-    value: Any
-    where: str
-    key: str
-
-    @property
-    def home(self) -> str:
-        return f"{self.where} ({self.key})"
-
-    def problem(self, rule: str) -> Problem:
-        return Problem(where=self.where, key=self.key, value=self.value, rule=rule)
-
-    def asked(self, value: T) -> Asked[T]:
-        return Asked(value=value, where=self.home)
+__all__ = ["Check", "Given", "every", "lookup", "numeric", "unknown"]
 
 
 class Check:
@@ -54,7 +34,8 @@ class Check:
             return None
         value = given.value
         if isinstance(value, bool) or not isinstance(value, int):
-            self.fail(given, "must be a whole number" + _unquote(value))
+            whole = isinstance(value, float) and value.is_integer()
+            self.fail(given, "must be a whole number" + (f"; write {value:.0f}" if whole else _unquote(value)))
         elif value < at_least:
             self.fail(given, f"must be at least {at_least}")
         else:
@@ -126,18 +107,17 @@ def every(doc: Document, path: Key = ()) -> Iterator[Given]:
             yield from every(doc, (*path, key))
 
 
-def unknown(given: Given, name: str, known: Collection[str], elsewhere: str = "") -> Problem:
-    """The problem of an unknown key: where it belongs, or the nearest key that is known."""
-    # Among long keys that differ in one letter (cp_size, tp_size) the longest common run misleads difflib.
-    close = [key for key in sorted(known) if _one_letter_away(name, key)]
-    return given.problem(f"unknown key; {elsewhere or did_you_mean(name, close or known)}")
+def unknown(given: Given, name: str, known: Collection[str], owner: str, elsewhere: str = "") -> Problem:
+    """Return the problem of an unknown key: where it belongs, the key that it misspells, or whose keys they are.
 
-
-def _one_letter_away(left: str, right: str) -> bool:
-    """Whether one letter was left out, put in, replaced, or exchanged with its neighbour."""
-    start = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-    rest, other = left[start:], right[start:]
-    return other in (rest[1:], rest[1:2] + rest[:1] + rest[2:]) or other[1:] in (rest, rest[1:])
+    Args:
+        owner: the file whose documentation lists its keys, such as ``DeepSpeed's JSON``.
+    """
+    near = nearest(name, known)
+    hint = elsewhere or (f"did you mean {near!r}?" if near else "")
+    if not hint and len(known) <= 12:
+        hint = f"known: {', '.join(sorted(known))}"
+    return given.problem(f"unknown key; {hint or f'{owner} has none of this name; remove it'}")
 
 
 def numeric(text: object) -> bool:

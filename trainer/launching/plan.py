@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, LaunchError, Problem
-from ..schedule import scaled_lr
+from ..schedule import scaled_lr, warmup_steps_of
 from .launcher import Launcher
 from .rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
 from .request import Request
@@ -105,7 +105,17 @@ class Plan:
     def precision(self) -> dict[str, str]:
         """What parameters are kept in, what layers compute in, what gradients are exchanged in; floating buffers."""
         compute = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
-        return {"parameters": "fp32", "compute": compute, "reduction": "fp32", "buffers": "fp32"}
+        reduction = str(self.deepspeed.get("communication_data_type") or "fp32").lower()
+        return {"parameters": "fp32", "compute": compute, "reduction": reduction, "buffers": "fp32"}
+
+    def with_length(self, total_steps: int) -> Plan:
+        """Return the plan of a run of known length: warm-up in steps, and a notice where the run ends within it."""
+        warmup, notices = warmup_steps_of(self, total_steps), self.notices
+        if warmup > total_steps:
+            key = "warmup_steps" if self.warmup_samples is None else "warmup_samples"
+            rule = f"the warm-up of {warmup} steps is longer than the run: the rate never reaches its full value"
+            notices = (*notices, f"{self.home(key)}: {key}: {rule}")
+        return dataclasses.replace(self, warmup_steps=warmup, notices=tuple(dict.fromkeys(notices)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields and ``precision``, as JSON holds them."""
@@ -134,9 +144,13 @@ def resolve(
     world = launcher.world_size
     if request is None:  # nobody named a strategy: replicas are the plain meaning of several processes
         request = Request(strategy="ddp" if world > 1 else "single", strategy_where="the number of processes")
-    homes = Homes(config, where, request.where)
+    homes = Homes(config, where)
     strategy = request.strategy
-    _check_world(request, launcher)
+    if strategy == "ddp" and world == 1 and launcher.name != "python":
+        homes.notices.append(f"{request.strategy_where}: {launcher.name} runs one process, thus without DDP")
+        strategy = "single"
+    else:
+        _check_world(request, launcher)
     device = "cuda" if machine.gpus and not request.use_cpu else "cpu"
     if device == "cuda" and launcher.local_world_size > machine.gpus:
         raise LaunchError(
@@ -159,11 +173,15 @@ def resolve(
     accumulation = homes.agree("accumulation_steps", config.accumulation_steps, request.accumulation_steps, None)
     clip = homes.agree("max_grad_norm", config.max_grad_norm, request.max_grad_norm, None)
     optimizer, settings, lr = choose_optimizer(config, request, homes, optimizer_built_by)
-    schedule, warmup = choose_schedule(config, request, homes, lr)
+    schedule, lr = choose_schedule(config, request, homes, lr)
+    if request.dynamo and homes.says("compile") and not config.compile:
+        homes.refuse("compile", False, f"disagrees with {request.where['dynamo']}; keep one of the two")
     if homes.problems:
         raise ConfigError(homes.problems)
     accumulation = _fit_batch(asked_global, micro, accumulation, world, homes)
     batch = micro * accumulation * world
+    if config.warmup_samples is not None:
+        schedule["warmup_steps"] = -(-config.warmup_samples // batch)
     reference = config.reference_batch_size or batch
     fsdp, deepspeed = request.fsdp, request.deepspeed
     rehearsal = device == "cpu" and strategy != "single"
@@ -175,7 +193,7 @@ def resolve(
             notices.append(f"{home}: DeepSpeed has no {precision} on a CPU: rehearsed in {runs}")
         precision, (fsdp, deepspeed) = runs, rehearsal_changes(request)
         notices += rehearsal_notices(request)
-    return Plan(
+    plan = Plan(
         strategy=strategy,
         launcher=launcher.name,
         world_size=world,
@@ -193,12 +211,8 @@ def resolve(
         lr_reference=lr,
         lr_scaling=config.lr_scaling,
         reference_batch_size=reference,
-        schedule=schedule,
-        schedule_settings=config.schedule_settings,
-        warmup_steps=warmup if config.warmup_samples is None else -(-config.warmup_samples // batch),
         warmup_samples=config.warmup_samples,
         warmup_fraction=config.warmup_fraction,
-        final_lr_ratio=config.final_lr_ratio,
         compile=config.compile or bool(request.dynamo),
         find_unused_parameters=config.find_unused_parameters,
         fsdp=fsdp,
@@ -207,7 +221,11 @@ def resolve(
         files=request.files,
         notices=tuple(dict.fromkeys(notices)),
         homes={**request.where, **homes.where, "strategy": request.strategy_where},
+        **schedule,
     )
+    if config.max_steps is None or (config.epochs is not None and config.warmup_fraction is not None):
+        return plan
+    return plan.with_length(config.max_steps)  # which ends the run at the latest
 
 
 def _check_world(request: Request, launcher: Launcher) -> None:
@@ -225,7 +243,17 @@ def _check_world(request: Request, launcher: Launcher) -> None:
             f"{request.strategy_where}: asks for one process, but {world} run; use distributed_type: MULTI_GPU for DDP"
         )
     if request.strategy == "ddp" and world == 1:
-        raise LaunchError(f"{request.strategy_where}: asks for DDP, but one process runs; launch at least two")
+        hint = "plain python starts one process: use accelerate launch or torchrun"
+        raise LaunchError(f"{request.strategy_where}: asks for DDP, but {hint}")
+    check_partitions(request, world)
+
+
+def check_partitions(request: Request, world: int) -> None:
+    """Raise LaunchError where the groups that hold a second copy of the parameters do not divide the processes."""
+    groups = request.deepspeed.get("zero_optimization", {}).get("zero_hpz_partition_size") or 1
+    if world % groups:
+        home = request.where["deepspeed.zero_optimization.zero_hpz_partition_size"]
+        raise LaunchError(f"{home}: {groups}: must divide the number of processes, {world}")
 
 
 def _fit_batch(asked: int | None, micro: int, accumulation: int | None, world: int, homes: Homes) -> int:

@@ -1,6 +1,6 @@
 """Build the Accelerator that the plan describes, and check that it is what came out.
 
-Accelerate on a machine without a GPU turns most requests into something else (FACTS, section 1): an
+Accelerate on a machine without a GPU turns most requests into something else: an
 FSDP or DeepSpeed file with ``use_cpu`` becomes DDP, two processes become two unconnected trainings. All
 of that is wrapped here, in one place.
 """
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # the environment would be read a second time, loosely, by Accelerate's plugins.
 _MADE_BY_LAUNCH = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 _KEPT = ("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY")
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,10 @@ def launch(
     launcher = detect()
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
     plan = resolve(config, request, launcher, Machine.here(), where or {}, optimizer_built_by=optimizer_built_by)
-    _check_environment(plan, launcher)
+    asked = (
+        plan.mixed_precision if request is None or request.mixed_precision is None else request.mixed_precision.value
+    )
+    check_environment(plan, launcher, config.mixed_precision or asked)
     accelerator = _accelerator(plan, launcher)
     _check_accelerator(plan, accelerator)
     return Launched(plan=plan, accelerator=accelerator, strategy=STRATEGIES[plan.strategy](plan, accelerator))
@@ -98,8 +102,12 @@ def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: 
     return None
 
 
-def _check_environment(plan: Plan, launcher: Launcher) -> None:
-    """The variables that Accelerate obeys must say what the plan says; a stray one must not pass unseen."""
+def check_environment(plan: Plan, launcher: Launcher, precision: str) -> None:
+    """Hold the variables that Accelerate obeys against the plan; a stray one must not pass unseen.
+
+    Args:
+        precision: the one that was asked for, which may not be the one that a rehearsal runs in.
+    """
     says = {
         "ACCELERATE_USE_DEEPSPEED": plan.strategy.startswith("zero"),
         "ACCELERATE_USE_FSDP": plan.strategy == "fsdp",
@@ -108,13 +116,12 @@ def _check_environment(plan: Plan, launcher: Launcher) -> None:
         value = os.environ.get(name, "").lower()
         if value == "true" and not expected:
             raise LaunchError(f"{name}=true is set, but {plan.strategy} was asked for; unset it or name its file")
-    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", plan.mixed_precision)
-    if precision != plan.mixed_precision and plan.home("mixed_precision") != "default":
-        if launcher.name == "accelerate" and precision == "no":
-            return  # a DeepSpeed JSON holds the precision then, and the launcher knows nothing of it
+    # accelerate launch makes its variable from file and flags, which were read; "no" is what it sets for nothing typed.
+    stray = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if launcher.name != "accelerate" and stray not in ("no", precision):
         raise LaunchError(
-            f"ACCELERATE_MIXED_PRECISION={precision} is set, but {plan.mixed_precision} was asked for "
-            f"at {plan.home('mixed_precision')}"
+            f"ACCELERATE_MIXED_PRECISION={stray} is set, but mixed_precision is {precision} "
+            f"({plan.home('mixed_precision')}); unset it, or write mixed_precision: {stray}"
         )
 
 
@@ -152,6 +159,8 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
                 becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
                 state._shared_state["distributed_type"] = becomes
     arguments: dict[str, Any] = STRATEGIES[plan.strategy].accelerator_arguments(plan)
+    # With a rank in the environment, and a GPU there, Accelerate takes one process for several.
+    hidden = {name: os.environ.pop(name) for name in _RANKS if plan.strategy == "single" and name in os.environ}
     accelerator = Accelerator(
         mixed_precision=plan.mixed_precision,
         gradient_accumulation_steps=plan.accumulation_steps,
@@ -159,6 +168,7 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
         step_scheduler_with_optimizer=False,
         **arguments,
     )
+    os.environ.update(hidden)
     if plan.mixed_precision == "fp16" and plan.device == "cpu" and not plan.deepspeed:
         # Accelerate drops fp16 without a word on a CPU; torch has both the autocast and the scaler for it.
         accelerator.native_amp = True
