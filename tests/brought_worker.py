@@ -1,6 +1,6 @@
 """Run by torchrun under one layout: models and tasks as users bring them, one training after the other.
 
-    torchrun ... tests/brought_worker.py '{"accel_config": ..., "folder": ..., "names": [...]}'
+    torchrun ... tests/brought_worker.py '{"file": {"accel_config": ...}, "folder": ..., "names": [...]}'
 
 Each leaves ``<folder>/<name>.json`` with its losses, norms, evaluation and notices, or the error that ended it, and
 its exported model. All in one process: a launch costs more than a training of this size.
@@ -407,7 +407,7 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
     build, settings = CASES[name]
     config = configured(launched.plan.world_size, output_dir=str(folder / name), **settings)
     try:
-        run = Trainer(build(), config, launch(config, accel_config=told["accel_config"]))
+        run = Trainer(build(), config, launch(config, **told["file"]))
         rows = []
         for info in run.steps():
             assert info.metrics is not None
@@ -436,7 +436,7 @@ def train_two(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
     """Two trainings side by side on one launch, in a loop of one's own: the losses of each."""
     world = told["world"]
     configs = [configured(world, output_dir=str(folder / "two" / name)) for name in ("plain", "scalar")]
-    launched = launch(configs[0], accel_config=told["accel_config"])
+    launched = launch(configs[0], **told["file"])
     states = [TrainState(task, config, launched) for task, config in zip((Plain(), Scalar()), configs, strict=True)]
     losses: dict[str, list[float]] = {"plain": [], "scalar": []}
     for windows in zip(*(state.windows() for state in states), strict=True):
@@ -458,12 +458,12 @@ def train_two(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
+    told = json.loads(sys.argv[-1])  # the deepspeed launcher puts its own words first
     folder = Path(told["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     world = told["world"]
     PRETRAINED.append(told["pretrained"])
-    launched = launch(configured(world), accel_config=told["accel_config"])
+    launched = launch(configured(world), **told["file"])
     for name in told["names"]:
         found = train_two(folder, told) if name == "two" else train(launched, folder, name, told)
         if launched.accelerator.is_main_process:

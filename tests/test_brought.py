@@ -32,6 +32,7 @@ UNSAID = {
     },
 }
 ENDS = ("ddp", "on_some_ranks_unsaid")  # one rank has its error while the other one is inside of an exchange
+DEEPSPEED = "zero3 by its launcher"
 BFLOAT16 = 2e-2  # three digits
 ROUNDING = 1e-5
 
@@ -44,18 +45,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def results(strategy: str, folder: Path) -> dict[str, dict[str, Any]]:
     """All cases under one strategy."""
-    start(strategy, folder, [*(name for name in CASES if (strategy, name) != ENDS), "two"])
+    if strategy != DEEPSPEED:
+        start(strategy, folder, [*(name for name in CASES if (strategy, name) != ENDS), "two"])
     return {path.stem: json.loads(path.read_text()) for path in (folder / strategy).glob("*.json")}
 
 
 def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
     world = 1 if strategy == "single" else 2
-    told = {"accel_config": f"accel_configs/{strategy}.yaml", "folder": str(folder / strategy), "world": world}
+    told: dict[str, Any] = {"folder": str(folder / strategy), "world": world}
     told["pretrained"] = str(folder / "pretrained")
     if not (folder / "pretrained").exists():
         torch.manual_seed(0)
         hugging_face("llama")().to(torch.bfloat16).save_pretrained(folder / "pretrained")
     words = [str(BIN / "torchrun"), "--nproc_per_node", str(world), "--master_port", str(free_port())]
+    told["file"] = {"accel_config": f"accel_configs/{strategy}.yaml"}
+    if strategy == DEEPSPEED:
+        words = [str(BIN / "deepspeed"), "--num_gpus", str(world), "--master_port", str(free_port())]
+        told["file"] = {"deepspeed": "ds_configs/zero3.json"}
     words += ["tests/brought_worker.py", json.dumps({**told, "names": names, **more})]
     done = subprocess.run(
         words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=500, check=False
@@ -111,6 +117,13 @@ def difference(name: str, folder: Path, strategy: str) -> str:
     return ""
 
 
+def test_a_pretrained_model_under_the_deepspeed_launcher_has_the_numbers_of_one_process(folder: Path) -> None:
+    start(DEEPSPEED, folder, ["pretrained"])
+    found = results(DEEPSPEED, folder)["pretrained"]
+    assert (found["model_class"], found["world_size"]) == ("DeepSpeedEngine", 2)
+    assert difference("pretrained", folder, DEEPSPEED) == ""
+
+
 def test_a_parameter_that_one_rank_does_not_use_ends_ddp_with_its_name(folder: Path) -> None:
     strategy, name = ENDS
     error = start(strategy, folder, [name], ends=[name])
@@ -138,6 +151,7 @@ def test_evaluation_metrics_are_those_of_all_samples(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads the old name
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning")
 @pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
 @pytest.mark.parametrize("name", ["lora", "lora_saved", "lora_narrow"])
 def test_an_adapted_model_is_exported_as_peft_loads_it(strategy: str, name: str, folder: Path) -> None:
