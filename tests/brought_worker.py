@@ -93,6 +93,22 @@ class OnSomeRanks(Plain):
         return F.mse_loss(model(batch["x"], batch["at"]), batch["y"])
 
 
+class Later(Plain):
+    """A layer that the loss reaches from the third forward pass on, evaluations not counted."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.passes = nn.Linear(8, 1), nn.Linear(8, 1), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += self.training
+            return self.one(x) + (self.two(x) if self.passes > 2 else 0)
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+
 class Scalar(Plain):
     """A learnt scalar, as CLIP's logit_scale, and one that is frozen."""
 
@@ -352,6 +368,7 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "on_some_ranks": (OnSomeRanks, {"find_unused_parameters": True}),
     "on_some_ranks_accumulated": (OnSomeRanks, {"find_unused_parameters": True, "micro_batch_size": 2}),
     "on_some_ranks_unsaid": (OnSomeRanks, {}),
+    "later_unsaid": (Later, {}),
     "scalar": (Scalar, {}),
     "empty": (Empty, {}),
     "narrow": (Narrow, {}),

@@ -26,9 +26,10 @@ REFUSED = {
 }
 UNSAID = {
     ("unused_unsaid", "ddp"): "the loss of this step does not depend on left.weight, left.bias",
+    ("later_unsaid", "ddp"): "the loss of this step does not depend on two.weight, two.bias",
+    **{("later_unsaid", f"zero{n}"): "only some micro-batches use two.bias, two.weight; set" for n in (1, 2, 3)},
     **{
-        ("on_some_ranks_unsaid", f"zero{stage}"): "only some ranks use two.bias, two.weight in the first step"
-        for stage in (1, 2, 3)
+        ("on_some_ranks_unsaid", f"zero{stage}"): "only some ranks use two.bias, two.weight; set" for stage in (1, 2, 3)
     },
 }
 ENDS = ("ddp", "on_some_ranks_unsaid")  # one rank has its error while the other one is inside of an exchange

@@ -130,7 +130,7 @@ def test_json_and_yaml_give_the_same_config(here: Path) -> None:
         ("gradient_accumulation_steps", 2, "unknown key; did you mean 'accumulation_steps'?"),
         ("per_device_train_batch_size", 2, "unknown key; did you mean 'micro_batch_size'?"),
         ("warmup_ratio", 0.1, "unknown key; did you mean 'warmup_fraction'?"),
-        ("evaluation_strategy", 2, "unknown key; --help lists all keys"),
+        ("evaluation_plan", 2, "unknown key; --help lists all keys"),
         ("micro_batch_size", 0, "must be at least 1"),
         ("micro_batch_size", 2.5, "must be a whole number"),
         ("micro_batch_size", 10.0, "must be a whole number; write 10"),

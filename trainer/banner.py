@@ -6,8 +6,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .launching.details import details
-
 if TYPE_CHECKING:
     from .launching import Plan
 
@@ -55,6 +53,8 @@ def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{p['lr_reference']:g} at batch {p['reference_batch_size']} -> {rate} at batch "
             f"{p['global_batch_size']} ({p['lr_scaling']})"
         )
+    from .launching.details import details  # after --version, which imports none of the packages that it names
+
     return [
         ("strategy", p["strategy"]),
         ("world size", str(p["world_size"])),

@@ -165,11 +165,11 @@ class TrainData:
         raise DataError(f"Data.train: none of its {self.size} samples has a weight; check Task.weight and the labels")
 
     def steps_left(self, position: int, epochs: int) -> int:
-        """Count the optimizer steps from ``position`` to the end of pass number ``epochs``."""
+        """Count the optimizer steps from ``position`` to the end of pass number ``epochs``; below 0 beyond it."""
         epoch, offset = divmod(position, self.size)
-        if epoch >= epochs:
-            return 0
         batch, rest = self.layout.global_batch_size, self.size - offset
+        if epoch >= epochs:
+            return -((position - epochs * self.size) // batch)
         return (rest // batch if self.drop_last else -(-rest // batch)) + (epochs - epoch - 1) * self.steps_per_epoch
 
     def epochs_at(self, position: int) -> float:

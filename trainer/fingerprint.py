@@ -26,15 +26,16 @@ OF_THE_END = ("total_steps", "final_lr_ratio")  # of other schedules a longer ru
 def task_facts(task: object, named: str) -> dict[str, Any]:
     """Say which task it is, and its settings as JSON holds them, whoever built it.
 
+    Fields that take no part in comparing tasks (``field(compare=False)``) are no settings but what a task remembers.
+
     Args:
         named: what the config calls it, ``module:Class``; it counts if it leads to the task's class.
     """
     cls = type(task)
     module, _, name = named.partition(":")
     same = getattr(sys.modules.get(module), name, None) is cls
-    settings = (
-        {f.name: getattr(task, f.name) for f in dataclasses.fields(task)} if dataclasses.is_dataclass(task) else {}
-    )
+    fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
+    settings = {field.name: getattr(task, field.name) for field in fields if field.compare}
     return {"task": named if same else f"{cls.__module__}:{cls.__qualname__}", "task_settings": plain(settings)}
 
 

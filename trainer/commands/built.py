@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
+
 from ..errors import Problem, TrainerError, did_you_mean
 from ..launching.model import model_problems
 
@@ -65,6 +67,8 @@ class _Lines:
 class _Alone:
     """The one process, for which a reduction changes nothing."""
 
+    device = torch.device("cpu")
+
     @staticmethod
     def reduce(tensor: Tensor, reduction: str) -> Tensor:
         return tensor
@@ -72,8 +76,6 @@ class _Alone:
 
 def _evaluated(task: Task, loaded: Loaded, data: Data, model: nn.Module) -> list[str]:
     """Return the names of what an evaluation reports, from one batch of it."""
-    import torch
-
     from ..data import Layout, evaluation_batches
     from ..metrics import WeightedSums
 

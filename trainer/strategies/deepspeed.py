@@ -60,6 +60,7 @@ class Zero(Strategy):
         # Accelerate puts the configuration where transformers finds it, whatever zero3_init_flag says: from_pretrained
         # and from_config would then give parameters that are divided already, of shape [0].
         accelerator.state.deepspeed_plugin.dschf = None
+        self.used: set[str] | None = None  # the parameters that the first micro-batch reached, on every rank
         self._window = contextlib.ExitStack()
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -144,7 +145,8 @@ class Zero(Strategy):
     def _check_same_parameters(self, loss: Tensor) -> None:
         """Raise ``LaunchError`` where ranks use different parameters: the engine would add up gradients of others.
 
-        Looked at once, before the first backward pass; later ones are noticed by ``fingerprint``.
+        The ranks compare before the first backward pass; later each holds its own to that, at some microseconds an
+        operation of the graph, since an exchange of other sizes ends the process. ``fingerprint`` notices the rest.
         """
         reached, seen, waiting = set(), set(), [loss.grad_fn]
         while waiting:
@@ -154,16 +156,20 @@ class Zero(Strategy):
                 reached.add(id(getattr(node, "variable", None)))
                 waiting += [below for below, _ in node.next_functions]
         used = {name for name, parameter in self.learning() if id(parameter) in reached}
-        uses = gather_object([used])
+        if self.used is None:
+            uses, which = gather_object([used]), "only some ranks"
+            self.used = used
+        else:
+            uses, which = [self.used, used], "only some micro-batches"
         differing = sorted(set().union(*uses) - set.intersection(*uses))
         if differing:
             raise LaunchError(
-                f"only some ranks use {listed(differing)} in the first step; set find_unused_parameters: true, with "
-                "which gradients are kept whole until all ranks have theirs"
+                f"{which} use {listed(differing)}; set find_unused_parameters: true, with which gradients are kept "
+                "whole until all ranks have theirs"
             )
 
     def backward(self, loss: Tensor) -> None:
-        if not (self.fingerprint or self.plan.find_unused_parameters or self.accelerator.num_processes == 1):
+        if not self.plan.find_unused_parameters and self.accelerator.num_processes > 1:
             self._check_same_parameters(loss)
         # The loss carries its exact weight already; the engine would divide by the accumulation steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
