@@ -48,7 +48,7 @@ trainer.run(main)
         ("sys.exit(3)", 3, ""),
         ("sys.exit('no data here')", 1, "no data here"),
         ("raise KeyboardInterrupt", 130, ""),
-        ("raise Stopped(15)", 143, ""),
+        ("raise Stopped(15, step=1, total_steps=2)", 143, ""),
         ("raise ConfigError(Problem(where='a.yaml:1', key='lr', rule='is wrong'))", 2, "a.yaml:1: lr: is wrong"),
         ("raise LaunchError('two, but one runs')", 2, "two, but one runs"),
         ("raise DataError('no rows')", 1, "no rows"),
@@ -139,7 +139,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
     assert job.code == 1, "torchrun gives 1 for whatever its ranks give"
     cause = job.err.rpartition("Root Cause")[2]
     assert re.search(r"exitcode  : 143 ", cause), job.err
-    assert "stopped by SIGTERM; everything up to there was written" in cause
+    assert "stopped by SIGTERM at step 4 of 40; everything up to there was written" in cause
     assert tracebacks(job) == []
     assert exported(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
