@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +67,10 @@ def free_port() -> int:
 
 def command(launcher: str, how: str, world: int = 2, script: str = "examples/train.py") -> list[str]:
     """The command that starts ``script`` under ``how`` (a strategy's committed file, or a path) with a launcher."""
-    port = str(free_port())
     yaml = how if "/" in how else f"accel_configs/{how}.yaml"
+    if launcher == "ranks":  # without a launcher, and without its seconds
+        return ["ranks", str(world), script, "--accel_config", yaml]
+    port = str(free_port())
     if launcher == "accelerate":
         words = [str(BIN / "accelerate"), "launch", "--config_file", yaml, "--main_process_port", port]
         return [*words, *([] if world in (0, 2) else ["--num_processes", str(world)]), script]
@@ -80,12 +85,68 @@ def command(launcher: str, how: str, world: int = 2, script: str = "examples/tra
     return [sys.executable, script]
 
 
+def launch_file(path: Path, how: str, world: int = 2, mixed_precision: str | None = None) -> Path:
+    """Write a committed YAML, for another number of processes or in another precision, to ``path``."""
+    text = (ROOT / "accel_configs" / f"{how}.yaml").read_text()
+    assert "mixed_precision:" not in text and "num_processes: 2" in text
+    text = text.replace("num_processes: 2", f"num_processes: {world}")
+    path.write_text(text + (f"mixed_precision: '{mixed_precision}'\n" if mixed_precision else ""))
+    return path
+
+
 def run(
     words: Sequence[str], output_dir: Path, *, timeout: float = 300, environment: Mapping[str, str] | None = None
 ) -> Job:
     """Run a command from the repository's root, with ``output_dir`` as its own."""
     full = [*words, "--output_dir", str(output_dir)]
-    done = subprocess.run(
-        full, cwd=ROOT, env=clean_environment(environment), capture_output=True, text=True, timeout=timeout, check=False
-    )
+    if words[0] == "ranks":
+        done = ranks(full[2:], int(words[1]), timeout=timeout, environment=environment)
+    else:
+        done = subprocess.run(
+            full,
+            cwd=ROOT,
+            env=clean_environment(environment),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
     return Job(code=done.returncode, out=done.stdout, err=done.stderr, output_dir=output_dir)
+
+
+def ranks(
+    words: Sequence[str], world: int = 2, *, timeout: float = 300, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with its arguments as ``world`` connected processes; 0 for a single one without a rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder) / name for name in ("out", "err"))
+        job = {
+            "words": [str(word) for word in words],
+            "world": world,
+            "timeout": timeout,
+            "environment": clean_environment(environment),
+            "folder": str(ROOT),
+            "out": str(out),
+            "err": str(err),
+        }
+        starter = rank_starter()
+        assert starter.stdin is not None and starter.stdout is not None
+        starter.stdin.write(json.dumps(job) + "\n")
+        starter.stdin.flush()
+        code = json.loads(starter.stdout.readline())
+        return subprocess.CompletedProcess(words, code, *(p.read_text() if p.exists() else "" for p in (out, err)))
+
+
+@cache
+def rank_starter() -> subprocess.Popen[str]:
+    """The process that is forked for each rank; it ends with this one."""
+    words = [sys.executable, str(ROOT / "tests" / "rank_starter.py")]
+    starter = subprocess.Popen(
+        words, cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def end() -> None:
+        starter.communicate()
+
+    atexit.register(end)
+    return starter

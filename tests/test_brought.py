@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from brought_worker import CASES, hugging_face
-from jobs import BIN, ROOT, STRATEGIES, clean_environment, free_port
+from jobs import BIN, ROOT, STRATEGIES, clean_environment, free_port, ranks
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -58,15 +58,14 @@ def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
     if not (folder / "pretrained").exists():
         torch.manual_seed(0)
         hugging_face("llama")().to(torch.bfloat16).save_pretrained(folder / "pretrained")
-    words = [str(BIN / "torchrun"), "--nproc_per_node", str(world), "--master_port", str(free_port())]
-    told["file"] = {"accel_config": f"accel_configs/{strategy}.yaml"}
+    told |= {"names": names, **more}
     if strategy == DEEPSPEED:
         words = [str(BIN / "deepspeed"), "--num_gpus", str(world), "--master_port", str(free_port())]
-        told["file"] = {"deepspeed": "ds_configs/zero3.json"}
-    words += ["tests/brought_worker.py", json.dumps({**told, "names": names, **more})]
-    done = subprocess.run(
-        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=500, check=False
-    )
+        words += ["tests/brought_worker.py", json.dumps({**told, "file": {"deepspeed": "ds_configs/zero3.json"}})]
+        done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    else:
+        told["file"] = {"accel_config": f"accel_configs/{strategy}.yaml"}
+        done = ranks(["tests/brought_worker.py", json.dumps(told)], 0 if strategy == "single" else world, timeout=500)
     assert bool(more) == bool(done.returncode), f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stderr
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from jobs import BIN, ROOT, clean_environment, free_port
+from jobs import ranks
 
 OTHERS = [pytest.param(strategy, marks=pytest.mark.slow) for strategy in ("ddp", "zero2", "zero3")]
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1", *OTHERS])
 def test_every_rank_says_the_same(strategy: str, tmp_path: Path) -> None:
-    words = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", str(free_port()), "tests/checkpoint_worker.py"]
-    done = subprocess.run(
-        [*words, f"accel_configs/{strategy}.yaml", tmp_path],
-        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    done = ranks(["tests/checkpoint_worker.py", f"accel_configs/{strategy}.yaml", tmp_path])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     said, second = (json.loads((tmp_path / f"results-{rank}.json").read_text()) for rank in (0, 1))
     assert said == second

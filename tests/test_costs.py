@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from jobs import BIN, ROOT, STRATEGIES, clean_environment, free_port
+from jobs import ROOT, STRATEGIES, launch_file, ranks
 
 from trainer import load_config, load_task
 from trainer.strategies import STRATEGIES as KINDS
@@ -72,14 +71,8 @@ def test_the_states_that_the_readme_tells(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", pytest.param("cnn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", [*STRATEGIES, pytest.param("zero3_offload", marks=pytest.mark.slow)])
 def test_live_bytes_are_those_of_the_formula(how: str, name: str, precision: str, tmp_path: Path) -> None:
-    text = (ROOT / "accel_configs" / f"{how}.yaml").read_text()
-    config = tmp_path / "accel.yaml"
-    config.write_text(text.replace("mixed_precision: 'no'", f"mixed_precision: '{precision}'"))
-    words = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", str(free_port()), "tests/memory_worker.py"]
-    done = subprocess.run(
-        [*words, config, name], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
+    config = launch_file(tmp_path / "accel.yaml", how, mixed_precision=precision)
+    done = ranks(["tests/memory_worker.py", config, name])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     once, accumulating = zip(told["measured"], told["predicted"], strict=True)

@@ -7,14 +7,13 @@ Measured on 2026-11-21 (two x86 CPU cores, torch 2.13, gloo), the largest errors
 from __future__ import annotations
 
 import json
-import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from gradient_worker import CLIP, MICRO, CountedTokens, norm_of, reference
-from jobs import BIN, ROOT, STRATEGIES, clean_environment, free_port
+from jobs import STRATEGIES, launch_file, ranks
 
 # Sums of some hundred float32 terms, each rounded to 6e-8 of itself, in an order that differs from layout to layout.
 FLOAT32 = 1e-6
@@ -42,15 +41,8 @@ def errors(strategy: str, world: int, accumulations: str, precision: str, folder
     """The worker's table of one layout: the errors of each case."""
     place = folder / f"{strategy}-{world}-{accumulations}-{precision}"
     place.mkdir()
-    text = (ROOT / "accel_configs" / f"{strategy}.yaml").read_text()
-    text = text.replace("mixed_precision: 'no'", f"mixed_precision: '{precision}'")
-    config = place / "accel.yaml"
-    config.write_text(text.replace("num_processes: 2", f"num_processes: {world}"))
-    words = [BIN / "torchrun", "--nproc_per_node", str(world), "--master_port", str(free_port())]
-    done = subprocess.run(
-        [*words, "tests/gradient_worker.py", config, place, accumulations],
-        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    config = launch_file(place / "accel.yaml", strategy, world, precision)
+    done = ranks(["tests/gradient_worker.py", config, place, accumulations], world)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return dict(json.loads((place / "errors.json").read_text()))
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from jobs import BIN, ROOT, clean_environment, free_port
+from jobs import launch_file, ranks
 from resuming import Model
 from safetensors.torch import load_file
 
@@ -18,14 +17,8 @@ from trainer import cli, load_export
 
 @pytest.mark.parametrize(("strategy", "world"), [("fsdp", 2), ("zero2", 2), ("zero3", 3)])
 def test_weights_of_accelerates_checkpoints(strategy: str, world: int, tmp_path: Path) -> None:
-    config = tmp_path / "accel.yaml"
-    text = (ROOT / "accel_configs" / f"{strategy}.yaml").read_text()
-    config.write_text(text.replace("num_processes: 2", f"num_processes: {world}"))
-    words = [BIN / "torchrun", "--nproc_per_node", str(world), "--master_port", str(free_port())]
-    done = subprocess.run(
-        [*words, "tests/foreign_worker.py", config, tmp_path, str(world)],
-        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    config = launch_file(tmp_path / "accel.yaml", strategy, world)
+    done = ranks(["tests/foreign_worker.py", config, tmp_path, str(world)], world)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     # torch.distributed keeps a shared tensor under both of its names.
     drop = ["--drop", "head.weight"] if strategy == "fsdp" else []

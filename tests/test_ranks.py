@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from jobs import BIN, ROOT, STRATEGIES, clean_environment, free_port
+from jobs import STRATEGIES, ranks
 from number_worker import Images, Masked, Scored, masked_items
 from torch.utils.data import default_collate
 from torchmetrics.functional.regression import spearman_corrcoef
@@ -32,15 +31,8 @@ def results(strategy: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """What each rank says of each case."""
     here = folder / strategy
     here.mkdir()
-    # The committed file without its precision: here the cases choose it.
-    lines = (ROOT / "accel_configs" / f"{strategy}.yaml").read_text().splitlines()
-    (here / "accel.yaml").write_text("\n".join(line for line in lines if not line.startswith("mixed_precision")))
     cases = CASES if strategy.startswith("zero") else CASES + SCALED
-    words = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    done = subprocess.run(
-        [*words, "tests/number_worker.py", here / "accel.yaml", here, *cases],
-        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = ranks(["tests/number_worker.py", f"accel_configs/{strategy}.yaml", here, *cases])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return dict(json.loads((here / "results.json").read_text()))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import BIN, ROOT, clean_environment, free_port
+from jobs import launch_file, ranks
 
 from trainer.checkpoint import discover, store
 from trainer.checkpoint.ranges import Ranges, of_rank_files
@@ -38,17 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launched(layout: Layout, folder: Path, **told: Any) -> Path:
     strategy, world = layout
     folder.mkdir(parents=True, exist_ok=True)
-    text = (ROOT / "accel_configs" / f"{strategy}.yaml").read_text()
-    config = folder / "accel.yaml"
-    text = text.replace("num_processes: 2", f"num_processes: {world}")
-    precision = told.get("mixed_precision", "'no'")
-    config.write_text(text.replace("mixed_precision: 'no'", f"mixed_precision: {precision}"))
-    words = [BIN / "torchrun", "--nproc_per_node", str(world), "--master_port", str(free_port()), "tests/resuming.py"]
+    config = launch_file(folder / "accel.yaml", strategy, world, told.get("mixed_precision"))
     told |= {"accel_config": str(config), "folder": str(folder), "world": world}
-    done = subprocess.run(
-        [*words, json.dumps(told)], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=500,
-        check=False,
-    )  # fmt: skip
+    done = ranks(["tests/resuming.py", json.dumps(told)], world)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return folder
 

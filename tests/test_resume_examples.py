@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from jobs import Job, command, run
+from jobs import Job, command, launch_file, run
 
 STEPS, BROKEN_AT = 10, 5
 COMMON = ["--max_steps", str(STEPS), "--log_every", "1", "--warmup_steps", "2", "--micro_batch_size", "2"]
@@ -33,12 +33,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(task: str, layout: tuple[str, int], output_dir: Path, *more: str) -> Job:
     strategy, world = layout
     if strategy == "single":
-        words = command("python", strategy)
+        words = command("ranks", strategy, world=0)
     else:
-        yaml = output_dir.with_suffix(".yaml")
-        text = Path(f"accel_configs/{strategy}.yaml").read_text()
-        yaml.write_text(text.replace("num_processes: 2", f"num_processes: {world}"))
-        words = command("torchrun", str(yaml), world=world)
+        yaml = launch_file(output_dir.with_suffix(".yaml"), strategy, world)
+        words = command("ranks", str(yaml), world=world)
     job = run([*words, *TASKS[task], *more], output_dir).ok()
     assert (job.plan["strategy"], job.plan["world_size"], job.plan["global_batch_size"]) == (strategy, world, 12)
     return job

@@ -6,13 +6,12 @@ A trap that a later version mends fails its test: then its line here, and what t
 from __future__ import annotations
 
 import json
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import BIN, ROOT, clean_environment, free_port
+from jobs import ranks
 
 Both = tuple[dict[str, Any], dict[str, Any]]  # what bare Accelerate gave, what the trainer gave
 SAMPLES = [float(n) for n in range(9)]
@@ -27,11 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(name: str, strategy: str, folder: Path) -> Both:
     place = folder / name
     place.mkdir()
-    words = [BIN / "torchrun", "--nproc_per_node", "2", "--master_port", str(free_port()), "tests/trap_worker.py"]
-    done = subprocess.run(
-        [*words, f"accel_configs/{strategy}.yaml", place, name],
-        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = ranks(["tests/trap_worker.py", f"accel_configs/{strategy}.yaml", place, name])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     both = json.loads((place / "found.json").read_text())
     return both["bare"], both["ours"]
