@@ -82,7 +82,9 @@ def test_the_search_for_names_finds_them() -> None:
 
 
 def test_tasks_and_the_one_script_name_no_strategy() -> None:
-    paths = [ROOT / "examples" / name for name in ("train.py", "digits_cnn.py", "llama_stdlib.py")]
+    paths = [
+        ROOT / "examples" / name for name in ("train.py", "digits_cnn.py", "llama_stdlib.py", "bert_classifier.py")
+    ]
     assert {path.name: named_in(tree) for path, tree in trees(paths)} == {path.name: set() for path in paths}
 
 

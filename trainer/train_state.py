@@ -49,6 +49,8 @@ class TrainState:
 
     Attributes:
         task, config, plan, accelerator: what it was made from; the plan, with warm-up in optimizer steps.
+        strategy: what computes, for loops over several models: forward and ``strategy.backward(loss)`` of a micro-batch
+            in ``with strategy.micro_step(boundary=whether it is the last)``, then ``strategy.finish_step()``.
         data: what ``Task.build_data`` returned.
         schedule: of the learning rate; ``advance`` steps it.
         step, samples: optimizer steps done, samples consumed by all ranks.
