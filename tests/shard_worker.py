@@ -16,7 +16,7 @@ from torch import nn
 import trainer
 from trainer.control import Control
 from trainer.ema import Average
-from trainer.export import export_model, load_export
+from trainer.export import ModelFile, export_model, load_export
 from trainer.launching import launch
 from trainer.optim import build_optimizer
 from trainer.strategies import Strategy
@@ -83,7 +83,7 @@ def main() -> None:
     for name, _, _, handle in strategy.named_tensors():
         torch.testing.assert_close(strategy.gather(name, handle), after[name], rtol=0, atol=0)
 
-    export_model(strategy, Control(), _Nothing(), folder)
+    export_model(strategy, Control(), _Nothing(), ModelFile(), folder)
     loaded = Odd()
     load_export(loaded, folder)
     for name, value in after.items():

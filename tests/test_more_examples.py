@@ -38,7 +38,7 @@ def quick(*names: str) -> list[Any]:
 
 
 def words(strategy: str, script: str) -> list[str]:
-    return command("python" if strategy == "single" else "torchrun", strategy, script=script)
+    return command("ranks", strategy, world=0 if strategy == "single" else 2, script=script)
 
 
 # --- the GAN

@@ -37,7 +37,7 @@ LAYERS = [
     {"documents", "kinds", "schema", "schedule", "train_config", "arguments", "config", "fingerprint"},
     {"items", "data", "stream", "prepare", "metrics", "optim", "task", "tensorfile"},
     {"launching", "strategies"},
-    {"control", "rundir", "leave", "ema", "export", "banner", "checkpoint"},
+    {"control", "rundir", "leave", "ema", "adapters", "export", "banner", "checkpoint"},
     {"callbacks", "meter", "profiling", "tracking", "wandb_run"},
     {"assembly"},
     {"train_state"},
