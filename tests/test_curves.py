@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from curves import ACCUMULATIONS, BOUND, FIRST_STEP, LAYOUTS, REFERENCE, STEPS, TASKS, Curves, difference, run_layout
 
 QUICK_STEPS = 10
-QUICK = [("fsdp", 2), ("zero2", 2)]
+QUICK = [("fsdp", 2), pytest.param("zero2", 2, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from digits_cnn import DigitsCNN
-from jobs import ROOT, STRATEGIES, Job, clean_environment, command, run
+from jobs import ROOT, STRATEGIES, Job, clean_environment, command, run, some_quick
 
 from trainer import load_export
 
@@ -110,7 +110,7 @@ def test_the_first_error_is_the_last_thing_to_read(launcher: str, strategy: str,
         assert [line.strip() for line in last.splitlines() if re.match(r"\s*\w+Error", line)] == [cause]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", some_quick("fsdp", "zero3"))
 def test_a_loss_that_is_not_a_number_ends_the_job(strategy: str, tmp_path: Path) -> None:
     job = train("torchrun", strategy, tmp_path / "run", *TINY, "--task", "tests.failing:NotANumber")
     line = "step 1: the loss is nan; lower lr (0.003), set max_grad_norm, or look at the data"
@@ -172,7 +172,7 @@ def repeated(strategy: str, times: int, folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_finished_jobs_exit_0(strategy: str, tmp_path: Path) -> None:
-    assert repeated(strategy, 2, tmp_path) == [0, 0]
+    assert repeated(strategy, 1, tmp_path) == [0]
 
 
 @pytest.mark.slow

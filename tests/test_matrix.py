@@ -30,16 +30,14 @@ LAUNCHES = [
     for launcher in ("accelerate", "torchrun", "deepspeed")
     if launcher != "deepspeed" or strategy.startswith("zero")
 ]
-# The launchers differ in how a job starts, which the CNN shows for all of them; for the Llama two are quick enough.
-QUICK = {("fsdp", "torchrun"), ("zero3", "deepspeed")}
+# The launchers differ in how a job starts, which the CNN shows; the Llama needs few of them.
+QUICK = {"cnn": {("fsdp", "torchrun"), ("zero3", "deepspeed")}, "llama": {("ddp", "torchrun"), ("zero2", "deepspeed")}}
 CASES = [
     pytest.param(
         name,
         strategy,
         launcher,
-        marks=pytest.mark.slow
-        if name == "llama" and launcher != "accelerate" and (strategy, launcher) not in QUICK
-        else (),
+        marks=() if launcher == "accelerate" or (strategy, launcher) in QUICK[name] else pytest.mark.slow,
     )
     for name in TASKS
     for strategy, launcher in LAUNCHES

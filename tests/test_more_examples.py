@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from accelerate.utils import set_seed
 from bert_classifier import NAMES, BertClassifier
 from gan import BLUR, Discriminator, Generator
-from jobs import STRATEGIES, Job, command, run
+from jobs import STRATEGIES, Job, command, run, some_quick
 
 from trainer.data import Layout, TrainData
 
@@ -31,10 +31,6 @@ BERT += ["--global_batch_size", "32"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("examples")
-
-
-def quick(*names: str) -> list[Any]:
-    return [pytest.param(one, marks=() if one in names else pytest.mark.slow) for one in STRATEGIES]
 
 
 def words(strategy: str, script: str) -> list[str]:
@@ -88,7 +84,7 @@ def test_gan_has_the_losses_of_one_that_is_written_plainly(folder: Path) -> None
     assert both_losses(gan("single", folder)) == pytest.approx(written_plainly(32), rel=1e-5)
 
 
-@pytest.mark.parametrize("strategy", quick("zero3"))
+@pytest.mark.parametrize("strategy", some_quick("zero3"))
 def test_gan_has_both_losses_of_one_process(strategy: str, folder: Path) -> None:
     done = gan(strategy, folder)
     for name in ("discriminator", "generator"):
@@ -106,7 +102,7 @@ def broken_off(whole: Job, output_dir: Path, *names: str) -> Path:
     return output_dir
 
 
-@pytest.mark.parametrize("strategy", quick("zero3"))
+@pytest.mark.parametrize("strategy", some_quick("zero3"))
 def test_gan_goes_on_bit_by_bit(strategy: str, folder: Path) -> None:
     whole = gan(strategy, folder)
     halfway = broken_off(whole, folder / f"resumed-{strategy}", "generator", "discriminator")
@@ -152,7 +148,7 @@ def assert_same_curve(done: Job, alone: Job, strategy: str) -> None:
     assert ours["eval/accuracy"] == pytest.approx(theirs["eval/accuracy"], abs=0.01), "one text of 136 may tip over"
 
 
-@pytest.mark.parametrize("strategy", quick("fsdp"))
+@pytest.mark.parametrize("strategy", some_quick("fsdp"))
 def test_bert_has_the_curve_of_one_process(strategy: str, folder: Path) -> None:
     assert_same_curve(bert(strategy, folder), bert("single", folder), strategy)
 

@@ -28,7 +28,9 @@ def test_early_stop_keeps_the_best_model(tmp_path: Path) -> None:
     assert any(not kept[key].equal(last[key]) for key in kept)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "zero3"))]
+)
 def test_compiling_changes_nothing_but_rounding(strategy: str, tmp_path: Path) -> None:
     words = [*command("torchrun", strategy), *DIGITS, "--max_steps", "4"]
     plain = run(words, tmp_path / "plain").ok()
@@ -61,11 +63,11 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
         assert (job.output_dir / "model" / "model.safetensors").exists()
         return [float(line.rpartition(" ")[2]) for line in job.out.splitlines() if line.startswith("step ")]
 
-    losses = run([*command("python", "single"), *words], tmp_path / "trainer").ok().losses
+    losses = run([*command("ranks", "single", world=0), *words], tmp_path / "trainer").ok().losses
     unbroken = own_loop("accelerate", "zero2")
     assert unbroken == pytest.approx(losses, rel=1e-5, abs=1e-6) and len(unbroken) == 30
     middle = ("--resume", str(tmp_path / "zero2" / "checkpoints" / "step-00000020"))
-    for launcher, strategy in (("torchrun", "fsdp"), ("deepspeed", "zero3"), ("python", "single")):
+    for launcher, strategy in (("ranks", "fsdp"), ("deepspeed", "zero3"), ("python", "single")):
         assert own_loop(launcher, strategy, *middle) == pytest.approx(losses[20:], rel=1e-5, abs=1e-6)
-    trained_on = run([*command("torchrun", "ddp"), *words, *middle], tmp_path / "trained_on").ok()
+    trained_on = run([*command("ranks", "ddp"), *words, *middle], tmp_path / "trained_on").ok()
     assert trained_on.losses == pytest.approx(losses[20:], rel=1e-5, abs=1e-6)
