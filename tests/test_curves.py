@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from curves import ACCUMULATIONS, BOUND, FIRST_STEP, LAYOUTS, REFERENCE, STEPS, TASKS, Curves, difference, run_layout
 
 QUICK_STEPS = 10
-QUICK = [("fsdp", 2), pytest.param("zero2", 2, marks=pytest.mark.slow)]
+QUICK = [("fsdp", 2), ("zero2", 2)]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,7 @@ def hold(strategy: str, world: int, steps: int, folder: Path) -> None:
             assert max(loss) <= BOUND and max(norm) <= BOUND, (name, accumulation, max(loss), max(norm))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "world"), QUICK)
 def test_the_first_steps_are_those_of_one_process(strategy: str, world: int, folder: Path) -> None:
     hold(strategy, world, QUICK_STEPS, folder)

@@ -124,6 +124,7 @@ def test_an_fsdp1_file(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(tmp_path: Path) -> None:
     job = rehearse(tmp_path / "ds.json", ZERO2).ok()
     plan = job.plan
@@ -163,7 +164,7 @@ def test_a_yaml_that_leaves_the_processes_to_the_launcher(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
+@pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "torchrun"])
 def test_a_committed_file_for_ddp_on_one_process(launcher: str, tmp_path: Path) -> None:
     """In the precision that was typed for the training."""
     words = [*command(launcher, "ddp", world=1), *DIGITS, "--mixed_precision", "bf16"]

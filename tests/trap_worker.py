@@ -146,6 +146,7 @@ def engine(accel_config: str, folder: Path) -> dict[str, Any]:
         accelerator = Accelerator(deepspeed_plugin=plugin, gradient_accumulation_steps=1)
         plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
         plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
+        plugin.deepspeed_config["zero_optimization"]["reduce_bucket_size"] = 1000  # by default a buffer of 2 GB
         line = Line()
         model, optimizer = accelerator.prepare(line, torch.optim.SGD(line.parameters(), lr=1.0))
         bare["accumulation"] = accelerator.gradient_accumulation_steps
