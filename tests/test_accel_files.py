@@ -38,7 +38,7 @@ from trainer.launching.files import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-REAL = ROOT.parent / "shared" / "real_configs"
+WRITTEN = ROOT / "tests" / "launch_files"  # as people and their tools write them
 
 DDP = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
 FSDP = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n"
@@ -1291,7 +1291,7 @@ def test_every_strategy_has_its_files() -> None:
     assert sorted(path.stem for path in (ROOT / "ds_configs").glob("*")) == zero
 
 
-@pytest.mark.parametrize("path", sorted(REAL.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(WRITTEN.glob("*.yaml")), ids=lambda path: path.name)
 def test_real_accelerate_files(path: Path) -> None:
     """On two processes each runs, or, with one process by its type, is answered with one line."""
     written = yaml.safe_load(path.read_text())
@@ -1310,7 +1310,7 @@ def test_real_accelerate_files(path: Path) -> None:
     assert request.mixed_precision.value == written["mixed_precision"]
 
 
-@pytest.mark.parametrize("path", sorted(REAL.glob("*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(WRITTEN.glob("*.json")), ids=lambda path: path.name)
 def test_real_deepspeed_files(path: Path) -> None:
     written = json.loads(path.read_text())
     request = read_deepspeed_file(path)

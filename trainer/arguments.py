@@ -112,7 +112,11 @@ def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 def help_text(cls: type, groups: Mapping[str, str]) -> str:
     """A table of all keys of ``cls``; ``groups`` gives the headline that stands before a key."""
-    lines = ["usage: trainer train | SCRIPT.py [--config FILE] [--key value | --key=value | key=value] ...", "", "Files and switches"]
+    lines = [
+        "usage: trainer train | SCRIPT.py [--config FILE] [--key value | --key=value | key=value] ...",
+        "",
+        "Files and switches",
+    ]
     lines += [f"  --{name + ' FILE':37} {text}" for name, text in _FILES.items()]
     lines.append(f"  --{'print_config':37} print all values and where they come from, then exit")
     annotations = annotations_of(cls)

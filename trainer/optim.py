@@ -32,7 +32,7 @@ def build_optimizer(model: nn.Module, plan: Plan) -> Optimizer:
     if "betas" in settings:
         settings["betas"] = tuple(settings["betas"])
     kinds: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    # One fused kernel instead of a loop over tensors: 106 against 119 ms a step of AdamW (FACTS, section 2). Sharded
+    # One fused kernel instead of a loop over tensors: 106 against 119 ms a step of AdamW. Sharded
     # tensors (DTensor of torch 2.13) have no fused SGD, complex ones no fused kernel at all.
     fused = plan.optimizer != "sgd" and not any(p.is_complex() for p in learning)
     return kinds[plan.optimizer](groups, lr=plan.lr, fused=fused, **settings)  # type: ignore[no-any-return]

@@ -33,7 +33,7 @@ class Replicated(Strategy):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import DistributedDataParallelKwargs
 
-        # Views into the exchange buckets save one copy of the gradients (99 ms against 106 ms a step, FACTS).
+        # Views into the exchange buckets save one copy of the gradients (99 ms against 106 ms a step).
         # Buffers are not sent around before each forward: ranks agree on them when they are used, under every strategy.
         # torch 2.13 has another word for it, which Accelerate does not know yet; one line a rank.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)

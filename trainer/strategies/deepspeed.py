@@ -232,7 +232,7 @@ class Zero(Strategy):
             scaler.cur_hysteresis = int(state.get("hysteresis", scaler.cur_hysteresis))
 
     def write_back(self) -> None:
-        # DeepSpeed computes with copies; its own setters leave them stale until the next step (FACTS).
+        # DeepSpeed computes with copies; its own setters leave them stale until the next step.
         if self.plan.strategy != "zero3":
             self.zero.update_lp_params()
             return
