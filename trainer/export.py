@@ -147,6 +147,11 @@ def check_model_file(path: Path) -> None:
         raise CheckpointError(f"{path}: safetensors cannot read what was written: {error}") from None
 
 
+def exported_file(directory: Path) -> Path | None:
+    """Return the file with the tensors of an exported model, or of its adapter; None if there is none."""
+    return next((path for path in (directory / MODEL_FILE, directory / ADAPTER_FILE) if path.is_file()), None)
+
+
 def load_export(model: nn.Module, directory: str | Path) -> None:
     """Load an exported model into a freshly built one, strictly; of a peft model the adapter.
 

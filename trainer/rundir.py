@@ -25,7 +25,7 @@ from typing import Any
 from .checkpoint.store import is_ours
 from .control import Control
 from .errors import ConfigError, Problem
-from .export import MODEL_FILE
+from .export import exported_file
 from .lock import LOCK, FolderLock, Locked
 from .untrusted import parse_json, read_small
 
@@ -148,7 +148,7 @@ class RunDirectory:
             steps = parse_json(read_small(self.path / "summary.json"))["steps"]
         except (OSError, ValueError, LookupError, TypeError):
             return None
-        return steps if isinstance(steps, int) and (self.path / "model" / MODEL_FILE).is_file() else None
+        return steps if isinstance(steps, int) and exported_file(self.path / "model") else None
 
     def write(self, name: str, text: str) -> None:
         """Write a small file."""
@@ -194,7 +194,7 @@ def _foreign(entry: Path) -> list[str]:
     hidden = entry.name.startswith(".")
     name = entry.name[1:].removesuffix(".part").removesuffix(".old") if hidden else entry.name
     if name in _MODELS and not hidden:
-        return [] if (entry / MODEL_FILE).is_file() or (entry.is_dir() and not any(entry.iterdir())) else [name]
+        return [] if exported_file(entry) or (entry.is_dir() and not any(entry.iterdir())) else [name]
     if name == CHECKPOINTS and entry.is_dir():
         return [f"{name}/{one.name}" for one in entry.iterdir() if not is_ours(one)]
     return [] if name in (*_FILES, *_MODELS, *_TRACKED) else [entry.name]

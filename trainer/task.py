@@ -49,7 +49,7 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.build_data")
 
     def build_model(self) -> nn.Module:
-        """The model on the CPU, in full precision, with its initial or pretrained weights."""
+        """Build the model on the CPU, with its initial or pretrained weights; what learns is kept in float32."""
         raise NotImplementedError(f"{type(self).__name__}.build_model")
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Mapping[str, Any]]:

@@ -113,7 +113,9 @@ class Saver:
         if start.found is not None:
             notices.append(f"resumed from {start.found.path}")
             notices += restore(self.run, start.found)
-        elif self.config.weights is not None:
+        elif start.continues:
+            notices.append(f"resume: auto: {directory.path} holds no checkpoint: starts at step 0")
+        if start.found is None and self.config.weights is not None:
             notices += load_weights(self.run, Path(self.config.weights))
         if start.continues and not self.finished:
             self.run.control.on_main(lambda: store.set_aside(start.passed_over))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,8 +169,11 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
     return Ranges(found())
 
 
-def of_model_folder(folder: Path) -> tuple[Ranges, dict[str, tuple[int, ...]]]:
+def of_model_folder(folder: Path, names: Mapping[str, str] | None = None) -> tuple[Ranges, dict[str, tuple[int, ...]]]:
     """Open a folder of whole tensors: an exported model, or one of the Hugging Face hub. Return store and shapes.
+
+    Args:
+        names: what tensors are called in the model, by their names in the files; the others are called the same.
 
     Raises:
         CheckpointError: there is no safetensors file, or two of them hold a tensor of one name.
@@ -180,7 +183,8 @@ def of_model_folder(folder: Path) -> tuple[Ranges, dict[str, tuple[int, ...]]]:
         raise CheckpointError(f"{folder}: holds no .safetensors file")
     found: dict[str, Piece] = {}
     for path in paths:
-        for name, entry in read_header(path).items():
+        for written, entry in read_header(path).items():
+            name = (names or {}).get(written, written)
             if name in found:
                 both = f"{found[name].path.name} and {path.name}"
                 raise CheckpointError(f"{folder}: {name} stands in {both}; leave one of them in the folder")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..adapters import ADAPTER_FILE
 from ..errors import CheckpointError
 from ..strategies.tensors import canonical_state
 from .contents import WEIGHTS
@@ -29,14 +30,19 @@ def load_weights(run: TrainState, path: Path) -> list[str]:
     Raises:
         CheckpointError: the folder does not hold this model, or is a damaged checkpoint.
     """
-    store, kinds, shapes = _opened(run, path)
-    places, unused = _places(run, store, kinds, shapes, path)
+    # A folder with the adapter of a peft model leaves the model below it as build_model has made it.
+    adapter = run.model_file.names if os.path.lexists(path / ADAPTER_FILE) else None
+    store, kinds, shapes = _opened(run, path, adapter or {})
+    places, unused = _places(run, store, kinds, shapes, path, only=adapter)
     strategy = run.strategy
     for shard in (*strategy.shards(), *strategy.frozen_shards()):
-        kind, name = places[shard.name]
-        store.read(kind, name, shard.start, shard.tensor)
+        if shard.name in places:
+            kind, name = places[shard.name]
+            store.read(kind, name, shard.start, shard.tensor)
     strategy.write_back()
     for name, buffer in strategy.buffers():
+        if name not in places:
+            continue
         flat = torch.empty_like(buffer).reshape(-1)
         store.read(*places[name], 0, flat)
         buffer.copy_(flat.view_as(buffer))
@@ -49,10 +55,12 @@ def load_weights(run: TrainState, path: Path) -> list[str]:
     return notices
 
 
-def _opened(run: TrainState, path: Path) -> tuple[Ranges, tuple[str, ...], dict[str, tuple[int, ...]]]:
+def _opened(
+    run: TrainState, path: Path, adapter: Mapping[str, str]
+) -> tuple[Ranges, tuple[str, ...], dict[str, tuple[int, ...]]]:
     """The store, the kinds in which it may hold a tensor (the one to prefer first), and the shapes of its tensors."""
     if not os.path.lexists(path / MANIFEST):
-        store, shapes = of_model_folder(path)
+        store, shapes = of_model_folder(path, {written: name for name, written in adapter.items()})
         return store, ("parameter",), shapes
     found = verify_together(look(path), run.control)
     if found.problem:
@@ -62,7 +70,13 @@ def _opened(run: TrainState, path: Path) -> tuple[Ranges, tuple[str, ...], dict[
 
 
 def _places(
-    run: TrainState, store: Ranges, kinds: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], path: Path
+    run: TrainState,
+    store: Ranges,
+    kinds: tuple[str, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    path: Path,
+    *,
+    only: Mapping[str, str] | None,
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """Where each tensor of the model lies (a shared one may stand under any of its names), and what else is there."""
     known: dict[int, list[str]] = {}
@@ -74,6 +88,8 @@ def _places(
         stored = [(kind, other) for kind in kinds for other in names if store.holds(kind, other)]
         if not stored and 0 in shape:
             places[name] = kinds[0], name  # nothing is read of it
+        elif not stored and only is not None and not any(other in only for other in known[id(handle)]):
+            continue
         elif not stored:
             wrong.append(f"{name} is missing")
         elif (theirs := shapes[stored[0][1]]) != shape:

@@ -26,7 +26,7 @@ from ..script import load_task
 from .trial import BOUNDS, ONE, Bounds, Cut, Gap, Result, check_script, gap, try_out
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,14 @@ def run(argv: Sequence[str]) -> int:
     settings = dict(loaded.texts)
     if loaded.config.warmup_steps > args.steps:
         settings["warmup_steps"] = str(args.steps)
-    initial = initial_weights(loaded)
+    from torch.nn.modules.dropout import _DropoutNd
+
+    from ..export import ModelFile  # after the mistakes that need no torch
+
+    model = build_model(loaded)
+    form = ModelFile.of(model)
+    initial = {form.name(name) or "": parameter.detach() for name, parameter in model.named_parameters()}
+    dropouts = sum(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())
 
     with tempfile.TemporaryDirectory() as temporary:
         print(f"{args.steps} steps of {batch} samples, seed {loaded.config.seed}", flush=True)
@@ -85,7 +92,10 @@ def run(argv: Sequence[str]) -> int:
             place = Path(args.to or temporary) / f"{number}-{Path(name).stem.replace(' ', '-')}"
             more = settings | (alone or {}) if name == ONE else settings
             results.append(try_out(name, cut, place, args.script, files, more, args.steps))
-        return _report(results, initial, bound=args.bound, weights_bound=args.weights_bound)
+        code = _report(results, initial, bound=args.bound, weights_bound=args.weights_bound)
+        if code and dropouts:
+            print(f"{dropouts} dropout modules draw other numbers on each rank: compare with their p at 0", flush=True)
+        return code
 
 
 def _alone(requests: Mapping[str, Request], loaded: Loaded) -> dict[str, str] | None:
@@ -100,14 +110,14 @@ def _alone(requests: Mapping[str, Request], loaded: Loaded) -> dict[str, str] | 
     return told
 
 
-def initial_weights(loaded: Loaded) -> dict[str, Tensor]:
-    """The model's parameters as every run builds them, on the CPU."""
+def build_model(loaded: Loaded) -> nn.Module:
+    """Build the model as every run does, on the CPU."""
     from accelerate.utils import set_seed
 
     task, _ = load_task(loaded)
     task.build_data()  # a model may be built after what the data prepared
     set_seed(loaded.config.seed)
-    return {name: parameter.detach() for name, parameter in task.build_model().named_parameters()}
+    return task.build_model()
 
 
 def _global_batch(loaded: Loaded, requests: Mapping[str, Request]) -> int:

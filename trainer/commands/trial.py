@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, Problem
+from ..export import MODEL_FILE, exported_file
 from .runs import read_run
 
 Curve = Mapping[int, float | None]
@@ -141,7 +142,7 @@ def try_out(
     }
     arguments = [*files, *(f"--{key}={value}" for key, value in {**settings, **ours}.items())]
     error = start(None if name == ONE else name, script, arguments, place / "log.txt")
-    model = output / "model" / "model.safetensors"
+    model = exported_file(output / "model") or output / "model" / MODEL_FILE
     if error:
         return Result(name=name, cut=cut, model=model, error=error)
     run = read_run(output)
