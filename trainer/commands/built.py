@@ -37,9 +37,9 @@ def built_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
     for plan in plans:
         lines.found += model_problems(plan, model)
         lines.attempt("build_optimizer", task.build_optimizer, model, plan)
-    if config.best_metric is not None and data is not None:
+    if data is not None and (data.evaluation is not None or config.best_metric is not None):
         names = lines.attempt("evaluation_step", _evaluated, task, loaded, data, model)
-        if names is not None and config.best_metric not in names:
+        if names is not None and config.best_metric is not None and config.best_metric not in names:
             rule = f"the task measures no such value; {did_you_mean(config.best_metric, names)}"
             where = loaded.where.get("best_metric", "TrainConfig")
             lines.found.append(str(Problem(where=where, key="best_metric", value=config.best_metric, rule=rule)))
