@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
-from trainer.checkpoint.state import live_pieces
+from trainer.checkpoint.snapshot import live_pieces
 from trainer.launching import Launched, launch
 from trainer.strategies import STRATEGIES
 
@@ -181,7 +181,7 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path) -> 
 
 
 def _everyone(launched: Launched, value: str) -> list[str]:
-    from trainer.control import Control
+    from trainer.distributed.agreement import Control
 
     return Control().gather(value)
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from trainer.config.load.train_config import TrainConfig
+from trainer.optim.optimizers.optimizers import build_optimizer, state_slots
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import trainer
 from trainer.launching import launch
-from trainer.optim import build_optimizer, state_slots
 from trainer.strategies.costs import case_of, parts_of
-from trainer.train_config import TrainConfig
 
 STEPS = 10
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainer import Data, Task, prepared
-from trainer.errors import ConfigError, DataError, Problem, did_you_mean
+from trainer.errors import ConfigError, DataError, Problem
+from trainer.text import did_you_mean
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0

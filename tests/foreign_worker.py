@@ -9,8 +9,8 @@ import torch
 from resuming import Odd, configured
 
 import trainer
-from trainer.control import Control
-from trainer.export import ModelFile, export_model
+from trainer.checkpoint.export import ModelFile, export_model
+from trainer.distributed.agreement import Control
 from trainer.launching import launch
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from trainer.config.load.train_config import TrainConfig
+from trainer.optim.optimizers.ema import Average
+from trainer.optim.optimizers.optimizers import build_optimizer
 
 import trainer
-from trainer.control import Control
-from trainer.ema import Average
-from trainer.export import ModelFile, export_model, load_export
+from trainer.checkpoint.export import ModelFile, export_model, load_export
+from trainer.distributed.agreement import Control
 from trainer.launching import launch
-from trainer.optim import build_optimizer
 from trainer.strategies import Strategy
-from trainer.train_config import TrainConfig
 
 
 class Odd(nn.Module):

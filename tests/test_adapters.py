@@ -11,7 +11,8 @@ from brought_worker import Language, configured
 from jobs import ROOT
 from safetensors.torch import load_file
 
-from trainer import Trainer, TrainState, cli, launch
+from trainer import Trainer, TrainState, launch
+from trainer.commands import cli
 from trainer.strategies.tensors import canonical_state
 
 pytestmark = [

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from trainer import load_export
-from trainer.checkpoint.convert import export_checkpoint
+from trainer.commands.export import export_checkpoint
 
 WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedEngine"}
 # What they end with, under every strategy that does not run them.

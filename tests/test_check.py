@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from jobs import BIN, ROOT, clean_environment
 
-from trainer import cli
+from trainer.commands import cli
 
 
 @dataclass(frozen=True, kw_only=True)

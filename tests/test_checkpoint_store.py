@@ -18,7 +18,7 @@ from trainer import CheckpointError
 from trainer.checkpoint import discover, ranges, store
 from trainer.checkpoint.contents import state_text
 from trainer.checkpoint.ranges import Key, of_model_folder, of_rank_files, write_file, write_pieces
-from trainer.tensorfile import DTYPES
+from trainer.checkpoint.safetensors_io import DTYPES
 
 
 def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept: Any) -> None:

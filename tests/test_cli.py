@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import BIN, ROOT, clean_environment, free_port, run
 
-from trainer.cli import main
+from trainer.commands.cli import main
 
 
 def test_version_names_the_packages_and_imports_none_of_them() -> None:
@@ -57,9 +57,10 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As examples/configs/digits_cnn.yaml finds examples/digits_cnn.py."""
-    from trainer.config import load_config
+    from trainer.config.load.load import load_config
+
     from trainer.errors import ConfigError
-    from trainer.script import load_task
+    from trainer.main import load_task
 
     (tmp_path / "project" / "configs").mkdir(parents=True)
     (tmp_path / "project" / "only_here.py").write_text("import trainer\nclass Mine(trainer.Task):\n    pass\n")

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 from jobs import BIN, ROOT, clean_environment
+from trainer.config.load.fingerprint import SETTINGS
 
-from trainer.cli import main
+from trainer.commands.cli import main
 from trainer.commands.compare import page, table
 from trainer.commands.comparing import report
 from trainer.commands.runs import Run, read_run
 from trainer.errors import ConfigError
-from trainer.fingerprint import SETTINGS
 
 PLAN = {"strategy": "ddp", "world_size": 2,
         "mixed_precision": "no", "global_batch_size": 64, "lr": 0.1, "device": "cpu",

@@ -15,12 +15,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from trainer.config.load.annotations import About
+from trainer.config.load.load import Loaded, TrainConfig, check_settings, every_steps, load_config, to_yaml
+from trainer.config.load.validate import annotations_of
 
-from trainer import kinds
-from trainer.config import Loaded, TrainConfig, check_settings, every_steps, load_config, to_yaml
+from trainer.config.load import annotations as kinds
 from trainer.errors import ConfigError
-from trainer.kinds import About
-from trainer.schema import annotations_of
 
 KEYS = sorted(annotations_of(TrainConfig))
 ROOT = Path(__file__).parents[1]
@@ -484,7 +484,7 @@ def test_help_shows_every_key_even_beside_mistakes(flag: str, capsys: pytest.Cap
 
 def test_a_wrong_key_is_answered_without_torch() -> None:
     code = (
-        "import sys; from trainer.config import load_config\n"
+        "import sys; from trainer.config.load import load_config\n"
         "try: load_config(['--lrr', '3'])\n"
         "except ValueError as error: print(error)\n"
         "print(sorted({'torch', 'accelerate', 'transformers', 'deepspeed', 'numpy'} & set(sys.modules)))"

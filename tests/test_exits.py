@@ -33,7 +33,7 @@ def tracebacks(job: Job) -> list[str]:
 RUNS = """
 import sys, trainer
 from trainer.errors import *
-from trainer.leave import Stopped
+from trainer.distributed.exit import Stopped
 def main():
     {}
 trainer.run(main)

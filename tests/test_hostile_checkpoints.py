@@ -17,11 +17,12 @@ import xxhash
 from one_process import checkpoint, fit, reseal
 from resuming import Odd
 
-from trainer import CheckpointError, TrainerError, cli
+from trainer import CheckpointError, TrainerError
 from trainer.checkpoint import discover
 from trainer.checkpoint.contents import _STATE
-from trainer.lock import LOCK
-from trainer.tensorfile import header, raw, read_header
+from trainer.checkpoint.safetensors_io import header, raw, read_header
+from trainer.commands import cli
+from trainer.reporting.lock import LOCK
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 RANK = "rank-00000.safetensors"

@@ -12,7 +12,8 @@ from jobs import launch_file, ranks
 from resuming import Model
 from safetensors.torch import load_file
 
-from trainer import cli, load_export
+from trainer import load_export
+from trainer.commands import cli
 
 
 @pytest.mark.parametrize(("strategy", "world"), [("fsdp", 2), ("zero2", 2), ("zero3", 3)])
@@ -45,8 +46,8 @@ def test_enumerations_of_older_pythons_are_read_and_nothing_else(tmp_path: Path)
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
+    from trainer.commands.external_checkpoint import _load, _read_metadata
     from trainer.errors import CheckpointError
-    from trainer.strategies.foreign import _load, _read_metadata
 
     for owner, name, read in (
         (_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST", _read_metadata),

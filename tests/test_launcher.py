@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from jobs import BIN, ROOT, clean_environment, free_port
 
+from trainer.distributed.launcher import Launcher, detect
 from trainer.errors import LaunchError
-from trainer.launching.launcher import Launcher, detect
 
 PYTHON = "/home/me/.venv/bin/python3.11"
 RANKS = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
@@ -109,7 +109,7 @@ ONE = ("--config_file", "accel_configs/single.yaml")
 TWO = ("--config_file", "accel_configs/ddp.yaml", "--main_process_port=PORT")
 WHO = """
 import dataclasses, json, os, sys
-from trainer.launching.launcher import detect
+from trainer.distributed.launcher import detect
 open(sys.argv[-1] + os.environ.get("RANK", ""), "w").write(json.dumps(dataclasses.asdict(detect())))
 """
 

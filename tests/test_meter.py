@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.meter import Meter, told
+from trainer.reporting.meter import Meter, told
 
 
 def slowly(count: int, seconds: float) -> Any:

@@ -12,7 +12,7 @@ from shutil import copy, copytree, ignore_patterns
 import pytest
 from jobs import BIN, ROOT, clean_environment
 
-from trainer.cli import main
+from trainer.commands.cli import main
 
 NEEDED = ("pyproject.toml", "README.md", "LICENSE", "trainer", "accel_configs", "ds_configs")
 

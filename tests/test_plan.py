@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from trainer.config.load.documents import Document
+from trainer.launching.files.read.check import Check
+from trainer.launching.files.read.sections import read_optimizer, read_scheduler
 
 from trainer import ConfigError, LaunchError, Plan, TrainConfig
-from trainer.documents import Document
+from trainer.distributed.launcher import Launcher
 from trainer.launching import Machine
-from trainer.launching.given import Check
-from trainer.launching.launcher import Launcher
-from trainer.launching.plan import resolve
 from trainer.launching.request import Asked, Request, Section
-from trainer.launching.sections import read_optimizer, read_scheduler
+from trainer.launching.resolve import resolve
 from trainer.launching.start import check_environment
 
 CPU, FOUR_GPUS = Machine(gpus=0), Machine(gpus=4)

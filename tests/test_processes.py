@@ -17,7 +17,7 @@ from brought_worker import Plain
 from jobs import ROOT, clean_environment, command
 
 from trainer import TrainConfig, Trainer
-from trainer.launching.launcher import is_alive
+from trainer.distributed.launcher import is_alive
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--epochs", "200", "--log_every", "1"]
 

@@ -16,7 +16,7 @@ from jobs import ROOT, clean_environment, command, run
 from one_process import checkpoint, fit, losses, rows, steps
 
 from trainer import ConfigError
-from trainer.lock import LOCK, FolderLock, Locked
+from trainer.reporting.lock import LOCK, FolderLock, Locked
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 JOB = [
@@ -38,7 +38,7 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 HOLD = """
 import os, sys, time, pathlib
-from trainer.lock import FolderLock
+from trainer.reporting.lock import FolderLock
 lock = FolderLock(pathlib.Path(sys.argv[1]))
 if sys.argv[2] == "leave a child":
     child = os.fork()

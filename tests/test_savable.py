@@ -19,8 +19,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer import Callback, CheckpointError, Data, LaunchError, Plan, StepInfo, Trainer, TrainerError, cli
-from trainer.checkpoint import background, discover
+from trainer import Callback, CheckpointError, Data, LaunchError, Plan, StepInfo, Trainer, TrainerError
+from trainer.checkpoint import discover
+from trainer.checkpoint import saver as background
+from trainer.commands import cli
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -172,7 +174,7 @@ def test_optimizers_with_groups_of_all_sorts_go_on_bit_by_bit(name: str, schedul
 def test_an_optimizer_that_takes_no_small_tensors_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.checkpoint import optimizer
+    from trainer.checkpoint import optimizer_state as optimizer
 
     monkeypatch.setattr(optimizer, "_tiny", lambda parameters: [torch.zeros(12)])
     match = r"Picky: a step on small parameters fails, .*keep_last: 0 .*\(ValueError: not a dozen\)"
@@ -366,8 +368,8 @@ def test_without_checkpoints_nothing_is_asked_of_the_loss_at_their_steps(tmp_pat
 
 
 def test_an_export_that_safetensors_cannot_read_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer import export
-    from trainer.checkpoint import convert
+    from trainer.checkpoint import export
+    from trainer.commands import export as convert
 
     fit(tmp_path / "run")
     before = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()

@@ -12,20 +12,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_plan import plan
-
-from trainer.banner import plan_rows
-from trainer.errors import ConfigError
-from trainer.launching import Plan
-from trainer.schedule import (
+from trainer.config.load.train_config import TrainConfig
+from trainer.optim.optimizers.schedule import (
     SCHEDULES,
     TO_FINAL,
     build_schedule,
     check_schedule,
     lr_factor,
     refuse_plateau,
-    warmup_steps_of,
 )
-from trainer.train_config import TrainConfig
+
+from trainer.errors import ConfigError
+from trainer.plan import Plan
+from trainer.reporting.banner import plan_rows
 
 SETTINGS: dict[str, dict[str, Any]] = {"step": {"milestones": [12, 6], "gamma": 0.5}, "wsd": {"decay_fraction": 0.25}}
 
@@ -185,7 +184,7 @@ def test_mistakes(said: dict[str, Any], line: str) -> None:
 
 
 def test_mistakes_in_a_file_have_their_line(tmp_path: Path) -> None:
-    from trainer.config import load_config
+    from trainer.config.load.load import load_config
 
     path = tmp_path / "train.yaml"
     path.write_text("task: a:B\nmax_steps: 9\nschedule: step\nschedule_settings:\n  milestones: [3]\n  gama: 0.5\n")
@@ -205,8 +204,8 @@ def test_warm_up_in_steps_samples_or_a_fraction() -> None:
     assert plan(warmup_samples=5 * batch).warmup_steps == 5
     assert plan(warmup_samples=5 * batch + 1).warmup_steps == 6
     made = plan(warmup_fraction=0.25)
-    assert (warmup_steps_of(made, 20), warmup_steps_of(plan(warmup_steps=7), 20)) == (5, 7)
-    assert warmup_steps_of(plan(warmup_samples=9 * batch), 8) == 9, "a run may end within it"
+    assert (made.with_length(20).warmup_steps, plan(warmup_steps=7).with_length(20).warmup_steps) == (5, 7)
+    assert plan(warmup_samples=9 * batch).with_length(8).warmup_steps == 9, "a run may end within it"
 
 
 def test_the_banner_shows_how_the_rate_came_about() -> None:

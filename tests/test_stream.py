@@ -12,11 +12,11 @@ from datasets import IterableDataset as HuggingFaceStream
 from hypothesis import given
 from hypothesis import strategies as st
 from test_data import heavy, layout, shaken
+from trainer.config.load.train_config import TrainConfig
+from trainer.data.indexed.indexed import evaluation_batches, is_stream
+from trainer.data.indexed.stream import StreamData, refuse_what_streams_cannot
 
-from trainer.data import evaluation_batches, is_stream
 from trainer.errors import ConfigError, DataError
-from trainer.stream import StreamData, refuse_what_streams_cannot
-from trainer.train_config import TrainConfig
 
 
 class Count(torch.utils.data.IterableDataset[torch.Tensor]):

@@ -106,7 +106,7 @@ def test_public_names() -> None:
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("trainer, trainer.config, trainer.script", "torch accelerate deepspeed transformers"),
+        ("trainer, trainer.config.load, trainer.main", "torch accelerate deepspeed transformers"),
         ("trainer.loop, trainer.launching, trainer.strategies", "deepspeed transformers datasets wandb"),
     ],
 )

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 from jobs import BIN, ROOT, clean_environment, command, run
+from trainer.callbacks.builtin.tracking import Tracking, watchers, without_secrets
+from trainer.config.load.train_config import TrainConfig
 
 from trainer.commands.runs import read_run
 from trainer.errors import ConfigError, TrainerError
-from trainer.rundir import RunDirectory
-from trainer.tracking import Tracking, watchers, without_secrets
-from trainer.train_config import TrainConfig
+from trainer.reporting.directory import RunDirectory
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 
@@ -117,7 +117,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 from test_tracking import fail, trained
-from trainer.leave import run
+from trainer.distributed.exit import run
 run(lambda: {}(Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3]))))
 """
 

@@ -1,61 +1,21 @@
 """samecurve: one training script, any strategy, numbers you can trust.
 
-Names are imported at first use, so that a wrong config is answered before torch is loaded.
+The public names stand in ``__init__.pyi``, once: type checkers read it, and so does this module. Each is imported at
+its first use, so that a wrong config is answered before torch is loaded.
 """
 
-from __future__ import annotations
-
+import ast
 import importlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from .callbacks import Callback as Callback
-    from .config import TrainConfig as TrainConfig
-    from .config import load_config as load_config
-    from .errors import CheckpointError as CheckpointError
-    from .errors import ConfigError as ConfigError
-    from .errors import DataError as DataError
-    from .errors import LaunchError as LaunchError
-    from .errors import TrainerError as TrainerError
-    from .export import load_export as load_export
-    from .launching import Launched as Launched
-    from .launching import Plan as Plan
-    from .launching import launch as launch
-    from .leave import run as run
-    from .loop import StepInfo as StepInfo
-    from .loop import Trainer as Trainer
-    from .prepare import prepared as prepared
-    from .script import load_task as load_task
-    from .script import main as main
-    from .task import Data as Data
-    from .task import Task as Task
-    from .train_state import TrainState as TrainState
-
-_HOMES = {
-    "Callback": "callbacks",
-    "CheckpointError": "errors",
-    "ConfigError": "errors",
-    "Data": "task",
-    "DataError": "errors",
-    "LaunchError": "errors",
-    "Launched": "launching",
-    "Plan": "launching",
-    "StepInfo": "loop",
-    "Task": "task",
-    "TrainConfig": "config",
-    "TrainState": "train_state",
-    "Trainer": "loop",
-    "TrainerError": "errors",
-    "launch": "launching",
-    "load_config": "config",
-    "load_export": "export",
-    "load_task": "script",
-    "main": "script",
-    "prepared": "prepare",
-    "run": "leave",
+_MODULES = {
+    alias.name: f".{node.module}"
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
 }
-
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULES)
 
 
 def __dir__() -> list[str]:
@@ -63,6 +23,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(importlib.import_module(_MODULES[name], __name__), name)

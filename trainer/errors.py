@@ -11,8 +11,7 @@ Users' mistakes are exceptions of this tree; broken invariants are asserts.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -71,38 +70,6 @@ class ConfigError(TrainerError, ValueError):
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
         # An exception is sent to other ranks as its class and its text; this class is made from problems.
         return ConfigError, (self.problems,)
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of ``known`` that ``name`` is a misspelling of: one letter away, or alike by three quarters."""
-    name, lower = name.lower(), {one.lower(): one for one in sorted(known)}
-    # difflib misses short names, and is misled by long ones that differ in one letter (cp_size, tp_size).
-    close = [name] if name in lower else [one for one in lower if _one_letter_apart(name, one)]
-    found = close or difflib.get_close_matches(name, lower, n=1, cutoff=0.75)
-    return lower[found[0]] if found else None
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """Join the first names, and count the others: ``a, b, c (and 5 more)``."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" (and {more} more)" if more > 0 else "")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?``, else the short list of what is known, else the three that are closest."""
-    names = sorted(set(known))
-    if near := nearest(name, names):
-        return f"did you mean {near!r}?"
-    if len(names) <= 12:
-        return f"known: {', '.join(names)}"
-    return f"the closest are {', '.join(difflib.get_close_matches(name, names, n=3, cutoff=0.0))}"
-
-
-def _one_letter_apart(one: str, other: str) -> bool:
-    """Tell whether one letter was left out, put in, replaced, or exchanged with its neighbour."""
-    start = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    left, right = one[start:], other[start:]
-    return right in (left[1:], left[1:2] + left[:1] + left[2:]) or right[1:] in (left, left[1:])
 
 
 def _shown(value: object) -> str:

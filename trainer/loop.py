@@ -7,53 +7,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor
 
-from .assembly import callbacks_of
-from .callbacks import Callback
-from .config import every_steps
-from .data import Window, evaluation_batches
+from .callbacks.base import Callback, StepInfo
+from .callbacks.configured import configured_callbacks
+from .config.load import every_steps
+from .config.train_config import TrainConfig
+from .data.indexed import Window, evaluation_batches
+from .distributed.exit import Stopped
 from .errors import DataError
 from .launching import Launched
-from .leave import Stopped
-from .meter import Meter, told
 from .metrics import WeightedSums
+from .reporting.meter import told
+from .state import TrainState
 from .strategies.buffers import kept
 from .task import Task, split_loss, weighted
-from .tracking import watchers
-from .train_config import TrainConfig
-from .train_state import TrainState
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepInfo:
-    """One optimizer step.
-
-    Args:
-        step: optimizer steps since the start, this one included; one that the fp16 scaler skipped counts.
-        epoch: epochs done, as a fraction.
-        samples: samples consumed by all ranks.
-        is_last: whether training ends with this step.
-        loss: this rank's part of the global mean, on the device; summed over ranks it is the loss.
-        grad_norm: global norm before clipping, on the device.
-        metrics: plain numbers, on steps that are logged: loss, lr, grad_norm, samples_per_second, ...
-        evaluation: ``eval/...`` numbers, on steps that were evaluated.
-    """
-
-    step: int
-    epoch: float
-    samples: int
-    is_last: bool
-    loss: Tensor
-    grad_norm: Tensor
-    metrics: dict[str, float] | None = None
-    evaluation: dict[str, float] | None = None
 
 
 class Trainer(TrainState):
@@ -79,9 +51,9 @@ class Trainer(TrainState):
         callbacks: Sequence[Callback] = (),
         where: Mapping[str, str] | None = None,
     ) -> None:
-        called = callbacks_of(config, [*watchers(config, where or {}), *callbacks])
+        called = configured_callbacks(config, callbacks, where or {})
         super().__init__(task, config, launched, callbacks=called, where=where)
-        self.meter = Meter(self.accelerator.device)
+        self.callbacks: list[Callback] = called
         self.eval_every = every_steps(config.eval_every, self.steps_per_epoch)
         # The loader knows how many examples a batch has; the first tensor of a batch need not begin with them.
         kind = type(task)
@@ -102,7 +74,7 @@ class Trainer(TrainState):
             for _ in self.steps():
                 pass
             self.export(self.directory.path / "model")
-            summary = self.meter.summary(self)
+            summary = self._summary()
             self.directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
             self.say(told(summary, self.directory.path / "model"))
             for callback in self.callbacks:
@@ -197,6 +169,18 @@ class Trainer(TrainState):
             raise DataError(f"training_step reports {taken[0]!r}, a name of the trainer's own; give it another one")
         return own | more
 
+    def _summary(self) -> dict[str, Any]:
+        """What summary.json holds. Collective: call on every rank."""
+        # Two operations a parameter and token forward, as many for the activations' gradients, and for the weights'.
+        operations = 4 * self.parameters + 2 * self.trainable
+        return {
+            "steps": self.step,
+            "total_steps": self.total_steps,
+            "samples": self.samples,
+            **self.meter.summary(self.control.gather, operations, self.plan.world_size),
+            "evaluation": self.last_evaluation,
+        }
+
     # -- around it --------------------------------------------------------------------------------
 
     def evaluate(self) -> dict[str, float]:
@@ -221,30 +205,6 @@ class Trainer(TrainState):
         self.train_mode()
         self.last_evaluation = {f"eval/{name}": float(value) for name, value in means.items()}
         return self.last_evaluation
-
-    def export(self, directory: str | Path) -> None:
-        """Write the model (its moving average, if one is kept) as safetensors. Every rank enters."""
-        with self.meter.paused("saving"):
-            super().export(directory)
-
-    def save(self) -> None:
-        """Begin a checkpoint of this step, written while training goes on. Every rank enters, between steps.
-
-        Raises:
-            CheckpointError: it cannot be written, and ``on_save_error`` is ``stop``.
-        """
-        with self.meter.paused("saving"):
-            super().save()
-
-    def stop(self, reason: str = "", *, agreed: bool = False) -> None:
-        """End training at a step boundary that all ranks agree on. Any rank may ask alone.
-
-        Args:
-            agreed: every rank asks now, by numbers that are the same on all (an evaluation): the next step is the last.
-        """
-        if reason:
-            self.say(f"stopping: {reason}")
-        self.control.stop(agreed=agreed)
 
 
 def _is_due(step: int, every: int | None) -> bool:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from .launching import Plan
     from .metrics import Metric
+    from .plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Task:
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         """The optimizer; by default the one that the config names. Its lr must be ``plan.lr``."""
-        from .optim import build_optimizer
+        from .optim.optimizers import build_optimizer
 
         return build_optimizer(model, plan)
 

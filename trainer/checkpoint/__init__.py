@@ -14,8 +14,8 @@ space.py        room on the disk
 
 from __future__ import annotations
 
-from .background import Saver
-from .optimizer import OptimizerForm
+from .optimizer_state import OptimizerForm
 from .resume import Start, find_start
+from .saver import Saver
 
 __all__ = ["OptimizerForm", "Saver", "Start", "find_start"]

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from ..adapters import ADAPTER_FILE
 from ..errors import CheckpointError
-from ..export import ModelFile
-from ..tensorfile import DTYPE_NAMES
-from ..untrusted import is_count, is_number, parse_json, path_inside, read_small
+from .adapters import ADAPTER_FILE
+from .export import ModelFile
 from .ranges import Ranges, of_rank_files
+from .safetensors_io import DTYPE_NAMES
+from .untrusted import is_count, is_number, parse_json, path_inside, read_small
 
 STATE = "state.json"
 WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds that a tensor of the model can be stored as

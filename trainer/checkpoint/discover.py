@@ -20,9 +20,9 @@ from typing import Any
 import xxhash
 
 from ..errors import CheckpointError
-from ..untrusted import is_count, parse_json, path_inside, read_small
 from .contents import STATE, Contents, is_rank_file
 from .ranges import hash_file
+from .untrusted import is_count, parse_json, path_inside, read_small
 
 FORMAT, VERSION = "samecurve-checkpoint", 1
 MANIFEST = "manifest.json"

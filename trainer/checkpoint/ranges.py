@@ -19,7 +19,7 @@ import xxhash
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..tensorfile import Entry, header, raw, read_header
+from .safetensors_io import Entry, header, raw, read_header
 
 _KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})", re.DOTALL)
 CHUNK = 16 << 20  # bytes read or hashed at a time: bounds the memory, large enough for the speed of the disk

@@ -9,21 +9,21 @@ import torch
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 
+from ..data.augment import seed_of
 from ..errors import CheckpointError, ConfigError, Problem
-from ..items import seed_of
-from ..untrusted import is_count
 from . import rng
+from .codec import decode, refuse_tensor
+from .compatibility import check_model, check_same, mathematics
 from .contents import Contents
 from .discover import Found
-from .mathematics import check_model, check_same, mathematics
-from .optimizer import load_state, restore_settings
+from .optimizer_state import load_state, restore_settings
 from .ranges import Ranges
-from .rates import restore_schedule
-from .state import model_of, named_callbacks
-from .user import decode, refuse_tensor
+from .schedule_state import restore_schedule
+from .snapshot import model_of, named_callbacks
+from .untrusted import is_count
 
 if TYPE_CHECKING:
-    from ..train_state import TrainState
+    from ..state import TrainState
 
 
 def restore(run: TrainState, found: Found) -> list[str]:

@@ -13,7 +13,7 @@ from . import discover
 from .discover import Found
 
 if TYPE_CHECKING:
-    from ..control import Control
+    from ..distributed.agreement import Control
 
 T = TypeVar("T")
 

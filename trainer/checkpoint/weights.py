@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..adapters import ADAPTER_FILE
 from ..errors import CheckpointError
 from ..strategies.tensors import canonical_state
+from .adapters import ADAPTER_FILE
 from .contents import WEIGHTS
 from .discover import MANIFEST, look
 from .ranges import Ranges, of_model_folder
 from .resume import verify_together
 
 if TYPE_CHECKING:
-    from ..train_state import TrainState
+    from ..state import TrainState
 
 
 def load_weights(run: TrainState, path: Path) -> list[str]:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from ..errors import Problem, TrainerError, did_you_mean
+from ..errors import Problem, TrainerError
 from ..launching.model import model_problems
+from ..text import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..config import Loaded
-    from ..launching import Plan
+    from ..config.load import Loaded
+    from ..plan import Plan
     from ..task import Data, Task
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class _Alone:
 
 def _evaluated(task: Task, loaded: Loaded, data: Data, model: nn.Module) -> list[str]:
     """Return the names of what an evaluation reports, from one batch of it."""
-    from ..data import Layout, evaluation_batches
+    from ..data.indexed import Layout, evaluation_batches
     from ..metrics import WeightedSums
 
     config = loaded.config

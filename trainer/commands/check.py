@@ -17,17 +17,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..arguments import COMMAND_LINE
-from ..banner import plan_rows, table
-from ..config import Loaded, load_config, split_command_line
-from ..documents import read_document
+from ..config.arguments import COMMAND_LINE
+from ..config.documents import read_document
+from ..config.load import Loaded, load_config, split_command_line
+from ..distributed.launcher import Launcher
 from ..errors import ConfigError, TrainerError
 from ..launching.details import request_rows
-from ..launching.files import Request, kind_of, read_launch_file, rehearsal_notices
-from ..launching.launcher import Launcher
-from ..launching.plan import Machine, Plan, check_partitions, resolve
-from ..script import load_task
+from ..launching.files.read import Request, kind_of, read_launch_file, rehearsal_notices
+from ..launching.resolve import Machine, check_partitions, resolve
+from ..main import load_task
+from ..plan import Plan
+from ..reporting.banner import plan_rows
 from ..task import Task, own_optimizer
+from ..text import table
 from .built import built_problems
 
 T = TypeVar("T")

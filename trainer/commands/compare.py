@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..banner import size
-from ..config import load_config
+from ..config.load import load_config
 from ..errors import ConfigError, Problem
-from ..launching.files import read_accelerate_file
+from ..launching.files.read import read_accelerate_file
+from ..text import size
 from .comparing import report
 from .runs import Run, read_run
 from .trial import check_script, start

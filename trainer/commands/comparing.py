@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..banner import size
+from ..config.fingerprint import fingerprint
 from ..errors import ConfigError, Problem
-from ..fingerprint import fingerprint
+from ..text import size
 from .runs import Run
 from .trial import BOUNDS, Bounds, gap
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..arguments import COMMAND_LINE
+from ..config.arguments import COMMAND_LINE
 from ..errors import ConfigError, Problem
 
-TEMPLATE = Path(__file__).parent.parent / "templates" / "classifier"
+TEMPLATE = Path(__file__).parent / "templates" / "classifier"
 
 
 def run(argv: Sequence[str]) -> int:

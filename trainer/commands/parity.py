@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..arguments import COMMAND_LINE
-from ..config import Loaded, load_config
+from ..config.arguments import COMMAND_LINE
+from ..config.load import Loaded, load_config
 from ..errors import ConfigError, Problem
-from ..launching.files import Asked, Request, read_accelerate_file
-from ..script import load_task
+from ..launching.files.read import Asked, Request, read_accelerate_file
+from ..main import load_task
 from .trial import BOUNDS, ONE, Bounds, Cut, Gap, Result, check_script, gap, try_out
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
         settings["warmup_steps"] = str(args.steps)
     from torch.nn.modules.dropout import _DropoutNd
 
-    from ..export import ModelFile  # after the mistakes that need no torch
+    from ..checkpoint.export import ModelFile  # after the mistakes that need no torch
 
     model = build_model(loaded)
     form = ModelFile.of(model)

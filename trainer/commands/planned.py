@@ -103,10 +103,10 @@ def _of_config(args: argparse.Namespace) -> Subject:
 def _of_task(args: argparse.Namespace) -> Subject:
     from torch.utils.data import default_collate
 
-    from ..config import load_config
-    from ..data import is_stream
-    from ..items import generator_of
-    from ..script import load_task
+    from ..config.load import load_config
+    from ..data.augment import generator_of
+    from ..data.indexed import is_stream
+    from ..main import load_task
     from ..strategies.base import compute_in
     from ..task import split_loss
 

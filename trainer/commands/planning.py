@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..banner import size
 from ..errors import ConfigError, Problem
-from ..gpus import KNOWN, Gpu, gpu_of
-from ..launching.write import accelerate_yaml
+from ..reporting.gpus import KNOWN, Gpu, gpu_of
 from ..strategies import STRATEGIES
 from ..strategies.costs import COMPUTE_IN_COPIES, OFFERED, PAPER_STAGE, Case, Footprint, elements, paper_bytes
+from ..text import size
 from .planned import Subject, subject_of
+from .write_launch_file import accelerate_yaml
 
 RESERVED = 1 << 30  # the driver's context, and the libraries' workspaces
 USABLE = 0.92  # of the rest: an allocator cannot fill every hole

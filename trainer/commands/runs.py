@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..documents import read_document
+from ..config.documents import read_document
+from ..config.train_config import DEFAULTS
 from ..errors import ConfigError, Problem
-from ..train_config import DEFAULTS
 
 ONLINE = "wandb:"
 

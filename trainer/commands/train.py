@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ..script import main
+from ..main import main
 
 
 def run(argv: Sequence[str]) -> NoReturn:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.export import MODEL_FILE, exported_file
 from ..errors import ConfigError, Problem
-from ..export import MODEL_FILE, exported_file
 from .runs import read_run
 
 Curve = Mapping[int, float | None]

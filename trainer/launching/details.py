@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .rehearsal import rehearsal_changes, rehearsal_precision
+from .cpu_rehearsal import rehearsal_changes, rehearsal_precision
 from .request import Request, Section
 
 Rows = list[tuple[str, str]]

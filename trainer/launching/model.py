@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..errors import did_you_mean
+from ..text import did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .plan import Plan
+    from ..plan import Plan
 
 
 def model_problems(plan: Plan, model: nn.Module) -> Iterator[str]:

@@ -12,15 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..distributed.launcher import Launcher, detect
 from ..errors import ConfigError, LaunchError, Problem
+from ..plan import Plan
 from ..strategies import STRATEGIES, Strategy
-from .launcher import Launcher, detect
-from .plan import Machine, Plan, resolve
+from .resolve import Machine, resolve
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from ..config import TrainConfig
+    from ..config.load import TrainConfig
     from .request import Request
 
 # Variables that `accelerate launch` makes from its file. The file itself was read, strictly; what is left in
@@ -79,7 +80,7 @@ def launch(
 
 def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: str | None) -> Request | None:
     """What the files ask for, wherever their names were typed; None where nothing was asked."""
-    from . import files
+    from .files import read as files
 
     if accel_config and deepspeed:
         rule = "two homes for one job: give --accel_config or --deepspeed, not both"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.optim import Optimizer
 
-    from ..launching.plan import Plan
+    from ..plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

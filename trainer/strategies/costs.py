@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..launching.plan import Plan
+    from ..plan import Plan
 
 _WIDTH = {"no": 4, "bf16": 2, "fp16": 2}
 # DeepSpeed's own defaults, in elements (deepspeed/runtime/zero/config.py).

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import LaunchError, listed
+from ..errors import LaunchError
+from ..text import listed
 from .base import Shard, StepResult, Strategy
 from .costs import Case, Footprint, Part, elements, kept_whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from ..launching.plan import Plan
+    from ..plan import Plan
 
 
 class Replicated(Strategy):

@@ -18,7 +18,8 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from ..errors import LaunchError, listed
+from ..errors import LaunchError
+from ..text import listed
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import kept_in_full
 from .costs import (
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.optim import Optimizer
 
-    from ..launching.plan import Plan
+    from ..plan import Plan
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 

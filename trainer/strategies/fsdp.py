@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, LaunchError, Problem, did_you_mean, listed
+from ..errors import ConfigError, LaunchError, Problem
+from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .buffers import kept_in_full
 from .costs import Case, Footprint, Part, elements, kept_whole
@@ -22,7 +23,7 @@ from .tensors import canonical_state, full, hold_scalars_as_vectors, local, unwr
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from ..launching.plan import Plan
+    from ..plan import Plan
 
 
 class FullyShardedTwo(Strategy):

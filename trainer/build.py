@@ -1,0 +1,196 @@
+"""The parts of a trainer, built in the order and under the seeds that every layout shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import set_seed
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from .data.indexed import Layout, TrainData, is_stream, sized
+from .data.stream import StreamData, refuse_what_streams_cannot
+from .errors import ConfigError, DataError, LaunchError, Problem
+from .optim.schedule import build_schedule, refuse_plateau
+from .strategies.base import compute_in
+from .task import Data, Task, own_optimizer
+from .text import listed
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from .config.train_config import TrainConfig
+    from .plan import Plan
+
+
+def build_data(
+    task: Task, config: TrainConfig, layout: Layout, where: Mapping[str, str], *, pin_memory: bool
+) -> tuple[Data, TrainData | StreamData]:
+    """The task's data sets, and the windows of the training one."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses CUDA matmuls without it
+    set_seed(config.seed, deterministic=config.deterministic)
+    data = task.build_data()
+    kind: type[TrainData | StreamData] = TrainData
+    if is_stream(data.train):
+        if data.evaluation is data.train and hasattr(data.train, "state_dict"):
+            raise DataError(
+                "Data.train and Data.evaluation are one stream, and its position serves one of them only: "
+                "give evaluation a stream of its own (copy.deepcopy)"
+            )
+        refuse_what_streams_cannot(config, where)
+        kind = StreamData
+    windows = kind(
+        data.train,
+        layout,
+        seed=config.seed,
+        collate=data.collate,
+        augment=data.augment,
+        weight_of=None if type(task).weight is Task.weight else task.weight,
+        drop_last=config.drop_last,
+        workers=config.workers,
+        pin_memory=pin_memory,
+    )
+    return data, windows
+
+
+def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:
+    """Build the task's model, as every strategy can take it: trainable weights in full precision, each in one piece.
+
+    Returns:
+        The model, and a notice for each thing that was changed.
+
+    Raises:
+        LaunchError: it has no weights yet, or none that learn.
+    """
+    set_seed(config.seed)  # the weights do not depend on what building the data drew
+    model = task.build_model()
+    if config.sync_batchnorm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise LaunchError(f"{name} has no shape yet: run a batch through a lazy model in build_model")
+        if tensor.is_meta:
+            raise LaunchError(f"{name} has no values (it is on the meta device): load them in build_model")
+    notices = [*_widen(model, plan), *_straighten(model)]
+    for module in model.modules():
+        for name in [name for name, value in module._parameters.items() if value is not None and not value.numel()]:
+            empty = module._parameters.pop(name)  # nothing to learn, and engines cannot divide it
+            module.register_buffer(name, None if empty is None else empty.data)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise LaunchError("the model has no trainable parameters")
+    return model, notices
+
+
+def _widen(model: nn.Module, plan: Plan) -> list[str]:
+    """Cast what learns to float32, as the plan says: updates smaller than a 16-bit weight's last digit would be lost.
+
+    Frozen weights keep their dtype where layers compute in mixed precision anyway.
+    """
+    narrow = [
+        parameter
+        for parameter in model.parameters()
+        if parameter.is_floating_point()
+        and parameter.dtype != torch.float32
+        and (parameter.requires_grad or plan.mixed_precision == "no")
+    ]
+    if not narrow:
+        return []
+    dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in narrow})
+    for parameter in narrow:
+        parameter.data = parameter.data.float()
+    for module in model.modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype in (torch.bfloat16, torch.float16):
+                module._buffers[key] = buffer.float()
+    config: Any = getattr(model, "config", None)
+    parts: list[Any] = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    for part in parts:
+        if hasattr(part, "dtype"):  # of a transformers model: what its exported files say of themselves
+            part.dtype = torch.float32
+    if plan.mixed_precision == "no":
+        compute_in(model, torch.float32)  # inputs that were meant for the narrow weights
+    return [f"{len(narrow)} parameters of {', '.join(dtypes)} are kept in float32"]
+
+
+def _straighten(model: nn.Module) -> list[str]:
+    """Lay every weight out row by row: parts of it are exchanged and saved as ranges of its elements."""
+    bent = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
+    for parameter in bent:
+        parameter.data = parameter.data.contiguous()
+    if not bent:
+        return []
+    return [
+        f"{len(bent)} parameters are laid out row by row (channels_last, transposed views); inputs in channels_last "
+        "still compute in that layout"
+    ]
+
+
+def held_in_evaluation(model: nn.Module) -> list[nn.Module]:
+    """The parts of a fresh model that build_model put into evaluation mode (a frozen BatchNorm), and that stay there.
+
+    A model that is in evaluation mode as a whole, as ``from_pretrained`` leaves it, is trained as a whole.
+    """
+    return [module for module in model.modules() if model.training and not module.training]
+
+
+def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, list[str]]:
+    """Build the task's optimizer, by default the plan's; what it does not hold is frozen.
+
+    Returns:
+        The optimizer, and a notice where parameters were frozen.
+
+    Raises:
+        ConfigError: the task has one of its own, and a launch file another. ``launch`` says so as well where it is told
+            of the task; a script that launches by itself need not tell it.
+        LaunchError: it holds a parameter that is not the model's: nobody would exchange its gradient, or save it.
+    """
+    built_by, home = own_optimizer(task), plan.home("optimizer")
+    if built_by is not None and home.startswith(plan.files):
+        rule = f"{built_by} builds the optimizer already; remove one of the two"
+        where = home.partition(" (")[0]  # it reads "file:line (key)"
+        raise ConfigError(Problem(where=where, key="optimizer", value=plan.optimizer, rule=rule))
+    optimizer = task.build_optimizer(model, plan)
+    own = {id(parameter) for parameter in model.parameters()}
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in own:
+                raise LaunchError(
+                    f"parameter group {number} of the optimizer holds a parameter of shape {tuple(parameter.shape)} "
+                    "that is not the model's: make it an attribute of the module that build_model returns"
+                )
+    # Engines lay each group out as one vector; one without anything that learns would be empty.
+    optimizer.param_groups[:] = [g for g in optimizer.param_groups if any(p.requires_grad for p in g["params"])]
+    left_out = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in held
+    ]
+    for name in left_out:
+        model.get_parameter(name).requires_grad_(False)
+    if not optimizer.param_groups:
+        raise LaunchError("the optimizer holds no parameter that learns")
+    return optimizer, [f"not in the optimizer, so frozen: {listed(left_out)}"] if left_out else []
+
+
+def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+    """The schedule that the task builds, else the plan's."""
+    own = task.build_schedule(optimizer, plan, total_steps)
+    if own is None:
+        return build_schedule(optimizer, plan, total_steps)
+    built_by = f"{type(task).__name__}.build_schedule"
+    refuse_plateau(own, built_by)
+    if plan.home("schedule") != "default" or config.schedule is not None:
+        rule = f"{built_by} builds a schedule already; remove one of the two"
+        raise ConfigError(Problem(where=plan.home("schedule"), key="schedule", value=plan.schedule, rule=rule))
+    return own
+
+
+def evaluation_size(dataset: Any) -> int | None:
+    """Samples to measure on: 0 without any, None for a stream."""
+    if dataset is None:
+        return 0
+    return None if is_stream(dataset) else sized(dataset, "evaluation")

@@ -1,0 +1,63 @@
+"""The hook of everything that happens around training without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..state import TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInfo:
+    """One optimizer step.
+
+    Args:
+        step: optimizer steps since the start, this one included; one that the fp16 scaler skipped counts.
+        epoch: epochs done, as a fraction.
+        samples: samples consumed by all ranks.
+        is_last: whether training ends with this step.
+        loss: this rank's part of the global mean, on the device; summed over ranks it is the loss.
+        grad_norm: global norm before clipping, on the device.
+        metrics: plain numbers, on steps that are logged: loss, lr, grad_norm, samples_per_second, ...
+        evaluation: ``eval/...`` numbers, on steps that were evaluated.
+    """
+
+    step: int
+    epoch: float
+    samples: int
+    is_last: bool
+    loss: Tensor
+    grad_norm: Tensor
+    metrics: dict[str, float] | None = None
+    evaluation: dict[str, float] | None = None
+
+
+class Callback:
+    """Subclass and override ``on_step``; ``every`` is in optimizer steps."""
+
+    every: int = 1
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        """Look at one optimizer step. ``trainer.stop()`` ends training; any rank may ask alone."""
+        raise NotImplementedError(f"{type(self).__name__}.on_step")
+
+    def on_end(self, trainer: TrainState, summary: Mapping[str, Any]) -> None:
+        """After the last step and the export; ``summary`` is that of summary.json. Not called when training fails."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint should keep of it: JSON with tensors in it, the same on every rank.
+
+        Asked for once before the first step as well, so that what cannot be saved is known then.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state_dict`` gave. Called before training goes on."""
+
+    def pinned_steps(self) -> Collection[int]:
+        """Steps whose checkpoints must not be deleted."""
+        return ()

@@ -1,0 +1,199 @@
+"""The callbacks of every training: its files, its progress, its best model, its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from ..errors import CheckpointError, TrainerError
+from ..state import TrainState
+from ..text import size
+from .base import Callback, StepInfo
+
+
+class MetricsFile(Callback):
+    """Rows of metrics.jsonl: logged steps, and evaluations."""
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if info.metrics is not None:
+            trainer.directory.row(info.metrics)
+        if info.evaluation is not None:
+            trainer.directory.row({"step": info.step, "epoch": info.epoch, "samples": info.samples, **info.evaluation})
+
+
+class Progress(Callback):
+    """One bar for the job on a terminal; plain lines at the logging interval otherwise, and in log.txt."""
+
+    def __init__(self) -> None:
+        self.bar: tqdm[Any] | None = None
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if not trainer.is_main:
+            return
+        if self.bar is None and sys.stderr.isatty():
+            self.bar = tqdm(total=trainer.total_steps, unit="step", dynamic_ncols=True)
+        if self.bar is not None:
+            self.bar.update(info.step - self.bar.n)
+        if info.metrics is not None:
+            m = info.metrics
+            if self.bar is not None:
+                memory = size(m["peak_memory_bytes"])
+                self.bar.set_postfix_str(f"loss {m['loss']:.4f} lr {m['lr']:.2e} {_speed(m)} mem {memory}")
+            self._tell(
+                trainer,
+                f"step {info.step}/{trainer.total_steps}  loss {m['loss']:.4f}  lr {m['lr']:.3e}  "
+                f"norm {m['grad_norm']:.3f}  {_speed(m)}  "
+                f"eta {_clock(m['eta_seconds'])}  mem {size(m['peak_memory_bytes'])}",
+                quiet=self.bar is not None,
+            )
+        if info.evaluation is not None:
+            # Values per class and the like (eval/recall/3) are many: they stand in metrics.jsonl.
+            whole = {name: value for name, value in info.evaluation.items() if name.count("/") == 1}
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in whole.items())
+            self._tell(trainer, f"step {info.step}/{trainer.total_steps}  {shown}")
+        if info.is_last and self.bar is not None:
+            self.bar.close()
+
+    def _tell(self, trainer: TrainState, text: str, *, quiet: bool = False) -> None:
+        trainer.directory.line(text)
+        if not quiet:
+            (print if self.bar is None else self.bar.write)(text)
+            sys.stdout.flush()
+
+
+class StopOnNaN(Callback):
+    """A loss that is not finite will not mend itself: an error at the next logged step.
+
+    Under fp16 the scaler may have to find its scale first: it halves it from 65,536 at each skipped step.
+    """
+
+    patience = 32
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if info.metrics is None or math.isfinite(info.metrics["loss"]):
+            return
+        if trainer.plan.mixed_precision != "fp16" or not 0 < trainer.skipped_in_a_row < self.patience:
+            _refuse(trainer, info, info.metrics["loss"])
+
+
+class Best(Callback):
+    """Keeps the best model under ``best/``, and stops after ``patience`` evaluations without a better one.
+
+    Args:
+        metric: for example ``eval/loss``; the same number on every rank, so all decide alike.
+        mode: ``min`` or ``max``.
+        patience: evaluations; None never stops.
+    """
+
+    def __init__(self, metric: str, mode: str, patience: int | None) -> None:
+        self.metric, self.sign, self.patience = metric, 1.0 if mode == "min" else -1.0, patience
+        self.best, self.waited = math.inf, 0
+        self.best_step: int | None = None
+        self.loaded = False
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if self.loaded:
+            self._hold_to_folder(trainer)
+        if info.evaluation is None:
+            return
+        if self.metric not in info.evaluation:
+            raise TrainerError(f"best_metric: {self.metric!r}: not among {', '.join(sorted(info.evaluation))}")
+        value = self.sign * info.evaluation[self.metric]
+        if value < self.best:
+            self.best, self.waited, self.best_step = value, 0, info.step
+            trainer.export(trainer.directory.path / "best")
+            return
+        self.waited += 1
+        if self.waited == self.patience:  # the next step is the last one, and may evaluate once more
+            trainer.stop(f"{self.metric} did not improve in {self.waited} evaluations", agreed=True)
+
+    def _hold_to_folder(self, trainer: TrainState) -> None:
+        """Forget a best model that is not here: a run that branches off into a new folder brings its memory along."""
+        self.loaded = False
+        [there, *_] = trainer.control.gather((trainer.directory.path / "best").is_dir())
+        if self.best_step is not None and not there:
+            trainer.say(f"note: best/, of step {self.best_step}, is not in this output_dir: {self.metric} starts anew")
+            self.best, self.waited, self.best_step = math.inf, 0, None
+
+    def pinned_steps(self) -> Collection[int]:
+        return () if self.best_step is None else (self.best_step,)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"metric": self.metric, "best": self.best, "waited": self.waited, "best_step": self.best_step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        kept = state if isinstance(state, Mapping) else {}
+        if kept.get("metric") != self.metric:  # the best of another metric says nothing
+            return
+        best, waited, step = kept.get("best"), kept.get("waited"), kept.get("best_step")
+        if not (isinstance(best, int | float) and isinstance(waited, int) and isinstance(step, int | None)):
+            raise CheckpointError(f"{kept} is not what best_metric keeps")
+        self.best, self.waited, self.best_step, self.loaded = best, waited, step, True
+
+
+class SaveCheckpoints(Callback):
+    """A checkpoint every ``save_every`` steps and at the end; the last callback, so that all others are in it.
+
+    Raises:
+        TrainerError: the loss is not finite; nothing is saved, and what is complete stays.
+        CheckpointError: a save failed, and ``on_save_error`` is ``stop``. The model is exported all the same.
+    """
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if not (info.is_last or (trainer.save_every is not None and info.step % trainer.save_every == 0)):
+            return
+        try:
+            self._check_loss(trainer, info)
+            trainer.save()
+            if info.is_last:
+                with trainer.meter.paused("saving"):
+                    trainer.saver.finish()
+        except CheckpointError as error:
+            if info.is_last:  # there may be no checkpoint of these weights
+                _export_after(trainer, error)
+            raise
+
+    def _check_loss(self, trainer: TrainState, info: StepInfo) -> None:
+        """A loss without a value has already made the weights worthless, or will; one reduction, at saving steps only.
+
+        The weights themselves are looked at by ``save``. A step that the fp16 scaler left out has changed none.
+        """
+        if trainer.config.keep_last == 0 or (trainer.plan.mixed_precision == "fp16" and trainer.skipped_in_a_row):
+            return
+        loss = trainer.control.sum(float(info.loss))
+        if not math.isfinite(loss):
+            _refuse(trainer, info, loss)
+
+
+def _refuse(trainer: TrainState, info: StepInfo, loss: float) -> NoReturn:
+    """End a run whose loss is not finite; the checkpoint that is being written is of before, and is waited for."""
+    with trainer.meter.paused("saving"), contextlib.suppress(CheckpointError):
+        trainer.saver.finish()
+    rate = "" if info.metrics is None else f" ({info.metrics['lr']:g})"
+    raise TrainerError(f"step {info.step}: the loss is {loss}; lower lr{rate}, set max_grad_norm, or look at the data")
+
+
+def _export_after(trainer: TrainState, error: CheckpointError) -> None:
+    """Write the model though a save failed; what stands in the way of that as well is told with the first error."""
+    try:
+        trainer.export(trainer.directory.path / "model")
+    except CheckpointError as second:
+        if str(second) not in str(error):
+            raise CheckpointError(f"{error}; and {second}") from None
+
+
+def _speed(metrics: Mapping[str, float]) -> str:
+    if "tokens_per_second" in metrics:
+        return f"{metrics['tokens_per_second']:.0f} tokens/s"
+    return f"{metrics['samples_per_second']:.0f} samples/s"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

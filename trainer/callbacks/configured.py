@@ -1,0 +1,28 @@
+"""The callbacks of a training, in the order of their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..config.train_config import TrainConfig, profiled_steps
+from .base import Callback
+from .builtin import Best, MetricsFile, Progress, SaveCheckpoints, StopOnNaN
+
+
+def configured_callbacks(config: TrainConfig, users: Sequence[Callback], where: Mapping[str, str]) -> list[Callback]:
+    """List the built-in callbacks, those that the config asks for, the user's, and the one that saves them all.
+
+    Trackers and the profiler are imported only where they are asked for.
+    """
+    callbacks: list[Callback] = [MetricsFile(), Progress(), StopOnNaN()]
+    if config.best_metric is not None:
+        callbacks.append(Best(config.best_metric, config.best_mode, config.early_stop_patience))
+    if config.trackers:
+        from .tracking import Tracking
+
+        callbacks.append(Tracking(config.trackers, where=where.get("trackers", "TrainConfig")))
+    if config.profile_steps is not None:
+        from .profiling import Profile
+
+        callbacks.append(Profile(*profiled_steps(config.profile_steps)))
+    return [*callbacks, *users, SaveCheckpoints()]

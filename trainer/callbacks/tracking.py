@@ -1,0 +1,169 @@
+"""Trackers (W&B, trackio, TensorBoard, ...) through Accelerate, from the main process; ``wandb_run.py`` has W&B's own.
+
+A tracker sees ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as its configuration. Values
+of settings that look like secrets are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..config.fingerprint import fingerprint
+from ..distributed.exit import when_failing
+from ..errors import ConfigError, Problem
+from ..state import TrainState
+from ..text import did_you_mean
+from .base import Callback, StepInfo
+
+_SECRET = re.compile(r"(api|access|private|auth).?key|token$|secret|passw|credential", re.IGNORECASE)
+_AXES = ("step", "epoch", "samples")
+
+
+class Tracking(Callback):
+    """Logs to Accelerate's trackers. They start at the first logged step and end after the export.
+
+    Args:
+        names: of trackers, as Accelerate calls them.
+        where: home of ``trackers``, for messages.
+
+    Raises:
+        ConfigError: there is no such tracker, or its package is not installed.
+    """
+
+    def __init__(self, names: Sequence[str], *, where: str) -> None:
+        self.names = list(names)
+        self.started = False
+        self.undo: list[Callable[[], None]] = []
+        check(self.names, where)
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if not trainer.is_main or (info.metrics is None and info.evaluation is None):
+            return
+        if not self.started:
+            self.started = True
+            with trainer.meter.paused("trackers"):
+                self._start(trainer)
+        values: dict[str, float] = {"step": info.step, "epoch": info.epoch, "samples": info.samples}
+        for name, value in (info.metrics or {}).items():
+            if name not in _AXES:
+                values[f"train/{name}"] = value
+        trainer.accelerator.log({**values, **(info.evaluation or {})}, step=info.step)
+
+    def on_end(self, trainer: TrainState, summary: Mapping[str, Any]) -> None:
+        if not self.started:
+            return
+        for undo in self.undo:
+            undo()
+        for tracker in trainer.accelerator.trackers:
+            if tracker.name == "wandb":
+                from . import wandb_run
+
+                wandb_run.finish(trainer, tracker.tracker, summary)
+            else:
+                tracker.finish()
+
+    def _start(self, trainer: TrainState) -> None:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        accelerator, plan = trainer.accelerator, trainer.plan
+        settings: dict[str, dict[str, Any]] = {}
+        title = f"{plan.strategy}-{plan.world_size}"
+        if "wandb" in self.names:
+            from . import wandb_run
+
+            settings["wandb"] = wandb_run.settings(
+                trainer,
+                title=title,
+                experiment=experiment_of(trainer),
+                config=configuration(trainer),
+                hide_command=any(_SECRET.search(word.partition("=")[0]) for word in sys.argv[1:]),
+            )
+        if "trackio" in self.names:
+            settings["trackio"] = {"name": f"{experiment_of(trainer)}-{title}", "embed": False}
+        folder = trainer.directory.path / "tracking"
+        for name in self.names:
+            kind = LOGGER_TYPE_TO_CLASS[name]
+            given = [trainer.config.project, *([str(folder)] if kind.requires_logging_directory else [])]
+            tracker = kind(*given, **settings.get(name, {}))
+            try:
+                tracker.start()
+            except Exception as error:
+                if name != "wandb" or settings[name]["mode"] != "online":
+                    raise
+                # Its server answers and then refuses (a wrong key), or stops answering: training goes on.
+                wandb_run.give_up(trainer, str(error).splitlines()[0])
+                tracker = kind(*given, **{**settings[name], "mode": "offline"})
+                tracker.start()
+            # TensorBoard takes plain values only, and W&B has its own from the start.
+            if name != "wandb":
+                plain = configuration(trainer)
+                tracker.store_init_configuration({k: v if _is_plain(v) else str(v) for k, v in plain.items()})
+            accelerator.trackers.append(tracker)
+            last = functools.partial(tracker.tracker.finish, exit_code=1) if name == "wandb" else tracker.finish
+            self.undo.append(when_failing(last))
+        if "wandb" in self.names:
+            wandb_run.describe(accelerator.get_tracker("wandb", unwrap=True), trainer)
+
+
+def check(names: Sequence[str], where: str) -> None:
+    """Every name is a tracker of Accelerate whose package is installed."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    known, installed = list(LOGGER_TYPE_TO_CLASS), list(map(str, get_available_trackers()))
+    problems = []
+    for name in names:
+        rule = ""
+        if name not in known:
+            rule = f"no tracker of Accelerate; {did_you_mean(name, known)}"
+        elif name not in installed:
+            rule = "its package is not installed: pip install " + {"comet_ml": "comet-ml"}.get(name, name)
+        if rule:
+            problems.append(Problem(where=where, key="trackers", value=name, rule=rule))
+    if problems:
+        raise ConfigError(problems)
+
+
+def experiment_of(trainer: TrainState) -> str:
+    """What runs that are compared have in common."""
+    return trainer.config.experiment or trainer.config.task.rpartition(":")[2]
+
+
+def configuration(trainer: TrainState) -> dict[str, Any]:
+    """What a tracker keeps beside the curves: plan.json, the settings that decide the numbers, the git commit."""
+    left_out = ("homes", "files", "notices", "output_dir")
+    facts = {key: value for key, value in trainer.facts.items() if key not in left_out}
+    return without_secrets(
+        {
+            **fingerprint(vars(trainer.config)),
+            **facts,
+            "git_commit": _commit(),
+        }
+    )
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with values left out whose key looks like that of a secret."""
+    return {
+        key: without_secrets(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if not _SECRET.search(str(key))
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the working folder, with ``+`` where it was changed; None outside of a repository."""
+    try:
+        words = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, bool | str | float | int) or value is None

@@ -1,0 +1,77 @@
+"""State of tasks and callbacks: JSON with tensors in it, kept apart so that both are plain files.
+
+In the JSON a tensor stands as ``{"$tensor": [name, shape]}``, a tuple as ``{"$tuple": [...]}`` and a number that JSON
+lacks as ``{"$number": "inf"}``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import CheckpointError
+from .safetensors_io import can_hold
+from .untrusted import is_count
+
+
+def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
+    """Return ``value`` as JSON; its tensors go to ``tensors``, flat and on the CPU, by names that begin with ``path``.
+
+    Raises:
+        CheckpointError: something that is neither JSON nor a tensor.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Tensor) and can_hold(value.dtype):
+        tensors[path] = value.detach().to("cpu", copy=True).reshape(-1)
+        return {"$tensor": [path, list(value.shape)]}
+    if isinstance(value, Mapping) and all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encode(item, tensors, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [encode(item, tensors, f"{path}.{number}") for number, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$number": str(float(value))}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CheckpointError(f"{path}: {_described(value)} is neither JSON nor a tensor, and cannot be saved")
+
+
+def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
+    """Return what was encoded.
+
+    Raises:
+        CheckpointError: nothing was ever encoded like that.
+    """
+    if isinstance(value, list):
+        return [decode(item, tensor_of) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match list(value.items()):
+        case [("$number", "inf" | "-inf" | "nan" as text)]:
+            return float(text)
+        case [("$tuple", list(items))]:
+            return tuple(decode(item, tensor_of) for item in items)
+        case [("$tensor", [str(name), list(shape)])] if all(map(is_count, shape)):
+            tensor = tensor_of(name)
+            if tensor.numel() == math.prod(shape):
+                return tensor.reshape(shape)
+        case _ if not any(key.startswith("$") for key in value):
+            return {key: decode(item, tensor_of) for key, item in value.items()}
+    raise CheckpointError(f"{str(value)[:80]} stands for nothing that the format knows")
+
+
+def refuse_tensor(name: str) -> Tensor:
+    """For ``decode``, where no tensor was ever encoded."""
+    raise CheckpointError(f"{name}: only numbers stand here")
+
+
+def _described(value: object) -> str:
+    kind = f"a {type(value).__name__}"
+    if isinstance(value, Mapping):
+        return f"{kind} with the key {next(k for k in value if not isinstance(k, str) or k.startswith('$'))!r}"
+    return f"{kind} of {value.dtype}" if isinstance(value, Tensor) else kind

@@ -1,0 +1,219 @@
+"""The optimizer's state by parameter name, whatever tensors the optimizer itself sees.
+
+torch keeps state for each parameter; an engine may hand it flat groups of fragments instead. Each ``Shard`` says
+under which tensor its state is held, and where in it. State is a range of elements, as the parameter is, or one
+value for a parameter as a whole (Adam's step). State of other shapes (factored second moments) cannot be cut along a
+parameter: such an optimizer is refused before training, for it could only be reset.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import CheckpointError, LaunchError
+from ..strategies import Shard, Strategy
+from ..strategies.tensors import canonical_state, local
+from .codec import decode, refuse_tensor
+from .ranges import Ranges
+from .safetensors_io import can_hold
+from .untrusted import is_number
+
+PREFIX = "optimizer."
+_HIDDEN = ("params", "lr", "initial_lr")  # the learning rate is the schedule's
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerForm:
+    """What an optimizer keeps, found out before it is wrapped.
+
+    Args:
+        kind: its class.
+        ranges: state of the parameter's shape, by its key, with its dtype.
+        values: state of one value, by its key; ``True`` where it is a tensor, ``False`` for a plain number.
+        groups: for each parameter group, the names of its parameters and its settings without the learning rate.
+    """
+
+    kind: str
+    ranges: Mapping[str, torch.dtype]
+    values: Mapping[str, bool]
+    groups: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer, *, saved: bool) -> OptimizerForm:
+        """Look at a fresh optimizer, and at what one step on small parameters like its own leaves in a copy of it.
+
+        Args:
+            saved: whether its state will be; otherwise only its groups are looked at.
+
+        Raises:
+            LaunchError: its step wants a closure, which no loop here gives.
+            CheckpointError: its state cannot be saved.
+        """
+        kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise LaunchError(
+                f"{kind}.step wants a closure that computes the loss anew, perhaps several times; a step here has one "
+                "forward and backward pass: take another optimizer"
+            )
+        names: dict[int, str] = {}
+        for name, tensor in canonical_state(model):
+            names.setdefault(id(tensor), name)
+        groups = tuple(
+            {"names": [names[id(p)] for p in group["params"] if id(p) in names], "settings": settings(group)}
+            for group in optimizer.param_groups
+        )
+        ranges: dict[str, torch.dtype] = {}
+        values: dict[str, bool] = {}
+        for key, value, shape in _probe(optimizer, kind) if saved else ():
+            if isinstance(value, Tensor) and not can_hold(value.dtype):
+                raise _unsavable(kind, f"{key!r} as {value.dtype}: safetensors has no such dtype")
+            if isinstance(value, Tensor) and value.shape == shape:
+                ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
+            elif (isinstance(value, Tensor) and value.dim() == 0) or isinstance(value, int | float):
+                values[key] = isinstance(value, Tensor)
+            elif value is not None:
+                form = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                what = f"{key!r} {form} for a parameter of shape {tuple(shape)}"
+                raise _unsavable(kind, f"{what}: it cannot be saved by ranges of the parameter")
+        return cls(kind=kind, ranges=ranges, values=values, groups=groups)
+
+
+def _unsavable(kind: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{kind} keeps {what}, and would be lost on resume; take another optimizer, or keep_last: 0 to train without "
+        "checkpoints"
+    )
+
+
+def settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a parameter group as JSON would hold them, without the learning rate."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in group.items() if k not in _HIDDEN and is_plain(v)}
+
+
+def restore_settings(group: dict[str, Any], kept: Mapping[str, Any]) -> None:
+    """Give a group the encoded settings of another one, as far as it has them.
+
+    Raises:
+        CheckpointError: one is of another type.
+    """
+    for key in settings(group).keys() & kept.keys():
+        value, now = decode(kept[key], refuse_tensor), group[key]
+        value = tuple(value) if isinstance(now, tuple) and isinstance(value, list) else value
+        if not (now is None or value is None or (is_number(now) and is_number(value)) or type(now) is type(value)):
+            raise CheckpointError(f"the optimizer's {key} was {value!r} and is {now!r}")
+        group[key] = value
+
+
+def is_plain(value: object) -> bool:
+    """Whether JSON holds a value as it is."""
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _probe(optimizer: Optimizer, kind: str) -> Iterator[tuple[str, Any, torch.Size]]:
+    """``(key, value, shape of its parameter)`` of the state that a step leaves."""
+    if optimizer.state:  # made with the optimizer (Adagrad of torch 2.11)
+        for tensor, state in optimizer.state.items():
+            yield from ((str(key), value, tensor.shape) for key, value in state.items())
+        return
+    probe: Any = object.__new__(type(optimizer))  # shares the settings, and has state and parameters of its own
+    probe.__dict__.update(optimizer.__dict__)
+    probe.state = defaultdict(dict)
+    # One small tensor for each number of dimensions and dtype: some optimizers take matrices only. A scalar's state
+    # could not be told from one value for a whole parameter, so a vector stands for it.
+    probe.param_groups = [{**group, "params": list(_tiny(group["params"]))} for group in optimizer.param_groups]
+    try:
+        probe.step()
+    except Exception as error:  # (an optimizer's step may want anything)
+        raise CheckpointError(
+            f"{kind}: a step on small parameters fails, so it is not known what state it keeps; take another "
+            f"optimizer, or keep_last: 0 to train without checkpoints ({type(error).__name__}: {error})"
+        ) from error
+    for tensor, state in probe.state.items():
+        yield from ((str(key), value, tensor.shape) for key, value in state.items())
+
+
+def _tiny(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+    likes = {(max(1, p.dim()), p.dtype, p.device): None for p in parameters}
+    for dimensions, dtype, device in likes:
+        tensor = torch.zeros((3, 2, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
+        tensor.grad = torch.zeros_like(tensor)
+        yield tensor
+
+
+# -- reading it out -------------------------------------------------------------------------------
+
+
+def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> Iterator[tuple[str, Tensor]]:
+    """``(kind, tensor)`` of a shard: live 1-D ranges like the shard's own, and values without dimensions.
+
+    Raises:
+        CheckpointError: the state has got a shape that it had not when the optimizer was looked at.
+    """
+    assert shard.holder is not None, f"{shard.name} does not learn"
+    for key, value in optimizer.state.get(shard.holder, {}).items():
+        if key in form.ranges and isinstance(value, Tensor) and value.shape == shard.holder.shape:
+            flat = local(value).detach().reshape(-1)
+            yield PREFIX + key, flat[shard.offset : shard.offset + shard.tensor.numel()]
+        elif key in form.values:
+            yield PREFIX + key, torch.as_tensor(value).detach()
+        elif value is not None:
+            raise CheckpointError(f"the optimizer keeps {key!r} for {shard.name}, which it did not at the start")
+
+
+# -- setting it -----------------------------------------------------------------------------------
+
+
+def load_state(strategy: Strategy, shards: Iterable[Shard], form: OptimizerForm, store: Ranges) -> list[str]:
+    """Give a fresh optimizer the state of a store; returns notices.
+
+    A parameter that had no state (it never had a gradient) gets none, or zeros where it shares a flat group.
+    """
+    held: dict[int, list[Shard]] = defaultdict(list)
+    for shard in shards:
+        held[id(shard.holder)].append(shard)
+    notices = []
+    for members in held.values():
+        holder = members[0].holder
+        kinds = {shard.name: store.kinds(shard.name) for shard in members}
+        kept = {kind.removeprefix(PREFIX) for kinds_ in kinds.values() for kind in kinds_ if kind.startswith(PREFIX)}
+        if not kept:
+            continue
+        assert holder is not None, "frozen parameters have no state"
+        state: dict[str, Any] = {}
+        for key in sorted(kept & set(form.ranges)):
+            state[key] = torch.zeros_like(holder, dtype=form.ranges[key], requires_grad=False)
+            flat = local(state[key]).view(-1)
+            for shard in members:
+                if PREFIX + key in kinds[shard.name]:
+                    out = flat[shard.offset : shard.offset + shard.tensor.numel()]
+                    store.read(PREFIX + key, shard.name, shard.start, out)
+        for key in sorted(kept & set(form.values)):
+            found = {name: store.value(PREFIX + key, name) for name in kinds if PREFIX + key in kinds[name]}
+            largest = max(found.values(), key=float)
+            if any(value != largest for value in found.values()):
+                few = min(found, key=lambda name: float(found[name]))
+                notices.append(
+                    f"the optimizer keeps one {key} for {len(members)} parameters here: {largest:g} counts for all, "
+                    f"also for {few}, which had {float(found[few]):g}"
+                )
+            state[key] = _placed(largest, holder, strategy.optimizer) if form.values[key] else largest.item()
+        strategy.optimizer.state[holder] = state
+    return notices
+
+
+def _placed(value: Tensor, holder: Tensor, optimizer: Optimizer) -> Tensor:
+    """Where torch keeps such a value: fused and capturable optimizers beside the parameter, others on the CPU."""
+    group = optimizer.param_groups[0]
+    beside = group.get("fused") or group.get("capturable")
+    return value.to(local(holder).device) if beside else value

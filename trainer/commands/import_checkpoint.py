@@ -1,0 +1,36 @@
+"""``trainer import SOURCE --to DIR``: the weights of a checkpoint that another program wrote, as safetensors.
+
+SOURCE is what Accelerate's save_state left under FSDP or DeepSpeed, or any folder of torch.distributed.checkpoint.
+Pickles are read by torch's weights-only reader; one that holds more than weights is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..checkpoint.export import MODEL_FILE
+from ..errors import CheckpointError, TrainerError
+from .export import write_model
+from .external_checkpoint import open_foreign
+
+
+def run(argv: Sequence[str]) -> int:
+    """0: the weights are written."""
+    parser = argparse.ArgumentParser(prog="trainer import", description=__doc__)
+    parser.add_argument("source", type=Path, help="the folder that the other program wrote")
+    parser.add_argument("--to", type=Path, required=True, help="the new folder of the model")
+    parser.add_argument("--drop", action="append", default=[], help="leave a tensor out: a second name of a shared one")
+    args = parser.parse_args(argv)
+    try:
+        source = open_foreign(args.source)
+        names = [name for name in source.shapes if name not in args.drop]
+        entries = [(name, *source.shapes[name]) for name in names]
+        write_model(args.to, entries, (source.read(name) for name in names), {})
+    except TrainerError:
+        raise
+    except Exception as error:  # (whatever a forged file makes of its reader)
+        raise CheckpointError(f"{args.source}: no readable checkpoint: {type(error).__name__}: {error}") from error
+    print(f"{args.to / MODEL_FILE}: {len(names)} tensors")
+    return 0

@@ -1,0 +1,135 @@
+"""The command line of a training script: ``--key value``, ``--key=value`` or ``key=value``; and its help.
+
+Values stay text here; the annotations of their keys decide later how they are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Problem
+from .annotations import Typed, members, name_of, unpacked
+from .validate import annotations_of
+
+COMMAND_LINE = "command line"
+_SWITCHES = ("help", "print_config")
+_FILES = {
+    "config": "training config (YAML or JSON): what is learnt",
+    "accel_config": "accelerate YAML: how it runs, where the launcher is not `accelerate launch`",
+    "deepspeed": "DeepSpeed JSON: how it runs under the `deepspeed` launcher (or --deepspeed_config)",
+}
+_SAME = {"deepspeed_config": "deepspeed", "h": "help"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """``texts`` holds the settings by dotted key; ``files`` and ``switches`` the options that are no settings, and
+    ``words`` what is neither."""
+
+    texts: dict[str, str]
+    files: dict[str, str]
+    switches: frozenset[str]
+    words: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    def nested(self) -> dict[str, Any]:
+        """The settings as a file would hold them, each value a ``Typed``."""
+        root: dict[str, Any] = {}
+        for key, text in self.texts.items():
+            put(root, key.split("."), Typed(text))
+        return root
+
+
+def split_arguments(argv: Sequence[str], *, flags: Collection[str], valued: Collection[str]) -> Arguments:
+    """Take ``argv`` (without the program) apart: ``flags`` may stand alone and then are true, ``valued`` may not.
+
+    ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment says the same.
+    """
+    texts: dict[str, str] = {}
+    switches: set[str] = set()
+    words: list[str] = []
+    problems: list[Problem] = []
+    rest = list(argv)
+    while rest:
+        token = rest.pop(0)
+        name, equals, text = token.partition("=")
+        if not (re.match(r"--[A-Za-z_]", token) or token == "-h" or re.fullmatch(r"[A-Za-z_][\w.-]*=", name + equals)):
+            words.append(token)
+            continue
+        key = name.lstrip("-").replace("-", "_")
+        key = _SAME.get(key, key)
+        if key in _SWITCHES and not equals:
+            switches.add(key)
+            continue
+        if not equals:
+            alone = not rest or rest[0].startswith("--")
+            if alone or (key in flags and re.match(r"[A-Za-z_][\w.-]*=", rest[0])):
+                if key in valued or key in _FILES:
+                    problems.append(Problem(where=COMMAND_LINE, key=key, rule=f"needs a value: {name} VALUE"))
+                    continue
+                text = "true"
+            else:
+                text = rest.pop(0)
+        if texts.setdefault(key, text) != text:
+            rule = f"is given twice, as {texts[key]!r} and as {text!r}; keep one"
+            problems.append(Problem(where=COMMAND_LINE, key=key, rule=rule))
+    for key in texts:
+        if part := next((other for other in texts if other.startswith(f"{key}.")), None):
+            rule = f"is given as a whole and in part, as {part}; keep one"
+            problems.append(Problem(where=COMMAND_LINE, key=key, rule=rule))
+    texts.pop("local_rank", None)
+    files = {key: os.path.expanduser(texts.pop(key)) for key in _FILES if key in texts}
+    return Arguments(
+        texts=texts, files=files, switches=frozenset(switches), words=tuple(words), problems=tuple(problems)
+    )
+
+
+def misplaced(words: Sequence[str]) -> list[Problem]:
+    """Return the problems of words that are no settings, for a command line that takes settings only."""
+    problems = []
+    for word in words:
+        hint = f"; a file is given as --config {word}" if re.search(r"\.(ya?ml|json)$", word) else ""
+        rule = f"settings are written --key value or key=value{hint}"
+        problems.append(Problem(where=COMMAND_LINE, key="", rule=rule, value=word))
+    return problems
+
+
+def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set ``root[a][b][c]`` for the path a, b, c; what is no mapping on the way gives place to one."""
+    *parents, last = path
+    for name in parents:
+        # A copy, for the mapping may belong to a config that is frozen.
+        root[name] = dict(root[name]) if isinstance(root.get(name), dict) else {}
+        root = root[name]
+    root[last] = value
+
+
+def help_text(cls: type, groups: Mapping[str, str]) -> str:
+    """A table of all keys of ``cls``; ``groups`` gives the headline that stands before a key."""
+    lines = [
+        "usage: trainer train | SCRIPT.py [--config FILE] [--key value | --key=value | key=value] ...",
+        "",
+        "Files and switches",
+    ]
+    lines += [f"  --{name + ' FILE':37} {text}" for name, text in _FILES.items()]
+    lines.append(f"  --{'print_config':37} print all values and where they come from, then exit")
+    annotations = annotations_of(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in groups:
+            lines += ["", groups[field.name]]
+        annotation, about = unpacked(annotations[field.name])
+        choices = name_of(members(annotation))
+        allowed = f" ({choices})" if choices.startswith("one of") else ""
+        lines.append(f"  --{field.name:22} {_default(field):14} {about.help}{allowed}")
+    return "\n".join(lines)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return "required" if value is dataclasses.MISSING else json.dumps(value)

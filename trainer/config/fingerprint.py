@@ -1,0 +1,65 @@
+"""The settings that decide the numbers of a run: one list, for going on with a run and for comparing runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import sys
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from .schedules import TO_FINAL
+
+# Keys of the training config, of plan.json and of a checkpoint; each of them knows some. How a job runs (strategy,
+# processes, the cut of the global batch), what it logs and where it writes is not here.
+SETTINGS = (
+    "task", "task_settings", "parameters", "weights", "seed",
+    "train_samples", "global_batch_size", "drop_last",
+    "optimizer", "optimizer_settings", "optimizer_groups", "lr", "max_grad_norm",
+    "schedule", "schedule_settings", "schedule_class", "warmup_steps",
+    "mixed_precision", "sync_batchnorm", "ema_decay",
+)  # fmt: skip
+OF_THE_END = ("total_steps", "final_lr_ratio")  # of other schedules a longer run has the same beginning
+
+
+def task_facts(task: object, named: str) -> dict[str, Any]:
+    """Say which task it is, and its settings as JSON holds them, whoever built it.
+
+    Fields that take no part in comparing tasks (``field(compare=False)``) are no settings but what a task remembers.
+
+    Args:
+        named: what the config calls it, ``module:Class``; it counts if it leads to the task's class.
+    """
+    cls = type(task)
+    module, _, name = named.partition(":")
+    same = getattr(sys.modules.get(module), name, None) is cls
+    fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
+    settings = {field.name: getattr(task, field.name) for field in fields if field.compare}
+    return {"task": named if same else f"{cls.__module__}:{cls.__qualname__}", "task_settings": plain(settings)}
+
+
+def plain(value: Any) -> Any:
+    """Turn a value into what JSON holds, the same in every process: sets in order, objects by their text or type."""
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, PurePath):
+        return str(value)
+    # A function, a tensor, an object: its text would hold an address, which is another one in each process.
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else type(value).__qualname__
+
+
+def fingerprint(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the settings that decide the numbers out of all that is known of a run."""
+    keys = SETTINGS + (OF_THE_END if facts.get("schedule") in TO_FINAL else ())
+    return {key: facts[key] for key in keys if key in facts}

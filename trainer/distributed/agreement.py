@@ -1,0 +1,186 @@
+"""Agreement between ranks: decisions are made once and known to all at the same step.
+
+The channel is a gloo group of its own on the CPU, so it never waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import LaunchError, TrainerError
+from .launcher import is_alive, launcher_processes
+
+STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that asked
+
+
+class Control:
+    """Stop requests from any rank, and work that only the main process does. Every rank enters every method."""
+
+    def __init__(self) -> None:
+        self.distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.group: Any = dist.new_group(backend="gloo") if self.distributed else None
+        self.rank = dist.get_rank() if self.distributed else 0
+        self.world_size = dist.get_world_size() if self.distributed else 1
+        self._wish = self._due = 0
+        self._agreed = False
+        self._pending: tuple[Any, torch.Tensor] | None = None
+        self._in_flight: list[Any] = []
+        self._launchers, self._looked = launcher_processes(), time.monotonic()
+
+    def stop(self, number: int = 0, *, agreed: bool = False) -> None:
+        """Ask for a stop: any rank may ask alone, and all stop at the end of the step after the next.
+
+        Args:
+            agreed: every rank asks at this very step, by numbers that are the same on all: the next step is the last.
+        """
+        self._wish = max(self._wish, STOP | number)
+        self._agreed |= agreed
+
+    def poll(self, fingerprint: int = 0) -> int | None:
+        """At a step boundary: the signal number of an agreed stop (0 for a wish of the code), None to go on.
+
+        The answer is that of the previous step, so the exchange overlaps with a whole step and costs no wait. One
+        process waits as long, so that it stops at the same step as several.
+
+        Args:
+            fingerprint: of what this rank did, which must be the same on all.
+
+        Raises:
+            LaunchError: in the step before, ranks got the gradients of different parameters.
+        """
+        self._notice_orphaned()
+        if self._agreed:
+            return self._wish & 0xFF
+        if not self.distributed:
+            due, self._due = self._due, self._wish
+            return due & 0xFF if due else None
+        agreed = self._collect()
+        flags = torch.tensor([self._wish, fingerprint, -fingerprint])
+        self._pending = self.largest(flags), flags
+        return agreed & 0xFF if agreed else None
+
+    def _collect(self) -> int:
+        if self._pending is None:
+            return 0
+        work, flags = self._pending
+        work.wait()
+        self._pending = None
+        wish, most, least = flags.tolist()
+        if most != -least:
+            raise LaunchError(
+                "ranks used different parameters in the step before, and gradients were added to those of others; set "
+                "find_unused_parameters: true, and resume from a checkpoint of an earlier step"
+            )
+        return int(wish)
+
+    def largest(self, number: torch.Tensor) -> Any:
+        """Begin to take the maximum over ranks, in place; the work to wait for. Only where there are several."""
+        work = dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()] + [work]
+        return work
+
+    def settle(self) -> None:
+        """Wait for what is in flight. One rank may call it alone, since all began the same."""
+        for work in self._in_flight:
+            work.wait()
+
+    def sum(self, value: float) -> float:
+        """Sum of one number over ranks, on the CPU."""
+        if not self.distributed:
+            return value
+        total = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(total, group=self.group)
+        return float(total.item())
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order, on every rank."""
+        if not self.distributed:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Do ``work`` on the main process; all wait for it, and its error is everybody's error."""
+        told: list[Any] = [None]
+        if not self.distributed or dist.get_rank() == 0:
+            try:
+                work()
+            except (TrainerError, OSError) as error:
+                if not self.distributed:
+                    raise
+                told = [error]
+        if self.distributed:
+            dist.broadcast_object_list(told, src=0, group=self.group)
+            if told[0] is not None:
+                raise told[0]
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Turn SIGTERM and the first SIGINT into an agreed stop; afterwards the signals are what they were.
+
+        Python takes signals in its main thread only: in another one nothing is changed.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self._wish and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.stop(number)
+
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _notice_orphaned(self) -> None:
+        """Stop as by SIGTERM where the launcher is gone (killed): nobody would end this process any more."""
+        if time.monotonic() - self._looked < 1.0:
+            return
+        self._looked = time.monotonic()
+        if not self._wish and not all(map(is_alive, self._launchers)):
+            self.stop(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Finish what is in flight."""
+        self._collect()
+
+
+class Vote:
+    """The largest of all ranks' numbers, asked at one step boundary and known at the next: nobody waits in between."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._pending: tuple[Any, torch.Tensor] | None = None
+
+    def cast(self, number: int) -> None:
+        """Every rank casts one; the result before it was read."""
+        assert self._pending is None, "one vote at a time"
+        ballot = torch.tensor([number])
+        work = None
+        if self._control.distributed:
+            work = self._control.largest(ballot)
+        self._pending = work, ballot
+
+    def result(self) -> int | None:
+        """None where no vote was cast."""
+        if self._pending is None:
+            return None
+        work, ballot = self._pending
+        if work is not None:
+            work.wait()
+        self._pending = None
+        return int(ballot.item())

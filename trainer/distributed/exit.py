@@ -1,0 +1,157 @@
+"""Leaving: the exit code is the truth, and the first error is the last thing a user reads.
+
+A finished gloo job often aborts in its destructors and exits with SIGABRT (pytorch#190489: up to four of
+ten runs). After a barrier, closing the groups and flushing, the process leaves through ``os._exit``.
+
+When one rank fails, the others fail as well, a second later, with connection errors that bury the cause.
+The first to fail claims the store that all ranks share; the others stay silent. torchrun and accelerate
+print the claimed error at the very end, through the error file that they offer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import NoReturn
+
+from ..errors import TrainerError
+
+_CLAIM = "trainer/first_error"
+_PATIENCE_SECONDS = 5.0  # the launcher ends the survivors of a failed job well within this
+
+
+_failing: list[Callable[[], object]] = []
+
+
+def when_failing(work: Callable[[], object]) -> Callable[[], None]:
+    """Have ``work`` done first when the job fails: what is still in memory is lost otherwise. Returns its undoing."""
+    _failing.append(work)
+    return lambda: _failing.remove(work)
+
+
+class Stopped(Exception):
+    """Training ended early because a signal asked for it; everything was written. Exit code 128 + signal."""
+
+    def __init__(self, number: int, *, step: int, total_steps: int) -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name} at step {step} of {total_steps}; everything up to there was written")
+        self.signal = number
+
+
+def run(main: Callable[[], object]) -> NoReturn:
+    """Call ``main`` and leave the process with the right exit code, whatever happens."""
+    try:
+        main()
+        _close_groups()
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):  # Python itself would print it
+            print(leaving.code, file=sys.stderr)
+    except Stopped as stopped:
+        _write_error_file(str(stopped))  # the launcher reports a failure: this is what it should call it
+        _close_groups()
+        code = 128 + stopped.signal
+    except KeyboardInterrupt:
+        _save_what_is_left()
+        code = 130
+    except TrainerError as error:
+        _tell(str(error), from_everyone=True)
+        code = error.exit_code
+    except BaseException as error:  # (whatever it is, it must end the job with its own name)
+        _tell("".join(traceback.format_exception(error)), lost_peer=_is_lost_peer(error))
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _close_groups() -> None:
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _save_what_is_left() -> None:
+    for work in _failing:
+        with contextlib.suppress(Exception):  # (another error must not hide the one that is told)
+            work()
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    """Whether an error is what the death of another rank looks like from here."""
+    text = str(error).lower()
+    signs = ("connection closed by peer", "connection reset", "connection refused", "broken pipe", "gloo/transport")
+    return isinstance(error, RuntimeError | OSError) and any(sign in text for sign in signs)
+
+
+def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False) -> None:
+    """Print an error once for the whole job, and leave it in the launcher's error file.
+
+    Args:
+        from_everyone: it is the same on all ranks (a wrong config), so one of them on each machine tells it.
+        lost_peer: it looks like the death of another rank, whose own error matters more.
+    """
+    _save_what_is_left()
+    owner, rank = _claim(), os.environ.get("RANK")
+    silent = owner is not None and owner != rank
+    # Before the processes are connected every rank reads the same files and finds the same fault.
+    echo = owner is None and from_everyone and os.environ.get("LOCAL_RANK", "0") != "0"
+    if silent or echo or (owner is None and lost_peer):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # training turned it into a request to stop after a step
+        time.sleep(_PATIENCE_SECONDS)  # another rank tells it; the launcher ends this one meanwhile
+    if silent:
+        return
+    if lost_peer:
+        message = (
+            f"{message.rstrip()}\nanother process of this job ended without a word (killed, out of memory, aborted in "
+            "C++): look above for what it printed. Where ranks use different parameters in one step, set "
+            "find_unused_parameters: true"
+        )
+    _write_error_file(message)
+    where = f"rank {rank}: " if rank is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    print(f"\n{where}{message.rstrip()}", file=sys.stderr, flush=True)
+
+
+def _write_error_file(message: str) -> None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        told = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"message": told}, file)
+
+
+def _claim() -> str | None:
+    """The rank whose error came first, by a compare-and-set on the shared store; None where there is no store."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        store.set_timeout(timedelta(seconds=2))
+        mine = str(dist.get_rank())
+        with _hushed():
+            return str(store.compare_set(_CLAIM, "", mine).decode())
+    except Exception:  # (the rank that held the store is gone: then its error was the first)
+        return None
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Without stderr: of a store that is gone torch prints a C++ stack, below the error that matters."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

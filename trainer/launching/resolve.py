@@ -1,0 +1,199 @@
+"""The plan: what will run, resolved from the files, the launcher, the training config and the machine.
+
+Every value has one home. Where two homes give different values the run ends here, before anything
+starts, with both of them named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..distributed.launcher import Launcher
+from ..errors import ConfigError, LaunchError, Problem
+from ..plan import Plan
+from .cpu_rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
+from .reconcile import Homes, choose_optimizer, choose_schedule
+from .request import Request
+
+if TYPE_CHECKING:
+    from ..config.load import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What this machine offers: visible GPUs."""
+
+    gpus: int
+
+    @classmethod
+    def here(cls) -> Machine:
+        import torch
+
+        return cls(gpus=torch.cuda.device_count())
+
+
+def resolve(
+    config: TrainConfig,
+    request: Request | None,
+    launcher: Launcher,
+    machine: Machine,
+    where: Mapping[str, str],
+    *,
+    optimizer_built_by: str | None = None,
+) -> Plan:
+    """Hold the config, the request and the launched processes against each other.
+
+    Args:
+        where: home of each of the config's values, for messages.
+        optimizer_built_by: the method by which the task builds an optimizer of its own, if it does.
+
+    Raises:
+        ConfigError: two homes disagree, or the batch product does not fit.
+        LaunchError: the processes that run are not those that were asked for.
+    """
+    world = launcher.world_size
+    if request is None:  # nobody named a strategy: replicas are the plain meaning of several processes
+        request = Request(strategy="ddp" if world > 1 else "single", strategy_where="the number of processes")
+    homes = Homes(config, where)
+    strategy = request.strategy
+    if strategy == "ddp" and world == 1 and launcher.name != "python":
+        homes.notices.append(f"{request.strategy_where}: {launcher.name} runs one process, thus without DDP")
+        strategy = "single"
+    else:
+        _check_world(request, launcher)
+    device = "cuda" if machine.gpus and not request.use_cpu else "cpu"
+    if device == "cuda" and launcher.local_world_size > machine.gpus:
+        raise LaunchError(
+            f"{launcher.local_world_size} processes on this machine, but only {machine.gpus} GPUs are visible; "
+            f"launch at most {machine.gpus}, or set use_cpu: true to rehearse on the CPU"
+        )
+
+    if config.sync_batchnorm and (device == "cpu" or strategy.startswith("zero")):
+        rule = "torch has it on GPUs only" if device == "cpu" else "not offered under DeepSpeed; use DDP or FSDP2"
+        raise ConfigError(Problem(where=homes.home("sync_batchnorm"), key="sync_batchnorm", value=True, rule=rule))
+
+    precision = homes.agree("mixed_precision", config.mixed_precision, request.mixed_precision, "no")
+    micro = homes.agree(
+        "micro_batch_size",
+        config.micro_batch_size if homes.says("micro_batch_size") else None,
+        request.micro_batch_size,
+        config.micro_batch_size,
+    )
+    asked_global = homes.agree("global_batch_size", config.global_batch_size, request.global_batch_size, None)
+    accumulation = homes.agree("accumulation_steps", config.accumulation_steps, request.accumulation_steps, None)
+    clip = homes.agree("max_grad_norm", config.max_grad_norm, request.max_grad_norm, None)
+    optimizer, settings, lr = choose_optimizer(config, request, homes, optimizer_built_by)
+    schedule, lr = choose_schedule(config, request, homes, lr)
+    if request.dynamo and homes.says("compile") and not config.compile:
+        homes.refuse("compile", False, f"disagrees with {request.where['dynamo']}; keep one of the two")
+    if homes.problems:
+        raise ConfigError(homes.problems)
+    accumulation = _fit_batch(asked_global, micro, accumulation, world, homes)
+    batch = micro * accumulation * world
+    if config.warmup_samples is not None:
+        schedule["warmup_steps"] = -(-config.warmup_samples // batch)
+    reference = config.reference_batch_size or batch
+    fsdp, deepspeed = request.fsdp, request.deepspeed
+    rehearsal = device == "cpu" and strategy != "single"
+    notices = [*request.notices, *homes.notices]
+    if rehearsal:
+        runs = rehearsal_precision(strategy, precision)
+        if runs != precision and request.mixed_precision is None:
+            home = homes.home("mixed_precision")
+            notices.append(f"{home}: DeepSpeed has no {precision} on a CPU: rehearsed in {runs}")
+        precision, (fsdp, deepspeed) = runs, rehearsal_changes(request)
+        notices += rehearsal_notices(request)
+    plan = Plan(
+        strategy=strategy,
+        launcher=launcher.name,
+        world_size=world,
+        num_machines=request.num_machines,
+        device=device,
+        rehearsal=rehearsal,
+        mixed_precision=precision,
+        micro_batch_size=micro,
+        accumulation_steps=accumulation,
+        global_batch_size=batch,
+        max_grad_norm=clip or None,
+        optimizer=optimizer,
+        optimizer_settings=settings,
+        lr=scaled_lr(lr, config.lr_scaling, reference, batch),
+        lr_reference=lr,
+        lr_scaling=config.lr_scaling,
+        reference_batch_size=reference,
+        warmup_samples=config.warmup_samples,
+        warmup_fraction=config.warmup_fraction,
+        compile=config.compile or bool(request.dynamo),
+        find_unused_parameters=config.find_unused_parameters,
+        fsdp=fsdp,
+        deepspeed=deepspeed,
+        dynamo=request.dynamo or ({"backend": "inductor"} if config.compile else {}),
+        files=request.files,
+        notices=tuple(dict.fromkeys(notices)),
+        homes={**request.where, **homes.where, "strategy": request.strategy_where},
+        **schedule,
+    )
+    if config.max_steps is None or (config.epochs is not None and config.warmup_fraction is not None):
+        return plan
+    return plan.with_length(config.max_steps)  # which ends the run at the latest
+
+
+def _check_world(request: Request, launcher: Launcher) -> None:
+    world = launcher.world_size
+    asked = request.world_size
+    if asked is not None and asked.value != world:
+        hint = "the processes that were launched must be as many"
+        if launcher.name == "python":
+            hint = "plain python starts one process: use accelerate launch, torchrun or deepspeed"
+        raise LaunchError(
+            f"{asked.where}: asks for {asked.value} processes, but {world} run under {launcher.name}; {hint}"
+        )
+    if request.strategy == "single" and world > 1:
+        raise LaunchError(
+            f"{request.strategy_where}: asks for one process, but {world} run; use distributed_type: MULTI_GPU for DDP"
+        )
+    if request.strategy == "ddp" and world == 1:
+        hint = "plain python starts one process: use accelerate launch or torchrun"
+        raise LaunchError(f"{request.strategy_where}: asks for DDP, but {hint}")
+    check_partitions(request, world)
+
+
+def check_partitions(request: Request, world: int) -> None:
+    """Raise LaunchError where the groups that hold a second copy of the parameters do not divide the processes."""
+    groups = request.deepspeed.get("zero_optimization", {}).get("zero_hpz_partition_size") or 1
+    if world % groups:
+        home = request.where["deepspeed.zero_optimization.zero_hpz_partition_size"]
+        raise LaunchError(f"{home}: {groups}: must divide the number of processes, {world}")
+
+
+def _fit_batch(asked: int | None, micro: int, accumulation: int | None, world: int, homes: Homes) -> int:
+    if asked is None:
+        return accumulation or 1
+    unit = micro * (accumulation or 1) * world
+    if accumulation is None and asked % unit == 0:
+        return asked // unit
+    if accumulation is not None and asked == unit:
+        return accumulation
+    parts = f"micro_batch_size {micro} x world_size {world}"
+    if accumulation is not None:
+        rule = f"must be {parts} x accumulation_steps {accumulation} = {unit}; change one of them"
+    else:
+        below, above = asked // unit * unit, -(-asked // unit) * unit
+        near = " or ".join(str(n) for n in (below, above) if n)
+        rule = f"must be a multiple of {parts} = {unit}; nearest that work: {near}"
+    home = homes.where.get("global_batch_size", "default")
+    raise ConfigError(Problem(where=home, key="global_batch_size", value=asked, rule=rule))
+
+
+def scaled_lr(lr: float, rule: str, reference_batch: int, batch: int) -> float:
+    """The learning rate for the global batch that runs.
+
+    Args:
+        lr: belongs to ``reference_batch`` (in samples).
+        rule: ``linear`` (Goyal et al. 2017), ``sqrt`` (Malladi et al. 2022, for Adam) or ``none``.
+    """
+    ratio = batch / reference_batch
+    return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]

@@ -1,0 +1,97 @@
+"""``trainer.main()``: the whole of a training script."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from .config.annotations import plain
+from .config.load import Loaded, TrainConfig, check_settings, load_config
+from .distributed.exit import run
+from .errors import ConfigError, Problem
+from .text import did_you_mean
+
+if TYPE_CHECKING:
+    from .task import Task
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Read the config, launch, train, export, and leave the process with the right exit code.
+
+    Args:
+        argv: arguments without the script's name; by default the command line's.
+    """
+    run(lambda: train(sys.argv[1:] if argv is None else argv))
+
+
+def train(argv: Sequence[str]) -> dict[str, float]:
+    """The same without leaving: returns the last evaluation, raises on failure."""
+    loaded = load_config(argv)  # first, and without torch: a wrong key is answered in a blink
+
+    from .launching import launch
+    from .loop import Trainer
+    from .task import own_optimizer
+
+    task, config = load_task(loaded)
+    launched = launch(
+        config,
+        where=loaded.where,
+        accel_config=loaded.accel_config,
+        deepspeed=loaded.deepspeed,
+        optimizer_built_by=own_optimizer(task),
+    )
+    trainer = Trainer(task, config, launched, where=loaded.where)
+    try:
+        return trainer.fit()
+    finally:
+        if sys.exc_info()[0] is None:
+            trainer.close()
+
+
+def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
+    """The task that a config names, and the config with all of its settings.
+
+    Raises:
+        ConfigError: there is no such task, or it cannot have these settings.
+    """
+    from .task import Task
+
+    cls = _find_task(loaded)
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise _task_problem(loaded, "does not name a subclass of trainer.Task")
+    task = check_settings(cls, loaded.config.task_settings, loaded)
+    return task, dataclasses.replace(loaded.config, task_settings=plain(task))  # what is saved is complete
+
+
+def _find_task(loaded: Loaded) -> object:
+    """Import ``module:Class``: from the script's folder, what is installed, the working folder or the config's."""
+    module_name, _, class_name = loaded.config.task.partition(":")
+    sys.path += [folder for folder in _folders(loaded.config_file) if folder not in sys.path]
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # the module was found; something that it imports was not
+        rule = f"no module {error.name!r} here, beside the config, in the script's folder or installed"
+        raise _task_problem(loaded, rule) from None
+    if not hasattr(module, class_name):
+        known = [name for name, value in vars(module).items() if isinstance(value, type)]
+        raise _task_problem(loaded, f"{module_name} has no {class_name!r}; {did_you_mean(class_name, known)}")
+    return getattr(module, class_name)
+
+
+def _folders(config_file: str | None) -> list[str]:
+    """List the working folder, that of the config, and those between the two."""
+    here = Path.cwd()
+    folder = here if config_file is None else Path(config_file).resolve().parent
+    between = [path for path in (folder, *folder.parents) if here in path.parents]
+    return list(map(str, [here, *(between or [folder])]))
+
+
+def _task_problem(loaded: Loaded, rule: str) -> ConfigError:
+    where = loaded.where.get("task", "command line")
+    return ConfigError(Problem(where=where, key="task", value=loaded.config.task, rule=rule))

@@ -1,0 +1,175 @@
+"""Time and memory of a run. Nothing here waits for the device within a step."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import psutil
+import torch
+
+from ..text import size
+from .gpus import peak_of
+
+T = TypeVar("T")
+
+
+class Meter:
+    """Clocks of this rank. Evaluation and saving are not part of the training speed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.born = time.perf_counter() - (time.time() - psutil.Process().create_time())
+        self.spent: dict[str, float] = defaultdict(float)  # apart from training
+        self.within: dict[str, float] = defaultdict(float)  # parts of training
+        self.events: list[tuple[str, Any, Any]] = []
+        self.started = self.since = self.born
+        self.total_samples = self.samples = self.steps = 0
+        self.total_tokens = self.tokens = 0.0
+        self.away = 0.0
+
+    def start(self, samples: int) -> None:
+        """Training begins: what came before, from the start of the process, was start-up."""
+        self.spent["start-up"] = time.perf_counter() - self.born
+        self.started = self.since = time.perf_counter()
+        self.away = 0.0
+
+    def step(self, samples: int) -> None:
+        """One optimizer step over ``samples`` samples was done."""
+        self.samples += samples
+        self.total_samples += samples
+        self.steps += 1
+
+    def count(self, tokens: float) -> None:
+        """A step trains on this many tokens, over all ranks; never called where examples are what counts."""
+        self.tokens += tokens
+        self.total_tokens += tokens
+
+    @contextlib.contextmanager
+    def paused(self, name: str) -> Iterator[None]:
+        """Time that counts for ``name`` instead of training."""
+        begin = time.perf_counter()
+        yield
+        took = time.perf_counter() - begin
+        self.spent[name] += took
+        self.away += took
+
+    def waiting(self, name: str, source: Iterable[T]) -> Iterator[T]:
+        """The same items; the time until each arrives counts for ``name`` within training."""
+        items = iter(source)
+        while True:
+            begin = time.perf_counter()
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            self.within[name] += time.perf_counter() - begin
+            yield item
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time within training. On a GPU it runs from event to event, and is read when a step is logged."""
+        if self.device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            yield
+            end.record()
+            self.events.append((name, begin, end))
+            return
+        begin_at = time.perf_counter()
+        yield
+        self.within[name] += time.perf_counter() - begin_at
+
+    def read(self, steps_left: int) -> dict[str, float]:
+        """Speed since the last reading (samples of all ranks), seconds left, peak memory of this rank."""
+        now = time.perf_counter()
+        busy = max(now - self.since - self.away, 1e-9)
+        values = {
+            "samples_per_second": round(self.samples / busy, 3),
+            **({"tokens_per_second": round(self.tokens / busy, 1)} if self.tokens else {}),
+            "seconds": round(now - self.started, 3),
+            "eta_seconds": round(busy / max(1, self.steps) * steps_left, 1),
+            "peak_memory_bytes": peak_memory(self.device),
+        }
+        self.since, self.away, self.samples, self.steps, self.tokens = now, 0.0, 0, 0, 0.0
+        self._settle()
+        return values
+
+    def _settle(self) -> None:
+        done = [(name, begin, end) for name, begin, end in self.events if end.query()]
+        for name, begin, end in done:
+            self.within[name] += begin.elapsed_time(end) / 1e3
+        self.events = self.events[len(done) :]
+
+    def summary(self, gather: Callable[[Any], list[Any]], operations: float, world_size: int) -> dict[str, Any]:
+        """Where the time went, in seconds of this process, and the peak memory of every rank. Collective.
+
+        Args:
+            gather: collects a value of every rank.
+            operations: floating-point operations a token, forward and backward.
+        """
+        wall = time.perf_counter() - self.born
+        training = max(wall - sum(self.spent.values()), 1e-9)
+        self._settle()
+        rest = max(training - sum(self.within.values()), 0.0)
+        seconds = {**self.spent, **self.within, "forward and backward": rest, "training": training, "wall": wall}
+        told: dict[str, Any] = {
+            "seconds": {name: round(value, 3) for name, value in seconds.items()},
+            "samples_per_second": round(self.total_samples / training, 3),
+            "peak_memory_bytes": gather(peak_memory(self.device)),
+        }
+        if self.total_tokens:
+            told["tokens_per_second"] = round(self.total_tokens / training, 1)
+            told |= self._utilisation(operations * self.total_tokens / training / world_size)
+        return told
+
+    def _utilisation(self, operations_per_second: float) -> dict[str, float]:
+        if self.device.type != "cuda":
+            return {}
+        device = torch.cuda.get_device_properties(self.device)
+        peak = peak_of(device.name, device.total_memory)
+        if peak is None:
+            return {}
+        return {"mfu": round(operations_per_second / (peak * 1e12), 4)}
+
+
+def told(summary: Mapping[str, Any], model: object) -> str:
+    """The last lines of a run, for people."""
+    seconds = dict(summary["seconds"])
+    wall, training = seconds.pop("wall"), seconds.pop("training")
+    inside = [name for name in ("data", "forward and backward", "optimizer") if name in seconds]
+    parts = ", ".join(f"{name} {seconds.pop(name):.1f}" for name in inside)
+    others = ", ".join(f"{name} {spent:.1f} s" for name, spent in sorted(seconds.items()))
+    results = "  ".join(f"{name} {value:.4f}" for name, value in summary["evaluation"].items() if name.count("/") == 1)
+    speed = f"{summary['samples_per_second']:.0f} samples/s"
+    if "tokens_per_second" in summary:
+        speed += f", {summary['tokens_per_second']:,.0f} tokens/s"
+    if "mfu" in summary:
+        speed += f", MFU {summary['mfu']:.1%} (6 operations a parameter and token)"
+    done = summary["steps"] >= summary["total_steps"]
+    end = (
+        f"done: {summary['steps']} steps" if done else f"stopped at step {summary['steps']} of {summary['total_steps']}"
+    )
+    memory = [size(count) for count in summary["peak_memory_bytes"]]
+    shown = memory[0] if len(set(memory)) == 1 else ", ".join(memory[:8]) + (", ..." if len(memory) > 8 else "")
+    return "\n".join(
+        [
+            f"{end}, {summary['samples']:,} samples" + (f", {results}" if results else ""),
+            f"wall time {wall:.1f} s: training {training:.1f} s ({parts}), {others}; {speed}",
+            f"peak memory per rank: {shown}",
+            f"model: {model}",
+        ]
+    )
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes of this rank: the allocator's on a GPU, the process's resident set otherwise."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

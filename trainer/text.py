@@ -1,0 +1,70 @@
+"""Text for people: sizes, tables, lists, what a misspelt name may mean."""
+
+from __future__ import annotations
+
+import difflib
+import platform
+from collections.abc import Iterable, Sequence
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``did you mean 'x'?``, else the short list of what is known, else the three that are closest."""
+    names = sorted(set(known))
+    if near := nearest(name, names):
+        return f"did you mean {near!r}?"
+    if len(names) <= 12:
+        return f"known: {', '.join(names)}"
+    return f"the closest are {', '.join(difflib.get_close_matches(name, names, n=3, cutoff=0.0))}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of ``known`` that ``name`` is a misspelling of: one letter away, or alike by three quarters."""
+    name, lower = name.lower(), {one.lower(): one for one in sorted(known)}
+    # difflib misses short names, and is misled by long ones that differ in one letter (cp_size, tp_size).
+    close = [name] if name in lower else [one for one in lower if _one_letter_apart(name, one)]
+    found = close or difflib.get_close_matches(name, lower, n=1, cutoff=0.75)
+    return lower[found[0]] if found else None
+
+
+def _one_letter_apart(one: str, other: str) -> bool:
+    """Tell whether one letter was left out, put in, replaced, or exchanged with its neighbour."""
+    start = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    left, right = one[start:], other[start:]
+    return right in (left[1:], left[1:2] + left[:1] + left[2:]) or right[1:] in (left, left[1:])
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Join the first names, and count the others: ``a, b, c (and 5 more)``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" (and {more} more)" if more > 0 else "")
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
+    """Names and values between two rules."""
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    lines += [f"note: {notice}" for notice in notices]
+    rule = "-" * min(100, max(map(len, lines)))
+    return "\n".join([rule, *lines, rule])
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide what runs; those not installed are left out."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("samecurve", "torch", "accelerate", "deepspeed", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found | {"python": platform.python_version()}
