@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from trainer.config.load.train_config import TrainConfig
-from trainer.optim.optimizers.optimizers import build_optimizer, state_slots
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import trainer
+from trainer.config.train_config import TrainConfig
 from trainer.launching import launch
+from trainer.optim.optimizers import build_optimizer, state_slots
 from trainer.strategies.costs import case_of, parts_of
 
 STEPS = 10

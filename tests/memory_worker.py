@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from trainer.config.load.train_config import TrainConfig
-from trainer.optim.optimizers.optimizers import build_optimizer, state_slots
 
 import trainer
+from trainer.config.train_config import TrainConfig
 from trainer.launching import launch
+from trainer.optim.optimizers import build_optimizer, state_slots
 from trainer.strategies.costs import case_of, parts_of
 
 sys.path.insert(0, "examples")

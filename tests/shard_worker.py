@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from trainer.config.load.train_config import TrainConfig
-from trainer.optim.optimizers.ema import Average
-from trainer.optim.optimizers.optimizers import build_optimizer
 
 import trainer
 from trainer.checkpoint.export import ModelFile, export_model, load_export
+from trainer.config.train_config import TrainConfig
 from trainer.distributed.agreement import Control
 from trainer.launching import launch
+from trainer.optim.ema import Average
+from trainer.optim.optimizers import build_optimizer
 from trainer.strategies import Strategy
 
 

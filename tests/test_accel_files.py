@@ -19,9 +19,11 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from trainer.launching.files.read.accelerate_keys import sections
-from trainer.launching.files.read.deepspeed_schema import _probed, known_keys
-from trainer.launching.files.read.read import (
+
+from trainer.errors import ConfigError, LaunchError
+from trainer.launching.files.accelerate_keys import sections
+from trainer.launching.files.deepspeed_schema import _probed, known_keys
+from trainer.launching.files.read import (
     Asked,
     Given,
     Request,
@@ -34,8 +36,6 @@ from trainer.launching.files.read.read import (
     rehearsal_notices,
     rehearsal_precision,
 )
-
-from trainer.errors import ConfigError, LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITTEN = ROOT / "tests" / "launch_files"  # as people and their tools write them

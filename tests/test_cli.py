@@ -57,8 +57,7 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As examples/configs/digits_cnn.yaml finds examples/digits_cnn.py."""
-    from trainer.config.load.load import load_config
-
+    from trainer.config.load import load_config
     from trainer.errors import ConfigError
     from trainer.main import load_task
 

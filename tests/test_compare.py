@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 from jobs import BIN, ROOT, clean_environment
-from trainer.config.load.fingerprint import SETTINGS
 
 from trainer.commands.cli import main
 from trainer.commands.compare import page, table
 from trainer.commands.comparing import report
 from trainer.commands.runs import Run, read_run
+from trainer.config.fingerprint import SETTINGS
 from trainer.errors import ConfigError
 
 PLAN = {"strategy": "ddp", "world_size": 2,

@@ -15,11 +15,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from trainer.config.load.annotations import About
-from trainer.config.load.load import Loaded, TrainConfig, check_settings, every_steps, load_config, to_yaml
-from trainer.config.load.validate import annotations_of
 
-from trainer.config.load import annotations as kinds
+from trainer.config import annotations as kinds
+from trainer.config.annotations import About
+from trainer.config.load import Loaded, TrainConfig, check_settings, every_steps, load_config, to_yaml
+from trainer.config.validate import annotations_of
 from trainer.errors import ConfigError
 
 KEYS = sorted(annotations_of(TrainConfig))

@@ -10,8 +10,8 @@ import torch
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.data.indexed.indexed import Layout, TrainData, epoch_order, evaluation_batches, share
 
+from trainer.data.indexed import Layout, TrainData, epoch_order, evaluation_batches, share
 from trainer.errors import DataError
 
 

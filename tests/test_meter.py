@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,11 +29,9 @@ def test_the_wall_time_is_split_without_rest() -> None:
         meter.count(100)
     with meter.paused("evaluation"):
         time.sleep(0.03)
-    trainer: Any = SimpleNamespace(
-        step=3, total_steps=3, samples=24, last_evaluation={"eval/loss": 0.5, "eval/recall/0": 1.0},
-        control=SimpleNamespace(gather=lambda value: [value, 2 * value]),
-    )  # fmt: skip
-    summary = meter.summary(trainer)
+    of_meter = meter.summary(lambda value: [value, 2 * value], operations=6e6, world_size=2)
+    evaluation = {"eval/loss": 0.5, "eval/recall/0": 1.0}
+    summary = {"steps": 3, "total_steps": 3, "samples": 24, **of_meter, "evaluation": evaluation}
     seconds = summary["seconds"]
     assert seconds["data"] >= 0.06 and seconds["optimizer"] >= 0.03 and seconds["evaluation"] >= 0.03
     assert seconds["forward and backward"] >= 0.03

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_data import Numbers, layout
 from torch import Tensor
-from trainer.data.indexed.indexed import evaluation_batches
 
+from trainer.data.indexed import evaluation_batches
 from trainer.errors import ConfigError
 from trainer.metrics import WeightedSums
 

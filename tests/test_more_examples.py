@@ -15,7 +15,8 @@ from accelerate.utils import set_seed
 from bert_classifier import NAMES, BertClassifier
 from gan import BLUR, Discriminator, Generator
 from jobs import STRATEGIES, Job, command, run, some_quick
-from trainer.data.indexed.indexed import Layout, TrainData
+
+from trainer.data.indexed import Layout, TrainData
 
 # Step 29 ends the epoch with the 5 samples that are left: the second rank has none of them.
 GAN = ["--config", "examples/configs/gan.yaml", "--max_steps", "32", "--save_every", "16"]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from test_plan import plan
 from torch import nn
-from trainer.optim.optimizers.optimizers import build_optimizer
+
+from trainer.optim.optimizers import build_optimizer
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])

@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data import Numbers, consumed, layout, layouts
-from trainer.data.indexed.indexed import TrainData
+
+from trainer.data.indexed import TrainData
 
 splits = st.tuples(st.integers(1, 4), st.sampled_from((1, 2, 3)), st.sampled_from((1, 2, 4)))
 

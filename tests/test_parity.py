@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from jobs import BIN, ROOT, clean_environment
-from trainer.config.load.load import Loaded
 
 from trainer import TrainConfig
 from trainer.commands.parity import _alone, run
 from trainer.commands.trial import last_error
+from trainer.config.load import Loaded
 from trainer.launching.request import Asked, Request
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--steps", "4", "--micro_batch_size", "16"]

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from trainer.config.load.documents import Document
-from trainer.launching.files.read.check import Check
-from trainer.launching.files.read.sections import read_optimizer, read_scheduler
 
 from trainer import ConfigError, LaunchError, Plan, TrainConfig
+from trainer.config.documents import Document
 from trainer.distributed.launcher import Launcher
 from trainer.launching import Machine
+from trainer.launching.files.check import Check
+from trainer.launching.files.sections import read_optimizer, read_scheduler
 from trainer.launching.request import Asked, Request, Section
 from trainer.launching.resolve import resolve
 from trainer.launching.start import check_environment

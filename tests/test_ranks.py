@@ -13,9 +13,9 @@ from jobs import STRATEGIES, ranks
 from number_worker import Images, Masked, Scored, masked_items
 from torch.utils.data import default_collate
 from torchmetrics.functional.regression import spearman_corrcoef
-from trainer.data.indexed.indexed import epoch_order
 
 from trainer import load_export
+from trainer.data.indexed import epoch_order
 
 CASES = ("masked", "batch_norm", "batch_norm_bf16", "curve_bf16", "dropout", "objects")
 SCALED = ("curve_fp16", "overflow")  # DeepSpeed has no fp16 on a CPU

@@ -12,17 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_plan import plan
-from trainer.config.load.train_config import TrainConfig
-from trainer.optim.optimizers.schedule import (
-    SCHEDULES,
-    TO_FINAL,
-    build_schedule,
-    check_schedule,
-    lr_factor,
-    refuse_plateau,
-)
 
+from trainer.config.schedules import SCHEDULES, TO_FINAL
+from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
+from trainer.optim.schedule import build_schedule, check_schedule, lr_factor, refuse_plateau
 from trainer.plan import Plan
 from trainer.reporting.banner import plan_rows
 
@@ -184,7 +178,7 @@ def test_mistakes(said: dict[str, Any], line: str) -> None:
 
 
 def test_mistakes_in_a_file_have_their_line(tmp_path: Path) -> None:
-    from trainer.config.load.load import load_config
+    from trainer.config.load import load_config
 
     path = tmp_path / "train.yaml"
     path.write_text("task: a:B\nmax_steps: 9\nschedule: step\nschedule_settings:\n  milestones: [3]\n  gama: 0.5\n")

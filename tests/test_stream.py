@@ -12,10 +12,10 @@ from datasets import IterableDataset as HuggingFaceStream
 from hypothesis import given
 from hypothesis import strategies as st
 from test_data import heavy, layout, shaken
-from trainer.config.load.train_config import TrainConfig
-from trainer.data.indexed.indexed import evaluation_batches, is_stream
-from trainer.data.indexed.stream import StreamData, refuse_what_streams_cannot
 
+from trainer.config.train_config import TrainConfig
+from trainer.data.indexed import evaluation_batches, is_stream
+from trainer.data.stream import StreamData, refuse_what_streams_cannot
 from trainer.errors import ConfigError, DataError
 
 

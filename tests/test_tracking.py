@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 from jobs import BIN, ROOT, clean_environment, command, run
-from trainer.callbacks.builtin.tracking import Tracking, watchers, without_secrets
-from trainer.config.load.train_config import TrainConfig
 
+from trainer.callbacks.configured import configured_callbacks
+from trainer.callbacks.tracking import Tracking, without_secrets
 from trainer.commands.runs import read_run
+from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError, TrainerError
 from trainer.reporting.directory import RunDirectory
 
@@ -235,7 +236,7 @@ def refuse(server: socket.socket) -> None:
 )
 def test_trackers_that_are_not_there(name: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=f"train.yaml:3: trackers: '{name}': ") as caught:
-        watchers(TrainConfig(task="a:B", max_steps=1, trackers=[name]), {"trackers": "train.yaml:3"})
+        configured_callbacks(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], {"trackers": "train.yaml:3"})
     assert rule in str(caught.value)
 
 
