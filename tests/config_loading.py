@@ -1,0 +1,21 @@
+"""Configs loaded from a command line, and the problems of those that cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.config import TrainConfig, load_config
+from trainer.errors import ConfigError
+from trainer.schema import annotations_of
+
+KEYS = sorted(annotations_of(TrainConfig))
+
+
+def problems(*argv: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(argv)
+    return str(caught.value).splitlines()
+
+
+def load(*argv: str) -> TrainConfig:
+    return load_config(["--task", "a:B", "--max_steps", "10", *argv]).config
