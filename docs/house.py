@@ -18,6 +18,21 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent / "trainer"
 # The names that `import trainer` offers and the two ways to start a command lead anywhere, and are no rooms.
 DOORS = ("__init__", "__main__")
+# Lines may grow in one place only if they shrink in another; tests/unit/test_structure.py holds the limits.
+RINGS = {
+    "engine": (
+        "build strategies data optim metrics task state loop distributed/agreement "
+        "callbacks/base callbacks/builtin callbacks/configured",
+        2600,
+    ),
+    "checkpoints": ("checkpoint", 1600),
+    "front door": (
+        "__init__ __main__ errors text plan config launching main distributed/launcher distributed/exit",
+        2500,
+    ),
+    "reporting": ("reporting callbacks/tracking callbacks/wandb_run callbacks/profiling", 750),
+    "commands": ("commands", None),
+}
 Arrows = dict[str, dict[str, list[str]]]  # room -> room that it imports -> "file:line" of each import
 
 
@@ -68,6 +83,25 @@ def floors(graph: Arrows) -> dict[str, int]:
     return floor
 
 
+def ring_of(path: Path) -> str | None:
+    """Return the ring that a file belongs to; None for an empty ``__init__.py`` of a folder that is in several."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    names = {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    found = [ring for ring, (members, _) in RINGS.items() if names & set(members.split())]
+    assert len(found) == 1 or (path.name == "__init__.py" and path.stat().st_size == 0), f"{path}: {found}"
+    return found[0] if found else None
+
+
+def lines(path: Path) -> int:
+    """Count all lines of a file: code, comments, docstrings and blank ones."""
+    return len(path.read_text().splitlines())
+
+
+def rings() -> dict[str, int]:
+    """Return the lines of each ring."""
+    return {ring: sum(lines(path) for path in modules() if ring_of(path) == ring) for ring in RINGS}
+
+
 def main() -> None:
     graph = arrows()
     if sys.argv[1:] == ["arrows"]:
@@ -80,6 +114,9 @@ def main() -> None:
         raise SystemExit(f"a circle: {' <- '.join(error.args[1])}") from None
     for number in range(1, max(floor.values()) + 1):
         print(f"{number:2}  {', '.join(sorted(room for room in floor if floor[room] == number))}")
+    for ring, count in rings().items():
+        limit = RINGS[ring][1]
+        print(f"{ring:12} {count:5,} lines" + (f" (at most {limit:,})" if limit else ""))
     print(f"{len(floor)} rooms, {max(floor.values())} floors, {sum(map(len, graph.values()))} arrows")
 
 
