@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 def test_the_best_stays(tmp_path: Path) -> None:
     best = {"eval_every": 1, "best_metric": "eval/loss", "keep_last": 1, "save_every": 1, "lr_scaling": "none"}
     trainer = fit(tmp_path, Evaluated(), **best)
-    [kept] = [step for callback in trainer.callbacks.builtin for step in callback.pinned_steps()]
+    [kept] = [step for callback in trainer.callbacks for step in callback.pinned_steps()]
     assert kept == 3 and steps(tmp_path) == [8, 3]
 
 
@@ -29,11 +29,11 @@ def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
     trainer = fit(tmp_path / "branch", Evaluated(), resume=resume, **best)
     said = "note: best/, of step 3, is not in this output_dir: eval/loss starts anew"
     assert said in log_of(tmp_path / "branch")
-    assert [step for callback in trainer.callbacks.builtin for step in callback.pinned_steps()] == [6]
+    assert [step for callback in trainer.callbacks for step in callback.pinned_steps()] == [6]
     assert (tmp_path / "branch" / "best" / "model.safetensors").is_file()
     lose(tmp_path / "run", 8, 7)
     trainer = fit(tmp_path / "run", Evaluated(), resume="auto", **best)
-    assert [step for callback in trainer.callbacks.builtin for step in callback.pinned_steps()] == [3]
+    assert [step for callback in trainer.callbacks for step in callback.pinned_steps()] == [3]
     assert "starts anew" not in log_of(tmp_path / "run")
 
 
