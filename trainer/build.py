@@ -11,8 +11,8 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from .data.indexed import Layout, TrainData, is_stream, sized
-from .data.stream import StreamData, refuse_what_streams_cannot
+from .data.batches import Layout, TrainData, is_stream, sized
+from .data.indexed import IndexedData
 from .errors import ConfigError, DataError, LaunchError, Problem
 from .optim.schedule import build_schedule, refuse_plateau
 from .strategies.base import compute_in
@@ -29,19 +29,21 @@ if TYPE_CHECKING:
 
 def build_data(
     task: Task, config: TrainConfig, layout: Layout, where: Mapping[str, str], *, pin_memory: bool
-) -> tuple[Data, TrainData | StreamData]:
-    """The task's data sets, and the windows of the training one."""
+) -> tuple[Data, TrainData]:
+    """Build the task's data sets, and the windows of the training one."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses CUDA matmuls without it
     set_seed(config.seed, deterministic=config.deterministic)
     data = task.build_data()
-    kind: type[TrainData | StreamData] = TrainData
+    kind: type[TrainData] = IndexedData
     if is_stream(data.train):
         if data.evaluation is data.train and hasattr(data.train, "state_dict"):
             raise DataError(
                 "Data.train and Data.evaluation are one stream, and its position serves one of them only: "
                 "give evaluation a stream of its own (copy.deepcopy)"
             )
+        from .data.stream import StreamData, refuse_what_streams_cannot
+
         refuse_what_streams_cannot(config, where)
         kind = StreamData
     windows = kind(

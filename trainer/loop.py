@@ -17,7 +17,8 @@ from .callbacks.base import Callback, StepInfo
 from .callbacks.configured import configured_callbacks
 from .config.load import every_steps
 from .config.train_config import TrainConfig
-from .data.indexed import Window, evaluation_batches
+from .data.batches import Window
+from .data.evaluation import evaluation_batches
 from .distributed.exit import Stopped
 from .errors import DataError
 from .launching import Launched

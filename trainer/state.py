@@ -20,12 +20,13 @@ from .checkpoint.export import ModelFile, check_storable, export_model
 from .config.fingerprint import task_facts
 from .config.load import every_steps, to_yaml
 from .config.train_config import TrainConfig
-from .data.augment import seed_of
-from .data.indexed import Layout, TrainData, Window
+from .data.batches import Layout, Window
+from .data.indexed import IndexedData
+from .data.seeds import seed_of
 from .distributed.agreement import Control
 from .errors import DataError
 from .launching import Launched, launch
-from .optim.ema import Average, NoAverage
+from .optim.ema import Average
 from .optim.optimizers import state_slots
 from .optim.schedule import check_schedule
 from .reporting.banner import banner, facts
@@ -133,7 +134,7 @@ class TrainState:
         strategy.verify()
         set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
         self.schedule = schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
-        self.average = NoAverage() if config.ema_decay is None else Average(strategy, config.ema_decay)
+        self.average = Average(strategy, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
         return of_model + of_optimizer
@@ -142,7 +143,7 @@ class TrainState:
         """The optimizer step at which training ends: by epochs from where it starts, or by max_steps."""
         config, ends = self.config, []
         if config.epochs is not None:
-            assert isinstance(self.train_data, TrainData), "epochs are refused for streams"
+            assert isinstance(self.train_data, IndexedData), "epochs are refused for streams"
             step, samples = (start.found.manifest[key] for key in ("step", "samples")) if start.found else (0, 0)
             ends.append(int(step) + self.train_data.steps_left(int(samples), config.epochs))
         if config.max_steps is not None:

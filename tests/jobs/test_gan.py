@@ -15,7 +15,8 @@ from gan import BLUR, Discriminator, Generator
 from launchers import Job, run, some_quick
 from small_examples import words
 
-from trainer.data.indexed import Layout, TrainData
+from trainer.data.batches import Layout
+from trainer.data.indexed import IndexedData
 
 # Step 29 ends the epoch with the 5 samples that are left: the second rank has none of them.
 GAN = ["--config", "examples/configs/gan.yaml", "--max_steps", "32", "--save_every", "16"]
@@ -47,7 +48,7 @@ def written_plainly(steps: int) -> list[float]:
         models.append(task.build_model())
         optimizers.append(torch.optim.Adam(models[-1].parameters(), 2e-3, (0.0, 0.99)))
         data = task.build_data()
-        streams.append(TrainData(data.train, layout, seed=0, augment=data.augment).windows(0, steps))
+        streams.append(IndexedData(data.train, layout, seed=0, augment=data.augment).windows(0, steps))
     discriminator, generator = models
     for reals, noises in zip(*streams, strict=True):
         real, (latent, noise) = reals.micros[0].batch, noises.micros[0].batch

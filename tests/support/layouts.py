@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from trainer.data.indexed import Layout, TrainData
+from trainer.data.batches import Layout
+from trainer.data.indexed import IndexedData
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
@@ -23,7 +24,7 @@ def layout(rank: int = 0, world: int = 1, micro: int = 4, accumulation: int = 1)
     return Layout(rank=rank, world_size=world, micro_batch_size=micro, accumulation_steps=accumulation)
 
 
-def consumed(data: TrainData, position: int, steps: int) -> list[list[int]]:
+def consumed(data: IndexedData, position: int, steps: int) -> list[list[int]]:
     """Sample ids of each step on this rank, without the borrowed ones."""
     return [
         [int(i) for micro in window.micros if micro.weight for i in micro.batch]

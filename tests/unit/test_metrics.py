@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from layouts import Numbers, layout
 from torch import Tensor
 
-from trainer.data.indexed import evaluation_batches
+from trainer.data.evaluation import evaluation_batches
 from trainer.errors import ConfigError
 from trainer.metrics import WeightedSums
 

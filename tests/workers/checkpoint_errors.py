@@ -26,7 +26,7 @@ import trainer
 from trainer import Callback, Plan, StepInfo, TrainConfig, Trainer
 from trainer.checkpoint import discover, store
 from trainer.launching import Launched, launch
-from trainer.strategies import STRATEGIES
+from trainer.strategies import strategy_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def configured(folder: Path, **settings: Any) -> TrainConfig:
 
 def built(launched: Launched, task: Case, folder: Path, *callbacks: Callback, **settings: Any) -> Trainer:
     launched.accelerator.free_memory()  # of the case before, which may not have come to its end
-    strategy = STRATEGIES[launched.plan.strategy](launched.plan, launched.accelerator)
+    strategy = strategy_class(launched.plan.strategy)(launched.plan, launched.accelerator)
     launched = dataclasses.replace(launched, strategy=strategy)
     return Trainer(task, configured(folder, **settings), launched, callbacks=callbacks)
 

@@ -23,7 +23,7 @@ from torch.optim import SGD, Optimizer
 import trainer
 from trainer import Data, Plan, Task, TrainConfig, Trainer
 from trainer.launching import Launched, launch
-from trainer.strategies import STRATEGIES
+from trainer.strategies import strategy_class
 
 GLOBAL_BATCH, STEPS, SAVED_AT = 24, 8, 4  # 24 is cut evenly by 1 to 4 processes; 50 samples: an epoch has 3 steps
 
@@ -88,7 +88,7 @@ class Odd(Task):
 def train(launched: Launched, folder: Path, *, task: Task, **settings: Any) -> None:
     """A run on a fresh strategy."""
     plan = launched.plan
-    strategy = STRATEGIES[plan.strategy](plan, launched.accelerator)
+    strategy = strategy_class(plan.strategy)(plan, launched.accelerator)
     precision = plan.mixed_precision
     config = configured(plan.world_size, output_dir=str(folder), max_steps=STEPS, mixed_precision=precision, **settings)
     one = Trainer(task, config, dataclasses.replace(launched, strategy=strategy))
@@ -103,7 +103,7 @@ def train(launched: Launched, folder: Path, *, task: Task, **settings: Any) -> N
 def begin(launched: Launched, folder: Path, weights: str) -> None:
     """A run that starts with weights from elsewhere, and writes them again at once."""
     config = configured(launched.plan.world_size, output_dir=str(folder), max_steps=STEPS, weights=weights)
-    strategy = STRATEGIES[launched.plan.strategy](launched.plan, launched.accelerator)
+    strategy = strategy_class(launched.plan.strategy)(launched.plan, launched.accelerator)
     one = Trainer(Odd(), config, dataclasses.replace(launched, strategy=strategy))
     one.export(folder / "model")
     one.close()

@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 
-from ..data.augment import seed_of
+from ..data.seeds import seed_of
 from ..errors import CheckpointError, ConfigError, Problem
 from . import rng
 from .codec import decode, refuse_tensor

@@ -77,7 +77,8 @@ class _Alone:
 
 def _evaluated(task: Task, loaded: Loaded, data: Data, model: nn.Module) -> list[str]:
     """Return the names of what an evaluation reports, from one batch of it."""
-    from ..data.indexed import Layout, evaluation_batches
+    from ..data.batches import Layout
+    from ..data.evaluation import evaluation_batches
     from ..metrics import WeightedSums
 
     config = loaded.config

@@ -104,8 +104,8 @@ def _of_task(args: argparse.Namespace) -> Subject:
     from torch.utils.data import default_collate
 
     from ..config.load import load_config
-    from ..data.augment import generator_of
-    from ..data.indexed import is_stream
+    from ..data.batches import is_stream
+    from ..data.seeds import generator_of
     from ..main import load_task
     from ..strategies.base import compute_in
     from ..task import split_loss

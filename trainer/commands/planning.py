@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ConfigError, Problem
 from ..reporting.gpus import KNOWN, Gpu, gpu_of
-from ..strategies import STRATEGIES
+from ..strategies import strategy_class
 from ..strategies.costs import COMPUTE_IN_COPIES, OFFERED, PAPER_STAGE, Case, Footprint, elements, paper_bytes
 from ..text import size
 from .planned import Subject, subject_of
@@ -63,7 +63,7 @@ def rows_of(subject: Subject, args: argparse.Namespace) -> list[Row]:
                 offload=offload,
                 unit=subject.unit,
             )
-            kind = STRATEGIES[strategy]
+            kind = strategy_class(strategy)
             kept = subject.activations.get(strategy in COMPUTE_IN_COPIES) if subject.activations else None
             rows.append(
                 Row(

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +64,6 @@ class Strategy(ABC):
         plan: what was asked for and resolved.
         accelerator: built by ``launch`` for this strategy.
     """
-
-    names: ClassVar[tuple[str, ...]]
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         self.plan = plan

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from ..plan import Plan
 
 
-class Replicated(Strategy):
+class DDP(Strategy):
     """Every rank holds the whole model; with one process there is nothing to exchange."""
-
-    names = ("single", "ddp")
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:

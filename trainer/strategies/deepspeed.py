@@ -43,10 +43,8 @@ if TYPE_CHECKING:
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 
 
-class Zero(Strategy):
+class ZeRO(Strategy):
     """Optimizer state (1), gradients (2) and parameters (3) divided over the ranks."""
-
-    names = tuple(STAGES)
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from ..plan import Plan
 
 
-class FullyShardedTwo(Strategy):
+class FSDP2(Strategy):
     """Each rank keeps rows of every parameter; whole layers exist only while they compute."""
-
-    names = ("fsdp",)
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from layouts import Numbers, layout, shaken
 
-from trainer.data.indexed import TrainData
+from trainer.data.indexed import IndexedData
 
 
 def by_step(world: int, workers: int, position: int = 0) -> list[list[tuple[float, ...]]]:
     """What all ranks together train on at each of six steps (two epochs of 17 samples)."""
     ranks = [
-        TrainData(Numbers(17), layout(r, world, 6 // world), seed=3, augment=shaken, workers=workers)
+        IndexedData(Numbers(17), layout(r, world, 6 // world), seed=3, augment=shaken, workers=workers)
         for r in range(world)
     ]
     steps = zip(*(rank.windows(position, 6) for rank in ranks), strict=True)
@@ -43,7 +43,7 @@ class Random(Numbers):
 
 def test_workers_draw_differently_on_each_rank_and_repeat_from_run_to_run() -> None:
     def drawn(rank: int, seed: int) -> list[list[float]]:
-        data = TrainData(Random(8), layout(rank, 2, 4), seed=seed, workers=2)
+        data = IndexedData(Random(8), layout(rank, 2, 4), seed=seed, workers=2)
         return [row for window in data.windows(0, 2) for micro in window.micros for row in micro.batch.T.tolist()]
 
     first = drawn(0, seed=5)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layouts import Numbers, layout
 
-from trainer.data.indexed import evaluation_batches
+from trainer.data.evaluation import evaluation_batches
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6))

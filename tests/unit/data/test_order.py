@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import Numbers, consumed, layout, layouts
 
-from trainer.data.indexed import TrainData
+from trainer.data.indexed import IndexedData
 
 splits = st.tuples(st.integers(1, 4), st.sampled_from((1, 2, 3)), st.sampled_from((1, 2, 4)))
 
@@ -22,13 +22,13 @@ def test_layouts_of_one_global_batch_take_the_same_steps(
     world, micro, accumulation = split
     batch = world * micro * accumulation
     size += batch * drop_last  # at least one whole step
-    alone = TrainData(Numbers(size), layout(micro=batch), seed=seed, drop_last=drop_last)
+    alone = IndexedData(Numbers(size), layout(micro=batch), seed=seed, drop_last=drop_last)
     count = 2 * alone.steps_per_epoch
     expected = [sorted(step) for step in consumed(alone, 0, count)]
     for other_world, other_micro, other_accumulation in set(itertools.permutations(split)):
         ranks = [
             consumed(
-                TrainData(
+                IndexedData(
                     Numbers(size),
                     layout(rank, other_world, other_micro, other_accumulation),
                     seed=seed,
@@ -52,17 +52,17 @@ def test_any_start_gives_the_rest_on_every_rank(shape: tuple[int, int, int, int]
     size, world, micro, accumulation = shape
     batch = world * micro * accumulation
     size += batch * drop_last
-    first = TrainData(Numbers(size), layout(0, world, micro, accumulation), seed=2, drop_last=drop_last)
+    first = IndexedData(Numbers(size), layout(0, world, micro, accumulation), seed=2, drop_last=drop_last)
     ends = [0, *(window.end for window in first.windows(0, 11))]
     for rank in range(world):
-        data = TrainData(Numbers(size), layout(rank, world, micro, accumulation), seed=2, drop_last=drop_last)
+        data = IndexedData(Numbers(size), layout(rank, world, micro, accumulation), seed=2, drop_last=drop_last)
         assert consumed(data, ends[start], 12 - start) == consumed(data, 0, 12)[start:]
-    alone = TrainData(Numbers(size), layout(micro=batch), seed=2, drop_last=drop_last)
+    alone = IndexedData(Numbers(size), layout(micro=batch), seed=2, drop_last=drop_last)
     assert [window.end for window in alone.windows(ends[start], 11 - start)] == ends[start + 1 :]
 
 
 def test_workers_keep_the_order_from_any_start_over_two_epochs() -> None:
     for rank in range(2):
-        plain, loaded = (TrainData(Numbers(13), layout(rank, 2, 2, 2), seed=4, workers=n) for n in (0, 2))
+        plain, loaded = (IndexedData(Numbers(13), layout(rank, 2, 2, 2), seed=4, workers=n) for n in (0, 2))
         position = next(iter(plain.windows(0, 1))).end
         assert consumed(loaded, position, 3) == consumed(plain, 0, 4)[1:]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from layouts import heavy, layout, shaken
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.indexed import evaluation_batches, is_stream
+from trainer.data.batches import is_stream
+from trainer.data.evaluation import evaluation_batches
 from trainer.data.stream import StreamData, refuse_what_streams_cannot
 from trainer.errors import ConfigError, DataError
 
