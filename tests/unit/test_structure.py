@@ -7,9 +7,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from graphlib import TopologicalSorter
+from graphlib import CycleError
 from pathlib import Path
 
+import house
 import pytest
 from launchers import ROOT, clean_environment
 
@@ -21,35 +22,36 @@ PACKAGE = ROOT / "trainer"
 # What `trainer new` copies is a user's: it imports the package by its name, and may name strategies.
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "templates" not in path.parts)
 
+# What a training on one process without trackers, streams, adapters or a launch file has no use for.
+NOT_LOADED = (
+    "strategies.fsdp",
+    "strategies.deepspeed",
+    "launching.files",
+    "data.stream",
+    "checkpoint.adapters",
+    "callbacks.tracking",
+    "callbacks.wandb_run",
+    "callbacks.profiling",
+    "commands",
+)
+
 STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
 AT_HOME = ("launching", "strategies")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
-    "banner.py": {"deepspeed"},  # versions of packages in plan.json
     "check.py": {"deepspeed"},  # its help
-    "config.py": {"deepspeed"},  # the value of that option ...
+    "load.py": {"deepspeed"},  # the value of that option ...
     "script.py": {"deepspeed"},  # ... on its way to launch()
+    "text.py": {"deepspeed"},  # versions of packages in plan.json
     "train_config.py": {"deepspeed"},  # help of the keys that a JSON may hold as well
 }
 
 
-# From the bottom to the top: a module imports from its own layer and those below, for types from anywhere.
-LAYERS = [
-    {"errors"},
-    {"gpus", "lock", "untrusted"},
-    {"documents", "kinds", "schema", "schedule", "train_config", "arguments", "config", "fingerprint"},
-    {"items", "data", "stream", "prepare", "metrics", "optim", "task", "tensorfile"},
-    {"launching", "strategies"},
-    {"control", "rundir", "leave", "ema", "adapters", "export", "banner", "checkpoint"},
-    {"callbacks", "meter", "profiling", "tracking", "wandb_run"},
-    {"assembly"},
-    {"train_state"},
-    {"loop"},
-    {"script"},
-    {"commands"},
-    {"cli"},
-    {"__main__"},
-]
+# The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms before its own arrow.
+WAY = """
+errors, text, plan <- config, distributed, metrics, strategies, data <- optim, task, launching <- checkpoint, build
+<- reporting <- state <- callbacks <- loop <- script <- commands
+"""
 
 
 def trees(paths: list[Path]) -> Iterator[tuple[Path, ast.Module]]:
@@ -72,7 +74,7 @@ def named_in(tree: ast.Module) -> set[str]:
 
 
 def test_strategies_are_named_in_their_own_packages_only() -> None:
-    others = [path for path in MODULES if path.parent.name not in AT_HOME]
+    others = [path for path in MODULES if not set(path.relative_to(PACKAGE).parts) & set(AT_HOME)]
     found = {path.name: named_in(tree) for path, tree in trees(others)}
     assert {name: named for name, named in found.items() if named} == ELSEWHERE
 
@@ -92,14 +94,8 @@ def test_tasks_and_the_one_script_name_no_strategy() -> None:
 
 
 def test_public_names() -> None:
-    [(_, tree)] = trees([PACKAGE / "__init__.py"])
-    for_checkers = {
-        alias.asname
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.level
-        for alias in node.names
-    }
-    assert trainer.__all__ == sorted(for_checkers), "what type checkers see is what can be imported"
+    rooms = {house.room_of(path) for path in MODULES}
+    assert not rooms & set(trainer.__all__), "importing a module of that name would hide the public one"
     assert all(getattr(trainer, name).__name__ == name for name in trainer.__all__)
     assert dir(trainer) == trainer.__all__
     with pytest.raises(AttributeError, match="module 'trainer' has no attribute 'Trainr'"):
@@ -109,7 +105,7 @@ def test_public_names() -> None:
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("trainer, trainer.config.load, trainer.main", "torch accelerate deepspeed transformers"),
+        ("trainer, trainer.config.load, trainer.script", "torch accelerate deepspeed transformers"),
         ("trainer.loop, trainer.launching, trainer.strategies", "deepspeed transformers datasets wandb"),
     ],
 )
@@ -121,30 +117,56 @@ def test_what_is_not_used_is_not_imported(modules: str, absent: str) -> None:
     assert done.stdout == "[]\n"
 
 
-def imports(path: Path, tree: ast.Module) -> Iterator[str]:
-    """The modules and packages of ours that a file imports when it runs."""
-    for_types = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    depth = len(path.relative_to(PACKAGE).parts)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level == depth and node not in for_types:
-            yield from [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
-
-
 def test_imports_point_one_way() -> None:
-    level = {name: number for number, layer in enumerate(LAYERS) for name in layer}
-    graph: dict[str, set[str]] = {}
-    for path, tree in trees([path for path in MODULES if path != PACKAGE / "__init__.py"]):
-        name = path.relative_to(PACKAGE).with_suffix("").parts[0]
-        graph.setdefault(name, set()).update(imports(path, tree))
-    assert set(graph) == set(level), "each module belongs to a layer"
-    upwards = [f"{name} imports {other}" for name in graph for other in graph[name] if level[other] > level[name]]
+    groups = [[room.strip() for room in group.split(",")] for group in WAY.split("<-")]
+    level = {room: number for number, group in enumerate(groups) for room in group}
+    graph = house.arrows()
+    assert set(graph) | {"errors", "text", "plan"} == set(level), "each room has its place in the sentence"
+    upwards = [
+        f"{room} imports {other}: {places}"
+        for room, below in graph.items()
+        for other, places in below.items()
+        if level[other] > level[room]
+    ]
     assert upwards == []
-    assert list(TopologicalSorter(graph).static_order()), "no circle within a layer either"
+    floor = house.floors(graph)  # raises where rooms import each other in a circle
+    assert max(floor.values()) <= 10 and len(floor) <= 21
+    assert len(list(PACKAGE.glob("*.py"))) <= 11, "files at the top"
+    assert " ".join(WAY.split()) in " ".join((ROOT / "docs" / "architecture.md").read_text().split())
+
+
+def test_a_circle_and_a_way_up_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(house, "PACKAGE", tmp_path)
+    (tmp_path / "low").mkdir()
+    (tmp_path / "low" / "one.py").write_text("if TYPE_CHECKING:\n    from ..high import Name\n")
+    (tmp_path / "high.py").write_text("def f():\n    from .low.one import other\n")
+    assert house.arrows() == {"high": {"low": ["high.py:2"]}, "low": {"high": ["low/one.py:2"]}}
+    with pytest.raises(CycleError):
+        house.floors(house.arrows())
+
+
+def test_rings_keep_to_their_lines() -> None:
+    lines = house.rings()
+    assert {ring: lines[ring] for ring, (_, most) in house.RINGS.items() if most and lines[ring] > most} == {}
+
+
+def test_a_plain_training_loads_what_it_uses(tmp_path: Path) -> None:
+    """The digits on one process, with a checkpoint: nothing of other strategies, trackers, streams or commands."""
+    words = ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", "1", "--output_dir", str(tmp_path / "run")]
+    code = f"""
+import sys
+sys.path.insert(0, "examples")
+from trainer.script import train
+train({words})
+print(*sorted(name.removeprefix("trainer.") for name in sys.modules if name.startswith("trainer.")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "checkpoint.store" in loaded and "strategies.ddp" in loaded
+    idle = {name for name in loaded for unused in NOT_LOADED if name == unused or name.startswith(f"{unused}.")}
+    assert idle == set()
 
 
 def test_the_package_imports_itself_relatively() -> None:

@@ -14,7 +14,7 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
     """As examples/configs/digits_cnn.yaml finds examples/digits_cnn.py."""
     from trainer.config.load import load_config
     from trainer.errors import ConfigError
-    from trainer.main import load_task
+    from trainer.script import load_task
 
     (tmp_path / "project" / "configs").mkdir(parents=True)
     (tmp_path / "project" / "only_here.py").write_text("import trainer\nclass Mine(trainer.Task):\n    pass\n")

@@ -25,9 +25,9 @@ from ..errors import ConfigError, TrainerError
 from ..launching.details import request_rows
 from ..launching.files.read import Request, kind_of, read_launch_file, rehearsal_notices
 from ..launching.resolve import Machine, check_partitions, resolve
-from ..main import load_task
 from ..plan import Plan
 from ..reporting.banner import plan_rows
+from ..script import load_task
 from ..task import Task, own_optimizer
 from ..text import table
 from .built import built_problems

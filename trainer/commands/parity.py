@@ -22,7 +22,7 @@ from ..config.arguments import COMMAND_LINE
 from ..config.load import Loaded, load_config
 from ..errors import ConfigError, Problem
 from ..launching.files.read import Asked, Request, read_accelerate_file
-from ..main import load_task
+from ..script import load_task
 from .trial import BOUNDS, ONE, Bounds, Cut, Gap, Result, check_script, gap, try_out
 
 if TYPE_CHECKING:

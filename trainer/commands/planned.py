@@ -106,7 +106,7 @@ def _of_task(args: argparse.Namespace) -> Subject:
     from ..config.load import load_config
     from ..data.batches import is_stream
     from ..data.seeds import generator_of
-    from ..main import load_task
+    from ..script import load_task
     from ..strategies.base import compute_in
     from ..task import split_loss
 
