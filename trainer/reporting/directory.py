@@ -49,7 +49,7 @@ class RunDirectory:
 
     @property
     def notices(self) -> list[str]:
-        """What is worth knowing about the folder."""
+        """Return what is worth knowing about the folder."""
         return [self._lock.notice] if self._lock is not None and self._lock.notice else []
 
     @contextlib.contextmanager
@@ -113,7 +113,7 @@ class RunDirectory:
         control.on_main(make)
 
     def _is_of_a_run(self) -> bool:
-        """Whether a run wrote here: the lock that it held tells, or its plan."""
+        """Tell whether a run wrote here: the lock that it held tells, or its plan."""
         try:
             plan = parse_json(read_small(self.path / "plan.json"))
         except (OSError, ValueError):
@@ -143,7 +143,7 @@ class RunDirectory:
         return ConfigError(Problem(where=home, key="output_dir", value=str(self.path), rule=rule))
 
     def ended_at(self) -> int | None:
-        """The step at which a run ended here, with its model written; None if none has."""
+        """Return the step at which a run ended here, with its model written; None if none has."""
         try:
             steps = parse_json(read_small(self.path / "summary.json"))["steps"]
         except (OSError, ValueError, LookupError, TypeError):

@@ -79,7 +79,7 @@ class Strategy(ABC):
     @classmethod
     @abstractmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
-        """Plugins and handlers that make ``Accelerator`` run this strategy as the plan says."""
+        """Return the plugins and handlers that make ``Accelerator`` run this strategy as the plan says."""
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
@@ -96,7 +96,7 @@ class Strategy(ABC):
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:
-        """``torch.compile`` in place, as the launch file says (``dynamo_config``).
+        """Apply ``torch.compile`` in place, as the launch file says (``dynamo_config``).
 
         Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and what of the model lies
         in torch's own files (an nn.Sequential) is then run as it is, without a word: so the model's own forward
@@ -117,7 +117,7 @@ class Strategy(ABC):
     # -- one step ---------------------------------------------------------------------------------
 
     def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
-        """Surrounds forward and backward of one micro-batch; gradients are exchanged at the boundary only."""
+        """Surround forward and backward of one micro-batch; gradients are exchanged at the boundary only."""
         if boundary:
             return contextlib.nullcontext()
         return self.accelerator.no_sync(self.model)  # type: ignore[no-any-return]
@@ -156,7 +156,7 @@ class Strategy(ABC):
     # -- weights ----------------------------------------------------------------------------------
 
     def agree_buffers(self) -> None:
-        """The same buffers on every rank, before they are used or written: means, and rank 0's whole numbers."""
+        """Make buffers the same on every rank before they are used or written: means, and rank 0's whole numbers."""
         agree(self.model, self.accelerator)
 
     def settle(self) -> None:  # noqa: B027  (most strategies have nothing to do)
@@ -164,11 +164,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def shards(self) -> Iterator[Shard]:
-        """The trainable parameters' full-precision values that this rank owns; a rank may own none of some."""
+        """Yield the trainable parameters' full-precision values that this rank owns; a rank may own none of some."""
 
     @abstractmethod
     def frozen_shards(self) -> Iterator[Shard]:
-        """The same for the parameters that do not learn, in the dtype that the model computes with."""
+        """Yield the same for the parameters that do not learn, in the dtype that the model computes with."""
 
     @abstractmethod
     def write_back(self) -> None:
@@ -176,10 +176,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """One whole parameter in full precision, on every rank. A collective where the strategy shards."""
+        """Return one whole parameter in full precision. Collective where the strategy shards."""
 
     def learning(self, learns: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """The prepared model's trainable (or frozen) parameters under the task's names, shared ones once."""
+        """Yield the prepared model's trainable (or frozen) parameters under the task's names, shared ones once."""
         self.settle()
         seen: set[int] = set()
         for name, tensor in canonical_state(self.model):
@@ -188,14 +188,14 @@ class Strategy(ABC):
                 yield name, tensor
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Live persistent buffers under the task's names, shared ones once; every rank has them whole."""
+        """Yield the live persistent buffers under the task's names, shared ones once; every rank has them whole."""
         handles = {name: handle for name, _, _, handle in self.named_tensors()}
         yield from ((name, full(tensor)) for name, tensor in handles.items() if not isinstance(tensor, nn.Parameter))
 
     # -- the scaler of fp16's loss ----------------------------------------------------------------
 
     def scaler_state(self) -> dict[str, float]:
-        """``scale``, and ``good_steps`` since it last changed; empty where the loss is not scaled."""
+        """Return ``scale``, and ``good_steps`` since it last changed; empty where the loss is not scaled."""
         scaler = self.accelerator.scaler
         if scaler is None:
             return {}
@@ -210,7 +210,7 @@ class Strategy(ABC):
             scaler.load_state_dict({**scaler.state_dict(), **changed})
 
     def named_tensors(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
-        """``(name, shape, dtype, handle)`` of what a model file holds, in the model's own order, shared ones once."""
+        """Yield ``(name, shape, dtype, handle)`` of what a model file holds, in the model's order, shared ones once."""
         self.settle()
         seen: set[int] = set()
         for name, tensor in canonical_state(self.model):
@@ -221,7 +221,7 @@ class Strategy(ABC):
             yield name, shape, dtype, tensor
 
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
-        """One whole tensor for a model file, on the CPU of every rank; in full precision if it is a parameter."""
+        """Return one whole tensor for a model file, on the CPU of every rank; parameters in full precision."""
         tensor = self.full_tensor(name, handle) if isinstance(handle, nn.Parameter) else full(handle)
         return tensor.detach().to("cpu").reshape(self._names[name][0])
 

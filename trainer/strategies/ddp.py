@@ -82,7 +82,7 @@ class DDP(Strategy):
             yield Shard(name=name, start=0, tensor=parameter.data.view(-1), copied=True)
 
     def write_back(self) -> None:
-        """Nothing: the shards are the parameters."""
+        """Do nothing: the shards are the parameters."""
 
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         return parameter.data

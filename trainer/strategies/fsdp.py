@@ -89,7 +89,7 @@ class FSDP2(Strategy):
         return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
-        """The modules that are gathered one at a time, inner ones first.
+        """List the modules that are gathered one at a time, inner ones first.
 
         A module that shares a parameter with another part of the model (a tied embedding) stays in the unit around it.
         """
@@ -137,7 +137,7 @@ class FSDP2(Strategy):
         return wrapped
 
     def _ignored(self, model: nn.Module) -> set[nn.Parameter]:
-        """The parameters of ``fsdp_ignored_modules``, which stay whole on every rank; they must not learn."""
+        """Return the parameters of ``fsdp_ignored_modules``, which stay whole on every rank; they must not learn."""
         pattern = self.plan.fsdp.get("ignored_modules")
         if not pattern:
             return set()
@@ -247,5 +247,5 @@ class FSDP2(Strategy):
 
 
 def _layer_classes(model: nn.Module) -> set[str]:
-    """The classes that transformers models name as their layers, wherever in the model they are."""
+    """Return the classes that transformers models name as their layers, wherever in the model they are."""
     return {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
