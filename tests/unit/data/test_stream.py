@@ -168,7 +168,7 @@ def test_settings_that_a_stream_cannot_serve() -> None:
 
 def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
     with pytest.raises(DataError, match=r"a DataLoader where a data set belongs: give its \.dataset"):
-        is_stream(DataLoader(Count(4), batch_size=2))
+        is_stream(torch.utils.data.DataLoader(Count(4), batch_size=2))
 
 
 def test_what_a_stream_is() -> None:
