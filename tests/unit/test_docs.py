@@ -17,6 +17,7 @@ from launchers import ROOT
 import trainer
 
 
+@pytest.mark.usefixtures("fresh_accelerate")
 def test_api_page_is_what_the_script_makes() -> None:
     # Without regard to line breaks: argparse sets them in other places in other versions of Python.
     assert MAKE_API.make(API).split() == API.split(), "run: make docs"
@@ -225,6 +226,7 @@ def test_configs_answer_other_tools_names_with_ours(title: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.usefixtures("fresh_accelerate")
 def test_translated_scripts_train(module_folder: Path) -> None:
     """The side that is ours, with a model and reviews that are small enough."""
     from tokenizers import Tokenizer, models, pre_tokenizers
