@@ -51,6 +51,7 @@ def test_docstrings_name_the_arguments_that_there_are() -> None:
     assert wrong == []
 
 
+@pytest.mark.usefixtures("fresh_accelerate")
 def test_api_examples_run(module_folder: Path) -> None:
     write_files(API)
     namespace: dict[str, Any] = {"__name__": "examples", "trainer": trainer}
