@@ -16,8 +16,9 @@ from launchers import ROOT
 
 import trainer
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
-@pytest.mark.usefixtures("fresh_accelerate")
+
 def test_api_page_is_what_the_script_makes() -> None:
     # Without regard to line breaks: argparse sets them in other places in other versions of Python.
     assert MAKE_API.make(API).split() == API.split(), "run: make docs"
@@ -51,7 +52,6 @@ def test_docstrings_name_the_arguments_that_there_are() -> None:
     assert wrong == []
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_api_examples_run(module_folder: Path) -> None:
     write_files(API)
     namespace: dict[str, Any] = {"__name__": "examples", "trainer": trainer}
@@ -227,7 +227,6 @@ def test_configs_answer_other_tools_names_with_ours(title: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_translated_scripts_train(module_folder: Path) -> None:
     """The side that is ours, with a model and reviews that are small enough."""
     from tokenizers import Tokenizer, models, pre_tokenizers
