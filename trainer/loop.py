@@ -69,7 +69,7 @@ class Trainer(TrainState):
         Raises:
             Stopped: a signal asked to stop; the model was exported.
         """
-        if self.saver.finished:
+        if self.finished:
             return self.last_evaluation
         with self.control.listening():
             for _ in self.steps():

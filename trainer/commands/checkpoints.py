@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ..checkpoint.discover import Found, listing, verify
+from ..checkpoint.discover import CheckpointInfo, listing, verify
 from ..errors import CheckpointError
 from ..text import size
 
@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     return int(any(one.problem for one in found))
 
 
-def _row(found: Found) -> tuple[str, ...]:
+def _row(found: CheckpointInfo) -> tuple[str, ...]:
     manifest = found.manifest
     if not manifest:
         return found.path.name, "", "", "", "", _state(found)
@@ -47,7 +47,7 @@ def _row(found: Found) -> tuple[str, ...]:
     )
 
 
-def _state(found: Found) -> str:
+def _state(found: CheckpointInfo) -> str:
     return f"damaged: {found.problem}" if found.broken else found.problem or "complete"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..checkpoint.export import MODEL_FILE
 from ..errors import CheckpointError, TrainerError
-from .export import write_model
+from .export import write_new_model
 from .external_checkpoint import open_foreign
 
 
@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
         source = open_foreign(args.source)
         names = [name for name in source.shapes if name not in args.drop]
         entries = [(name, *source.shapes[name]) for name in names]
-        write_model(args.to, entries, (source.read(name) for name in names), {})
+        write_new_model(args.to, entries, (source.read(name) for name in names), {})
     except TrainerError:
         raise
     except Exception as error:  # (whatever a forged file makes of its reader)

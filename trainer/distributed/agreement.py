@@ -159,28 +159,25 @@ class Control:
         self._collect()
 
 
-class Vote:
+class AsyncMax:
     """The largest of all ranks' numbers, asked at one step boundary and known at the next: nobody waits in between."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._pending: tuple[Any, torch.Tensor] | None = None
 
-    def cast(self, number: int) -> None:
-        """Every rank casts one; the result before it was read."""
-        assert self._pending is None, "one vote at a time"
-        ballot = torch.tensor([number])
-        work = None
-        if self._control.distributed:
-            work = self._control.largest(ballot)
-        self._pending = work, ballot
+    def start(self, number: int) -> None:
+        """Begin to compare this rank's number with the others'; the result before it was read."""
+        assert self._pending is None, "one at a time"
+        value = torch.tensor([number])
+        self._pending = self._control.largest(value) if self._control.distributed else None, value
 
     def result(self) -> int | None:
-        """None where no vote was cast."""
+        """Return the largest number; None where none was given."""
         if self._pending is None:
             return None
-        work, ballot = self._pending
+        work, value = self._pending
         if work is not None:
             work.wait()
         self._pending = None
-        return int(ballot.item())
+        return int(value.item())
