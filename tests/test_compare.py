@@ -19,15 +19,16 @@ import pytest
 from jobs import BIN, ROOT, clean_environment
 
 from trainer.commands.cli import main
-from trainer.commands.compare import page, table
-from trainer.commands.comparing import report
+from trainer.commands.compare.present import as_page, as_table
+from trainer.commands.compare.report import make_report
 from trainer.commands.runs import Run, read_run
 from trainer.config.fingerprint import SETTINGS
 from trainer.errors import ConfigError
 
 PLAN = {"strategy": "ddp", "world_size": 2,
         "mixed_precision": "no", "global_batch_size": 64, "lr": 0.1, "device": "cpu",
-        "task": "a:B", "seed": 0, "state_bytes_per_rank": 1600, "sent_bytes_per_step": 400}  # fmt: skip
+        "task": "a:B", "seed": 0, "state_bytes_per_rank": 1600, "accumulation_steps": 1, "fsdp": {}, "deepspeed": {},
+        "parameters": 100, "trainable_parameters": 100}  # fmt: skip
 
 
 def made(name: str, *, speed: float = 100.0, memory: int = 1000, off: float = 0.0, **plan: object) -> Run:
@@ -53,12 +54,12 @@ def written(run: Run, folder: Path) -> Path:
 
 
 def verdict(*runs: Run) -> tuple[str, str]:
-    [group] = report(runs)["groups"]
+    [group] = make_report(runs)["groups"]
     return group["verdict"], group["why"]
 
 
 def test_runs_that_learn_the_same() -> None:
-    told = report([made("ddp", speed=200), made("zero3", speed=100, memory=500, strategy="zero3", off=1e-7)])
+    told = make_report([made("ddp", speed=200), made("zero3", speed=100, memory=500, strategy="zero3", off=1e-7)])
     [group] = told["groups"]
     assert group["verdict"] == "the same curve"
     assert group["against"][0]["first"] == pytest.approx(1e-7, rel=1e-3)
@@ -66,7 +67,7 @@ def test_runs_that_learn_the_same() -> None:
     assert told["settings"]["same"].items() >= {"task": "a:B", "seed": 0, "lr": 0.1, "world_size": 2}.items()
     sentence = told["recommendation"]
     assert sentence.startswith("Take ddp: 200 samples/s, 100% ahead of zero3; where memory is short, zero3 needs 500 B")
-    close = report([made("ddp", speed=101), made("zero3", speed=100, strategy="zero3")])["recommendation"]
+    close = make_report([made("ddp", speed=101), made("zero3", speed=100, strategy="zero3")])["recommendation"]
     assert "1% ahead of zero3 (so little that a repeat may turn it around)" in close and "repeat" not in sentence
     assert "50% slower" in sentence and "the same, so speed and memory decide" in sentence and "on CPUs" in sentence
 
@@ -110,7 +111,7 @@ def odd_runs() -> list[Run]:
 
 
 def test_one_odd_run_leaves_the_others_comparable() -> None:
-    told = report(odd_runs())
+    told = make_report(odd_runs())
     main, other = told["groups"]
     assert main["runs"] == ["ddp", "zero3", "killed", "unmeasured", "sparse"] and main["verdict"] == "the same curve"
     assert [entry["same"] for entry in main["against"]] == [True, True, True, None]
@@ -128,13 +129,13 @@ def test_one_odd_run_leaves_the_others_comparable() -> None:
     assert told["recommendation"].startswith(
         "Of the 4 that ended with the same settings: take ddp: 200 samples/s, 33% a"
     )
-    shown = table({**told, "title": ""})
+    shown = as_table({**told, "title": ""})
     assert "other settings: lr 0.1 -> 0.2, schedule_settings.gamma none -> 0.5" in shown
 
 
 @pytest.mark.parametrize("key", SETTINGS)
 def test_every_setting_that_decides_the_numbers_keeps_runs_apart(key: str) -> None:
-    told = report([made("a"), made("b", **{key: "bf16"})])
+    told = make_report([made("a"), made("b", **{key: "bf16"})])
     assert len(told["groups"]) == 2 and told["runs"][1]["differs"].keys() == {key}
     assert told["recommendation"].startswith("No two runs learn under the same settings")
 
@@ -142,7 +143,7 @@ def test_every_setting_that_decides_the_numbers_keeps_runs_apart(key: str) -> No
 @pytest.mark.parametrize(("schedule", "groups"), [("constant", 1), ("cosine", 2)])
 def test_another_length_matters_to_a_schedule_that_falls_to_the_end(schedule: str, groups: int) -> None:
     runs = [made(str(total), schedule=schedule, total_steps=total) for total in (5, 10)]
-    assert len(report(runs)["groups"]) == groups
+    assert len(make_report(runs)["groups"]) == groups
 
 
 def test_three_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +189,8 @@ def data_of(text: str) -> dict[str, Any]:
 
 
 def test_a_name_cannot_break_out_of_the_page() -> None:
-    told = report([made("</script><script>alert(1)</script>")]) | {"title": "<b>&"}
-    text = page(told)
+    told = make_report([made("</script><script>alert(1)</script>")]) | {"title": "<b>&"}
+    text = as_page(told)
     assert data_of(text)["runs"][0]["name"].startswith("</script>")
     assert "<title>&lt;b&gt;&amp;</title>" in text and "<script>alert" not in text
 
@@ -200,7 +201,7 @@ def test_a_run_that_was_killed_is_read(tmp_path: Path) -> None:
     (folder / "summary.json").unlink()
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "lo')
-    told = report([read_run(folder)])
+    told = make_report([read_run(folder)])
     assert told["runs"][0]["seconds"] == {} and told["runs"][0]["state"] == "did not end; last logged step 5"
     assert told["recommendation"] == "One run alone: there is nothing to choose."
 
@@ -236,7 +237,7 @@ def test_a_run_on_wandb_is_read_by_its_api(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(wandb, "Api", Api)
     run = read_run("wandb:us/project/abc")
-    assert (run.name, run.plan["strategy"], run.curve("loss")) == ("theirs", "ddp", [(1, 1.0), (2, 0.5)])
+    assert (run.name, run.plan["strategy"], run.curve("loss")) == ("theirs", "ddp", {1: 1.0, 2: 0.5})
     assert run.summary == {"seconds": {"wall": 2.0}, "peak_memory_bytes": [5]} and run.evaluation == {}
     with pytest.raises(ConfigError, match="wandb:us/other/abc: W&B: could not find us/other/abc"):
         read_run("wandb:us/other/abc")
@@ -305,8 +306,8 @@ def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
 
     The page lies in a frame, for Chromium's own window cannot be as narrow as a telephone.
     """
-    told = report(odd_runs()) | {"title": "Eight_runs_" * 5}
-    frame = f'<iframe onload="measure(this)" style="width: {width}px; height: 900px" srcdoc="{escape(page(told))}">'
+    told = make_report(odd_runs()) | {"title": "Eight_runs_" * 5}
+    frame = f'<iframe onload="measure(this)" style="width: {width}px; height: 900px" srcdoc="{escape(as_page(told))}">'
     (tmp_path / "page.html").write_text(f"<!doctype html>{MEASURE}<body>{frame}</iframe></body>")
     program = os.environ.get("CHROMIUM", "chromium")
     words = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]

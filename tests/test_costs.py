@@ -9,8 +9,7 @@ import pytest
 from jobs import ROOT, STRATEGIES, launch_file, ranks
 
 from trainer import load_config, load_task
-from trainer.strategies import STRATEGIES as KINDS
-from trainer.strategies.costs import Case, Part, paper_bytes, parts_of
+from trainer.commands.planner.costs import Case, Part, footprint, paper_bytes, parts_of, sent_bytes
 
 NAMES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs, mixed-precision Adam (K = 12), in GB.
@@ -21,7 +20,7 @@ def states(strategy: str, elements: int, world: int, **settings: object) -> floa
     case = Case(strategy=strategy, world_size=world, **settings)  # type: ignore[arg-type]
     tensors = world  # the engine keeps a gradient whole where it lies across a border between ranks: here none does
     part = Part(numel=elements // tensors, rows=elements // tensors, count=tensors)
-    return KINDS[strategy].footprint(case, [part]).states
+    return footprint(case, [part]).states
 
 
 @pytest.mark.parametrize("stage", PAPER)
@@ -44,9 +43,8 @@ def test_bytes_sent_follow_section_7() -> None:
 
     Stages 1 and 2 are twice the model in the paper; the engine all-reduces before it gathers, which is three times.
     """
-    part = [Part(numel=1000, rows=1000)]
     sent = {
-        name: KINDS[name].sent_bytes(Case(strategy=name, world_size=1000), part)
+        name: sent_bytes(Case(strategy=name, world_size=1000), 1000, 1000)
         for name in ("ddp", "zero1", "zero2", "zero3", "fsdp")
     }
     model = 4 * 1000 * 0.999
@@ -61,7 +59,7 @@ def test_the_states_that_the_readme_tells(name: str) -> None:
     told = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| state per rank |")]
     row = told[("llama_stdlib", "digits_cnn").index(name)]
     for strategy, value in zip(("ddp", "fsdp", "zero1", "zero2", "zero3"), row.split("|")[2:-1], strict=True):
-        states = KINDS[strategy].footprint(Case(strategy=strategy, world_size=2), parts_of(model)).states
+        states = footprint(Case(strategy=strategy, world_size=2), parts_of(model)).states
         number, unit = value.split()
         digits = len(number.partition(".")[2])
         assert number == f"{states / {'MiB': 2**20, 'KiB': 2**10}[unit]:.{digits}f}", strategy
@@ -78,5 +76,5 @@ def test_live_bytes_are_those_of_the_formula(how: str, name: str, precision: str
     once, accumulating = zip(told["measured"], told["predicted"], strict=True)
     if how == "zero1":  # its gradients are let go as they are exchanged: whole only before the boundary
         once = accumulating
-    for measured, predicted in (once, accumulating):
+    for measured, predicted in (once, accumulating, *zip(told["states"], told["predicted"], strict=True)):
         assert measured == pytest.approx(predicted, rel=0.01)
