@@ -192,7 +192,7 @@ class TrainState:
             parameters=self.parameters,
             trainable_parameters=self.trainable,
             optimizer=plan.optimizer if own is None else f"{type(optimizer).__name__} of {own}",
-            **self.strategy.costs(state_slots(optimizer)),
+            state_bytes_per_rank=max(self.control.gather(self.strategy.state_bytes(state_slots(optimizer)))),
             output_dir=str(self.directory.path),
             checkpoint_bytes=self.saver.bytes,
             notices=[*plan.notices, *notices],

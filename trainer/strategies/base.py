@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .buffers import agree
-from .costs import Case, Footprint, Part, case_of, parts_of
-from .tensors import canonical_names, canonical_state, full, unwrapped
+from .tensors import canonical_names, canonical_state, full, local_bytes, unwrapped
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -83,7 +82,7 @@ class Strategy(ABC):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
-        self._names, self._parts = canonical_names(model), parts_of(model)
+        self._names = canonical_names(model)
         self.wrap(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
         self.optimizer = self.prepared_optimizer.optimizer
@@ -225,27 +224,24 @@ class Strategy(ABC):
         tensor = self.full_tensor(name, handle) if isinstance(handle, nn.Parameter) else full(handle)
         return tensor.detach().to("cpu").reshape(self._names[name][0])
 
-    # -- what it costs ----------------------------------------------------------------------------
+    # -- what it holds ----------------------------------------------------------------------------
 
-    @classmethod
-    @abstractmethod
-    def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
-        """Bytes that a rank holds (the largest rank, where they differ), without activations."""
+    def state_bytes(self, slots: int) -> int:
+        """Measure the model states of this rank in bytes, wherever they lie: what is there, and what a step adds.
 
-    @classmethod
-    @abstractmethod
-    def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
-        """Bytes that a rank sends in one optimizer step, over ring algorithms."""
-
-    def costs(self, slots: int) -> dict[str, int]:
-        """What the prepared model costs: bytes of model states on a rank, and bytes that it sends in a step.
+        Counts the prepared model's parameters, the optimizer's own full-precision copies of them, ``slots`` tensors
+        of optimizer state for each tensor that it steps, and ``gradient_bytes``; no buffers, no activations.
 
         Args:
             slots: full-precision tensors per parameter that the optimizer keeps (Adam 2, momentum 1, SGD 0).
         """
-        case = case_of(self.plan, slots)
-        states = self.footprint(case, self._parts).states
-        return {"state_bytes_per_rank": states, "sent_bytes_per_step": self.sent_bytes(case, self._parts)}
+        stepped = {shard.holder for shard in self.shards() if shard.holder is not None}
+        kept = stepped.union(self.model.parameters())
+        return local_bytes(kept) + slots * local_bytes(stepped) + self.gradient_bytes()
+
+    def gradient_bytes(self) -> int:
+        """Return the bytes of all gradients that this rank keeps at once within a step."""
+        return local_bytes(self.trainable)
 
     def close(self) -> None:
         """Give back what holds the process at exit. Called once, by every rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,11 @@ def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
     part = getattr(tensor, "to_local", None)
     return part() if part is not None else tensor
+
+
+def local_bytes(tensors: Iterable[Tensor]) -> int:
+    """Sum the bytes of this rank's parts of tensors."""
+    return sum(local(tensor).nbytes for tensor in tensors)
 
 
 def full(tensor: Tensor) -> Tensor:
