@@ -20,7 +20,7 @@ PACKAGE = ROOT / "trainer"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "templates" not in path.parts)
 
 STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
-AT_HOME = ("launching", "strategies", "planner")
+AT_HOME = ("launching", "strategies", "planner", "external_checkpoint.py")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
     "banner.py": {"deepspeed"},  # versions of packages in plan.json
