@@ -39,6 +39,10 @@ def problems(*argv: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
+def places(loaded: Loaded) -> dict[str, str]:
+    return {key: origin.place for key, origin in loaded.origins.items()}
+
+
 def load(*argv: str) -> TrainConfig:
     return load_config(["--task", "a:B", "--max_steps", "10", *argv]).config
 
@@ -50,7 +54,7 @@ def test_the_command_line_wins_over_the_file_over_the_defaults(here: Path) -> No
     Path("train.yaml").write_text("task: digits:Digits\nepochs: 3\nlr: 3e-4\nseed: 1\n")
     loaded = load_config(["--config", "train.yaml", "--lr", "1e-2"])
     assert loaded.config == TrainConfig(task="digits:Digits", epochs=3, lr=0.01, seed=1)
-    assert loaded.where == {
+    assert places(loaded) == {
         "task": "train.yaml:1",
         "epochs": "train.yaml:2",
         "seed": "train.yaml:4",
@@ -96,7 +100,7 @@ def test_a_config_can_stand_on_the_command_line_alone_with_the_files_that_say_ho
         ["--task=a:B", "--epochs=1", "--accel_config", "ddp.yaml", "--deepspeed_config", "ds.json", "--local_rank=1"]
     )
     assert (loaded.accel_config, loaded.deepspeed) == ("ddp.yaml", "ds.json")
-    assert loaded.where == {"task": "command line", "epochs": "command line"}
+    assert places(loaded) == {"task": "command line", "epochs": "command line"}
     assert load_config(["--task=a:B", "--epochs=1", "--local_rank", "1"]).config == loaded.config
 
 
@@ -105,11 +109,11 @@ def test_dotted_keys_change_parts_of_task_settings(here: Path) -> None:
     argv = ["--config=train.yaml", "--task_settings.width", "64", "task_settings.deep.x=7"]
     loaded = load_config(argv)
     assert loaded.config.task_settings == {"width": 64, "deep": {"x": 7, "y": [1, 2]}}
-    assert loaded.where["task_settings.width"] == loaded.where["task_settings.deep.x"] == "command line"
-    assert loaded.where["task_settings.deep.y"] == "train.yaml:5"
+    assert places(loaded)["task_settings.width"] == places(loaded)["task_settings.deep.x"] == "command line"
+    assert places(loaded)["task_settings.deep.y"] == "train.yaml:5"
     whole = load_config(["--config=train.yaml", "--task_settings", "{width: 5}"])
     assert whole.config.task_settings == {"width": 5}
-    assert [key for key in whole.where if key.startswith("task_settings")] == ["task_settings"]
+    assert [key for key in whole.origins if key.startswith("task_settings")] == ["task_settings"]
 
 
 def test_json_and_yaml_give_the_same_config(here: Path) -> None:
@@ -685,7 +689,7 @@ def test_wrong_settings_of_the_command_line(here: Path) -> None:
 
 
 def message_of(cls: type, given: dict[str, Any]) -> str:
-    loaded = Loaded(config=TrainConfig(task="a:B", epochs=1, task_settings=given), where={})
+    loaded = Loaded(config=TrainConfig(task="a:B", epochs=1, task_settings=given), origins={})
     with pytest.raises(ConfigError) as caught:
         check_settings(cls, given, loaded)
     return str(caught.value)

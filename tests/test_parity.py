@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from jobs import BIN, ROOT, clean_environment
+from origins import origin, sourced
 
 from trainer import TrainConfig
 from trainer.commands.parity import _alone, run
 from trainer.commands.trial import last_error
 from trainer.config.load import Loaded
-from trainer.launching.request import Asked, Request
+from trainer.launching.request import Request
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--steps", "4", "--micro_batch_size", "16"]
 
@@ -72,13 +73,13 @@ def test_a_run_that_fails_is_shown_with_its_error() -> None:
 
 
 def test_one_process_is_told_what_only_the_files_say() -> None:
-    config = Loaded(config=TrainConfig(task="a:B", max_steps=1), where={})
-    plain = Request(strategy="ddp", strategy_where="a.yaml:1", mixed_precision=Asked(value="bf16", where="a.yaml:2"))
-    clips = replace(plain, strategy="zero2", mixed_precision=None, max_grad_norm=Asked(value=0.5, where="ds.json:3"))
+    config = Loaded(config=TrainConfig(task="a:B", max_steps=1), origins={})
+    plain = Request(strategy="ddp", strategy_origin=origin("a.yaml:1"), mixed_precision=sourced("bf16", "a.yaml:2"))
+    clips = replace(plain, strategy="zero2", mixed_precision=None, max_grad_norm=sourced(0.5, "ds.json:3"))
     assert _alone({"a.yaml": plain, "b.yaml": clips}, config) == {"mixed_precision": "bf16", "max_grad_norm": "0.5"}
-    said = Loaded(config=TrainConfig(task="a:B", max_steps=1, mixed_precision="bf16"), where={})
+    said = Loaded(config=TrainConfig(task="a:B", max_steps=1, mixed_precision="bf16"), origins={})
     assert _alone({"a.yaml": plain}, said) == {}
-    owns = replace(clips, optimizer=Asked(value={"type": "AdamW"}, where="ds.json:9"))
+    owns = replace(clips, optimizer=sourced({"type": "AdamW"}, "ds.json:9"))
     assert _alone({"a.yaml": plain, "b.yaml": owns}, config) is None
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from origins import origin, sourced
 
 from trainer import ConfigError, LaunchError, Plan, TrainConfig
 from trainer.config.documents import Document
+from trainer.config.validate import Validator
 from trainer.distributed.launcher import Launcher
+from trainer.errors import Sourced
 from trainer.launching import Machine
-from trainer.launching.files.check import Check
 from trainer.launching.files.sections import read_optimizer, read_scheduler
-from trainer.launching.request import Asked, Request, Section
+from trainer.launching.request import Request, Section
 from trainer.launching.resolve import resolve
 from trainer.launching.start import check_environment
 
@@ -22,14 +24,14 @@ SAID = "train.yaml:7"
 HOME = "ds.json:3"
 
 
-def asked(value: Any, key: str = "") -> Asked[Any]:
-    return Asked(value=value, where=f"{HOME} ({key})" if key else HOME)
+def asked(value: Any, key: str = "") -> Sourced[Any]:
+    return sourced(value, f"{HOME} ({key})" if key else HOME)
 
 
 def request(strategy: Any = "zero2", **values: Any) -> Request:
     zero = {"zero_optimization": {"stage": int(strategy[-1])}} if strategy.startswith("zero") else {}
     return Request(
-        **{"strategy": strategy, "strategy_where": "a.yaml:2 (distributed_type)", "deepspeed": zero} | values
+        **{"strategy": strategy, "strategy_origin": origin("a.yaml:2 (distributed_type)"), "deepspeed": zero} | values
     )
 
 
@@ -48,8 +50,8 @@ def plan(
 ) -> Plan:
     """The plan for a config with these settings, each of them written at train.yaml:7."""
     config = TrainConfig(**{"task": "m:T", "max_steps": 10} | settings)
-    where = dict.fromkeys(settings, SAID)
-    return resolve(config, asks, launcher or launched(world), machine, where, optimizer_built_by=built_by)
+    origins = {key: origin(f"{SAID} ({key})") for key in settings}
+    return resolve(config, asks, launcher or launched(world), machine, origins, optimizer_built_by=built_by)
 
 
 def refusal(make: Callable[[], Plan]) -> str:
@@ -110,7 +112,7 @@ def test_more_processes_than_gpus() -> None:
 )
 def test_another_world_than_the_file_asks_for(name: str, hint: str) -> None:
     world = 1 if name == "python" else 3
-    asks = request("fsdp", world_size=Asked(value=2, where="a.yaml:9 (num_processes)"))
+    asks = request("fsdp", world_size=sourced(2, "a.yaml:9 (num_processes)"))
     line = f"a.yaml:9 (num_processes): asks for 2 processes, but {world} run under {name}; {hint}"
     assert refusal(lambda: plan(asks, launcher=launched(world, name))) == line
     assert plan(asks, launcher=launched(2, name)).world_size == 2
@@ -124,8 +126,8 @@ def test_single_with_two_processes() -> None:
 
 
 @pytest.mark.parametrize("name", ["accelerate", "torchrun", "deepspeed", "environment"])
-@pytest.mark.parametrize("asked", [None, Asked(value=2, where="a.yaml:9 (num_processes)")])
-def test_ddp_under_a_launcher_of_one_process(name: str, asked: Asked[int] | None) -> None:
+@pytest.mark.parametrize("asked", [None, sourced(2, "a.yaml:9 (num_processes)")])
+def test_ddp_under_a_launcher_of_one_process(name: str, asked: Sourced[int] | None) -> None:
     made = plan(request("ddp", world_size=asked), launcher=launched(1, name))
     assert (made.strategy, made.world_size, made.rehearsal) == ("single", 1, False)
     assert made.notices == (f"a.yaml:2 (distributed_type): {name} runs one process, thus without DDP",)
@@ -143,20 +145,23 @@ def test_one_process_of_what_shards_runs_as_it_is(strategy: str) -> None:
 
 
 def test_a_second_partition_that_does_not_divide_the_processes() -> None:
-    where = {"deepspeed.zero_optimization.zero_hpz_partition_size": "ds.json:4 (hpz)"}
+    origins = {
+        key: origin(text)
+        for key, text in {"deepspeed.zero_optimization.zero_hpz_partition_size": "ds.json:4 (hpz)"}.items()
+    }
     zero = {"stage": 3, "zero_hpz_partition_size": 16}
-    asks = request("zero3", deepspeed={"zero_optimization": zero}, where=where)
+    asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
     assert refusal(lambda: plan(asks)) == "ds.json:4 (hpz): 16: must divide the number of processes, 2"
     assert plan(asks, world=32).strategy == "zero3"
 
 
 def test_a_compiler_of_the_file_and_none_in_the_config() -> None:
-    where = {"dynamo": "a.yaml:4 (dynamo_backend)"}
-    asks = request("ddp", dynamo={"backend": "inductor"}, where=where)
+    origins = {"dynamo": origin("a.yaml:4 (dynamo_backend)")}
+    asks = request("ddp", dynamo={"backend": "inductor"}, origins=origins)
     assert plan(asks).compile
     config = TrainConfig(task="m:T", max_steps=10)
     line = "train.yaml:7: compile: false: disagrees with a.yaml:4 (dynamo_backend); keep one of the two"
-    assert refusal(lambda: resolve(config, asks, launched(), CPU, {"compile": SAID})) == line
+    assert refusal(lambda: resolve(config, asks, launched(), CPU, {"compile": origin(SAID)})) == line
 
 
 # The batch
@@ -197,7 +202,7 @@ def test_a_batch_that_does_not_fit(settings: dict[str, int], rule: str) -> None:
 
 def test_a_batch_of_the_json_that_does_not_fit() -> None:
     line = (
-        f"{HOME} (train_batch_size): global_batch_size: 64: must be micro_batch_size 8 x world_size 2 x "
+        f"{HOME}: train_batch_size: 64: must be micro_batch_size 8 x world_size 2 x "
         "accumulation_steps 2 = 32; change one of them"
     )
     asks = request(global_batch_size=asked(64, "train_batch_size"), accumulation_steps=asked(2))
@@ -208,7 +213,7 @@ def test_the_json_alone_gives_the_batch() -> None:
     asks = request(micro_batch_size=asked(4), global_batch_size=asked(32), accumulation_steps=asked(4))
     made = plan(asks)
     assert (made.micro_batch_size, made.accumulation_steps, made.global_batch_size) == (4, 4, 32)
-    assert made.home("micro_batch_size") == HOME
+    assert made.origin("micro_batch_size").place == HOME
 
 
 # Values with two homes
@@ -234,20 +239,20 @@ def test_two_homes_that_differ(key: str, ours: Any, theirs: Any) -> None:
 def test_two_homes_that_agree(key: str, ours: Any, theirs: Any) -> None:
     made = plan(request(**{key: asked(ours)}), **{key: ours})
     assert getattr(made, key) == (ours or None)
-    assert made.home(key) == SAID
+    assert made.origin(key).place == SAID
 
 
 @pytest.mark.parametrize(("key", "ours", "theirs"), TWO_HOMES)
 def test_the_files_alone(key: str, ours: Any, theirs: Any) -> None:
     made = plan(request(**{key: asked(theirs)}))
-    assert (getattr(made, key), made.home(key)) == (theirs, HOME)
+    assert (getattr(made, key), str(made.origin(key))) == (theirs, HOME)
 
 
 def test_nobody_says_anything() -> None:
     made = plan(request())
     assert (made.mixed_precision, made.max_grad_norm, made.accumulation_steps) == ("no", None, 1)
     assert (made.optimizer, made.schedule, made.lr) == ("adamw", "constant", 1e-3)
-    assert made.home("mixed_precision") == "default"
+    assert str(made.origin("mixed_precision")) == "default"
     assert made.notices == ()
 
 
@@ -282,7 +287,7 @@ OPTIMIZER, SCHEDULER = "ds.json:13: optimizer.params", "ds.json:23: scheduler.pa
 def section(name: str, kind: str, params: dict[str, Any]) -> Section:
     """As it is read from lines 11 to 13 (optimizer) or 21 to 23 (scheduler) of ds.json."""
     doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, lines=LINES)
-    check = Check()
+    check = Validator()
     found = (read_optimizer if name == "optimizer" else read_scheduler)(doc, check)
     if check.problems or found is None:
         raise ConfigError(check.problems)
@@ -302,7 +307,7 @@ AUTO = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
 
 def test_the_optimizer_of_the_json() -> None:
     made = plan(with_optimizer(lr=3e-4, betas=[0.9, 0.95], eps=1e-6, weight_decay=0.1))
-    assert (made.optimizer, made.lr, made.home("lr")) == ("adamw", 3e-4, "ds.json:13 (optimizer.params.lr)")
+    assert (made.optimizer, made.lr, str(made.origin("lr"))) == ("adamw", 3e-4, "ds.json:13 (optimizer.params.lr)")
     assert made.optimizer_settings == {"betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
     assert made.notices == (
         "ds.json:11 (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
@@ -356,7 +361,7 @@ def test_where_a_section_is_silent_the_engines_defaults_hold(
 
 def test_auto_leaves_the_config_its_values() -> None:
     made = plan(with_optimizer(**AUTO), lr=2e-3, weight_decay=0.2, optimizer="adamw")
-    assert (made.lr, made.optimizer_settings["weight_decay"], made.home("lr")) == (2e-3, 0.2, SAID)
+    assert (made.lr, made.optimizer_settings["weight_decay"], made.origin("lr").place) == (2e-3, 0.2, SAID)
 
 
 def test_equal_values_in_json_and_config() -> None:
@@ -549,7 +554,7 @@ def test_the_scheduler_of_the_json(kind: str, schedule: str) -> None:
     made = plan(with_scheduler(kind, warmup_num_steps=4, warmup_type="linear", **ending))
     assert (made.schedule, made.warmup_steps, made.notices) == (schedule, 4, ())
     assert (made.schedule_settings, made.final_lr_ratio) == ({}, ending.get("cos_min_ratio", 0.0))
-    assert made.home("schedule") == "ds.json:21 (scheduler)"
+    assert str(made.origin("schedule")) == "ds.json:21 (scheduler)"
     logarithmic = plan(with_scheduler(kind, warmup_num_steps=4, warmup_type="log", **ending))
     assert (logarithmic.schedule_settings, logarithmic.notices) == ({"warmup_type": "log"}, ())
     assert plan(with_scheduler(kind, warmup_num_steps=4, **ending), warmup_steps=4, schedule=schedule).notices == (
@@ -569,7 +574,7 @@ def test_where_a_schedule_is_silent_the_engines_defaults_hold() -> None:
     assert made.notices == (
         "ds.json:22: no scheduler.params.warmup_num_steps: DeepSpeed's default holds, 1000",
         "ds.json:22: no scheduler.params.cos_min_ratio: DeepSpeed's default holds, 0.0001",
-        "ds.json:21 (scheduler): warmup_steps: the warm-up of 1000 steps is longer than the run: "
+        "ds.json:21: warmup_steps: the warm-up of 1000 steps is longer than the run: "
         "the rate never reaches its full value",
     )
     said = plan(with_scheduler("WarmupCosineLR", warmup_type="linear"), warmup_fraction=0.5, final_lr_ratio=0.1)
@@ -578,7 +583,7 @@ def test_where_a_schedule_is_silent_the_engines_defaults_hold() -> None:
 
 def test_the_rate_after_warm_up_may_stand_in_the_schedule_alone() -> None:
     made = plan(with_scheduler("WarmupDecayLR", warmup_num_steps=2, warmup_type="linear", warmup_max_lr=3e-4))
-    assert (made.lr, made.home("lr")) == (3e-4, "ds.json:23 (scheduler.params.warmup_max_lr)")
+    assert (made.lr, str(made.origin("lr"))) == (3e-4, "ds.json:23 (scheduler.params.warmup_max_lr)")
     silent = with_scheduler("WarmupDecayLR", warmup_num_steps=2, warmup_type="linear")
     assert (plan(silent).lr, plan(silent).notices) == (1e-3, ())
     assert plan(silent, lr=3e-4).notices == (
@@ -623,8 +628,13 @@ def test_fp16_of_the_training_config_in_a_rehearsal() -> None:
 
 def test_what_has_no_effect_in_a_rehearsal() -> None:
     zero = {"stage": 3, "overlap_comm": True}
-    where = {"deepspeed.zero_optimization.overlap_comm": f"{HOME} (zero_optimization.overlap_comm)"}
-    asks = request("zero3", deepspeed={"zero_optimization": zero, "fp16": {"loss_scale": 0}}, where=where)
+    origins = {
+        key: origin(text)
+        for key, text in {
+            "deepspeed.zero_optimization.overlap_comm": f"{HOME} (zero_optimization.overlap_comm)"
+        }.items()
+    }
+    asks = request("zero3", deepspeed={"zero_optimization": zero, "fp16": {"loss_scale": 0}}, origins=origins)
     made = plan(asks)
     assert made.deepspeed == {"zero_optimization": zero}
     assert made.notices == (
@@ -641,8 +651,11 @@ def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:
         "zero_hpz_partition_size": 2,
         "offload_param": {"device": "nvme", "nvme_path": "/nvme"},
     }
-    where = {f"deepspeed.zero_optimization.{key}": f"{HOME} ({key})" for key in zero}
-    asks = request("zero3", deepspeed={"zero_optimization": zero}, where=where)
+    origins = {
+        key: origin(text)
+        for key, text in {f"deepspeed.zero_optimization.{key}": f"{HOME} ({key})" for key in zero}.items()
+    }
+    asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
     made = plan(asks)
     assert made.deepspeed == {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}
     quantized = "left out of a rehearsal: DeepSpeed quantizes on GPUs only; the numbers are those without"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from jobs import BIN, Job, command, free_port, run
 
-from trainer.errors import ConfigError, Problem
+from trainer.errors import ConfigError, Origin, Problem
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", "2", "--log_every", "1", "--warmup_steps", "0"]
 DDP = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
@@ -194,7 +194,7 @@ def test_a_used_folder(tmp_path: Path) -> None:
 
 def test_an_error_of_the_main_process_is_the_same_on_the_others() -> None:
     """It is sent to them as a pickle: whichever rank is the first to tell it, it reads alike."""
-    error = ConfigError([Problem(where="a.yaml:1", key="lr", rule="rule", value=v) for v in (-1, -2)])
+    error = ConfigError([Problem(origin=Origin("a.yaml:1", key="lr"), rule="rule", value=v) for v in (-1, -2)])
     sent = pickle.loads(pickle.dumps(error))
     assert (str(sent), sent.problems) == (str(error), error.problems)
 

@@ -23,7 +23,7 @@ from .config.train_config import TrainConfig
 from .data.augment import seed_of
 from .data.indexed import Layout, TrainData, Window
 from .distributed.agreement import Control
-from .errors import DataError
+from .errors import DEFAULT, DataError, Origin
 from .launching import Launched, launch
 from .optim.ema import Average, NoAverage
 from .optim.optimizers import state_slots
@@ -55,7 +55,7 @@ class TrainState:
         config: how long, with which batch, rate and so on.
         launched: the result of ``launch``; by default launched here, without files of its own.
         callbacks: whose state belongs into checkpoints.
-        where: home of each config value, for messages.
+        origins: of the config's values, by key, for messages.
 
     Attributes:
         task, config, plan, accelerator: what it was made from; the plan, with warm-up in optimizer steps.
@@ -83,9 +83,9 @@ class TrainState:
         launched: Launched | None = None,
         *,
         callbacks: Sequence[Remembered] = (),
-        where: Mapping[str, str] | None = None,
+        origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        launched = launched or launch(config, where=where, optimizer_built_by=own_optimizer(task))
+        launched = launched or launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
         self.task, self.config, self.callbacks = task, config, callbacks
         self.task_facts = task_facts(task, config.task)  # now: some tasks change while they are trained
         self.plan, self.accelerator = launched.plan, launched.accelerator
@@ -95,16 +95,16 @@ class TrainState:
         self.control = Control()
         self.meter = Meter(self.accelerator.device)
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
-        homes, folder = where or {}, self.directory.path / "checkpoints"
-        home = homes.get("output_dir", "default")
+        origins, folder = origins or {}, self.directory.path / "checkpoints"
+        home = origins.get("output_dir", DEFAULT).place
         with self.directory.locked(self.control, home=home):
-            start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
+            start = find_start(config.resume, folder, self.control, home=origins.get("resume", DEFAULT).place)
             self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
-        notices = self._build(homes, start)
+        notices = self._build(origins, start)
         self.saver = Saver(self, folder, start)
         self._announce([*notices, *self.saver.resume()])
 
-    def _build(self, where: Mapping[str, str], start: Start) -> list[str]:
+    def _build(self, origins: Mapping[str, Origin], start: Start) -> list[str]:
         """Build everything, in the order and under the seeds that every layout shares; returns notices."""
         plan, config, task, strategy = self.plan, self.config, self.task, self.strategy
         check_schedule(plan)
@@ -115,7 +115,7 @@ class TrainState:
             accumulation_steps=plan.accumulation_steps,
         )
         pin_memory = plan.device == "cuda"
-        self.data, self.train_data = build_data(task, config, self.layout, where, pin_memory=pin_memory)
+        self.data, self.train_data = build_data(task, config, self.layout, origins, pin_memory=pin_memory)
         self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
         self._check_same_data()
         self.total_steps = self._last_step(start)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..config.fingerprint import fingerprint
-from ..errors import CheckpointError, ConfigError, Problem
+from ..errors import CheckpointError, ConfigError, Origin, Problem
 from .codec import encode
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def check_same(
             f"the checkpoint {source} belongs to a run with other numbers; restore these values, or set "
             f"allow_config_change: true to go on with the new ones: {'; '.join(found)}"
         )
-        raise ConfigError(Problem(where="resume", key="allow_config_change", rule=rule))
+        raise ConfigError(Problem(origin=Origin("resume", key="allow_config_change"), rule=rule))
     return found
 
 

@@ -10,7 +10,7 @@ from accelerate.utils import set_seed
 from torch import Tensor, nn
 
 from ..data.augment import seed_of
-from ..errors import CheckpointError, ConfigError, Problem
+from ..errors import CheckpointError, ConfigError, Origin, Problem
 from . import rng
 from .codec import decode, refuse_tensor
 from .compatibility import check_model, check_same, mathematics
@@ -41,7 +41,7 @@ def restore(run: TrainState, found: Found) -> list[str]:
         key = "max_steps" if config.max_steps == run.total_steps else "epochs"
         end, at = run.total_steps, state["step"]
         rule = f"ends the run at step {end}, and {found.path} is at step {at} already; raise it"
-        raise ConfigError(Problem(where="resume", key=key, value=getattr(config, key), rule=rule))
+        raise ConfigError(Problem(origin=Origin("resume", key=key), value=getattr(config, key), rule=rule))
     now = mathematics(run)
     kinds, moved = _kinds(run, contents)
     before = state["mathematics"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ..errors import CheckpointError, ConfigError, Problem
+from ..errors import CheckpointError, ConfigError, Origin, Problem
 from . import discover
 from .discover import Found
 
@@ -77,7 +77,7 @@ def _explicit(path: Path, folder: Path, control: Control, home: str) -> Start:
             if inside:
                 names = ", ".join(found.path.name for found in discover.listing(inside[0]))
                 rule = f"holds checkpoints and is none; name one of {names} in {inside[0]}, or use resume: auto"
-                raise ConfigError(Problem(where=home, key="resume", value=str(path), rule=rule))
+                raise ConfigError(Problem(origin=Origin(home, key="resume"), value=str(path), rule=rule))
         return discover.look(path)
 
     found = verify_together(_from_main(control, look), control)
@@ -90,7 +90,7 @@ def _explicit(path: Path, folder: Path, control: Control, home: str) -> Start:
     )
     if own and newer:
         rule = f"{folder} goes on to {newer[0]}; give another output_dir to branch off, or delete the newer ones"
-        raise ConfigError(Problem(where=home, key="resume", value=str(path), rule=rule))
+        raise ConfigError(Problem(origin=Origin(home, key="resume"), value=str(path), rule=rule))
     return Start(found=found, continues=own)
 
 

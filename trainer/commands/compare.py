@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import load_config
-from ..errors import ConfigError, Problem
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from ..launching.files.read import read_accelerate_file
 from ..text import size
 from .comparing import report
@@ -161,4 +161,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _wrong(value: str, rule: str) -> ConfigError:
-    return ConfigError(Problem(where="command line", key="", value=value, rule=rule))
+    return ConfigError(Problem(origin=Origin(COMMAND_LINE), value=value, rule=rule))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config.fingerprint import fingerprint
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 from ..text import size
 from .runs import Run
 from .trial import BOUNDS, Bounds, gap
@@ -29,7 +29,7 @@ def report(runs: Sequence[Run]) -> dict[str, Any]:
     """
     if not any(map(_logged, runs)):
         named = ", ".join(run.path for run in runs)
-        raise ConfigError(Problem(where=named, key="", rule="no step was logged; there is nothing to compare"))
+        raise ConfigError(Problem(origin=Origin(named), rule="no step was logged; there is nothing to compare"))
     names = _names(runs)
     groups = _groups(runs)
     main = max(groups, key=len)

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config.arguments import COMMAND_LINE
-from ..errors import ConfigError, Problem
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 
 TEMPLATE = Path(__file__).parent / "templates" / "classifier"
 
@@ -25,10 +24,10 @@ def run(argv: Sequence[str]) -> int:
         shutil.copytree(TEMPLATE, folder, ignore=left_out, copy_function=shutil.copyfile)
     except FileExistsError:
         rule = "exists already, and nothing is written over it; give a new folder"
-        raise ConfigError(Problem(where=COMMAND_LINE, key="name", value=str(folder), rule=rule)) from None
+        raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="name"), value=str(folder), rule=rule)) from None
     except OSError as error:
         rule = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(Problem(where=COMMAND_LINE, key="name", value=str(folder), rule=rule)) from None
+        raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="name"), value=str(folder), rule=rule)) from None
     accelerate = Path(sys.executable).with_name("accelerate")
     program = "accelerate" if shutil.which("accelerate") == str(accelerate) else shlex.quote(str(accelerate))
     print(f"written: {folder}/ ({', '.join(sorted(path.name for path in folder.iterdir()))})")

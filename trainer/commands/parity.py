@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.arguments import COMMAND_LINE
 from ..config.load import Loaded, load_config
-from ..errors import ConfigError, Problem
-from ..launching.files.read import Asked, Request, read_accelerate_file
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem, Sourced
+from ..launching.files.read import read_accelerate_file
+from ..launching.request import Request
 from ..main import load_task
 from .trial import BOUNDS, ONE, Bounds, Cut, Gap, Result, check_script, gap, try_out
 
@@ -69,7 +69,7 @@ def run(argv: Sequence[str]) -> int:
     batch = _global_batch(loaded, requests)
     alone = _alone(requests, loaded)
     if alone is not None:
-        one = Request(strategy="single", strategy_where=ONE, world_size=Asked(value=1, where=ONE))
+        one = Request(strategy="single", strategy_origin=Origin(ONE), world_size=Sourced(1, Origin(ONE)))
         requests = {ONE: one, **requests}
     cuts = {name: _cut(batch, request, loaded) for name, request in requests.items()}
     settings = dict(loaded.texts)
@@ -131,12 +131,12 @@ def _global_batch(loaded: Loaded, requests: Mapping[str, Request]) -> int:
 
 
 def _world(request: Request) -> int:
-    home, machines = request.strategy_where, request.num_machines
+    origin, machines = request.strategy_origin, request.num_machines
     if machines > 1:
         rule = "asks for several machines; the runs are compared on this one"
-        raise ConfigError(Problem(where=home, key="num_machines", value=machines, rule=rule))
+        raise ConfigError(Problem(origin=origin.named("num_machines"), value=machines, rule=rule))
     if request.world_size is None:
-        raise ConfigError(Problem(where=home, key="num_processes", rule="is missing"))
+        raise ConfigError(Problem(origin=origin.named("num_processes"), rule="is missing"))
     return request.world_size.value
 
 
@@ -152,7 +152,7 @@ def _cut(batch: int, request: Request, loaded: Loaded) -> Cut:
         micro = asked_micro.value
     if left or not micro or each % micro or (asked_steps is not None and micro * asked_steps.value != each):
         rule = f"cannot cut the global batch of {batch}; set --global_batch_size to one that all files can cut"
-        raise ConfigError(Problem(where=request.strategy_where, key="num_processes", value=world, rule=rule))
+        raise ConfigError(Problem(origin=request.strategy_origin.named("num_processes"), value=world, rule=rule))
     return Cut(strategy=request.strategy, world=world, micro=micro, accumulation=each // micro)
 
 
@@ -215,4 +215,4 @@ def _report(
 
 
 def _wrong(key: str, value: str, rule: str) -> ConfigError:
-    return ConfigError(Problem(where=COMMAND_LINE, key=key, value=value, rule=rule))
+    return ConfigError(Problem(origin=Origin(COMMAND_LINE, key=key), value=value, rule=rule))

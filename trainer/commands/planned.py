@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError, Problem
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from ..strategies.costs import Part, elements, parts_of
 
 if TYPE_CHECKING:
@@ -178,4 +178,4 @@ def _adapted(model: nn.Module, rank: int, *, width: int) -> list[Part]:
 
 
 def _wrong(key: str, value: object, rule: str) -> ConfigError:
-    return ConfigError(Problem(where="command line", key=key, value=value, rule=rule))
+    return ConfigError(Problem(origin=Origin(COMMAND_LINE, key=key), value=value, rule=rule))

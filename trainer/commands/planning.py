@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, Problem
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from ..reporting.gpus import KNOWN, Gpu, gpu_of
 from ..strategies import STRATEGIES
 from ..strategies.costs import COMPUTE_IN_COPIES, OFFERED, PAPER_STAGE, Case, Footprint, elements, paper_bytes
@@ -119,7 +119,7 @@ def run(argv: Sequence[str]) -> int:
     if args.write is not None:
         if chosen is None:
             rule = "nothing to write: name a --gpu that something fits on"
-            raise ConfigError(Problem(where="command line", key="write", value=args.write, rule=rule))
+            raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="write"), value=args.write, rule=rule))
         text = accelerate_yaml(
             chosen.strategy,
             world_size=args.gpus,

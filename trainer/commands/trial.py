@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.export import MODEL_FILE, exported_file
-from ..errors import ConfigError, Problem
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from .runs import read_run
 
 Curve = Mapping[int, float | None]
@@ -116,7 +116,7 @@ def check_script(script: str | None) -> None:
     """
     if script is not None and not Path(script).is_file():
         rule = "does not exist; give the script that calls trainer.main(), or leave --script out"
-        raise ConfigError(Problem(where="command line", key="script", value=script, rule=rule))
+        raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="script"), value=script, rule=rule))
 
 
 def try_out(

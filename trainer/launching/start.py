@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..distributed.launcher import Launcher, detect
-from ..errors import ConfigError, LaunchError, Problem
+from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Problem
 from ..plan import Plan
 from ..strategies import STRATEGIES, Strategy
 from .resolve import Machine, resolve
@@ -49,7 +49,7 @@ class Launched:
 def launch(
     config: TrainConfig,
     *,
-    where: Mapping[str, str] | None = None,
+    origins: Mapping[str, Origin] | None = None,
     accel_config: str | None = None,
     deepspeed: str | None = None,
     optimizer_built_by: str | None = None,
@@ -58,7 +58,7 @@ def launch(
 
     Args:
         config: the training config; batch, precision and clipping are held against the launch files.
-        where: home of each of the config's values, for messages.
+        origins: of the config's values, by key, for messages.
         accel_config: an accelerate YAML, for launchers that do not read one.
         deepspeed: a DeepSpeed JSON, for the ``deepspeed`` launcher or torchrun.
         optimizer_built_by: the method by which the task builds an optimizer of its own; the JSON must have none then.
@@ -68,7 +68,7 @@ def launch(
     """
     launcher = detect()
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
-    plan = resolve(config, request, launcher, Machine.here(), where or {}, optimizer_built_by=optimizer_built_by)
+    plan = resolve(config, request, launcher, Machine.here(), origins or {}, optimizer_built_by=optimizer_built_by)
     asked = (
         plan.mixed_precision if request is None or request.mixed_precision is None else request.mixed_precision.value
     )
@@ -84,13 +84,13 @@ def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: 
 
     if accel_config and deepspeed:
         rule = "two homes for one job: give --accel_config or --deepspeed, not both"
-        raise ConfigError(Problem(where="command line", key="deepspeed", value=deepspeed, rule=rule))
+        raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="deepspeed"), value=deepspeed, rule=rule))
     if launcher.name == "accelerate":
         path, flags = files.read_launch_flags(list(launcher.arguments))
         if deepspeed or (accel_config and (path is None or os.path.realpath(path) != os.path.realpath(accel_config))):
             rule = "accelerate launch has a file of its own already; remove this one"
             key = "deepspeed" if deepspeed else "accel_config"
-            raise ConfigError(Problem(where="command line", key=key, value=deepspeed or accel_config, rule=rule))
+            raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key=key), value=deepspeed or accel_config, rule=rule))
         return files.read_request(path, flags)
     if accel_config:
         return files.read_accelerate_file(accel_config)
@@ -122,7 +122,7 @@ def check_environment(plan: Plan, launcher: Launcher, precision: str) -> None:
     if launcher.name != "accelerate" and stray not in ("no", precision):
         raise LaunchError(
             f"ACCELERATE_MIXED_PRECISION={stray} is set, but mixed_precision is {precision} "
-            f"({plan.home('mixed_precision')}); unset it, or write mixed_precision: {stray}"
+            f"({plan.origin('mixed_precision').place}); unset it, or write mixed_precision: {stray}"
         )
 
 
