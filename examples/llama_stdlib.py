@@ -240,4 +240,4 @@ def _write(folder: Path, documents: Sequence[str], *, held_out: int, vocab_size:
 
 
 def _wrong(key: str, value: str, rule: str) -> ConfigError:
-    return ConfigError(Problem(where="LlamaStdlib", key=f"task_settings.{key}", value=value, rule=rule))
+    return ConfigError(Problem(origin=Origin("LlamaStdlib", key=f"task_settings.{key}"), value=value, rule=rule))

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from trainer.config import annotations as kinds
 from trainer.config.annotations import About
-from trainer.config.load import Loaded, TrainConfig, check_settings, every_steps, load_config, to_yaml
+from trainer.config.dump import to_yaml
+from trainer.config.load import Loaded, check_settings, load_config
+from trainer.config.train_config import TrainConfig, every_steps
 from trainer.config.validate import annotations_of
 from trainer.errors import ConfigError
 

@@ -36,7 +36,7 @@ from trainer.errors import *
 from trainer.distributed.exit import Stopped
 def main():
     {}
-trainer.run(main)
+trainer.run_and_exit(main)
 """
 
 

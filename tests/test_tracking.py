@@ -118,7 +118,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 from test_tracking import fail, trained
-from trainer.distributed.exit import run
+from trainer.distributed.exit import run_and_exit as run
 run(lambda: {}(Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3]))))
 """
 

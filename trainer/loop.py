@@ -15,8 +15,7 @@ from torch import Tensor
 
 from .callbacks.base import Callback, StepInfo
 from .callbacks.configured import configured_callbacks
-from .config.load import every_steps
-from .config.train_config import TrainConfig
+from .config.train_config import TrainConfig, every_steps
 from .data.indexed import Window, evaluation_batches
 from .distributed.exit import Stopped
 from .errors import DataError, Origin

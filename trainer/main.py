@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .config.annotations import plain
-from .config.load import Loaded, TrainConfig, check_settings, load_config
-from .distributed.exit import run
+from .config.load import Loaded, check_settings, load_config
+from .config.train_config import TrainConfig
+from .distributed.exit import run_and_exit
 from .errors import COMMAND_LINE, ConfigError, Origin, Problem
 from .text import did_you_mean
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     Args:
         argv: arguments without the script's name; by default the command line's.
     """
-    run(lambda: train(sys.argv[1:] if argv is None else argv))
+    run_and_exit(lambda: train(sys.argv[1:] if argv is None else argv))
 
 
 def train(argv: Sequence[str]) -> dict[str, float]:

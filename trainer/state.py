@@ -17,9 +17,9 @@ from torch import nn
 from .build import build_data, build_model, evaluation_size, held_in_evaluation, optimizer_of, schedule_of
 from .checkpoint import OptimizerForm, Saver, Start, find_start
 from .checkpoint.export import ModelFile, check_storable, export_model
+from .config.dump import to_yaml
 from .config.fingerprint import task_facts
-from .config.load import every_steps, to_yaml
-from .config.train_config import TrainConfig
+from .config.train_config import TrainConfig, every_steps
 from .data.augment import seed_of
 from .data.indexed import Layout, TrainData, Window
 from .distributed.agreement import Control

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..config.arguments import split_command_line
 from ..config.documents import read_document
-from ..config.load import Loaded, load_config, split_command_line
+from ..config.load import Loaded, load_config
 from ..distributed.launcher import Launcher
 from ..errors import COMMAND_LINE, ConfigError, TrainerError
 from ..launching.cpu_rehearsal import rehearsal_notices

@@ -13,16 +13,13 @@ from typing import Any, TypeVar
 
 from ..errors import COMMAND_LINE, DEFAULT, ConfigError, Origin, Problem
 from .annotations import Typed
-from .arguments import Arguments, help_text, misplaced, put, split_arguments
+from .arguments import Arguments, help_text, misplaced, put, split_command_line
 from .documents import Document, Key, read_document
 from .dump import to_yaml
-from .train_config import ALIASES, DEFAULTS, GROUPS, TrainConfig, broken_rules, every_steps
-from .validate import Validator, annotations_of
-
-__all__ = ["Loaded", "TrainConfig", "check_settings", "every_steps", "load_config", "to_yaml"]
+from .train_config import ALIASES, TrainConfig, broken_rules
+from .validate import Validator
 
 S = TypeVar("S")
-_FLAGS = frozenset(key for key, default in DEFAULTS.items() if isinstance(default, bool))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +42,6 @@ class Loaded:
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-def split_command_line(argv: Sequence[str]) -> Arguments:
-    """Take apart what was typed after a training script."""
-    return split_arguments(argv, flags=_FLAGS, valued=annotations_of(TrainConfig).keys() - _FLAGS)
-
-
 def load_config(argv: Sequence[str]) -> Loaded:
     """Read the training config that ``argv`` (without the program's name) asks for.
 
@@ -59,7 +51,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
     """
     typed = split_command_line(argv)
     if "help" in typed.switches:
-        print(help_text(TrainConfig, GROUPS))
+        print(help_text())
         raise SystemExit(0)
     document = _document(typed)
     of_file, of_line = Validator(document.origin, ALIASES), Validator(COMMAND_LINE, ALIASES)

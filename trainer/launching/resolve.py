@@ -18,7 +18,7 @@ from .reconcile import Reconciler, choose_optimizer, choose_schedule
 from .request import Request
 
 if TYPE_CHECKING:
-    from ..config.load import TrainConfig
+    from ..config.train_config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ of that is wrapped here, in one place.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from .resolve import Machine, resolve
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from ..config.load import TrainConfig
+    from ..config.train_config import TrainConfig
     from .request import Request
 
 # Variables that `accelerate launch` makes from its file. The file itself was read, strictly; what is left in
@@ -147,10 +148,12 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
         os.environ.setdefault("MASTER_PORT", "0")
     if plan.deepspeed:
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+        if plan.device == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        _check_engine_config(plan)
     if plan.device == "cpu":
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         if plan.deepspeed:
-            os.environ["DS_ACCELERATOR"] = "cpu"
             _without_compiled_op()
         if plan.strategy != "single":
             # Without the cpu flag, and with the backend named, Accelerate connects the processes and then
@@ -175,6 +178,30 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")
     return accelerator
+
+
+def _check_engine_config(plan: Plan) -> None:
+    """Let DeepSpeed read its configuration, so that what only it refuses is named like any other mistake.
+
+    Raises:
+        LaunchError: DeepSpeed is not installed.
+        ConfigError: DeepSpeed refuses a value.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it logs to standard output, while it is imported and with every reading
+    try:
+        from deepspeed.runtime.config import DeepSpeedConfig
+
+        DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **plan.deepspeed})
+    except ImportError:
+        raise LaunchError("DeepSpeed is not installed: pip install 'samecurve[deepspeed]'") from None
+    except Exception as error:  # asserts, ValueErrors and its own
+        details = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
+        said = details.strip().partition("\n")[0].removeprefix("Value error, ").rstrip(". ")
+        origin = Origin(plan.files[-1]) if plan.files else plan.origin("strategy")
+        raise ConfigError(Problem(origin=origin, rule=f"DeepSpeed: {said}")) from None
+    finally:
+        logging.disable(before)
 
 
 def _without_compiled_op() -> None:
