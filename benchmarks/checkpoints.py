@@ -38,7 +38,7 @@ import trainer
 from trainer import Data, Task, TrainConfig, Trainer
 from trainer.checkpoint.snapshot import live_pieces
 from trainer.launching import Launched, launch
-from trainer.strategies import STRATEGIES
+from trainer.strategies import strategy_class
 
 WIDTH = 1024
 REPETITIONS = 3
@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def build(launched: Launched, task: Task, config: TrainConfig) -> Trainer:
-    strategy = STRATEGIES[launched.plan.strategy](launched.plan, launched.accelerator)
+    strategy = strategy_class(launched.plan.strategy)(launched.plan, launched.accelerator)
     return Trainer(task, config, replace(launched, strategy=strategy))
 
 

@@ -1,4 +1,4 @@
-"""Print the shape of the package: rooms, floors, arrows, rings, lines.
+"""Print the shape of the package: floors, rings (with their lines of code), rooms and arrows.
 
     python docs/house.py            # the figures of docs/architecture.md
     python docs/house.py arrows     # every import between rooms, with the file that has it
@@ -10,14 +10,32 @@ at run time, at the top of a file or inside a function. A floor is the length of
 from __future__ import annotations
 
 import ast
+import io
 import sys
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "trainer"
 # The names that `import trainer` offers and the two ways to start a command lead anywhere, and are no rooms.
 DOORS = ("__init__", "__main__")
+# Lines may grow in one place only if they shrink in another; tests/unit/test_structure.py holds the limits.
+RINGS: dict[str, tuple[str, int | None]] = {
+    "engine": (
+        "build strategies data optim metrics task state loop distributed/agreement "
+        "callbacks/base callbacks/builtin callbacks/configured",
+        2600,
+    ),
+    "checkpoints": ("checkpoint", 1600),
+    "front door": (
+        "__init__ __main__ errors text plan config launching script distributed/launcher distributed/exit",
+        2500,
+    ),
+    "reporting": ("reporting callbacks/tracking callbacks/wandb_run callbacks/profiling", 750),
+    "commands": ("commands", None),
+}
+NO_CODE = {getattr(tokenize, name) for name in ["COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"]}
 Arrows = dict[str, dict[str, list[str]]]  # room -> room that it imports -> "file:line" of each import
 
 
@@ -68,6 +86,35 @@ def floors(graph: Arrows) -> dict[str, int]:
     return floor
 
 
+def ring_of(path: Path) -> str | None:
+    """Return the ring that a file belongs to; None for an empty ``__init__.py`` of a folder that is in several."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    names = {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    found = [ring for ring, (members, _) in RINGS.items() if names & set(members.split())]
+    assert len(found) == 1 or (path.name == "__init__.py" and path.stat().st_size == 0), f"{path}: {found}"
+    return found[0] if found else None
+
+
+def lines_of_code(path: Path) -> int:
+    """Count the lines of a file that hold code: no blank line, comment or docstring."""
+    text = path.read_text()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            docstrings |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings)
+
+
+def rings(count: Callable[[Path], int] = lines_of_code) -> dict[str, int]:
+    """Return the lines of each ring."""
+    return {ring: sum(count(path) for path in modules() if ring_of(path) == ring) for ring in RINGS}
+
+
 def main() -> None:
     graph = arrows()
     if sys.argv[1:] == ["arrows"]:
@@ -80,6 +127,10 @@ def main() -> None:
         raise SystemExit(f"a circle: {' <- '.join(error.args[1])}") from None
     for number in range(1, max(floor.values()) + 1):
         print(f"{number:2}  {', '.join(sorted(room for room in floor if floor[room] == number))}")
+    whole = rings(lambda path: len(path.read_text().splitlines()))
+    for ring, count in rings().items():
+        limit = f"at most {RINGS[ring][1]:,}, " if RINGS[ring][1] else ""
+        print(f"{ring:12} {count:5,} lines of code ({limit}{whole[ring]:,} with docstrings, comments and blank lines)")
     print(f"{len(floor)} rooms, {max(floor.values())} floors, {sum(map(len, graph.values()))} arrows")
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainer import Data, Task, prepared
-from trainer.errors import ConfigError, DataError, Problem
+from trainer.errors import ConfigError, DataError, Origin, Problem
 from trainer.text import did_you_mean
 
 END_OF_TEXT = "<|endoftext|>"

@@ -13,9 +13,9 @@ from .errors import TrainerError as TrainerError
 from .launching import Launched as Launched
 from .launching import launch as launch
 from .loop import Trainer as Trainer
-from .main import load_task as load_task
-from .main import main as main
 from .plan import Plan as Plan
+from .script import load_task as load_task
+from .script import main as main
 from .state import TrainState as TrainState
 from .task import Data as Data
 from .task import Task as Task

@@ -11,8 +11,8 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from .data.indexed import Layout, TrainData, is_stream, sized
-from .data.stream import StreamData, refuse_what_streams_cannot
+from .data.batches import Layout, TrainData, is_stream, sized
+from .data.indexed import IndexedData
 from .errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Problem
 from .optim.schedule import build_schedule, refuse_plateau
 from .strategies.base import compute_in
@@ -29,19 +29,21 @@ if TYPE_CHECKING:
 
 def build_data(
     task: Task, config: TrainConfig, layout: Layout, origins: Mapping[str, Origin], *, pin_memory: bool
-) -> tuple[Data, TrainData | StreamData]:
-    """The task's data sets, and the windows of the training one."""
+) -> tuple[Data, TrainData]:
+    """Build the task's data sets, and the windows of the training one."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses CUDA matmuls without it
     set_seed(config.seed, deterministic=config.deterministic)
     data = task.build_data()
-    kind: type[TrainData | StreamData] = TrainData
+    kind: type[TrainData] = IndexedData
     if is_stream(data.train):
         if data.evaluation is data.train and hasattr(data.train, "state_dict"):
             raise DataError(
                 "Data.train and Data.evaluation are one stream, and its position serves one of them only: "
                 "give evaluation a stream of its own (copy.deepcopy)"
             )
+        from .data.stream import StreamData, refuse_what_streams_cannot
+
         refuse_what_streams_cannot(config, origins)
         kind = StreamData
     windows = kind(
@@ -131,7 +133,7 @@ def _straighten(model: nn.Module) -> list[str]:
 
 
 def held_in_evaluation(model: nn.Module) -> list[nn.Module]:
-    """The parts of a fresh model that build_model put into evaluation mode (a frozen BatchNorm), and that stay there.
+    """List the parts that build_model put into evaluation mode (a frozen BatchNorm), and that stay there.
 
     A model that is in evaluation mode as a whole, as ``from_pretrained`` leaves it, is trained as a whole.
     """
@@ -152,7 +154,7 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
     built_by, origin = own_optimizer(task), plan.origin("optimizer")
     if built_by is not None and origin.source in plan.files:
         rule = f"{built_by} builds the optimizer already; remove one of the two"
-        raise ConfigError(Problem(origin=origin, value=plan.optimizer, rule=rule))
+        raise ConfigError(Problem(origin=origin.named("optimizer"), value=plan.optimizer, rule=rule))
     optimizer = task.build_optimizer(model, plan)
     own = {id(parameter) for parameter in model.parameters()}
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -176,7 +178,7 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
 
 
 def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    """The schedule that the task builds, else the plan's."""
+    """Build the schedule that the task gives, else the plan's."""
     own = task.build_schedule(optimizer, plan, total_steps)
     if own is None:
         return build_schedule(optimizer, plan, total_steps)
@@ -190,7 +192,7 @@ def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimize
 
 
 def evaluation_size(dataset: Any) -> int | None:
-    """Samples to measure on: 0 without any, None for a stream."""
+    """Count the samples to measure on: 0 without any, None for a stream."""
     if dataset is None:
         return 0
     return None if is_stream(dataset) else sized(dataset, "evaluation")

@@ -23,9 +23,8 @@ def configured_callbacks(
     if config.trackers:
         from .tracking import Tracking
 
-        callbacks.append(
-            Tracking(config.trackers, origin=origins.get("trackers", Origin("TrainConfig", key="trackers")))
-        )
+        origin = origins.get("trackers", Origin("TrainConfig", key="trackers"))
+        callbacks.append(Tracking(config.trackers, origin=origin))
     if config.profile_steps is not None:
         from .profiling import Profile
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ..main import main
+from ..script import main
 
 
 def run(argv: Sequence[str]) -> NoReturn:

@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
+from torch import Generator
 
-Augment = Callable[[Any, torch.Generator], Any]
+from .seeds import generator_of
 
-
-def seed_of(*entropy: int) -> int:
-    """A seed below 2**32, which numpy takes, for each tuple of non-negative numbers."""
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
-
-
-def generator_of(*entropy: int) -> torch.Generator:
-    """A CPU generator of its own for each tuple of non-negative numbers."""
-    [word] = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(word))
+Augment = Callable[[Any, Generator], Any]
 
 
 class Items:

@@ -8,15 +8,14 @@ A stream that is divided over ranks by itself would be divided twice: give it un
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import IterableDataset
 
 from ..errors import ConfigError, DataError, Origin, Problem
-from .augment import Augment, Items, generator_of
-from .indexed import Layout, Micro, Window, share
+from .batches import Layout, MicroBatch, TrainData, Window, share
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 Read = tuple[list[tuple[Any, float]], int, dict[str, Any]]
 
 
-class StreamData:
-    """Windows of micro-batches of a stream; stands in for ``TrainData``.
+class StreamData(TrainData):
+    """Windows of micro-batches of a stream.
 
     The end of the stream is the end of an epoch: its last step may be short (``drop_last`` leaves that out), and
     the next epoch reads the stream anew, after ``set_epoch(epoch)`` where it has that.
@@ -36,64 +35,36 @@ class StreamData:
         workers: 0, or 1 to read ahead in another process.
     """
 
-    size = steps_per_epoch = None
-
-    def __init__(
-        self,
-        dataset: Iterable[Any],
-        layout: Layout,
-        *,
-        seed: int,
-        collate: Callable[[Sequence[Any]], Any] | None = None,
-        augment: Augment | None = None,
-        weight_of: Callable[[Any], Any] | None = None,
-        drop_last: bool = False,
-        workers: int = 0,
-        pin_memory: bool = False,
-    ) -> None:
-        assert workers <= 1, "several workers would each read the whole stream"
-        self.items = Items(dataset, seed=seed, augment=augment)
-        self.layout, self.seed, self.drop_last = layout, seed, drop_last
-        self.weight_of, self.collate = weight_of, collate or default_collate
-        self.workers, self.pin_memory = workers, pin_memory
+    def __init__(self, dataset: Iterable[Any], layout: Layout, **settings: Any) -> None:
+        super().__init__(dataset, layout, **settings)
+        assert self.workers <= 1, "several workers would each read the whole stream"
         self._state: dict[str, Any] = {"samples": 0, "epoch": 0, "offset": 0, "stream": None}
 
     def windows(self, position: int, steps: int) -> Iterator[Window]:
-        """The next ``steps`` windows from ``position``, which is where the last one ended or ``restore`` went."""
         assert position == self._state["samples"], "a stream goes on where it is; restore() moves it"
-        loader = DataLoader(
-            _Reader(self, self._state),
-            batch_size=None,
-            collate_fn=_as_it_is,
-            num_workers=self.workers,
-            pin_memory=self.pin_memory,
-            generator=generator_of(self.seed, self.layout.rank, position),
-        )
+        loader = self.loader(_Reader(self, self._state), position, batch_size=None, collate_fn=_as_it_is)
         for read in islice(loader, steps):
             if isinstance(read, DataError):
                 raise read
             batches, samples, self._state = read
-            micros = tuple(Micro(batch=batch, weight=weight) for batch, weight in batches)
+            micros = tuple(MicroBatch(batch=batch, weight=weight) for batch, weight in batches)
             yield Window(micros=micros, samples=samples, end=self._state["samples"])
 
     def epochs_at(self, position: int) -> float:
-        """Finished passes over the stream; the part of the current one is not known."""
         return float(self._state["epoch"])
 
     def state(self) -> dict[str, Any]:
-        """Where the last window ended, as JSON, with the stream's own ``state_dict()`` where it has one.
+        """Return where the last window ended, as JSON, with the stream's own ``state_dict()`` where it has one.
 
         Hugging Face streams lose what is in a shuffle buffer when they are restored: they go on with other samples.
         """
         return copy.deepcopy(self._state)
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Go on behind the window that ``state`` was taken after, on any layout; returns the position."""
         self._state = copy.deepcopy(dict(state))
         return int(state["samples"])
 
     def lost_on_resume(self) -> str:
-        """What a resumed stream does not give again, in words; empty if nothing is lost."""
         held = _held_back(self.items.dataset) if self._state["stream"] is not None else 0
         return (
             f"the stream's shuffle buffer was not saved: up to {held:,} samples of this epoch are not seen again"
@@ -103,7 +74,7 @@ class StreamData:
 
     @property
     def skips(self) -> int:
-        """Samples that the next window reads over first: those of this epoch, if the stream keeps no state."""
+        # Those of this epoch, where the stream keeps no state of its own.
         return 0 if self._state["stream"] is not None else int(self._state["offset"])
 
 
@@ -150,11 +121,11 @@ class _Reader(IterableDataset[Any]):
         for part in share(range(len(block)), data.layout):
             items = [data.items.augmented(block[at], epoch, numbers[at]) for at in part]
             batch = data.collate(items) if items else None
-            weight = float(len(items) if data.weight_of is None or not items else data.weight_of(batch))
-            parts.append((batch if weight else self._borrowed(block, epoch, numbers), weight))
+            weight = data.weigh(len(items), batch) if items else 0.0
+            parts.append((batch if weight else self._filler(block, epoch, numbers), weight))
         return parts
 
-    def _borrowed(self, block: Sequence[Any], epoch: int, numbers: range) -> Any:
+    def _filler(self, block: Sequence[Any], epoch: int, numbers: range) -> Any:
         """Lend a sample with weight, kept from the first window that needed one; none there: the step has no weight."""
         data = self.data
         if self._lender is None:
@@ -169,7 +140,7 @@ class _Reader(IterableDataset[Any]):
 
 
 def _blocks(stream: Any, epoch: int, offset: int, state: Any, size: int) -> Iterator[list[Any]]:
-    """Lists of ``size`` samples of one epoch behind ``offset``, the last one shorter."""
+    """Yield lists of ``size`` samples of one epoch behind ``offset``, the last one shorter."""
     set_epoch = getattr(stream, "set_epoch", None)
     if set_epoch is not None:
         set_epoch(epoch)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..distributed.launcher import Launcher, detect
 from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Problem
 from ..plan import Plan
-from ..strategies import STRATEGIES, Strategy
+from ..strategies import Strategy, strategy_class
 from .resolve import Machine, resolve
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def launch(
     check_environment(plan, launcher, config.mixed_precision or asked)
     accelerator = _accelerator(plan, launcher)
     _check_accelerator(plan, accelerator)
-    return Launched(plan=plan, accelerator=accelerator, strategy=STRATEGIES[plan.strategy](plan, accelerator))
+    return Launched(plan=plan, accelerator=accelerator, strategy=strategy_class(plan.strategy)(plan, accelerator))
 
 
 def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: str | None) -> Request | None:
@@ -162,7 +162,7 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
             if not plan.deepspeed:
                 becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
                 state._shared_state["distributed_type"] = becomes
-    arguments: dict[str, Any] = STRATEGIES[plan.strategy].accelerator_arguments(plan)
+    arguments: dict[str, Any] = strategy_class(plan.strategy).accelerator_arguments(plan)
     # With a rank in the environment, and a GPU there, Accelerate takes one process for several.
     hidden = {name: os.environ.pop(name) for name in _RANKS if plan.strategy == "single" and name in os.environ}
     accelerator = Accelerator(

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from .base import Shard, StepResult, Strategy
-from .ddp import Replicated
-from .deepspeed import Zero
-from .fsdp import FullyShardedTwo
+import importlib
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    name: strategy for strategy in (Replicated, FullyShardedTwo, Zero) for name in strategy.names
+from .base import Shard, StepResult, Strategy
+
+__all__ = ["STRATEGIES", "Shard", "StepResult", "Strategy", "strategy_class"]
+
+STRATEGIES = {
+    "single": "ddp:DDP",
+    "ddp": "ddp:DDP",
+    "fsdp": "fsdp:FSDP2",
+    "zero1": "deepspeed:ZeRO",
+    "zero2": "deepspeed:ZeRO",
+    "zero3": "deepspeed:ZeRO",
 }
 
-__all__ = ["STRATEGIES", "Shard", "StepResult", "Strategy"]
+
+def strategy_class(name: str) -> type[Strategy]:
+    """Import the class of a strategy: a run loads its own only."""
+    module, _, cls = STRATEGIES[name].partition(":")
+    found: type[Strategy] = getattr(importlib.import_module(f".{module}", __name__), cls)
+    return found

@@ -1,41 +1,39 @@
-"""What only DeepSpeed itself refuses is one line at the launch."""
+"""What the environment says beside the files."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from plans import SAID, launched, plan, request
 
-from trainer.distributed.launcher import Launcher
-from trainer.errors import ConfigError, LaunchError
-from trainer.launching import Machine
-from trainer.launching.files.read import read_deepspeed_file
-from trainer.launching.resolve import resolve
-from trainer.launching.start import _check_engine_config
-from trainer.plan import Plan
-
-ZERO = '{"zero_optimization": {"stage": 2}'
+from trainer import LaunchError
+from trainer.launching.start import check_environment
 
 
-def plan_of(tmp_path: Path, text: str) -> Plan:
-    from trainer import TrainConfig
-
-    (tmp_path / "ds.json").write_text(text)
-    request = read_deepspeed_file(tmp_path / "ds.json")
-    config = TrainConfig(task="m:T", max_steps=1)
-    return resolve(config, request, Launcher(name="torchrun", world_size=2, local_world_size=2), Machine(gpus=0), {})
-
-
-def test_value_that_deepspeed_refuses_is_one_line(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, ZERO + ', "checkpoint": {"tag_validation": "maybe"}}')
-    with pytest.raises(ConfigError, match=r"ds\.json: DeepSpeed: .*tag_validation") as caught:
-        _check_engine_config(plan)
-    assert len(str(caught.value).splitlines()) == 1
-    _check_engine_config(plan_of(tmp_path, ZERO + "}"))
-
-
-def test_deepspeed_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deepspeed.runtime.config", None)
-    with pytest.raises(LaunchError, match=r"^DeepSpeed is not installed: pip install 'samecurve\[deepspeed\]'$"):
-        _check_engine_config(plan_of(tmp_path, ZERO + "}"))
+@pytest.mark.parametrize(
+    ("name", "stray", "settings", "refused"),
+    [
+        ("torchrun", "bf16", {}, True),
+        ("torchrun", "bf16", {"mixed_precision": "no"}, True),
+        ("torchrun", "BF16", {"mixed_precision": "bf16"}, False),
+        ("torchrun", "fp16", {"mixed_precision": "fp16"}, False),  # rehearsed in bf16
+        ("torchrun", "no", {"mixed_precision": "bf16"}, False),  # what a launcher around this one sets for nothing
+        ("accelerate", "no", {"mixed_precision": "bf16"}, False),
+        ("accelerate", "fp16", {"mixed_precision": "fp16"}, False),
+    ],
+)
+def test_a_stray_precision_of_the_environment(
+    name: str, stray: str, settings: dict[str, str], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", stray)
+    launcher, asked = launched(2, name), settings.get("mixed_precision", "no")
+    made = plan(request("zero2"), launcher=launcher, **settings)
+    if not refused:
+        check_environment(made, launcher, asked)
+        return
+    home = SAID if settings else "default"
+    with pytest.raises(LaunchError) as caught:
+        check_environment(made, launcher, asked)
+    assert str(caught.value) == (
+        f"ACCELERATE_MIXED_PRECISION=bf16 is set, but mixed_precision is no ({home}); unset it, "
+        "or write mixed_precision: bf16"
+    )

@@ -1,6 +1,6 @@
 """The keys that Accelerate and DeepSpeed know, read from the tables beside this module.
 
-Neither package lists its keys, nor refuses a nested one that it does not know. ``tests/unit/launching/known_keys.py``
+Neither package lists its keys, nor refuses a nested one that it does not know. ``tests/support/known_keys.py``
 asks the installed packages; what they say is committed, so that a file is checked without either of them.
 """
 

@@ -1,0 +1,198 @@
+"""Models and tasks as users bring them: the same numbers under every strategy, or one clear line under all of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from brought import CASES
+from brought_language import hugging_face
+from launchers import BIN, ROOT, STRATEGIES, clean_environment, free_port, ranks
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from trainer import load_export
+from trainer.commands.export import export_checkpoint
+
+WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedEngine"}
+
+
+# What they end with, under every strategy that does not run them.
+REFUSED = {
+    "outside": "LaunchError: parameter group 0 of the optimizer holds a parameter of shape (3,) that is not the",
+    "no_loss": "DataError: training_step must return one number, or (loss, {name: value}); it returned a tensor of",
+}
+UNSAID = {
+    ("unused_unsaid", "ddp"): "the loss of this step does not depend on left.weight, left.bias",
+    ("later_unsaid", "ddp"): "the loss of this step does not depend on two.weight, two.bias",
+    **{("later_unsaid", f"zero{n}"): "only some micro-batches use two.bias, two.weight; set" for n in (1, 2, 3)},
+    **{
+        ("on_some_ranks_unsaid", f"zero{stage}"): "only some ranks use two.bias, two.weight; set" for stage in (1, 2, 3)
+    },
+}
+ENDS = ("ddp", "on_some_ranks_unsaid")  # one rank has its error while the other one is inside of an exchange
+DEEPSPEED = "zero3 by its launcher"
+BFLOAT16 = 2e-2  # three digits
+ROUNDING = 1e-5
+
+
+@cache
+def results(strategy: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """All cases under one strategy."""
+    if strategy != DEEPSPEED:
+        start(strategy, folder, [*(name for name in CASES if (strategy, name) != ENDS), "two"])
+    return {path.stem: json.loads(path.read_text()) for path in (folder / strategy).glob("*.json")}
+
+
+def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
+    world = 1 if strategy == "single" else 2
+    told: dict[str, Any] = {"folder": str(folder / strategy), "world": world}
+    told["pretrained"] = str(folder / "pretrained")
+    if not (folder / "pretrained").exists():
+        torch.manual_seed(0)
+        hugging_face("llama")().to(torch.bfloat16).save_pretrained(folder / "pretrained")
+    told |= {"names": names, **more}
+    if strategy == DEEPSPEED:
+        words = [str(BIN / "deepspeed"), "--num_gpus", str(world), "--master_port", str(free_port())]
+        words += ["tests/workers/brought.py", json.dumps({**told, "file": {"deepspeed": "ds_configs/zero3.json"}})]
+        done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    else:
+        told["file"] = {"accel_config": f"accel_configs/{strategy}.yaml"}
+        done = ranks(["tests/workers/brought.py", json.dumps(told)], 0 if strategy == "single" else world, timeout=500)
+    assert bool(more) == bool(done.returncode), f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stderr
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_users_bring_has_the_numbers_of_one_process(strategy: str, folder: Path) -> None:
+    alone, found = results("single", folder), results(strategy, folder)
+    wrong = []
+    for name in found.keys() - {"two"}:
+        if name in REFUSED or (name, strategy) in UNSAID:
+            rule = REFUSED.get(name) or UNSAID[name, strategy]
+            ours, theirs = alone[name].get("error", ""), found[name].get("error", "")
+            if rule not in theirs or (name in REFUSED and rule not in ours):
+                wrong.append(f"{name}: {theirs!r}")
+            continue
+        problem = alone[name].get("error") or found[name].get("error") or difference(name, folder, strategy)
+        if problem:
+            wrong.append(f"{name}: {problem}")
+    assert wrong == []
+    assert {found[name]["world_size"] for name in found if "world_size" in found[name]} == {2}
+    kind = WRAPPED["zero" if strategy.startswith("zero") else strategy]
+    assert all(one["model_class"].startswith(kind) for one in found.values() if "model_class" in one)
+
+
+def model_file(folder: Path) -> Path:
+    [path] = folder.glob("*.safetensors")
+    return path
+
+
+def difference(name: str, folder: Path, strategy: str) -> str:
+    """The first thing that is further from one process than rounding explains, in words."""
+    alone, found = (results(one, folder)[name] for one in ("single", strategy))
+    bound = BFLOAT16 if name.endswith("bf16") else ROUNDING
+    if len(alone["rows"]) != len(found["rows"]):
+        return f"{len(found['rows'])} steps instead of {len(alone['rows'])}"
+    if alone["evaluation"].keys() != found["evaluation"].keys():
+        return f"evaluates {sorted(found['evaluation'])} instead of {sorted(alone['evaluation'])}"
+    rows = zip([*alone["rows"], alone["evaluation"]], [*found["rows"], found["evaluation"]], strict=True)
+    for step, (ours, theirs) in enumerate(rows, 1):
+        for key, value in ours.items():
+            if theirs[key] != pytest.approx(value, rel=bound, abs=1e-7, nan_ok=True):
+                return f"step {step}: {key} {theirs[key]} instead of {value}"
+    ours, theirs = (load_file(model_file(folder / one / name / "model")) for one in ("single", strategy))
+    if {k: (v.shape, v.dtype) for k, v in ours.items()} != {k: (v.shape, v.dtype) for k, v in theirs.items()}:
+        return "other tensors in the model file"
+    for key, tensor in ours.items():
+        if key not in ("replaced", "changed") and not theirs[key].allclose(tensor, rtol=bound, atol=bound):
+            return f"{key} {theirs[key]} instead of {tensor}"
+    return ""
+
+
+def test_a_pretrained_model_under_the_deepspeed_launcher_has_the_numbers_of_one_process(folder: Path) -> None:
+    start(DEEPSPEED, folder, ["pretrained"])
+    found = results(DEEPSPEED, folder)["pretrained"]
+    assert (found["model_class"], found["world_size"]) == ("DeepSpeedEngine", 2)
+    assert difference("pretrained", folder, DEEPSPEED) == ""
+
+
+def test_a_parameter_that_one_rank_does_not_use_ends_ddp_with_its_name(folder: Path) -> None:
+    strategy, name = ENDS
+    error = start(strategy, folder, [name], ends=[name])
+    last = error.strip().splitlines()[-3:]
+    assert any("the loss of this step does not depend on two.weight, two.bias" in line for line in last), error[-3000:]
+
+
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+def test_what_is_changed_for_the_user_is_said(strategy: str, folder: Path) -> None:
+    found = results(strategy, folder)
+    assert "4 parameters of bfloat16 are kept in float32" in found["narrow"]["notices"]
+    assert found["narrow_bf16"]["dtypes"] == ["torch.float32"] or strategy.startswith("zero")
+    assert any("are laid out row by row" in notice for notice in found["bent"]["notices"])
+    assert "not in the optimizer, so frozen: 0.weight, 0.bias" in found["half_optimized"]["notices"]
+    assert [name.split(".")[-1] for name in found["frozen_norm"]["training"]] == ["1"]
+    buffers = load_file(folder / strategy / "buffers" / "model" / "model.safetensors")
+    assert buffers["replaced"] == buffers["changed"] and buffers["large"][0] == 2**60 + 1
+
+
+def test_evaluation_metrics_are_those_of_all_samples(folder: Path) -> None:
+    """Names that only some batches have, on ranks that have not all of them."""
+    for strategy in STRATEGIES:
+        evaluation = results(strategy, folder)["names"]["evaluation"]
+        assert evaluation == {"eval/all": 4.5, "eval/low": 2.0, "eval/high": 7.0, "eval/rare": 9.0}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads the old name
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning")
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+@pytest.mark.parametrize("name", ["lora", "lora_saved", "lora_narrow"])
+def test_an_adapted_model_is_exported_as_peft_loads_it(strategy: str, name: str, folder: Path) -> None:
+    """Its outputs are those of the model with the adapter's weights put in one by one."""
+    from brought_language import Language
+    from peft import PeftModel
+
+    results(strategy, folder)
+    exported = folder / strategy / name / "model"
+    files = sorted(path.name for path in exported.iterdir())
+    assert files == ["adapter_config.json", "adapter_model.safetensors"]
+    torch.manual_seed(0)
+    loaded = PeftModel.from_pretrained(Language(kind=name).build_model().unload(), exported)
+    torch.manual_seed(0)
+    ours = Language(kind=name).build_model()
+    load_export(ours, exported)
+    ids = torch.randint(0, 40, (2, 8))
+    assert torch.equal(loaded.eval()(input_ids=ids).logits, ours.eval()(input_ids=ids).logits)
+    again = folder / strategy / name / "again"
+    [newest, *_] = sorted((folder / strategy / name / "checkpoints").glob("step-*"), reverse=True)
+    export_checkpoint(newest, again)
+    for path in exported.iterdir():
+        assert (again / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+def test_a_pretrained_model_of_bfloat16_is_exported_as_the_float32_that_it_has(strategy: str, folder: Path) -> None:
+    results(strategy, folder)
+    exported = folder / strategy / "pretrained" / "model"
+    assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
+    assert {tensor.dtype for tensor in load_file(exported / "model.safetensors").values()} == {torch.float32}
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    assert model.dtype == torch.float32 and not model.training
+
+
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+def test_two_trainings_on_one_launch_have_the_numbers_of_each_alone(strategy: str, folder: Path) -> None:
+    alone, both = results("single", folder), results(strategy, folder)["two"]
+    for name in ("plain", "scalar"):
+        assert both[name] == pytest.approx([row["loss"] for row in alone[name]["rows"]], rel=1e-6)
+        assert (folder / strategy / "two" / name / "model" / "model.safetensors").exists()
+
+
+def test_early_stop_ends_at_the_same_step_on_one_process_and_on_two(folder: Path) -> None:
+    """Two evaluations without a better one are over at step 6; the next step is the last."""
+    assert {len(results(one, folder)["patience"]["rows"]) for one in ("single", *STRATEGIES)} == {7}

@@ -1,0 +1,230 @@
+"""Launch files as people have them, rehearsed on two processes: they train as asked, or end with one clear line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from launchers import ROOT, Job, command, run
+
+WRITTEN = ROOT / "tests" / "launch_files"
+DIGITS = ["--task", "digits_cnn:DigitsCNN", "--max_steps", "3", "--micro_batch_size", "32", "--log_every", "1"]
+
+
+# As `accelerate config` wrote it before FSDP2, with a class to wrap.
+FSDP1 = """compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch: BACKWARD_PRE
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_forward_prefetch: false
+  fsdp_offload_params: true
+  fsdp_sharding_strategy: SHARD_GRAD_OP
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_sync_module_states: true
+  fsdp_transformer_layer_cls_to_wrap: Conv2d
+  fsdp_use_orig_params: true
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+rdzv_backend: static
+same_network: true
+use_cpu: false
+"""
+
+
+# As `accelerate config` writes it for a model that does not fit.
+ZERO3 = """compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  gradient_accumulation_steps: 2
+  gradient_clipping: 1.0
+  offload_optimizer_device: cpu
+  offload_param_device: cpu
+  zero3_init_flag: true
+  zero3_save_16bit_model: true
+  zero_stage: 3
+distributed_type: DEEPSPEED
+dynamo_backend: 'no'
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+use_cpu: false
+"""
+
+
+# As the guides for transformers' Trainer have it.
+ZERO2 = """{
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {"total_num_steps": "auto", "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": 1}
+    },
+    "zero_optimization": {
+        "stage": 2,
+        "offload_optimizer": {"device": "cpu", "pin_memory": true},
+        "allgather_partitions": true,
+        "allgather_bucket_size": 2e8,
+        "overlap_comm": true,
+        "reduce_scatter": true,
+        "reduce_bucket_size": "auto",
+        "contiguous_gradients": true
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": 1.0,
+    "steps_per_print": 2000,
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": false
+}"""
+
+
+def rehearse(path: Path, text: str) -> Job:
+    """Write the file for two processes, and start it as it is meant to be."""
+    path.write_text(re.sub(r"(?m)^num_processes: \d+", "num_processes: 2", text))
+    launcher = "deepspeed" if path.suffix == ".json" else "accelerate"
+    return run([*command(launcher, str(path)), *DIGITS], path.parent / "run")
+
+
+def asked_for(path: Path, data: dict[str, Any]) -> str:
+    """The strategy that a file names, read anew."""
+    if path.suffix == ".json":
+        return f"zero{data['zero_optimization']['stage']}"
+    kind = data["distributed_type"]
+    return f"zero{data['deepspeed_config']['zero_stage']}" if kind == "DEEPSPEED" else STRATEGIES[kind]
+
+
+STRATEGIES = {"MULTI_GPU": "ddp", "FSDP": "fsdp"}
+
+
+def test_an_fsdp1_file(tmp_path: Path) -> None:
+    job = rehearse(tmp_path / "a.yaml", FSDP1).ok()
+    assert (job.plan["strategy"], job.plan["world_size"], job.plan["mixed_precision"]) == ("fsdp", 2, "bf16")
+    assert len(job.losses) == 3
+    at, wraps = tmp_path / "a.yaml", job.plan["fsdp"]
+    assert (wraps["transformer_cls_names_to_wrap"], wraps["reshard_after_forward"]) == (["Conv2d"], False)
+    assert job.plan["notices"] == [
+        f"{at}:3 (distributed_type): no fsdp_version, which accelerate takes as 1: runs as FSDP2; "
+        "write fsdp_version: 2",
+        f"{at}:15: no effect under FSDP2: fsdp_use_orig_params, fsdp_sync_module_states, fsdp_backward_prefetch, "
+        "fsdp_forward_prefetch",
+        f"{at}:8: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect: "
+        "each rank builds the whole model in host memory, then keeps its shard",
+        f"{at}:10 (fsdp_config.fsdp_offload_params): no effect in a rehearsal: already on the CPU",
+    ]
+
+
+@pytest.mark.slow
+def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(tmp_path: Path) -> None:
+    job = rehearse(tmp_path / "ds.json", ZERO2).ok()
+    plan = job.plan
+    assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("zero2", 2, "no")
+    assert (plan["optimizer"], plan["schedule"], plan["warmup_steps"]) == ("adamw", "linear", 1)
+    assert (plan["lr"], plan["max_grad_norm"], plan["global_batch_size"]) == (1e-3, 1.0, 64)
+    rising = 1e-3 * math.log(2) / math.log(3)
+    assert [row["lr"] for row in job.rows if "lr" in row] == pytest.approx([rising, 1e-3, 5e-4])
+    at = tmp_path / "ds.json"
+    unfelt = "no effect in a rehearsal"
+    assert plan["notices"] == [
+        f"{at}:4 (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
+        f"{at}:9: no scheduler.params.warmup_type: DeepSpeed's default holds, log: a logarithmic warm-up; "
+        'write "linear" for a straight one',
+        f"{at}:14 (zero_optimization.offload_optimizer.device): {unfelt}: already on the CPU",
+        f"{at}:14 (zero_optimization.offload_optimizer.pin_memory): {unfelt}: nothing is copied to a GPU",
+        f"{at}:17 (zero_optimization.overlap_comm): {unfelt}: gloo has no streams to overlap on",
+    ]
+
+
+def test_a_yaml_that_leaves_the_processes_to_the_launcher(tmp_path: Path) -> None:
+    """As people on Slurm have them; with fp16, which accelerate hands over in a variable, and a key for TPUs."""
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "distributed_type: DEEPSPEED\ndowncast_bf16: true\nmixed_precision: fp16\nnum_processes: null\n"
+        "deepspeed_config:\n  zero_stage: 2\n"
+    )
+    words = command("accelerate", str(path))
+    words[-1:-1] = ["--num_processes", "2"]
+    plan = run([*words, *DIGITS, "--warmup_steps", "10"], tmp_path / "run").ok().plan
+    assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("zero2", 2, "bf16")
+    assert plan["notices"] == [
+        f"{path}:2: read on TPUs only: downcast_bf16",
+        f"{path}:3 (mixed_precision): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",
+        "command line: warmup_steps: the warm-up of 10 steps is longer than the run: "
+        "the rate never reaches its full value",
+    ]
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "torchrun"])
+def test_a_committed_file_for_ddp_on_one_process(launcher: str, tmp_path: Path) -> None:
+    """In the precision that was typed for the training."""
+    words = [*command(launcher, "ddp", world=1), *DIGITS, "--mixed_precision", "bf16"]
+    plan = run(words, tmp_path / "run").ok().plan
+    assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("single", 1, "bf16")
+    [notice] = plan["notices"]
+    assert notice.endswith(f"(distributed_type): {launcher} runs one process, thus without DDP")
+
+
+def test_a_json_for_gpus_alone(tmp_path: Path) -> None:
+    content = {
+        "_comment": "ZeRO++",
+        "zero_optimization": {
+            "stage": 3,
+            "zero_quantized_weights": True,
+            "zero_quantized_gradients": True,
+            "zero_hpz_partition_size": 2,
+            "cpu_offload": True,
+        },
+        "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 1, "cos_min_ratio": 0.5}},
+        "flops_profiler": {"enabled": False, "module_depth": -1},
+        "steps_per_print": "inf",
+    }
+    job = rehearse(tmp_path / "ds.json", json.dumps(content, indent=1)).ok()
+    assert (job.plan["strategy"], job.plan["world_size"], len(job.losses)) == ("zero3", 2, 3)
+    assert job.plan["deepspeed"]["zero_optimization"]["zero_hpz_partition_size"] == 2
+    assert [notice.partition(" (")[0] for notice in job.plan["notices"] if "left out of a rehearsal" in notice] == [
+        f"{tmp_path}/ds.json:5",
+        f"{tmp_path}/ds.json:6",
+    ]
+    assert [row["lr"] for row in job.rows if "lr" in row][1:] == pytest.approx([1e-3, 7.5e-4])
+
+
+@pytest.mark.slow
+def test_a_json_named_in_a_yaml(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(ZERO2)
+    section = f"deepspeed_config:\n  deepspeed_config_file: {tmp_path / 'ds.json'}\n  zero3_init_flag: false\n"
+    job = rehearse(tmp_path / "a.yaml", f"distributed_type: DEEPSPEED\nnum_processes: 8\n{section}").ok()
+    assert (job.plan["strategy"], job.plan["launcher"], len(job.losses)) == ("zero2", "accelerate", 3)
+
+
+FILES = {"zero3_offload.yaml": ZERO3} | {path.name: path.read_text() for path in sorted(WRITTEN.iterdir())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_trains_as_asked_or_says_why_not(name: str, tmp_path: Path) -> None:
+    path, data = tmp_path / name, yaml.safe_load(FILES[name])
+    job = rehearse(path, FILES[name])
+    if data.get("distributed_type") == "NO":
+        rule = "accelerate starts one process under distributed_type 'NO'; write MULTI_GPU, or num_processes: 1"
+        line = FILES[name].splitlines().index("num_processes: 1") + 1
+        assert f"{path}:{line}: num_processes: 2: {rule}" in job.err.splitlines(), job.err
+        return
+    plan = job.ok().plan
+    assert (plan["strategy"], plan["world_size"]) == (asked_for(path, data), 2)
+    assert plan["mixed_precision"] == "bf16", "also where a JSON says fp16, which DeepSpeed does not have on a CPU"
+    assert len(job.losses) == 3

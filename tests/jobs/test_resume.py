@@ -1,0 +1,152 @@
+"""Any layout goes on from any other's checkpoint: the same bits in it, the same curve after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launchers import launch_file, ranks
+
+from trainer.checkpoint import discover, store
+from trainer.checkpoint.ranges import Ranges, of_rank_files
+
+Layout = tuple[str, int]
+SINGLE: Layout = ("single", 1)
+QUICK: list[Layout] = [SINGLE, ("ddp", 3), ("fsdp", 3), ("zero1", 2), ("zero2", 3), ("zero3", 2)]
+SHARDED = ("fsdp", "zero1", "zero2", "zero3")
+ALL: list[Layout] = [
+    SINGLE,
+    *(("ddp", world) for world in (2, 3, 4)),
+    *((name, world) for name in SHARDED for world in (1, 2, 3, 4)),
+    ("zero3_offload", 2),
+]
+TASKS: dict[str, dict[str, Any]] = {"plain": {}, "sgd": {"sgd": True}, "dropout": {"dropout": 0.3}}
+SAVED_AT, STEPS = 4, 8
+
+
+def launched(layout: Layout, folder: Path, **told: Any) -> Path:
+    strategy, world = layout
+    folder.mkdir(parents=True, exist_ok=True)
+    config = launch_file(folder / "accel.yaml", strategy, world, told.get("mixed_precision"))
+    told |= {"accel_config": str(config), "folder": str(folder), "world": world}
+    done = ranks(["tests/workers/resuming.py", json.dumps(told)], world)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return folder
+
+
+@cache
+def unbroken(layout: Layout, folder: Path) -> Path:
+    """A job that trains each task through, and again from its own checkpoint in the middle."""
+    return launched(layout, folder / f"{layout[0]}{layout[1]}", unbroken=TASKS)
+
+
+def checkpoint(run: Path, step: int) -> Path:
+    return run / "checkpoints" / store.name_of(step)
+
+
+def losses(run: Path) -> dict[int, float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def opened(path: Path) -> Ranges:
+    found = discover.verify(discover.inspect(path))
+    assert not found.problem, found
+    return of_rank_files(path / name for name in found.files if name.endswith(".safetensors"))
+
+
+def contents(path: Path, *, streams: bool) -> dict[tuple[str, str], torch.Tensor]:
+    """Every tensor of a checkpoint, whole; of other layouts without the random streams."""
+    ranges = opened(path)
+    kinds = {kind for kind, _ in ranges._pieces if streams or not kind.startswith("rng.")}
+    return {(kind, name): ranges.whole(kind, name) for kind in sorted(kinds) for name in ranges.names(kind)}
+
+
+def state(path: Path) -> dict[str, Any]:
+    """What belongs to training itself, and not to the way it ran."""
+    told = json.loads((path / discover.STATE).read_text())
+    return {key: value for key, value in told.items() if key not in ("config", "plan")}
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def assert_equal(one: Path, other: Path, *, streams: bool) -> None:
+    ours, theirs = contents(one, streams=streams), contents(other, streams=streams)
+    assert set(ours) == set(theirs)
+    assert [key for key in ours if not same_bits(ours[key], theirs[key])] == []
+    assert state(one) == state(other)
+
+
+@pytest.mark.parametrize("layout", QUICK)
+def test_the_same_layout_goes_on_bit_by_bit(layout: Layout, folder: Path) -> None:
+    check_same_layout(unbroken(layout, folder))
+
+
+@pytest.mark.parametrize("layout", [("fsdp", 2), ("zero2", 2), ("zero3", 2)])
+def test_low_precision_goes_on_from_its_full_precision_weights(layout: Layout, folder: Path) -> None:
+    out = folder / f"bf16-{layout[0]}"
+    launched(layout, out, unbroken={"dropout": TASKS["dropout"]}, mixed_precision="bf16")
+    check_same_layout(out, ["dropout"])
+    kept = contents(checkpoint(out / "dropout", SAVED_AT), streams=False)
+    learnt = [key for key in kept if key[0] in ("parameter", "average") or key[0].startswith("optimizer.")]
+    assert {kept[key].dtype for key in learnt} == {torch.float32}
+    weights = torch.cat([kept[key] for key in learnt])
+    assert not torch.equal(weights, weights.bfloat16().float()), "more digits than the layers compute with"
+
+
+def check_same_layout(run: Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
+    for name in tasks:
+        whole, again = run / name, run / f"{name}-again"
+        assert list(losses(again)) == [5, 6, 7, 8]
+        assert losses(again) == {step: loss for step, loss in losses(whole).items() if step > SAVED_AT}
+        for step in (SAVED_AT, STEPS):
+            assert_equal(checkpoint(whole, step), checkpoint(again, step), streams=True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "task"), [(("zero3", 2), "plain"), (("fsdp", 3), "sgd"), (SINGLE, "plain"), (("zero1", 3), "sgd")]
+)
+def test_any_layout_goes_on_from_any_other(layout: Layout, task: str, folder: Path) -> None:
+    check_any_to(layout, QUICK, task, folder)
+
+
+def check_any_to(layout: Layout, sources: list[Layout], task: str, folder: Path) -> None:
+    alone = losses(unbroken(SINGLE, folder) / task)
+    paths = {f"{name}{world}": checkpoint(unbroken((name, world), folder) / task, SAVED_AT) for name, world in sources}
+    told = {name: str(path) for name, path in paths.items()}
+    exported = unbroken(SINGLE, folder) / task / "model"
+    weights = {"exported": str(exported), "saved": str(checkpoint(exported.parent, STEPS))}
+    out = folder / f"to-{layout[0]}{layout[1]}-{task}"
+    launched(layout, out, sources=told, settings=TASKS[task], weights=weights)
+    for name in weights:  # the weights alone, from the model's file as from a checkpoint
+        assert (out / name / "model/model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+    for name, path in paths.items():
+        # What was read by another layout and written again holds the same bits: nothing was lost or mixed up.
+        assert_equal(path, checkpoint(out / name, SAVED_AT), streams=False)
+        resumed = losses(out / name)
+        assert list(resumed) == [5, 6, 7, 8]
+        # Layouts add in another order: rounding alone, and what it grows to in eight steps.
+        assert resumed[5] == pytest.approx(alone[5], rel=2e-6), name
+        assert list(resumed.values()) == pytest.approx(list(alone.values())[SAVED_AT:], rel=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("layout", ALL)
+def test_all_layouts_go_on_bit_by_bit(layout: Layout, folder: Path) -> None:
+    check_same_layout(unbroken(layout, folder))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("layout", ALL)
+@pytest.mark.parametrize("task", ["plain", "sgd"])
+def test_the_whole_matrix(task: str, layout: Layout, folder: Path) -> None:
+    check_any_to(layout, ALL, task, folder)

@@ -1,0 +1,91 @@
+"""Trackers: what they are told in real jobs, by their own tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from launchers import BIN, clean_environment, command, run
+from trackers import inspect, quiet
+
+from trainer.commands.runs import read_run
+
+
+def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
+    """Two processes, three trackers at once; nobody is logged in, so W&B is offline at once."""
+    words = [*command("accelerate", "zero2"), "--config", "examples/configs/digits_cnn.yaml", "--max_steps", "25"]
+    words += [
+        "--log_every",
+        "5",
+        "--trackers",
+        "[wandb, tensorboard, trackio]",
+        "--experiment",
+        "five",
+        "--profile_steps",
+    ]
+    words += ["3-4", "--track_model"]
+    environment = quiet(tmp_path, WANDB_API_KEY="", TRACKIO_DIR=str(tmp_path / "trackio"))
+    job = run(words, tmp_path / "out", environment=environment).ok()
+
+    assert job.out.count("wandb: offline (no API key") == 1 and "wandb sync" in job.out
+    [folder] = (job.output_dir / "wandb").glob("offline-run-*")
+    told = json.loads(inspect("--summary", "--json", str(folder)))
+    assert (told["project"], told["name"], told["state"]) == ("samecurve", "five-zero2-2", "finished")
+    assert told["run_id"] == json.loads((job.output_dir / "tracking.json").read_text())["wandb"]
+    assert {"zero2", "world-2"} <= set(told["tags"])
+    config, plan = told["config"], job.plan
+    for key in ("strategy", "world_size", "precision", "global_batch_size", "lr", "lr_reference", "versions"):
+        assert config[key] == plan[key], key
+    assert config["task"] == "digits_cnn:DigitsCNN" and "git_commit" in config
+    assert told["summary"]["eval/loss"]["last"] == job.evaluation["eval/loss"]
+    steps = [row["step"] for row in read_run(folder).rows]
+    assert steps == sorted(set(steps)) == [1, 5, 10, 15, 20, 23, 25]
+    assert list(read_run(folder).curve("loss").values()) == job.losses
+    records = [json.loads(line) for line in inspect("--json", str(folder)).splitlines()]
+    assert [r["artifact"]["type"] for r in records if r["type"] == "artifact"] == ["model"]
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(job.output_dir / "tracking" / "samecurve"))
+    events.Reload()
+    assert [(e.step, pytest.approx(e.value)) for e in events.Scalars("train/loss")] == [
+        (row["step"], row["loss"]) for row in job.rows if "loss" in row
+    ]
+    assert any((tmp_path / "trackio").rglob("*.db"))
+    assert (job.output_dir / "profile" / "trace.json.gz").stat().st_size > 1000
+    assert "convolution" in (job.output_dir / "profile" / "operations.txt").read_text()
+
+
+@pytest.mark.browser
+def test_trackios_page_in_a_browser(tmp_path: Path) -> None:
+    """Trackio's own dashboard of a run of ours in headless Chromium, as ``CHROMIUM`` names it."""
+    environment = quiet(tmp_path, TRACKIO_DIR=str(tmp_path / "trackio"), PYTHONUNBUFFERED="1")
+    words = [*command("accelerate", "ddp"), "--config", "examples/configs/digits_cnn.yaml", "--max_steps", "20"]
+    words += ["--log_every", "5", "--trackers", "[trackio]", "--experiment", "seen"]
+    run(words, tmp_path / "out", environment=environment).ok()
+    with subprocess.Popen(
+        [BIN / "trackio", "show", "--project", "samecurve", "--host", "127.0.0.1"],
+        stdout=subprocess.PIPE, text=True, env=clean_environment({**environment, "BROWSER": "true"}),
+    ) as server:  # fmt: skip
+        try:
+            assert server.stdout is not None
+            address = next(found[0] for line in server.stdout if (found := re.search(r"http://127[^ \x1b]+", line)))
+            program = os.environ.get("CHROMIUM", "chromium")
+            words = [
+                program,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+                "--window-size=1300,4000",
+            ]
+            words += [f"--user-data-dir={tmp_path / 'chromium'}", "--virtual-time-budget=20000", "--dump-dom", address]
+            shown = subprocess.run(words, capture_output=True, text=True, timeout=90, check=True).stdout
+        finally:
+            server.terminate()
+    assert "seen-ddp-2" in shown and "train/grad_norm" in shown and "samples_per_second" in shown
+    assert shown.count("<canvas") + shown.count('class="marks"') >= 5, "its plots are drawn"

@@ -1,0 +1,89 @@
+"""Traps of Accelerate 1.15 that concern numbers: what a plain use of it gives, beside ours.
+
+A trap that a later version mends fails its test: then its line here, and what the trainer does about it, can go.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launchers import ranks
+
+Both = tuple[dict[str, Any], dict[str, Any]]  # what bare Accelerate gave, what the trainer gave
+SAMPLES = [float(n) for n in range(9)]
+
+
+@cache
+def found(name: str, strategy: str, folder: Path) -> Both:
+    place = folder / name
+    place.mkdir()
+    done = ranks(["tests/workers/traps.py", f"accel_configs/{strategy}.yaml", place, name])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    both = json.loads((place / "found.json").read_text())
+    return both["bare"], both["ours"]
+
+
+@pytest.fixture
+def replicas(folder: Path) -> Both:
+    return found("replicas", "ddp", folder)
+
+
+@pytest.fixture
+def engine(folder: Path) -> Both:
+    return found("engine", "zero2", folder)
+
+
+def test_a_prepared_schedule_moves_once_for_each_process(replicas: Both) -> None:
+    bare, ours = replicas
+    assert bare["schedule"] == [4, 2], "two optimizer steps on two processes"
+    assert ours["schedule"] == [2, 2]
+
+
+def test_a_short_last_window_is_divided_as_if_it_were_whole(replicas: Both) -> None:
+    """Every sample has the gradient 1, so each step's is 1."""
+    bare, ours = replicas
+    assert bare["short window"] == [1.0, 0.25]
+    assert ours["short window"] == [1.0, 1.0]
+
+
+def test_the_tail_is_filled_up_with_samples_seen_before(replicas: Both) -> None:
+    bare, ours = replicas
+    assert bare["samples"] == sorted([*SAMPLES, 0.0])
+    assert ours["samples"] == SAMPLES
+
+
+def test_means_of_batches_are_gathered_wrong(replicas: Both) -> None:
+    bare, ours = replicas
+    assert ours["mean"] == 4.0
+    assert abs(bare["gathered means"] - 4.0) > 0.1
+
+
+def test_a_reduced_mean_takes_all_processes_for_equal(replicas: Both) -> None:
+    bare, ours = replicas
+    assert bare["reduced mean"] == 4.75, "(mean of 0..5 + mean of 6..8) / 2"
+    assert ours["mean"] == 4.0
+
+
+def test_a_seed_of_ones_own_gives_a_data_order_of_ones_own(replicas: Both) -> None:
+    """``device_specific`` seeds, as dropout wants them, and the seedable sampler: some samples come twice."""
+    bare, ours = replicas
+    assert len(bare["own orders"]) == 8 and len(set(bare["own orders"])) < 8
+    assert len(set(ours["samples"])) == 9
+
+
+def test_the_engine_clips_as_it_likes(engine: Both) -> None:
+    """A gradient of norm 10 at learning rate 1: without a word it is clipped to 1, and a limit of 0.25 is ignored."""
+    bare, ours = engine
+    assert bare["way"] == {"None": pytest.approx(1.0, rel=1e-5), "0.25": pytest.approx(1.0, rel=1e-5)}
+    assert ours["way"] == {"None": 10.0, "0.25": pytest.approx(0.25, rel=1e-5)}
+
+
+def test_the_engines_accumulation_wins(engine: Both) -> None:
+    """The script asks for 1, the engine's settings for 2."""
+    bare, ours = engine
+    assert bare["accumulation"] == 2
+    assert "accumulation_steps: 1: disagrees with 2 at" in ours["refused"]

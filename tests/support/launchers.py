@@ -1,0 +1,164 @@
+"""Real jobs through the real launchers, as a user starts them."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
+
+
+def some_quick(*names: str) -> list[Any]:
+    """Return all strategies to be tested, those that are not named with the slow tests."""
+    return [pytest.param(one, marks=() if one in names else pytest.mark.slow) for one in STRATEGIES]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a finished job left behind."""
+
+    code: int
+    out: str
+    err: str
+    output_dir: Path
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return dict(json.loads((self.output_dir / "plan.json").read_text()))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.output_dir / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def losses(self) -> list[float]:
+        return [row["loss"] for row in self.rows if "loss" in row]
+
+    @property
+    def evaluation(self) -> dict[str, float]:
+        return [row for row in self.rows if any(key.startswith("eval/") for key in row)][-1]
+
+    def ok(self) -> Job:
+        assert self.code == 0, f"exit code {self.code}\n{self.out[-3000:]}\n{self.err[:6000]}\n...\n{self.err[-6000:]}"
+        return self
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This environment without what a launcher would set, with one thread a process."""
+    dropped = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CONFIG_")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped) and k not in names}
+    fixed = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    return {**kept, **fixed, "PYTHONFAULTHANDLER": "1", **(extra or {})}  # a crash tells where
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(launcher: str, how: str, world: int = 2, script: str = "examples/train.py") -> list[str]:
+    """The command that starts ``script`` under ``how`` (a strategy's committed file, or a path) with a launcher."""
+    yaml = how if "/" in how else f"accel_configs/{how}.yaml"
+    if launcher == "ranks":  # without a launcher, and without its seconds
+        return ["ranks", str(world), script, "--accel_config", yaml]
+    port = str(free_port())
+    if launcher == "accelerate":
+        words = [str(BIN / "accelerate"), "launch", "--config_file", yaml, "--main_process_port", port]
+        return [*words, *([] if world in (0, 2) else ["--num_processes", str(world)]), script]
+    if launcher == "torchrun":
+        words = [str(BIN / "torchrun"), "--nproc_per_node", str(world), "--master_port", port, script]
+        return [*words, "--accel_config", yaml]
+    if launcher == "deepspeed":
+        json_file = how if "/" in how else f"ds_configs/{how}.json"
+        words = [str(BIN / "deepspeed"), "--num_gpus", str(world), "--master_port", port, script]
+        return [*words, "--deepspeed", json_file]
+    assert launcher == "python"
+    return [sys.executable, script]
+
+
+def launch_file(path: Path, how: str, world: int = 2, mixed_precision: str | None = None) -> Path:
+    """Write a committed YAML, for another number of processes or in another precision, to ``path``."""
+    text = (ROOT / "accel_configs" / f"{how}.yaml").read_text()
+    assert "mixed_precision:" not in text and ("num_processes: 2" in text or (how == "single" and world == 1))
+    text = text.replace("num_processes: 2", f"num_processes: {world}")
+    path.write_text(text + (f"mixed_precision: '{mixed_precision}'\n" if mixed_precision else ""))
+    return path
+
+
+def run(
+    words: Sequence[str], output_dir: Path, *, timeout: float = 300, environment: Mapping[str, str] | None = None
+) -> Job:
+    """Run a command from the repository's root, with ``output_dir`` as its own."""
+    full = [*words, "--output_dir", str(output_dir)]
+    if words[0] == "ranks":
+        done = ranks(full[2:], int(words[1]), timeout=timeout, environment=environment)
+    else:
+        done = subprocess.run(
+            full,
+            cwd=ROOT,
+            env=clean_environment(environment),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    return Job(code=done.returncode, out=done.stdout, err=done.stderr, output_dir=output_dir)
+
+
+def ranks(
+    words: Sequence[str], world: int = 2, *, timeout: float = 300, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with its arguments as ``world`` connected processes; 0 for a single one without a rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder) / name for name in ("out", "err"))
+        job = {
+            "words": [str(word) for word in words],
+            "world": world,
+            "timeout": timeout,
+            "environment": clean_environment(environment),
+            "folder": str(ROOT),
+            "out": str(out),
+            "err": str(err),
+        }
+        starter = rank_starter()
+        assert starter.stdin is not None and starter.stdout is not None
+        starter.stdin.write(json.dumps(job) + "\n")
+        starter.stdin.flush()
+        code = json.loads(starter.stdout.readline())
+        return subprocess.CompletedProcess(words, code, *(p.read_text() if p.exists() else "" for p in (out, err)))
+
+
+def starter_id() -> int | None:
+    """Return the id of the process that is forked for each rank, if there is one yet."""
+    return rank_starter().pid if rank_starter.cache_info().currsize else None
+
+
+@cache
+def rank_starter() -> subprocess.Popen[str]:
+    """The process that is forked for each rank; it ends with this one."""
+    words = [sys.executable, str(ROOT / "tests" / "workers" / "rank_starter.py")]
+    starter = subprocess.Popen(
+        words, cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def end() -> None:
+        starter.communicate()
+
+    atexit.register(end)
+    return starter

@@ -1,0 +1,44 @@
+"""Data sets of numbers, and all the layouts on which they are read."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from trainer.data.batches import Layout
+from trainer.data.indexed import IndexedData
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+def layout(rank: int = 0, world: int = 1, micro: int = 4, accumulation: int = 1) -> Layout:
+    return Layout(rank=rank, world_size=world, micro_batch_size=micro, accumulation_steps=accumulation)
+
+
+def consumed(data: IndexedData, position: int, steps: int) -> list[list[int]]:
+    """Sample ids of each step on this rank, without the borrowed ones."""
+    return [
+        [int(i) for micro in window.micros if micro.weight for i in micro.batch]
+        for window in data.windows(position, steps)
+    ]
+
+
+layouts = st.tuples(st.integers(1, 60), st.integers(1, 4), st.integers(1, 5), st.integers(1, 3))
+
+
+def heavy(batch: torch.Tensor) -> int:
+    """A weight that samples below 6 do not have."""
+    return int((batch >= 6).sum())
+
+
+def shaken(item: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.stack([item.double(), torch.rand((), generator=generator, dtype=torch.float64)])

@@ -1,0 +1,44 @@
+"""Trackers that are not there, keys that do not go together, and secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.callbacks.configured import configured_callbacks
+from trainer.callbacks.tracking import without_secrets
+from trainer.config.train_config import TrainConfig
+from trainer.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("wandbb", "no tracker of Accelerate; did you mean 'wandb'?"),
+        ("comet_ml", "its package is not installed: pip install comet-ml"),
+    ],
+)
+def test_trackers_that_are_not_there(name: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"train.yaml:3: trackers: '{name}': ") as caught:
+        configured_callbacks(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], {"trackers": "train.yaml:3"})
+    assert rule in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"profile_steps": "1-3"}, "from 2 on: the first step warms up"),
+        ({"profile_steps": "5-4"}, "must be steps such as 10-12"),
+        ({"track_model": True}, "needs wandb among the trackers"),
+        ({"trackers": ["wandb", "wandb"]}, "names one twice"),
+    ],
+)
+def test_keys_that_do_not_go_together(values: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        TrainConfig(task="a:B", max_steps=9, **values)
+
+
+def test_secrets_are_left_out_of_a_configuration() -> None:
+    values = {"lr": 1, "hub_token": "x", "max_tokens": 5, "deep": {"API-KEY": "x", "key": 1, "password": "x"}}
+    assert without_secrets(values) == {"lr": 1, "max_tokens": 5, "deep": {"key": 1}}

@@ -1,0 +1,101 @@
+"""W&B never blocks, and a resumed training is the same run."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from launchers import ROOT, clean_environment
+from tracked import SECRET
+from trackers import inspect, quiet
+
+from trainer.commands.runs import read_run
+
+CONTINUED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "tests/workers")
+from tracked import fail, trained
+from trainer.distributed.exit import run_and_exit
+run_and_exit(lambda: {}(Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3]))))
+"""
+
+
+def continued(tmp_path: Path, first: int, end: int, **environment: str) -> tuple[str, float]:
+    words = [sys.executable, "-c", CONTINUED.format("trained"), str(tmp_path / "out"), str(first), str(end)]
+    words.append(f"--task_settings.hub_token={SECRET}")
+    begin = time.monotonic()
+    done = subprocess.run(
+        words,
+        cwd=ROOT,
+        env=clean_environment(quiet(tmp_path, **environment)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr, time.monotonic() - begin
+
+
+def test_two_resumes_are_one_run_and_secrets_stay_here(tmp_path: Path) -> None:
+    said = [continued(tmp_path, first, first + 3, WANDB_API_KEY="")[0] for first in (1, 4, 7)]
+    folders = sorted((tmp_path / "out" / "wandb").glob("offline-run-*"))
+    assert len(folders) == 3 and len({folder.name.rsplit("-", 1)[1] for folder in folders}) == 1
+    rows = [row for folder in folders for row in read_run(folder).rows]
+    assert [row["step"] for row in rows] == [row["_step"] for row in rows] == list(range(1, 10))
+    assert not any(SECRET in text for text in said)
+    assert leaks(tmp_path / "out") == []
+
+
+def test_a_failed_training_keeps_its_curve(tmp_path: Path) -> None:
+    """wandb writes in blocks, and leaving a failed job does not wait for anybody."""
+    words = [sys.executable, "-c", CONTINUED.format("fail"), str(tmp_path / "out"), "1", "4"]
+    environment = clean_environment(quiet(tmp_path, WANDB_API_KEY=""))
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "loss is nan" in done.stderr, done.stderr
+    [folder] = (tmp_path / "out" / "wandb").glob("offline-run-*")
+    assert [row["step"] for row in read_run(folder).rows] == [1, 2, 3]
+    assert json.loads(inspect("--summary", "--json", str(folder)))["exit_code"] == 1
+
+
+def leaks(folder: Path) -> list[str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path.name for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_a_dead_server_costs_seconds(tmp_path: Path) -> None:
+    """One that takes the connection and never answers: wandb itself would wait for 90 seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        said, took = continued(tmp_path, 1, 3, WANDB_API_KEY=SECRET, WANDB_BASE_URL=address)
+    assert said.count("wandb: offline (") == 1 and "giving up" in said
+    assert took < 30, took
+    assert leaks(tmp_path / "out") == [] and SECRET not in said
+
+
+def test_a_server_that_refuses_the_key(tmp_path: Path) -> None:
+    """It answers every request with 401."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=refuse, args=(server,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        said, took = continued(tmp_path, 1, 3, WANDB_API_KEY=SECRET, WANDB_BASE_URL=address)
+    assert said.count("wandb: offline (") == 1, said
+    assert took < 45, took
+    assert leaks(tmp_path / "out") == [] and SECRET not in said
+
+
+def refuse(server: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")

@@ -1,0 +1,116 @@
+"""What may change over a resume, and what is refused or told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from one_process import checkpoint, fit, log_of, losses, steps
+from other_models import Wider
+from resuming import Odd
+from torch import nn
+from torch.optim import Optimizer
+
+from trainer import CheckpointError, ConfigError, Plan, TrainConfig, Trainer
+from trainer.checkpoint import discover, store
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def test_what_changes_the_numbers_is_shown_and_asked_for(tmp_path: Path) -> None:
+    fit(tmp_path / "run")
+    resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
+    changed: dict[str, Any] = {"seed": 7, "weight_decay": 0.1, "log_every": 2}
+    with pytest.raises(ConfigError) as caught:
+        fit(tmp_path / "new", resume=resume, **changed)
+    text = str(caught.value)
+    assert "seed: 0 -> 7" in text and "optimizer_groups.0.settings.weight_decay: 0.01 -> 0.1" in text
+    assert "allow_config_change: true" in text and "log_every" not in text
+    fit(tmp_path / "new", resume=resume, allow_config_change=True, **changed)
+    assert "note: changed since the checkpoint: seed: 0 -> 7" in (tmp_path / "new" / "log.txt").read_text()
+
+
+def test_another_model_is_never_loaded(tmp_path: Path) -> None:
+    fit(tmp_path / "run")
+    resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
+    with pytest.raises(CheckpointError, match=r"does not hold this model: .*middle.weight has shape \(3, 5\), the mod"):
+        fit(tmp_path / "new", Wider(), resume=resume, allow_config_change=True)
+
+
+def test_another_optimizer_starts_anew_and_says_so(tmp_path: Path) -> None:
+    fit(tmp_path / "run")
+    resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
+    fit(tmp_path / "new", Odd(dropout=0.2, sgd=True), resume=resume, allow_config_change=True)
+    assert "the optimizer is another one: its state starts anew" in (tmp_path / "new" / "log.txt").read_text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Odd):
+    """Learns with some of its layers only."""
+
+    learns: tuple[str, ...] = ("middle", "back", "embedding", "scale")
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.partition(".")[0] in self.learns)
+        return model
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (
+            ("middle", "back"),
+            ("middle", "back", "scale"),
+            "1 tensors learn now that were frozen: their optimizer state",
+        ),
+        (("middle", "back"), ("middle",), "2 tensors are frozen now that learnt"),
+        (("middle",), ("back",), "2 tensors are frozen now that learnt"),
+    ],
+)
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_layers_may_be_frozen_and_thawed_over_a_resume(
+    before: tuple[str, ...], now: tuple[str, ...], said: str, average: float | None, tmp_path: Path
+) -> None:
+    fit(tmp_path / "run", Part(learns=before), max_steps=4, ema_decay=average)
+    path = checkpoint(tmp_path / "run", 4)
+    with pytest.raises(ConfigError, match=rf"belongs to a run with other numbers; .*{said}"):
+        fit(tmp_path / "no", Part(learns=now), resume=str(path), ema_decay=average)
+    settings: dict[str, Any] = {"resume": str(path), "allow_config_change": True, "ema_decay": average}
+    trainer = Trainer(Part(learns=now), configured(tmp_path / "new", **settings))
+    assert f"note: changed since the checkpoint: {said}" in log_of(tmp_path / "new")
+    kept = discover.inspect(path).open()
+    for name, parameter in trainer.model.named_parameters():
+        saved = kept.ranges.whole(str(kept.kind(name)), name).view_as(parameter)
+        assert torch.equal(parameter.data, saved), f"{name} is as it was saved"
+        known = trainer.strategy.optimizer.state.get(parameter, {})
+        assert bool(known) == (name.partition(".")[0] in before and parameter.requires_grad), name
+    trainer.fit()
+    assert list(losses(tmp_path / "new")) == [5, 6, 7, 8]
+
+
+def configured(folder: Path, **settings: Any) -> TrainConfig:
+    given = {"max_steps": 8, "save_every": 2, "log_every": 1, "micro_batch_size": 24, "lr": 0.05, **settings}
+    return TrainConfig(task="resuming:Odd", output_dir=str(folder), **given)
+
+
+# -- optimizers ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factored(Odd):
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return torch.optim.Adafactor([p for p in model.parameters() if p.requires_grad], lr=plan.lr)
+
+
+def test_state_that_cannot_be_cut_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"Adafactor keeps 'row_var' of shape \(3, 1\) for a parameter of shape \(3,"
+    ):
+        fit(tmp_path / "a", Factored())
+    fit(tmp_path / "b", Factored(), keep_last=0, save_every=None)
+    assert steps(tmp_path / "b") == []

@@ -1,0 +1,114 @@
+"""What a run cannot save is known before its first step; what it can is saved, and no worthless weights are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from one_process import checkpoint, fit, losses, steps
+from resuming import Odd
+from torch import Tensor, nn
+
+from trainer import CheckpointError, TrainerError
+from trainer.checkpoint import discover
+from trainer.checkpoint import saver as background
+from trainer.commands import cli
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+@pytest.mark.parametrize(
+    ("broken", "settings"),
+    [(8, {}), (8, {"save_in_background": False}), (6, {"save_every": 6, "max_steps": 7})],
+    ids=["last", "last in front", "one before, known at the last step"],
+)
+def test_a_failed_last_save_leaves_the_model(
+    broken: int, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = background.Snapshot.write
+
+    def write(self: background.Snapshot, folder: Path) -> Any:
+        if self.step == broken:
+            raise OSError(28, "No space left on device")
+        return real(self, folder)
+
+    monkeypatch.setattr(background.Snapshot, "write", write)
+    with pytest.raises(
+        CheckpointError, match=f"the checkpoint of step {broken} was not saved: OSError: .*No space left"
+    ):
+        fit(tmp_path / "run", **settings)
+    monkeypatch.undo()
+    fit(tmp_path / "whole", **settings)
+    models = [tmp_path / name / "model" / "model.safetensors" for name in ("run", "whole")]
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost(Odd):
+    """The loss, or only the gradient, is lost at a step."""
+
+    at: int = 5
+    gradient: bool = False
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().training_step(model, batch)
+        if self.seen["steps"] != self.at:
+            return loss
+        return loss + (model.scale - model.scale.detach()).sqrt().sum() if self.gradient else loss * float("nan")
+
+
+@pytest.mark.parametrize(
+    ("task", "step", "said"),
+    [
+        ({"at": 5}, 6, r"step 6: the loss is nan; lower lr, set max_grad_norm"),
+        ({"at": 6}, 6, r"step 6: the loss is nan"),
+        (
+            {"at": 6, "gradient": True},
+            6,
+            r"step 6: .* holds values that are not finite: no checkpoint of it is written",
+        ),
+        ({"at": 7, "gradient": True}, 8, r"step 8: the loss is nan"),
+    ],
+    ids=["before", "loss", "gradient", "last"],
+)
+@pytest.mark.parametrize("on_save_error", ["stop", "continue"])
+def test_weights_that_are_not_finite_never_push_out_good_ones(
+    task: dict[str, Any], step: int, said: str, on_save_error: str, tmp_path: Path
+) -> None:
+    settings = {"log_every": 100, "keep_last": 1, "on_save_error": on_save_error}
+    with pytest.raises(TrainerError, match=said):
+        fit(tmp_path, Lost(**task), **settings)
+    assert steps(tmp_path) == [step - 2], "the one that was being written is complete"
+    found = discover.verify(discover.inspect(checkpoint(tmp_path, step - 2)))
+    assert not found.problem and all(found.open().ranges.whole("parameter", n).isfinite().all() for n in ("scale",))
+    again = {**settings, "log_every": 1, "allow_config_change": True}  # a task that loses nothing
+    fit(tmp_path, Odd(), resume="auto", **again)
+    assert all(np.isfinite(loss) for loss in losses(tmp_path).values()) and steps(tmp_path) == [8]
+
+
+def test_without_checkpoints_nothing_is_asked_of_the_loss_at_their_steps(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match=r"step 8: the loss is nan; lower lr \(0.05\)"):
+        fit(tmp_path, Lost(at=7), keep_last=0, save_every=None, log_every=100)
+
+
+def test_an_export_that_safetensors_cannot_read_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainer.checkpoint import export
+
+    fit(tmp_path / "run")
+    before = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    real = export.raw
+    monkeypatch.setattr(export, "raw", lambda tensor: real(tensor)[:-1])
+    with pytest.raises(CheckpointError, match=r"the model could not be written to .*safetensors cannot read what was"):
+        fit(tmp_path / "new")
+    shutil.rmtree(tmp_path / "new" / "checkpoints")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir() if path.is_dir()) == []
+    assert cli.main(["export", str(checkpoint(tmp_path / "run", 8)), "--to", str(tmp_path / "out")]) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "run"]
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 8
+    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == before

@@ -1,0 +1,80 @@
+"""Optimizers of all sorts go on, or are refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from one_process import checkpoint, fit, rows
+from refusing import refused
+from resuming import Odd
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer import Plan
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped(Odd):
+    name: str = "LBFGS"
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.requires_grad and (self.name != "Muon" or parameter.dim() == 2))
+        return model
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        learning = [p for p in model.parameters() if p.requires_grad]
+        halves = [{"params": learning[:2], "momentum": 0.0}, {"params": learning[2:], "momentum": 0.9}]
+        kinds: dict[str, Any] = {
+            "LBFGS": lambda: torch.optim.LBFGS(learning, lr=plan.lr),
+            "Muon": lambda: torch.optim.Muon(learning, lr=plan.lr),
+            "halves": lambda: torch.optim.SGD(halves, lr=plan.lr),
+            "tensor_lr": lambda: torch.optim.AdamW(learning, lr=torch.tensor(plan.lr), foreach=False),
+            "infinite": lambda: torch.optim.AdamW([{"params": learning, "limit": float("inf")}], lr=plan.lr),
+            "picky": lambda: Picky(learning, lr=plan.lr),
+        }
+        return kinds[self.name]()  # type: ignore[no-any-return]
+
+
+class Picky(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        if any(p.numel() == 12 for group in self.param_groups for p in group["params"]):
+            raise ValueError("not a dozen")
+        return super().step(closure)
+
+
+def test_an_optimizer_that_wants_a_closure_is_refused(tmp_path: Path) -> None:
+    for keep_last, save_every in ((4, 2), (0, None)):
+        match = r"LBFGS.step wants a closure .*; a step here has one forward and backward pass: take another optimizer"
+        refused(tmp_path / str(keep_last), match, Stepped(), keep_last=keep_last, save_every=save_every)
+
+
+@pytest.mark.parametrize("name", ["Muon", "halves", "tensor_lr", "infinite"])
+@pytest.mark.parametrize("schedule", ["cosine", "torch:ExponentialLR"])
+def test_optimizers_with_groups_of_all_sorts_go_on_bit_by_bit(name: str, schedule: str, tmp_path: Path) -> None:
+    settings = {"schedule": schedule, "schedule_settings": {"gamma": 0.8} if ":" in schedule else {}}
+    fit(tmp_path / "run", Stepped(name=name), **settings)
+    resume = str(checkpoint(tmp_path / "run", 4))
+    trainer = fit(tmp_path / "new", Stepped(name=name), resume=resume, **settings)
+    ours, theirs = ([(row["lr"], row["loss"]) for row in rows(tmp_path / run)] for run in ("run", "new"))
+    assert theirs == ours[4:] and len({rate for rate, _ in ours}) > 4
+    group = trainer.strategy.optimizer.param_groups[0]
+    assert isinstance(group["lr"], Tensor) == (name == "tensor_lr")
+    assert group.get("limit", float("inf")) == float("inf")
+
+
+def test_an_optimizer_that_takes_no_small_tensors_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.checkpoint import optimizer_state as optimizer
+
+    monkeypatch.setattr(optimizer, "_tiny", lambda parameters: [torch.zeros(12)])
+    match = r"Picky: a step on small parameters fails, .*keep_last: 0 .*\(ValueError: not a dozen\)"
+    refused(tmp_path, match, Stepped(name="picky"))

@@ -1,0 +1,148 @@
+"""resume: auto, in runs of one process: what it takes, passes over and refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from one_process import checkpoint, fit, log_of, lose, losses, reseal, rows, steps
+
+from trainer import CheckpointError, ConfigError
+from trainer.checkpoint import discover, store
+from trainer.commands import cli
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def test_auto_begins_goes_on_and_finishes(tmp_path: Path) -> None:
+    fit(tmp_path / "whole", resume="auto")
+    assert steps(tmp_path / "whole") == [8, 6, 4, 2]
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    run = tmp_path / "run"
+    lose(run, 8, 6)
+    (run / "notes.txt").write_text("a run's folder is its owner's as well")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 9, "lo')  # the run was killed here
+    (run / "checkpoints" / ".step-00000006.part").mkdir()
+    trainer = fit(run, resume="auto")
+    assert f"resumed from {run / 'checkpoints' / 'step-00000004'}" in log_of(run)
+    assert [row["step"] for row in rows(run)] == list(range(1, 9)), "each step has one row"
+    assert losses(run) == losses(tmp_path / "whole"), "as if nothing had happened"
+    assert steps(run) == [8, 6, 4, 2] and len(os.listdir(run / "checkpoints")) == 4
+    assert trainer.step == 8
+
+    fit(run, resume="auto")  # nothing is left to do
+    assert losses(run) == losses(tmp_path / "whole")
+    names = ("model/model.safetensors", "metrics.jsonl")
+    assert [(run / name).read_bytes() for name in names[:1]] == [(tmp_path / "whole" / names[0]).read_bytes()]
+
+
+def test_auto_passes_over_the_damaged_and_says_so(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fit(run)
+    whole = losses(run)
+    damaged = run / "checkpoints" / store.name_of(8) / "rank-00000.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    (run / "checkpoints" / store.name_of(6) / discover.STATE).unlink()
+    fit(run, resume="auto")
+    log = log_of(run)
+    assert "passed over step-00000008: rank-00000.safetensors was changed after it was written" in log
+    assert "passed over step-00000006: state.json is missing" in log
+    assert f"resumed from {run / 'checkpoints' / 'step-00000004'}" in log
+    assert losses(run) == whole and steps(run) == [8, 6, 4, 2]
+    assert (run / "checkpoints" / "step-00000008.damaged").is_dir()
+
+
+def test_a_run_that_left_no_checkpoint_begins_anew(tmp_path: Path) -> None:
+    fit(tmp_path)
+    lose(tmp_path, 2, 4, 6, 8)
+    fit(tmp_path, resume="auto")
+    assert list(losses(tmp_path)) == list(range(1, 9)) and len(rows(tmp_path)) == 8
+
+
+def test_auto_goes_on_only_in_the_folder_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"output_dir.*holds files already"):
+        fit(tmp_path, resume="auto")
+
+
+def names(run: Path) -> list[str]:
+    return sorted(os.listdir(run / "checkpoints"))
+
+
+@pytest.mark.parametrize("resume", ["auto", "path"])
+def test_a_checkpoint_of_a_newer_format_is_refused_and_keeps_its_name(resume: str, tmp_path: Path) -> None:
+    fit(tmp_path, max_steps=6)
+    reseal(checkpoint(tmp_path, 6), version=2)
+    before = names(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-00000006: has version 2 of the format; this program reads 1"):
+        fit(tmp_path, resume=resume if resume == "auto" else str(checkpoint(tmp_path, 6)))
+    assert names(tmp_path) == before
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now_is_no_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, max_steps=6)
+    before = names(tmp_path)
+    real = discover.hash_file
+
+    def failing(path: Path) -> str:
+        if path.parent.name == store.name_of(6):
+            raise OSError(5, "Input/output error", str(path))
+        return real(path)
+
+    monkeypatch.setattr(discover, "hash_file", failing)
+    with pytest.raises(
+        CheckpointError, match=r"step-00000006: cannot be read: .*Input/output error.*; resume: auto pas"
+    ):
+        fit(tmp_path, resume="auto")
+    capsys.readouterr()
+    assert cli.main(["checkpoints", str(tmp_path), "--verify"]) == 1
+    assert "damaged" not in capsys.readouterr().out
+    monkeypatch.undo()
+    assert names(tmp_path) == before
+    fit(tmp_path, resume="auto")
+    assert steps(tmp_path) == [8, 6, 4, 2]
+
+
+def test_where_all_are_damaged_auto_does_not_begin_anew_by_itself(tmp_path: Path) -> None:
+    fit(tmp_path, max_steps=4)
+    for step in (2, 4):
+        (checkpoint(tmp_path, step) / discover.STATE).write_text("{}")
+    before = names(tmp_path)
+    said = (
+        r"all checkpoints are damaged \(step-00000004: .*; step-00000002: .*\); to start anew give another output_dir"
+    )
+    with pytest.raises(CheckpointError, match=said):
+        fit(tmp_path, resume="auto")
+    assert names(tmp_path) == before
+    fit(tmp_path, overwrite=True)
+    assert list(losses(tmp_path)) == list(range(1, 9))
+
+
+def test_a_checkpoint_whose_model_is_not_whole_is_passed_over(tmp_path: Path) -> None:
+    fit(tmp_path)
+    path = checkpoint(tmp_path, 8) / discover.STATE
+    path.write_text(path.read_text().replace('"middle.weight"', '"middle.wight"'))
+    reseal(path.parent)
+    fit(tmp_path, resume="auto")
+    assert "passed over step-00000008: parameter middle.wight: elements 0 to 15 are in no file" in log_of(tmp_path)
+    assert (tmp_path / "checkpoints" / "step-00000008.damaged").is_dir()
+
+
+@pytest.mark.parametrize(("length", "key"), [({"max_steps": 6}, "max_steps: 6"), ({"epochs": 2}, "epochs: 2")], ids=str)
+def test_an_end_before_the_checkpoint_is_refused(length: dict[str, int], key: str, tmp_path: Path) -> None:
+    fit(tmp_path)
+    before = names(tmp_path)
+    length = {"max_steps": None, **length}  # type: ignore[dict-item]
+    said = rf"{key}: ends the run at step 6, and .*step-00000008 is at step 8 already; raise it"
+    with pytest.raises(ConfigError, match=said):
+        fit(tmp_path, resume="auto", **length)
+    with pytest.raises(ConfigError, match=said):
+        fit(tmp_path / "new", resume=str(checkpoint(tmp_path, 8)), **length)
+    assert names(tmp_path) == before and list(losses(tmp_path)) == list(range(1, 9))

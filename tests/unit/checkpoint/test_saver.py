@@ -1,0 +1,104 @@
+"""Saves that fail: full disks, places that cannot be written, disks that are not shared."""
+
+from __future__ import annotations
+
+import os
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_process import fit, rows, steps
+
+from trainer import Callback, CheckpointError, ConfigError, LaunchError, StepInfo, Trainer
+from trainer.checkpoint import disk as space
+from trainer.checkpoint import saver as background
+from trainer.checkpoint import store
+from trainer.checkpoint.disk import check_shared
+from trainer.distributed.agreement import Control
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes no tensors after step 4."""
+    real = background.Snapshot.write
+
+    def write(self: background.Snapshot, folder: Path) -> Any:
+        if self.step > 4:
+            raise OSError(28, "No space left on device")
+        return real(self, folder)
+
+    monkeypatch.setattr(background.Snapshot, "write", write)
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_save_that_fails_stops_the_run(in_background: bool, tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"step 6 was not saved: OSError: .*No space left.*on_save_error: continue"
+    ):
+        fit(tmp_path, save_in_background=in_background)
+    assert steps(tmp_path) == [4, 2] and len(os.listdir(tmp_path / "checkpoints")) == 2
+    assert len(rows(tmp_path)) in ((6, 7, 8) if in_background else (6,)), "known at a step soon after"
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_save_that_fails_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    fit(tmp_path, on_save_error="continue")
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("was not saved: OSError: [Errno 28] No space left on device; the ones before are kept") == 2
+    assert steps(tmp_path) == [4, 2] and len(rows(tmp_path)) == 8
+
+
+def test_an_older_one_that_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> list[int]:
+        raise PermissionError("may not be deleted")
+
+    monkeypatch.setattr(store, "prune", refuses)
+    fit(tmp_path)
+    assert steps(tmp_path) == [8, 6, 4, 2], "none is lost, the newer ones least of all"
+    log = (tmp_path / "log.txt").read_text()
+    assert "an older checkpoint than that of step 6 cannot be deleted: may not be deleted" in log
+    assert "not saved" not in log
+
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_a_full_disk_is_found_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space.shutil, "disk_usage", lambda path: Usage(1, 1, 3000))
+    with pytest.raises(CheckpointError, match=r"room for 4 checkpoints of 1016 B needs 4.0 KiB, but 2.9 KiB are free"):
+        fit(tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_disk_that_fills_up_is_named_at_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fills(Callback):
+        def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+            if info.step == 4:
+                monkeypatch.setattr(space.shutil, "disk_usage", lambda path: Usage(1, 1, 10))
+
+    with pytest.raises(CheckpointError, match=r"step 4 was not saved: .*a checkpoint needs .* but 10 B are free"):
+        fit(tmp_path, None, Fills())
+    assert steps(tmp_path) == [2]
+
+
+def test_a_read_only_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"output_dir: .*cannot be made: Not a directory"):
+        fit(tmp_path / "file" / "run")
+
+
+def test_a_disk_of_each_nodes_own_is_refused(tmp_path: Path) -> None:
+    class Nodes(Control):
+        """Two ranks, the second of which sees nothing."""
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value, False if isinstance(value, bool) else value]
+
+    with pytest.raises(LaunchError, match="rank 1 does not see what the main process writes there"):
+        check_shared(tmp_path, Nodes())
+    check_shared(tmp_path, Control())
+    assert os.listdir(tmp_path) == []

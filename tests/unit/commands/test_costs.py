@@ -1,0 +1,58 @@
+"""What the formulas say a rank holds: the ZeRO paper's own table."""
+
+from __future__ import annotations
+
+import pytest
+from cost_formulas import states
+from launchers import ROOT
+
+from trainer import load_config, load_task
+from trainer.commands.planner.costs import Case, footprint, paper_bytes, parts_of, sent_bytes
+
+NAMES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+
+
+# Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs, mixed-precision Adam (K = 12), in GB.
+PAPER = {0: 120.0, 1: 31.4, 2: 16.6, 3: 1.9}
+
+
+@pytest.mark.parametrize("stage", PAPER)
+def test_the_papers_table(stage: int) -> None:
+    billion = 7_500_000_000
+    assert round(paper_bytes(stage, billion, 64) / 1e9, 1) == PAPER[stage]
+    # Replicas keep parameters and gradients in full precision (4 + 4 + 8), the engine 2 + 2 + 12: the same sum.
+    assert states(NAMES[stage], billion, 64, mixed_precision="bf16") / 1e9 == pytest.approx(PAPER[stage], abs=0.05)
+
+
+def test_where_our_precision_policy_differs_from_the_paper() -> None:
+    # In full precision the engine keeps a second copy of the parameters: 4 + 4 + 12.
+    assert states("zero1", 1000, 1) == 20_000
+    assert states("ddp", 1000, 2) == states("ddp", 1000, 2, mixed_precision="bf16") == 16_000
+    assert states("fsdp", 1000, 2) == 8_000
+
+
+def test_bytes_sent_follow_section_7() -> None:
+    """Twice the model for replicas, three times for what gathers in forward and backward.
+
+    Stages 1 and 2 are twice the model in the paper; the engine all-reduces before it gathers, which is three times.
+    """
+    sent = {
+        name: sent_bytes(Case(strategy=name, world_size=1000), 1000, 1000)
+        for name in ("ddp", "zero1", "zero2", "zero3", "fsdp")
+    }
+    model = 4 * 1000 * 0.999
+    assert {name: round(count / model) for name, count in sent.items()} == {
+        "ddp": 2, "zero1": 3, "zero2": 3, "zero3": 3, "fsdp": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama_stdlib", "digits_cnn"])
+def test_the_states_that_the_readme_tells(name: str) -> None:
+    model = load_task(load_config(["--config", str(ROOT / f"examples/configs/{name}.yaml")]))[0].build_model()
+    told = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| state per rank |")]
+    row = told[("llama_stdlib", "digits_cnn").index(name)]
+    for strategy, value in zip(("ddp", "fsdp", "zero1", "zero2", "zero3"), row.split("|")[2:-1], strict=True):
+        states = footprint(Case(strategy=strategy, world_size=2), parts_of(model)).states
+        number, unit = value.split()
+        digits = len(number.partition(".")[2])
+        assert number == f"{states / {'MiB': 2**20, 'KiB': 2**10}[unit]:.{digits}f}", strategy

@@ -1,0 +1,94 @@
+"""YAML and JSON as configs: what they make of values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from config_loading import problems
+
+from trainer.config.load import load_config
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "mixed_precision: no",
+            "mixed_precision: false: must be one of 'no', 'bf16', 'fp16' or null; "
+            "write 'no' in quotes, for YAML reads a bare no as false",
+        ),
+        ("seed: '3'", "seed: '3': must be a whole number; remove the quotes"),
+        ("output_dir: 2024", "output_dir: 2024: must be text; put it in quotes"),
+        ("betas: [0.9, x]", "betas.1: 'x': must be a number"),
+        ("betas: [0.9, 1.0]", "betas.1: 1.0: must be at least 0 and less than 1"),
+        ("lr: .nan", "lr: nan: must be a finite number"),
+        ("lr: 1e999", "lr: inf: must be a finite number"),
+        (f"lr: 1{'0' * 400}", f"lr: 1{'0' * 76}...: must be a finite number"),
+        ("weight_decay: .inf", "weight_decay: inf: must be a finite number"),
+        ("task_settings: {1: 2}", "task_settings: 1: keys must be text; put it in quotes"),
+        ("task_settings: {a: [.nan]}", "task_settings.a.0: nan: must be a finite number"),
+        ("save_every: 2.5", "save_every: 2.5: must be steps such as 100, or epochs such as '1 epoch' or null"),
+    ],
+)
+def test_what_yaml_makes_of_values(here: Path, line: str, message: str) -> None:
+    Path("train.yaml").write_text(f"task: a:B\nepochs: 1\n{line}\n")
+    assert problems("--config=train.yaml") == [f"train.yaml:3: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "max_steps: 010",
+            "max_steps: 010: YAML takes a leading zero for octal; write 10, or '010' in quotes if it is text",
+        ),
+        ("seed: -08", "seed: -08: YAML takes a leading zero for octal; write 8, or '-08' in quotes if it is text"),
+        (
+            "output_dir: 1:30",
+            "output_dir: 1:30: YAML takes it for a number to the base 60; write '1:30' in quotes if it is text",
+        ),
+        (
+            "betas: [1:30.5]",
+            "betas.0: 1:30.5: YAML takes it for a number to the base 60; write '1:30.5' in quotes if it is text",
+        ),
+    ],
+)
+def test_numbers_that_yaml_reads_as_others_are_refused(here: Path, line: str, message: str) -> None:
+    Path("train.yaml").write_text(f"task: a:B\nepochs: 1\n{line}\n")
+    assert problems("--config=train.yaml") == [f"train.yaml:3: {message}"]
+
+
+def test_numbers_and_texts_that_only_look_odd(here: Path) -> None:
+    Path("train.yaml").write_text(
+        "task: a:B\nepochs: 1_000\noutput_dir: '010'\nlr: 1e-3\neps: .5\nweight_decay: 00.5\n"
+        "task_settings: {a: 10.0.0.1, b: host:29500, c: '1:30', d: 0x1F, e: 2024-01-01T10:30:00, f: 0}\n"
+    )
+    config = load_config(["--config=train.yaml"]).config
+    assert (config.epochs, config.output_dir, config.lr, config.eps, config.weight_decay) == (
+        1000,
+        "010",
+        1e-3,
+        0.5,
+        0.5,
+    )
+    settings = config.task_settings
+    assert [settings[key] for key in "abcdf"] == ["10.0.0.1", "host:29500", "1:30", 31, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (
+            '{"a": ' + "1" * 5000 + "}",
+            "not valid JSON: Exceeds the limit (4300 digits) for integer string conversion",
+        ),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "not valid JSON: nested too deeply"),
+        ('{"a": ' + "[" * 400 + "]" * 400 + "}", "nested too deeply"),
+    ],
+    ids=["5000 digits", "100000 levels", "400 levels"],
+)
+def test_absurd_json_is_one_line(here: Path, text: str, rule: str) -> None:
+    Path("train.json").write_text(text)
+    [line] = problems("--config=train.json")
+    assert line.startswith(f"train.json: {rule}")

@@ -1,0 +1,195 @@
+"""Streams: the same samples at the same step on every layout, epochs that end where the stream ends, and resuming."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from datasets import IterableDataset as HuggingFaceStream
+from hypothesis import given
+from hypothesis import strategies as st
+from layouts import heavy, layout, shaken
+
+from trainer.config.train_config import TrainConfig
+from trainer.data.batches import is_stream
+from trainer.data.evaluation import evaluation_batches
+from trainer.data.stream import StreamData, refuse_what_streams_cannot
+from trainer.errors import ConfigError, DataError
+
+
+class Count(torch.utils.data.IterableDataset[torch.Tensor]):
+    """0 ... size - 1, shifted by 100 in each further epoch."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from (torch.tensor(100 * self.epoch + i) for i in range(self.size))
+
+
+class Stateful(Count):
+    """The same, with a state; ``read`` counts what was read."""
+
+    at = read = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for i in range(self.at, self.size):
+            self.at, self.read = i + 1, self.read + 1
+            yield torch.tensor(100 * self.epoch + i)
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def rows(size: int) -> Iterator[dict[str, int]]:
+    yield from ({"x": i} for i in range(size))
+
+
+def ids(data: StreamData, steps: int, position: int = 0) -> list[list[int]]:
+    """Sample ids of each step on this rank, without the borrowed ones."""
+    return [
+        [int(i) for micro in window.micros if micro.weight for i in values(micro.batch)]
+        for window in data.windows(position, steps)
+    ]
+
+
+def values(batch: Any) -> torch.Tensor:
+    return batch["x"] if isinstance(batch, dict) else batch
+
+
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_the_global_batches_are_the_stream_whatever_the_layout(size: int, world: int, micro: int, accum: int) -> None:
+    ranks = [StreamData(Count(size), layout(r, world, micro, accum), seed=0) for r in range(world)]
+    batch = micro * accum * world
+    per_epoch = -(-size // batch)
+    steps = list(zip(*(ids(rank, 2 * per_epoch) for rank in ranks), strict=True))
+    for epoch in range(2):
+        for number in range(per_epoch):
+            expected = range(number * batch, min(size, (number + 1) * batch))
+            got = sorted(i for rank in steps[epoch * per_epoch + number] for i in rank)
+            assert got == [100 * epoch + i for i in expected]
+
+
+def test_a_worker_that_reads_ahead_changes_nothing() -> None:
+    plain, ahead = (StreamData(Stateful(13), layout(1, 2, 3), seed=4, workers=n) for n in (0, 1))
+    assert ids(plain, 5) == ids(ahead, 5)
+    assert plain.state() == ahead.state()
+
+
+def test_drop_last_leaves_out_the_short_step() -> None:
+    data = StreamData(Count(10), layout(micro=4), seed=0, drop_last=True)
+    assert [len(step) for step in ids(data, 4)] == [4, 4, 4, 4]
+    assert data.state()["samples"] == 16 and data.epochs_at(16) == 1.0
+
+
+@pytest.mark.parametrize("kind", [Count, Stateful, "hugging face"])
+@pytest.mark.parametrize("after", [1, 2, 3, 4, 5])
+def test_it_goes_on_where_its_state_was_taken(kind: Any, after: int) -> None:
+    def fresh(rank: int = 0, world: int = 1) -> StreamData:
+        generator = {"size": 10}
+        stream = HuggingFaceStream.from_generator(rows, gen_kwargs=generator) if kind == "hugging face" else kind(10)
+        return StreamData(stream, layout(rank, world, 4 // world), seed=0)
+
+    whole = ids(fresh(), 7)
+    first = fresh()
+    assert ids(first, after) == whole[:after]
+    state = json.loads(json.dumps(first.state()))
+    ranks = [fresh(rank, 2) for rank in range(2)]
+    positions = {rank.restore(state) for rank in ranks}
+    assert positions == {first.state()["samples"]}
+    assert ranks[0].skips == (state["offset"] if kind is Count else 0)
+    rest = [ids(rank, 7 - after, state["samples"]) for rank in ranks]
+    assert [sorted(a + b) for a, b in zip(*rest, strict=True)] == [sorted(step) for step in whole[after:]]
+
+
+def test_a_state_saves_reading_over() -> None:
+    first, second = Stateful(50), Stateful(50)
+    data = StreamData(first, layout(), seed=0)
+    ids(data, 5)
+    other = StreamData(second, layout(), seed=0)
+    assert ids(other, 1, other.restore(data.state())) == [[20, 21, 22, 23]]
+    assert second.read == 4
+
+
+def test_augmentation_belongs_to_the_sample() -> None:
+    def all_ranks(world: int, workers: int) -> list[tuple[float, ...]]:
+        ranks = [
+            StreamData(Count(9), layout(r, world, 6 // world), seed=1, augment=shaken, workers=workers)
+            for r in range(world)
+        ]
+        windows = [window for rank in ranks for window in rank.windows(0, 4)]
+        return sorted(tuple(i.tolist()) for w in windows for micro in w.micros if micro.weight for i in micro.batch)
+
+    alone = all_ranks(1, 0)
+    assert len({noise for _, noise in alone}) == 2 * 9
+    assert all_ranks(3, 0) == all_ranks(2, 1) == alone
+
+
+def test_a_batch_without_weight_is_replaced() -> None:
+    ranks = [StreamData(Count(9), layout(r, 3, micro=3), seed=0, weight_of=heavy) for r in range(3)]
+    micros = [micro for rank in ranks for window in rank.windows(0, 1) for micro in window.micros]
+    assert [micro.weight for micro in micros] == [0, 0, 3]
+    assert [micro.batch.tolist() for micro in micros] == [[6, 6], [6, 6], [6, 7, 8]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_streams_that_end_too_early(workers: int) -> None:
+    with pytest.raises(DataError, match=r"^Data.train is an empty stream$"):
+        ids(StreamData(Count(0), layout(), seed=0, workers=workers), 1)
+    once = StreamData(iter(list(rows(10))), layout(), seed=0, workers=workers)
+    with pytest.raises(DataError, match=r"^Data.train ended after 10 samples and cannot be read again; lower max"):
+        ids(once, 4)
+    with pytest.raises(DataError, match=r"^drop_last: Data.train did not fill one global batch of 4$"):
+        ids(StreamData(Count(3), layout(), seed=0, drop_last=True, workers=workers), 1)
+
+
+def test_settings_that_a_stream_cannot_serve() -> None:
+    config = TrainConfig(task="a:B", epochs=1, max_steps=3, workers=2, eval_every="1 epoch", save_every="2 epochs")
+    with pytest.raises(ConfigError) as caught:
+        refuse_what_streams_cannot(config, {"epochs": "train.yaml:3"})
+    assert str(caught.value).splitlines() == [
+        "train.yaml:3: epochs: 1: a stream has no known length; use max_steps",
+        "TrainConfig: workers: 2: a stream is read in order, by one process a rank; use 0 or 1",
+        "TrainConfig: eval_every: '1 epoch': a stream has no known length; use a number of steps",
+        "TrainConfig: save_every: '2 epochs': a stream has no known length; use a number of steps",
+    ]
+    refuse_what_streams_cannot(TrainConfig(task="a:B", max_steps=3, workers=1, eval_every=2), {})
+
+
+def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
+    with pytest.raises(DataError, match=r"a DataLoader where a data set belongs: give its \.dataset"):
+        is_stream(torch.utils.data.DataLoader(Count(4), batch_size=2))
+
+
+def test_what_a_stream_is() -> None:
+    class Sized(Count):
+        def __len__(self) -> int:
+            return self.size
+
+    hugging_face = HuggingFaceStream.from_generator(rows, gen_kwargs={"size": 1})
+    assert all(map(is_stream, (Count(1), Sized(1), rows(1), hugging_face)))
+    assert not any(map(is_stream, ([1], torch.ones(3), object())))
+
+
+@given(st.integers(1, 20), st.integers(1, 4), st.integers(1, 4))
+def test_evaluation_sees_each_sample_of_a_stream_once(size: int, world: int, batch: int) -> None:
+    parts = [list(evaluation_batches(Count(size), layout(r, world), batch_size=batch)) for r in range(world)]
+    assert len({len(part) for part in parts}) == 1, "every rank has as many batches"
+    assert sorted(int(i) for part in parts for i_s, counts in part if counts for i in i_s) == list(range(size))
+
+
+def test_evaluation_on_an_exhausted_stream() -> None:
+    once = rows(3)
+    assert len(list(evaluation_batches(once, layout(), batch_size=2))) == 2
+    with pytest.raises(DataError, match=r"^Data.evaluation gave nothing: an empty stream, or one that can be read"):
+        list(evaluation_batches(once, layout(), batch_size=2))

@@ -1,0 +1,59 @@
+"""How one process ends: its exit code and its last line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from launchers import ROOT, clean_environment
+
+RUNS = """
+import sys, trainer
+from trainer.errors import *
+from trainer.distributed.exit import Stopped
+def main():
+    {}
+trainer.run_and_exit(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "code", "said"),
+    [
+        ("pass", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('no data here')", 1, "no data here"),
+        ("raise KeyboardInterrupt", 130, ""),
+        ("raise Stopped(15, step=1, total_steps=2)", 143, ""),
+        ("raise ConfigError(Problem(origin=Origin('a.yaml', 1, 'lr'), rule='is wrong'))", 2, "a.yaml:1: lr: is wrong"),
+        ("raise LaunchError('two, but one runs')", 2, "two, but one runs"),
+        ("raise DataError('no rows')", 1, "no rows"),
+        ("raise TrainerError('not a number')", 1, "not a number"),
+    ],
+)
+def test_exit_codes(does: str, code: int, said: str) -> None:
+    words = [sys.executable, "-c", RUNS.format(does)]
+    done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (code, said)
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    words = [sys.executable, "-c", RUNS.format("[].pop()")]
+    done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("\nTraceback") and done.stderr.endswith("\nIndexError: pop from empty list\n")
+
+
+def test_an_error_before_the_processes_are_connected() -> None:
+    """All ranks read the same files, so the first of each machine tells it; the others only where nobody ended them."""
+    words = [sys.executable, "-c", RUNS.format("raise LaunchError('two, but three run')")]
+    told = {}
+    for rank in ("0", "1"):
+        environment = clean_environment({"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"})
+        with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            begin = time.monotonic()
+            told[rank] = (process.communicate(timeout=60)[1].strip(), process.returncode, time.monotonic() - begin > 4)
+    assert told == {"0": ("rank 0: two, but three run", 2, False), "1": ("rank 1: two, but three run", 2, True)}

@@ -1,0 +1,27 @@
+"""An empty current folder to write launch files into, and GPUs as many as wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from launch_texts import Write
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write a file into an empty current folder; messages then hold its bare name."""
+    monkeypatch.chdir(tmp_path)
+
+    def to_file(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        return name
+
+    return to_file
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)

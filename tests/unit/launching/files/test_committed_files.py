@@ -1,0 +1,76 @@
+"""The launch files of the repository, and those that people and their tools wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from deepspeed.runtime.config import DeepSpeedConfig
+from launch_texts import WRITTEN, complaint, flag
+from launchers import ROOT
+
+from trainer.launching.files.read import read_accelerate_file, read_deepspeed_file
+
+STRATEGIES = {"single": "single", "ddp": "ddp", "fsdp": "fsdp", "zero3_offload": "zero3"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "accel_configs").glob("*")), ids=lambda path: path.name)
+def test_committed_accelerate_files(path: Path) -> None:
+    request = read_accelerate_file(path)
+    assert request.strategy == STRATEGIES.get(path.stem, path.stem)
+    assert request.world_size is not None
+    assert request.world_size.value == (1 if path.stem == "single" else 2)
+    assert request.mixed_precision is None, "the training config says it"
+    assert request.notices == ()
+    assert path.read_text().startswith("#")
+    assert ("offload_param" in request.deepspeed.get("zero_optimization", {})) == path.stem.endswith("offload")
+    assert load_config_from_file(str(path)).num_processes == request.world_size.value
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "ds_configs").glob("*")), ids=lambda path: path.name)
+def test_committed_deepspeed_files(path: Path) -> None:
+    request = read_deepspeed_file(path)
+    assert request.strategy == STRATEGIES.get(path.stem, path.stem)
+    assert (request.micro_batch_size, request.accumulation_steps, request.max_grad_norm) == (None, None, None)
+    assert request.mixed_precision is None
+
+
+def test_every_strategy_has_its_files() -> None:
+    zero = ["zero1", "zero2", "zero3", "zero3_offload"]
+    assert sorted(path.stem for path in (ROOT / "accel_configs").glob("*")) == ["ddp", "fsdp", "single", *zero]
+    assert sorted(path.stem for path in (ROOT / "ds_configs").glob("*")) == zero
+
+
+@pytest.mark.parametrize("path", sorted(WRITTEN.glob("*.yaml")), ids=lambda path: path.name)
+def test_real_accelerate_files(path: Path) -> None:
+    """On two processes each runs, or, with one process by its type, is answered with one line."""
+    written = yaml.safe_load(path.read_text())
+    two = flag(2, "num_processes")
+    if written["distributed_type"] == "NO":
+        assert "accelerate starts one process" in complaint(lambda: read_accelerate_file(path, overrides=two))
+        assert read_accelerate_file(path, overrides=flag(1, "num_processes")).strategy == "single"
+        return
+    request = read_accelerate_file(path, overrides=two)
+    stage = (written.get("deepspeed_config") or {}).get("zero_stage")
+    assert (
+        request.strategy
+        == {"MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": f"zero{stage}"}[written["distributed_type"]]
+    )
+    assert request.mixed_precision is not None
+    assert request.mixed_precision.value == written["mixed_precision"]
+
+
+@pytest.mark.parametrize("path", sorted(WRITTEN.glob("*.json")), ids=lambda path: path.name)
+def test_real_deepspeed_files(path: Path) -> None:
+    written = json.loads(path.read_text())
+    request = read_deepspeed_file(path)
+    assert request.strategy == f"zero{written['zero_optimization']['stage']}"
+    assert request.mixed_precision is not None
+    assert request.mixed_precision.value == "fp16"
+    assert '"auto"' not in json.dumps(request.deepspeed)
+    # DeepSpeed reads what is left, and understands the same stage.
+    read = DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **request.deepspeed})
+    assert read.zero_config.stage == written["zero_optimization"]["stage"]

@@ -1,0 +1,130 @@
+"""DeepSpeed JSONs, inline or in a file of their own: what is read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from accelerate.utils import DeepSpeedPlugin
+from launch_texts import BY_FILE, DDP, FULL, ZERO, Write, complaint, flag
+from origins import sourced
+
+from trainer.launching.files.read import read_accelerate_file, read_deepspeed_file
+from trainer.launching.files.tables import accelerate_keys
+
+
+def test_inline_zero(write: Write) -> None:
+    text = (
+        f"{ZERO}  zero_stage: 3\n  gradient_accumulation_steps: 4\n  gradient_clipping: 1\n"
+        "  offload_optimizer_device: cpu\n  offload_param_device: none\n  zero3_save_16bit_model: true\n"
+    )
+    request = read_accelerate_file(write("a.yaml", text))
+    assert (request.strategy, str(request.strategy_origin)) == ("zero3", "a.yaml:4 (deepspeed_config.zero_stage)")
+    assert request.accumulation_steps is not None
+    assert request.accumulation_steps.value == 4
+    assert request.max_grad_norm == sourced(1.0, "a.yaml:6 (deepspeed_config.gradient_clipping)")
+    assert request.deepspeed == {
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu"},
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    }
+
+
+def test_inline_auto_is_open(write: Write) -> None:
+    text = f"{ZERO}  zero_stage: 1\n  gradient_accumulation_steps: auto\n  gradient_clipping: auto\n"
+    request = read_accelerate_file(write("a.yaml", text))
+    assert (request.accumulation_steps, request.max_grad_norm) == (None, None)
+
+
+def test_init_flag_of_stage_3_is_said(write: Write) -> None:
+    request = read_accelerate_file(write("a.yaml", f"{ZERO}  zero_stage: 2\n  zero3_init_flag: true\n"))
+    assert request.notices == ("a.yaml:5: deepspeed_config.zero3_init_flag: no effect in stage 2",)
+
+
+def test_deepspeed_json(write: Write) -> None:
+    request = read_deepspeed_file(write("ds.json", json.dumps(FULL, indent=1)))
+    assert request.strategy == "zero2"
+    assert (request.world_size, request.mixed_precision) == (None, None)
+    assert (request.micro_batch_size, request.max_grad_norm) == (None, None)
+    assert request.global_batch_size is not None
+    assert request.global_batch_size.value == 64
+    assert request.accumulation_steps is not None
+    assert request.accumulation_steps.value == 2
+    assert request.optimizer is not None
+    assert (request.optimizer.name, request.optimizer.typed.value) == ("adamw", "AdamW")
+    assert {key: given.value for key, given in request.optimizer.values.items()} == {"betas": [0.9, 0.95]}
+    assert {key: given.value for key, given in request.optimizer.defaults.items()} == {"eps": 1e-8, "weight_decay": 0.0}
+    assert request.scheduler is not None
+    assert (request.scheduler.name, request.scheduler.values) == ("constant", {})
+    assert {key: given.value for key, given in request.scheduler.defaults.items()} == {"warmup_type": "log"}
+    assert request.deepspeed == {
+        "zero_optimization": {"stage": 2, "overlap_comm": True, "allgather_bucket_size": 2e8},
+        "fp16": {"loss_scale": 0, "min_loss_scale": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("sections", "precision"),
+    [
+        ({}, None),
+        ({"bf16": {"enabled": "auto"}}, None),
+        ({"bf16": {"enabled": True}}, "bf16"),
+        ({"bfloat16": {"enabled": True}}, "bf16"),
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": False}}, "fp16"),
+        ({"fp16": {"enabled": False}}, "no"),
+    ],
+)
+def test_precision_of_the_json(write: Write, sections: dict[str, Any], precision: str | None) -> None:
+    text = json.dumps({"zero_optimization": {"stage": 1}, **sections})
+    request = read_deepspeed_file(write("ds.json", text))
+    assert (request.mixed_precision and request.mixed_precision.value) == precision
+    assert request.deepspeed == {"zero_optimization": {"stage": 1}}
+
+
+def test_json_named_in_the_yaml(write: Write) -> None:
+    write("ds.json", json.dumps(FULL))
+    request = read_accelerate_file(write("a.yaml", f"{BY_FILE}  zero3_init_flag: false\n"))
+    assert (request.strategy, str(request.strategy_origin)) == ("zero2", "ds.json:1 (zero_optimization.stage)")
+    assert request.world_size == sourced(2, "a.yaml:2 (num_processes)")
+    assert request.files == ("a.yaml", "ds.json")
+
+
+def test_flags_fill_what_the_json_leaves_open(write: Write) -> None:
+    write("ds.json", json.dumps(FULL))
+    path = write("a.yaml", BY_FILE)
+    open_values = flag(0.5, "gradient_clipping") | flag("bf16", "mixed_precision")
+    request = read_accelerate_file(path, overrides=open_values)
+    assert request.max_grad_norm == sourced(0.5, "command line (--gradient_clipping)")
+    assert request.mixed_precision == sourced("bf16", "command line (--mixed_precision)")
+    assert complaint(lambda: read_accelerate_file(path, overrides=flag(3, "gradient_accumulation_steps"))) == (
+        "command line: --gradient_accumulation_steps: 3: disagrees with 2 at ds.json:1 (gradient_accumulation_steps); "
+        "keep one of them"
+    )
+
+
+def test_both_ways_beside_each_other_is_what_accelerate_refuses() -> None:
+    """Our rule (all but ``deepspeed_*`` and ``zero3_init_flag``) names just the keys of Accelerate's own check."""
+    constants = DeepSpeedPlugin._deepspeed_config_checks.__code__.co_consts
+    names = {n for c in constants for n in (c if isinstance(c, tuple) else (c,)) if str(n).startswith("ACCELERATE_")}
+    refused = {name.replace("ACCELERATE_", "").replace("DEEPSPEED_", "").lower() for name in names}
+    arguments = accelerate_keys("deepspeed_config").keys()
+    ours = {name for name in arguments if not name.startswith("deepspeed_") and name != "zero3_init_flag"}
+    assert refused & arguments == ours
+
+
+def test_an_accelerate_file_that_is_given_as_a_json_of_deepspeed(write: Write) -> None:
+    path = write("a.yaml", DDP)
+    assert complaint(lambda: read_deepspeed_file(path)) == (
+        "a.yaml: this is an accelerate config: give it to accelerate launch, or with --accel_config"
+    )
+
+
+def test_json_is_checked_without_deepspeed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    monkeypatch.setitem(sys.modules, "deepspeed.runtime.config", None)
+    assert read_deepspeed_file(write("ds.json", json.dumps(FULL))).strategy == "zero2"
+    assert read_accelerate_file(write("a.yaml", BY_FILE)).strategy == "zero2"

@@ -1,0 +1,135 @@
+"""Requests, launchers and machines held against each other: who runs, and what the plan says."""
+
+from __future__ import annotations
+
+import pytest
+from origins import origin, sourced
+from plans import CPU, FOUR_GPUS, SAID, asked, launched, plan, refusal, request, with_optimizer
+
+from trainer import TrainConfig
+from trainer.errors import Sourced
+from trainer.launching.request import Request
+from trainer.launching.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    ("asks", "world", "strategy", "rehearsal"),
+    [
+        (None, 1, "single", False),
+        (None, 2, "ddp", True),
+        (request("single"), 1, "single", False),
+        (request("ddp"), 2, "ddp", True),
+        (request("fsdp"), 2, "fsdp", True),
+        (request("fsdp"), 1, "fsdp", True),
+        (request("zero3"), 2, "zero3", True),
+        (request("zero1"), 1, "zero1", True),
+    ],
+)
+def test_the_strategy_is_the_one_asked_for(asks: Request | None, world: int, strategy: str, rehearsal: bool) -> None:
+    made = plan(asks, world=world)
+    assert (made.strategy, made.world_size, made.device, made.rehearsal) == (strategy, world, "cpu", rehearsal)
+    on_gpus = plan(asks, world=world, machine=FOUR_GPUS)
+    assert (on_gpus.strategy, on_gpus.device, on_gpus.rehearsal) == (strategy, "cuda", False)
+
+
+def test_the_cpu_is_used_where_it_is_asked_for() -> None:
+    made = plan(request("fsdp", use_cpu=True), world=8, machine=FOUR_GPUS)
+    assert (made.device, made.rehearsal, made.strategy) == ("cpu", True, "fsdp")
+
+
+def test_more_processes_than_gpus() -> None:
+    line = (
+        "5 processes on this machine, but only 4 GPUs are visible; "
+        "launch at most 4, or set use_cpu: true to rehearse on the CPU"
+    )
+    assert refusal(lambda: plan(request("ddp"), world=5, machine=FOUR_GPUS)) == line
+    assert plan(request("ddp"), world=4, machine=FOUR_GPUS).device == "cuda"
+    # Two machines with four each: what counts is what runs on this one.
+    two_machines = launched(8, local_world_size=4)
+    assert plan(request("ddp", num_machines=2), launcher=two_machines, machine=FOUR_GPUS).world_size == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("python", "plain python starts one process: use accelerate launch, torchrun or deepspeed"),
+        ("accelerate", "the processes that were launched must be as many"),
+        ("torchrun", "the processes that were launched must be as many"),
+        ("deepspeed", "the processes that were launched must be as many"),
+        ("environment", "the processes that were launched must be as many"),
+    ],
+)
+def test_another_world_than_the_file_asks_for(name: str, hint: str) -> None:
+    world = 1 if name == "python" else 3
+    asks = request("fsdp", world_size=sourced(2, "a.yaml:9 (num_processes)"))
+    line = f"a.yaml:9 (num_processes): asks for 2 processes, but {world} run under {name}; {hint}"
+    assert refusal(lambda: plan(asks, launcher=launched(world, name))) == line
+    assert plan(asks, launcher=launched(2, name)).world_size == 2
+
+
+def test_single_with_two_processes() -> None:
+    line = (
+        "a.yaml:2 (distributed_type): asks for one process, but 2 run; use distributed_type: MULTI_GPU for DDP"
+    )  # fmt: skip
+    assert refusal(lambda: plan(request("single"))) == line
+
+
+@pytest.mark.parametrize("name", ["accelerate", "torchrun", "deepspeed", "environment"])
+@pytest.mark.parametrize("asked", [None, sourced(2, "a.yaml:9 (num_processes)")])
+def test_ddp_under_a_launcher_of_one_process(name: str, asked: Sourced[int] | None) -> None:
+    made = plan(request("ddp", world_size=asked), launcher=launched(1, name))
+    assert (made.strategy, made.world_size, made.rehearsal) == ("single", 1, False)
+    assert made.notices == (f"a.yaml:2 (distributed_type): {name} runs one process, thus without DDP",)
+
+
+def test_ddp_without_a_launcher() -> None:
+    hint = "plain python starts one process: use accelerate launch or torchrun"
+    line = f"a.yaml:2 (distributed_type): asks for DDP, but {hint}"
+    assert refusal(lambda: plan(request("ddp"), launcher=launched(1, "python"))) == line
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
+def test_one_process_of_what_shards_runs_as_it_is(strategy: str) -> None:
+    assert plan(request(strategy), launcher=launched(1, "accelerate")).strategy == strategy
+
+
+def test_a_second_partition_that_does_not_divide_the_processes() -> None:
+    origins = {"deepspeed.zero_optimization.zero_hpz_partition_size": origin("ds.json:4 (hpz)")}
+    zero = {"stage": 3, "zero_hpz_partition_size": 16}
+    asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
+    assert refusal(lambda: plan(asks)) == "ds.json:4 (hpz): 16: must divide the number of processes, 2"
+    assert plan(asks, world=32).strategy == "zero3"
+
+
+def test_a_compiler_of_the_file_and_none_in_the_config() -> None:
+    origins = {"dynamo": origin("a.yaml:4 (dynamo_backend)")}
+    asks = request("ddp", dynamo={"backend": "inductor"}, origins=origins)
+    assert plan(asks).compile
+    config = TrainConfig(task="m:T", max_steps=10)
+    line = "train.yaml:7: compile: false: disagrees with a.yaml:4 (dynamo_backend); keep one of the two"
+    assert refusal(lambda: resolve(config, asks, launched(), CPU, {"compile": origin(SAID)})) == line
+
+
+# Learning rate
+
+
+@pytest.mark.parametrize(("rule", "lr"), [("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)])
+def test_the_learning_rate_follows_the_batch(rule: str, lr: float) -> None:
+    scaling = {"lr_scaling": rule, "reference_batch_size": 16} if rule != "none" else {}
+    made = plan(None, world=4, micro_batch_size=16, lr=1e-3, **scaling)
+    assert made.lr == pytest.approx(lr, rel=1e-12)
+    assert (made.lr_reference, made.lr_scaling, made.global_batch_size) == (1e-3, rule, 64)
+    assert made.reference_batch_size == (64 if rule == "none" else 16)
+
+
+def test_the_learning_rate_of_the_json_is_scaled_too() -> None:
+    made = plan(with_optimizer(lr=1e-4), micro_batch_size=8, lr_scaling="linear", reference_batch_size=4)
+    assert (made.lr_reference, made.lr) == (1e-4, pytest.approx(4e-4, rel=1e-12))
+
+
+def test_what_is_written_beside_the_run() -> None:
+    told = plan(request("fsdp", mixed_precision=asked("bf16")), micro_batch_size=4).as_dict()
+    half = {"communication_data_type": "bf16", "zero_optimization": {"stage": 2}}
+    assert plan(request(deepspeed=half)).precision["reduction"] == "bf16"
+    assert told["precision"] == {"parameters": "fp32", "compute": "bf16", "reduction": "fp32", "buffers": "fp32"}
+    assert {"strategy", "world_size", "launcher", "device", "mixed_precision", "global_batch_size", "lr"} <= set(told)

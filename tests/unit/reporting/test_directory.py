@@ -1,0 +1,124 @@
+"""The folder of a run: a finished one stays as it is, and only what runs wrote is deleted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from one_process import checkpoint, fit, losses, rows, steps
+from run_folders import everything
+
+from trainer import ConfigError
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path)
+    (tmp_path / "checkpoints" / ".step-00000006.part").mkdir()
+    before = everything(tmp_path)
+    capsys.readouterr()
+    assert fit(tmp_path, resume="auto").step == 8
+    assert capsys.readouterr().out == "finished already at step 8; nothing to do\n"
+    assert fit(tmp_path, resume=str(checkpoint(tmp_path, 8))).step == 8
+    assert everything(tmp_path) == before
+    with pytest.raises(ConfigError, match="seed: 0 -> 7"):
+        fit(tmp_path, resume="auto", seed=7)
+
+
+def test_a_run_that_was_killed_before_its_model_was_written_writes_it(tmp_path: Path) -> None:
+    fit(tmp_path, max_steps=6)
+    model, summary = tmp_path / "model" / "model.safetensors", tmp_path / "summary.json"
+    of_six, said = model.read_bytes(), summary.read_text()
+    fit(tmp_path, resume="auto")
+    of_eight = model.read_bytes()
+    # Killed behind the last checkpoint: model and summary are those of the run that ended at step 6.
+    model.write_bytes(of_six)
+    summary.write_text(said)
+    fit(tmp_path, resume="auto")
+    assert model.read_bytes() == of_eight != of_six and json.loads(summary.read_text())["steps"] == 8
+    model.unlink()
+    fit(tmp_path, resume="auto")
+    assert model.read_bytes() == of_eight and len(rows(tmp_path)) == 8
+
+
+# -- what --overwrite deletes ----------------------------------------------------------------------
+
+
+def refused(folder: Path, names: str, **settings: object) -> None:
+    before = everything(folder)
+    with pytest.raises(
+        ConfigError, match=rf"output_dir: .*holds files that no run wrote \({names}\); they are not del"
+    ):
+        fit(folder, overwrite=True, **settings)
+    assert everything(folder) | {str(folder): before[str(folder)]} == before
+
+
+def test_overwrite_keeps_what_looks_like_a_runs(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "net.py").write_text("class Net: ...")
+    (tmp_path / "config.yaml").write_text("mine: true")
+    refused(tmp_path, "config.yaml, model")
+    (tmp_path / "plan.json").write_text('{"my": "plan"}')
+    refused(tmp_path, "config.yaml, model, plan.json")
+
+
+@pytest.mark.parametrize(
+    "name", ["thesis.tex", "model", "best/notes", "checkpoints/notes.txt", "checkpoints/step-1", ".git"]
+)
+def test_overwrite_keeps_what_lies_among_a_runs_files(name: str, tmp_path: Path) -> None:
+    fit(tmp_path, max_steps=2)
+    if name == "model":
+        (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "net.py")
+    else:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    refused(tmp_path, name.removesuffix("/notes"))
+
+
+def test_overwrite_deletes_all_that_a_run_wrote(tmp_path: Path) -> None:
+    fit(tmp_path / "run", max_steps=4)
+    shutil.copytree(checkpoint(tmp_path / "run", 4), tmp_path / "run" / "checkpoints" / "step-00000003.damaged")
+    (tmp_path / "run" / ".model.part").mkdir()
+    fit(tmp_path / "run", max_steps=2, overwrite=True)
+    fit(tmp_path / "new", max_steps=2)
+    assert steps(tmp_path / "run") == [2] and list(losses(tmp_path / "run")) == [1, 2]
+    left = [
+        sorted(str(p.relative_to(tmp_path / name)) for p in (tmp_path / name).rglob("*")) for name in ("run", "new")
+    ]
+    assert left[0] == left[1]
+
+
+def test_checkpoints_on_another_disk_are_emptied_and_stay_linked(tmp_path: Path) -> None:
+    disk, out = tmp_path / "disk", tmp_path / "run"
+    disk.mkdir()
+    out.mkdir()
+    (out / "checkpoints").symlink_to(disk)
+    fit(out, max_steps=4)
+    assert (out / "checkpoints").is_symlink() and sorted(os.listdir(disk)) == ["step-00000002", "step-00000004"]
+    fit(out, max_steps=2, overwrite=True)
+    assert (out / "checkpoints").is_symlink() and sorted(os.listdir(disk)) == ["step-00000002"]
+    (disk / "other.txt").write_text("mine")
+    refused(out, "checkpoints/other.txt")
+
+
+def test_files_of_a_run_that_are_links_are_not_written_through(tmp_path: Path) -> None:
+    fit(tmp_path / "run", max_steps=2)
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run" / "log.txt").unlink()
+    (tmp_path / "run" / "log.txt").symlink_to(tmp_path / "mine")
+    with pytest.raises(ConfigError, match=r"holds log.txt as a link, through which another file would be changed"):
+        fit(tmp_path / "run", resume="auto")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_refused_run_leaves_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("ten years of work")
+    before = everything(tmp_path)
+    for settings in ({}, {"resume": "auto"}, {"overwrite": True}):
+        with pytest.raises(ConfigError, match="output_dir"):
+            fit(tmp_path, **settings)  # type: ignore[arg-type]
+    assert everything(tmp_path) | {str(tmp_path): before[str(tmp_path)]} == before

@@ -1,0 +1,58 @@
+"""The lock of a run's folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from one_process import fit
+from run_folders import another_run
+
+from trainer import ConfigError
+from trainer.reporting.lock import LOCK, FolderLock, Locked
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def test_a_child_that_outlives_the_run_holds_no_lock(tmp_path: Path) -> None:
+    """Forked data workers look every five seconds whether their parent is there; a restart must not wait for them."""
+    with another_run(tmp_path, "leave a child") as held:
+        assert held.stdout is not None
+        child = int(held.stdout.readline())
+        held.wait()
+        try:
+            FolderLock(tmp_path).release()
+        finally:
+            os.kill(child, 9)
+
+
+def test_trainings_of_one_process_share_the_lock(tmp_path: Path) -> None:
+    first = fit(tmp_path, max_steps=2)
+    assert fit(tmp_path, max_steps=4, resume="auto").step == 4 and first.step == 2
+
+
+def test_a_lock_that_a_refused_run_deleted_is_made_again(tmp_path: Path) -> None:
+    first = FolderLock(tmp_path)
+    assert first.new and not first.was_ours
+    first.release(undo=True)
+    assert not (tmp_path / LOCK).exists()
+    FolderLock(tmp_path).release()
+    second = FolderLock(tmp_path)
+    assert second.was_ours and not second.new
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "mine")
+    with pytest.raises(ConfigError, match=r"output_dir: .*cannot be made: Too many levels of symbolic links"):
+        fit(tmp_path / "run")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_who_has_the_lock_is_told(tmp_path: Path) -> None:
+    with another_run(tmp_path) as held:
+        assert held.stdout is not None and held.stdout.readline()
+        with pytest.raises(Locked, match=f"process {held.pid} on "):
+            FolderLock(tmp_path)

@@ -1,0 +1,253 @@
+"""The pages for people: what they say of names and defaults holds, and every example on them runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doc_pages import API, MAKE_API, examples, write_files
+from launchers import ROOT
+
+import trainer
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def test_api_page_is_what_the_script_makes() -> None:
+    # Without regard to line breaks: argparse sets them in other places in other versions of Python.
+    assert MAKE_API.make(API).split() == API.split(), "run: make docs"
+
+
+def test_public_names_and_methods_have_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making the page fails without one, or where a name is left out."""
+    monkeypatch.setattr(trainer.Task.build_data, "__doc__", None)
+    with pytest.raises(ValueError, match=r"Task\.build_data has no docstring"):
+        MAKE_API.make(API)
+    monkeypatch.undo()
+    monkeypatch.setattr(trainer, "launch_all", print, raising=False)
+    monkeypatch.setattr(trainer, "__all__", [*trainer.__all__, "launch_all"])
+    with pytest.raises(ValueError, match="has no <!-- api launch_all -->"):
+        MAKE_API.make(API)
+
+
+def test_docstrings_name_the_arguments_that_there_are() -> None:
+    wrong = []
+    for name in trainer.__all__:
+        thing = getattr(trainer, name)
+        members = MAKE_API.public_members(thing) if inspect.isclass(thing) else {}
+        functions = {f"{name}.{key}": value for key, value in members.items() if inspect.isfunction(value)}
+        for full, function in {name: thing, **functions}.items():
+            if full in ("TrainConfig",) or (inspect.isclass(thing) and issubclass(thing, Exception)):
+                continue
+            told, known = MAKE_API.documented_arguments(function), inspect.signature(function).parameters
+            wrong += [f"{full} has no {argument}" for argument in told if argument not in known]
+            if dataclasses.is_dataclass(function):
+                wrong += [f"{full} does not tell of {argument}" for argument in known if argument not in told]
+    assert wrong == []
+
+
+def test_api_examples_run(module_folder: Path) -> None:
+    write_files(API)
+    namespace: dict[str, Any] = {"__name__": "examples", "trainer": trainer}
+    exec("import torch", namespace)
+    ran = 0
+    for language, text in examples(API):
+        if language == "python" and not re.match(r"# \w+\.py\n", text):
+            exec(compile(text, "docs/api.md", "exec"), namespace)
+            ran += 1
+    assert ran >= 9
+    told = re.search(r"\*Attributes\*\n\n((?:- .*\n)+)", MAKE_API.entry("TrainState", []))
+    assert told is not None
+    names = re.findall(r"`(\w+)`(?=[,:])", told[1])
+    assert len(names) > 10 and [name for name in names if not hasattr(namespace["state"], name)] == []
+
+
+def test_task_methods_are_called_in_the_order_of_the_page(module_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without those of checkpoints, which may be asked for their state at any time."""
+    [(_, order)] = re.findall(r"<!-- api (Task) (.+) -->", API)
+    methods = [name for name in order.split() if "state_dict" not in name and name != "save_extras"]
+    write_files(API)
+    from line import Line  # type: ignore[import-not-found]
+
+    called: list[str] = []
+
+    def noting(name: str) -> Any:
+        def method(self: trainer.Task, *given: Any) -> Any:
+            called.append(name)
+            # What a task overrides itself is not called a second time by the default of another method.
+            return getattr(Line, name)(self, *given)
+
+        return method
+
+    noted = type("Noted", (Line,), {name: noting(name) for name in methods})
+    run = trainer.Trainer(noted(), trainer.TrainConfig(task="line:Line", output_dir="run", max_steps=2))
+    run.fit()
+    run.close()
+    assert list(dict.fromkeys(called)) == methods
+
+
+# -- docs/coming_from.md ------------------------------------------------------------------------------------------
+
+
+COMING_FROM = (ROOT / "docs" / "coming_from.md").read_text()
+KEYS = {field.name for field in dataclasses.fields(trainer.TrainConfig)}
+VERSIONS = (5, 17), (5, 23)  # of transformers, the first and the last that the page is for
+HOLD_NO_PLACES = ("Defaults that differ", "Schedules")  # tables of values
+
+
+def rows(title: str) -> Iterator[tuple[list[str], str, str]]:
+    """Names, the remark behind them, and their place here, of each row of the tables below a headline."""
+    below = re.split(rf"^##+ {re.escape(title)}\n", COMING_FROM, flags=re.MULTILINE)[1]
+    for line in re.split(r"^##+ ", below, flags=re.MULTILINE)[0].splitlines():
+        if found := re.match(r"\| ((?:`[^`]+`(?:, )?)+) ?(.*?) ?\| (.+) \|$", line):
+            yield re.findall(r"`([^`]+)`", found[1]), found[2], found[3]
+
+
+def names(title: str) -> list[str]:
+    return [name for found, _, _ in rows(title) for name in found]
+
+
+def members(name: str) -> set[str]:
+    """What can stand behind ``Task.`` and the like: members, fields, arguments, attributes that its docstring names."""
+    if name == "trainer":
+        return set(trainer.__all__)
+    thing = getattr(trainer, name)
+    told = MAKE_API.entry("TrainState", []) if name in ("Trainer", "TrainState") else ""
+    attributes = re.findall(r"`(\w+)`(?=[,:])", told)
+    return {*dir(thing), *inspect.signature(thing).parameters, *attributes}
+
+
+def refusal(**settings: Any) -> str:
+    """What a training config says of settings; nothing if it takes them."""
+    try:
+        trainer.TrainConfig(task="a:B", max_steps=1, **settings)
+    except trainer.ConfigError as error:
+        return str(error)
+    return ""
+
+
+def launch_keys() -> set[str]:
+    """Keys that an accelerate YAML may have, at its top or in a section."""
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.launch import launch_command_parser
+
+    arguments = {action.dest for action in launch_command_parser()._actions}
+    return arguments | {field.name for field in dataclasses.fields(ClusterConfig)}
+
+
+def test_places_that_are_named_exist() -> None:
+    titles = re.findall(r"^##+ (.+)\n", COMING_FROM, re.MULTILINE)
+    places = [(found, ours) for title in titles if title not in HOLD_NO_PLACES for found, _, ours in rows(title)]
+    assert len(places) > 250
+    known, wrong = launch_keys(), []
+    for found, ours in places:
+        key = re.match(r"`(\w+)(?:: [^`]+)?`", ours)
+        launch = re.match(r"launch file: `(\w+)(?:: \w+)?`", ours)
+        if not (
+            (key and key[1] in KEYS)
+            or (launch and launch[1] in known)
+            or re.match(r"`(Task|Data|Trainer|TrainState|TrainConfig|StepInfo|Callback|trainer)\.", ours)
+            or re.match(r"not (needed|offered)\b", ours)
+        ):
+            wrong.append((found, ours))
+    assert wrong == []
+    named = re.findall(r"`(Task|Data|Trainer|TrainState|TrainConfig|StepInfo|Callback|trainer)\.(\w+)", COMING_FROM)
+    assert {f"{owner}.{name}" for owner, name in named if name not in members(owner)} == set()
+
+
+def test_every_field_of_training_arguments_is_there() -> None:
+    import transformers
+
+    installed = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    assert VERSIONS[0] <= installed, "older than what the page is for"
+    here = set()
+    for found, remark, _ in rows("TrainingArguments"):
+        since = re.fullmatch(r"\*\((\d+)\.(\d+)\)\*", remark)
+        first = (int(since[1]), int(since[2])) if since else VERSIONS[0]
+        assert VERSIONS[0] <= first <= VERSIONS[1], found
+        if first <= installed:
+            here.update(found)
+    assert here == {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+
+
+def test_defaults_are_as_the_page_says() -> None:
+    import transformers
+
+    theirs = {field.name: field.default for field in dataclasses.fields(transformers.TrainingArguments)}
+    ours = {field.name: field.default for field in dataclasses.fields(trainer.TrainConfig)}
+    _, below = COMING_FROM.split("### Defaults that differ\n")
+    table = re.findall(r"^\| `(\w+)` \| `(.+?)` \| `(\w+)` \| `(.+?)`", below.partition("\n#")[0], re.MULTILINE)
+    assert len(table) == 9
+    for name, value, key, our_value in table:
+        assert json.loads(value) == theirs[name], name
+        assert json.loads(our_value) == ours[key], key
+
+
+def test_trainer_callbacks_and_schedules_of_transformers_are_there() -> None:
+    import transformers
+    from transformers.trainer_utils import SchedulerType
+
+    told = set(names("Arguments and methods of the Trainer"))
+    arguments = inspect.signature(transformers.Trainer).parameters
+    assert set(arguments) <= told <= {*arguments, *dir(transformers.Trainer)}
+    hooks = {name for name in vars(transformers.TrainerCallback) if name.startswith("on_")}
+    assert set(names("TrainerCallback")) == hooks
+    assert set(names("Schedules")) == {kind.value for kind in SchedulerType}
+    ours = [re.match(r"`([\w:]+)`", place) for _, _, place in rows("Schedules")]
+    assert [found[1] for found in ours if found and "unknown schedule" in refusal(schedule=found[1])] == []
+
+
+def test_every_call_of_accelerate_is_there() -> None:
+    import accelerate
+
+    told, arguments = set(names("Calls")), inspect.signature(accelerate.Accelerator).parameters
+    members = {name for name in dir(accelerate.Accelerator) if not name.startswith("_")}
+    methods = {name for name in members if callable(getattr(accelerate.Accelerator, name))}
+    assert {*arguments, *methods} <= told <= {*arguments, *members, *dir(accelerate)}
+
+
+@pytest.mark.parametrize("title", ["TrainingArguments", "Arguments of the Trainer"])
+def test_configs_answer_other_tools_names_with_ours(title: str) -> None:
+    wrong = []
+    for found, _, ours in rows(title):
+        key = re.match(r"`(\w+)", ours)
+        if key is None or key[1] not in KEYS:
+            continue
+        for name in set(found) - KEYS:
+            with pytest.raises(trainer.ConfigError) as caught:
+                trainer.load_config(["--task", "a:B", "--max_steps", "1", f"--{name}", "1"])
+            if f"did you mean {key[1]!r}?" not in str(caught.value):
+                wrong.append(str(caught.value))
+    assert wrong == []
+
+
+def test_translated_scripts_train(module_folder: Path) -> None:
+    """The side that is ours, with a model and reviews that are small enough."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "good", "bad", "film"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained("tiny")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForSequenceClassification(BertConfig(vocab_size=len(words), **small)).save_pretrained("tiny")
+    Path("reviews.csv").write_text("text,label\n" + "good film,1\na bad film,0\n" * 40)
+
+    write_files(COMING_FROM)
+    more = {"reviews": ["--task_settings.name", "tiny", "--lr", "0.01"], "digits": [], "diabetes": []}
+    last = {}
+    for name, settings in more.items():
+        loaded = trainer.load_config(["--config", f"{name}.yaml", *settings])
+        run = trainer.Trainer(*trainer.load_task(loaded), origins=loaded.origins)
+        last[name] = run.fit()
+        run.close()
+    assert last["reviews"]["eval/accuracy"] == 1 and Path("runs/reviews/model/tokenizer.json").exists()
+    assert last["digits"]["eval/accuracy"] > 0.7
+    assert last["diabetes"]["eval/error"] < 1

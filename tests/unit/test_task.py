@@ -1,0 +1,31 @@
+"""Where the class of a task is looked for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As examples/configs/digits_cnn.yaml finds examples/digits_cnn.py."""
+    from trainer.config.load import load_config
+    from trainer.errors import ConfigError
+    from trainer.script import load_task
+
+    (tmp_path / "project" / "configs").mkdir(parents=True)
+    (tmp_path / "project" / "only_here.py").write_text("import trainer\nclass Mine(trainer.Task):\n    pass\n")
+    config = tmp_path / "project" / "configs" / "train.yaml"
+    config.write_text("task: only_here:Mine\nepochs: 1\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(ConfigError, match="no module 'only_here' here, beside the config, in the script's folder or"):
+        load_task(load_config(["--config", str(config)]))
+    monkeypatch.chdir(tmp_path)
+    task, _ = load_task(load_config(["--config", str(config)]))
+    assert type(task).__name__ == "Mine"

@@ -1,0 +1,175 @@
+"""Run by torchrun under one layout: models and tasks as users bring them, one training after the other.
+
+    torchrun ... tests/workers/brought.py '{"file": {"accel_config": ...}, "folder": ..., "names": [...]}'
+
+Each leaves ``<folder>/<name>.json`` with its losses, norms, evaluation and notices, or the error that ended it, and
+its exported model. All in one process: a launch costs more than a training of this size.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from brought_language import PRETRAINED, Language
+from brought_tasks import (
+    GLOBAL_BATCH,
+    STEPS,
+    Bent,
+    Buffers,
+    Edges,
+    Empty,
+    FrozenInOptimizer,
+    FrozenNorm,
+    HalfOptimized,
+    Later,
+    Names,
+    Narrow,
+    NoLoss,
+    OnSomeRanks,
+    Outside,
+    Patience,
+    Plain,
+    Reports,
+    Scalar,
+    ShapeOne,
+    TensorSummary,
+    Unused,
+)
+
+import trainer
+from trainer import Task, TrainConfig, Trainer, TrainState
+from trainer.launching import Launched, launch
+
+CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
+    "plain": (Plain, {}),
+    "unused": (Unused, {"find_unused_parameters": True, "weight_decay": 0.1}),
+    "unused_unsaid": (Unused, {"weight_decay": 0.1}),
+    "on_some_ranks": (OnSomeRanks, {"find_unused_parameters": True}),
+    "on_some_ranks_accumulated": (OnSomeRanks, {"find_unused_parameters": True, "micro_batch_size": 2}),
+    "on_some_ranks_unsaid": (OnSomeRanks, {}),
+    "later_unsaid": (Later, {}),
+    "scalar": (Scalar, {}),
+    "empty": (Empty, {}),
+    "narrow": (Narrow, {}),
+    "narrow_bf16": (Narrow, {"mixed_precision": "bf16"}),
+    "bent": (Bent, {}),
+    "half_optimized": (HalfOptimized, {"max_grad_norm": 0.5}),
+    "frozen_in_optimizer": (FrozenInOptimizer, {}),
+    "outside": (Outside, {}),
+    "names": (Names, {"evaluation_batch_size": 2}),
+    "reports": (Reports, {}),
+    "edges": (Edges, {"evaluation_batch_size": 3}),
+    "frozen_norm": (FrozenNorm, {}),
+    "buffers": (Buffers, {"micro_batch_size": 2, "max_steps": 8}),
+    "shape_one": (ShapeOne, {}),
+    "no_loss": (NoLoss, {}),
+    "tensor_summary": (TensorSummary, {}),
+    "patience": (
+        Patience,
+        {"eval_every": 2, "best_metric": "eval/loss", "early_stop_patience": 2, "max_steps": 20},
+    ),
+    "llama": (lambda: Language(kind="llama"), {}),
+    "llama_tied": (lambda: Language(kind="llama_tied"), {}),
+    "gpt2": (lambda: Language(kind="gpt2"), {}),
+    "bert": (lambda: Language(kind="bert"), {}),
+    "pretrained": (lambda: Language(folder=PRETRAINED[0]), {}),
+    "pretrained_bf16": (lambda: Language(folder=PRETRAINED[0]), {"mixed_precision": "bf16"}),
+    "lora": (lambda: Language(kind="lora"), {}),
+    "lora_bf16": (lambda: Language(kind="lora"), {"mixed_precision": "bf16"}),
+    "lora_narrow": (lambda: Language(kind="lora_narrow"), {}),
+    "lora_narrow_bf16": (lambda: Language(kind="lora_narrow"), {"mixed_precision": "bf16"}),
+    "lora_saved": (lambda: Language(kind="lora_saved"), {}),
+    "bert_masked": (lambda: Language(kind="bert_masked"), {"find_unused_parameters": True}),
+}
+
+
+def configured(world: int, **settings: Any) -> TrainConfig:
+    micro = settings.pop("micro_batch_size", GLOBAL_BATCH // world)
+    return TrainConfig(
+        **{
+            "task": "brought_tasks:Plain",
+            "micro_batch_size": micro,
+            "global_batch_size": GLOBAL_BATCH,
+            "max_steps": STEPS,
+            "lr": 0.01,
+            "eps": 1e-4,  # far above rounding, of which Adam would take the sign
+            "log_every": 1,
+            **settings,
+        }
+    )
+
+
+def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    build, settings = CASES[name]
+    config = configured(launched.plan.world_size, output_dir=str(folder / name), **settings)
+    try:
+        run = Trainer(build(), config, launch(config, **told["file"]))
+        rows = []
+        for info in run.steps():
+            assert info.metrics is not None
+            more = {key: info.metrics[key] for key in ("error", "at", "high") if key in info.metrics}
+            rows.append({"loss": info.metrics["loss"], "grad_norm": info.metrics["grad_norm"], **more})
+        run.export(folder / name / "model")
+        found = {
+            "rows": rows,
+            "evaluation": run.last_evaluation,
+            "notices": run.facts["notices"],
+            "model_class": type(run.model).__name__,
+            "world_size": run.accelerator.num_processes,
+            "trainable": run.trainable,
+            "dtypes": sorted({str(p.dtype) for p in run.model.parameters() if p.requires_grad}),
+            "training": [name for name, module in run.model.named_modules() if not module.training],
+        }
+        run.close()
+        return found
+    except trainer.TrainerError as error:
+        if name in told.get("ends", ()):
+            raise  # the other ranks wait inside of a collective
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def train_two(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trainings side by side on one launch, in a loop of one's own: the losses of each."""
+    world = told["world"]
+    configs = [configured(world, output_dir=str(folder / "two" / name)) for name in ("plain", "scalar")]
+    launched = launch(configs[0], **told["file"])
+    states = [TrainState(task, config, launched) for task, config in zip((Plain(), Scalar()), configs, strict=True)]
+    losses: dict[str, list[float]] = {"plain": [], "scalar": []}
+    for windows in zip(*(state.windows() for state in states), strict=True):
+        for state, window, found in zip(states, windows, losses.values(), strict=True):
+            step = 0.0
+            for number, micro in enumerate(window.micros, 1):
+                with state.strategy.micro_step(boundary=number == len(window.micros)):
+                    share = state.task.training_step(state.model, micro.batch) * (micro.weight / window.samples)
+                    state.strategy.backward(share * world)
+                step += share.detach()
+            state.strategy.finish_step()
+            state.advance(window)
+            found.append(float(state.accelerator.reduce(step, "sum")))
+    for state in states:
+        state.save()
+        state.export(state.directory.path / "model")
+        state.close()
+    return losses
+
+
+def main() -> None:
+    told = json.loads(sys.argv[-1])  # the deepspeed launcher puts its own words first
+    folder = Path(told["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    world = told["world"]
+    PRETRAINED.append(told["pretrained"])
+    launched = launch(configured(world), **told["file"])
+    for name in told["names"]:
+        found = train_two(folder, told) if name == "two" else train(launched, folder, name, told)
+        if launched.accelerator.is_main_process:
+            (folder / f"{name}.json").write_text(json.dumps(found))
+            print(name, found.get("error", "fine"), flush=True)
+
+
+if __name__ == "__main__":
+    trainer.run_and_exit(main)

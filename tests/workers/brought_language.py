@@ -1,0 +1,92 @@
+"""Pretrained language models as users bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer import Data, Task
+
+
+def hugging_face(kind: str) -> Callable[[], nn.Module]:
+    """Small models as people build them."""
+
+    def build() -> nn.Module:
+        from transformers import (
+            AutoModelForCausalLM,
+            AutoModelForMaskedLM,
+            AutoModelForSequenceClassification,
+            BertConfig,
+            GPT2Config,
+            LlamaConfig,
+        )
+
+        small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+        if kind == "llama":
+            config: Any = LlamaConfig(vocab_size=40, num_key_value_heads=2, max_position_embeddings=32, **small)
+            return AutoModelForCausalLM.from_config(config)
+        if kind == "llama_tied":
+            config = LlamaConfig(vocab_size=40, num_key_value_heads=2, tie_word_embeddings=True, **small)
+            return AutoModelForCausalLM.from_config(config)
+        if kind == "gpt2":
+            return AutoModelForCausalLM.from_config(
+                GPT2Config(
+                    vocab_size=40,
+                    n_embd=16,
+                    n_layer=2,
+                    n_head=2,
+                    n_positions=32,
+                    resid_pdrop=0.0,
+                    embd_pdrop=0.0,
+                    attn_pdrop=0.0,
+                )
+            )
+        off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        config = BertConfig(vocab_size=40, max_position_embeddings=32, num_labels=3, **off, **small)
+        if kind == "bert_masked":
+            return AutoModelForMaskedLM.from_config(config)
+        return AutoModelForSequenceClassification.from_config(config)
+
+    return build
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language(Task):
+    """A transformers model from a configuration, or from a folder (``from_pretrained``)."""
+
+    kind: str = "llama"
+    folder: str = ""
+
+    def build_data(self) -> Data:
+        ids = torch.randint(0, 40, (32, 10), generator=torch.Generator().manual_seed(3))
+        return Data(train=[{"ids": row, "label": row.sum() % 3} for row in ids])
+
+    def build_model(self) -> nn.Module:
+        if self.kind.startswith("lora"):
+            from peft import LoraConfig, get_peft_model
+
+            base = hugging_face("llama_tied" if self.kind == "lora_saved" else "llama")()
+            saved = ["lm_head"] if self.kind == "lora_saved" else None
+            if self.kind == "lora_narrow":
+                base.to(torch.bfloat16)
+            targets = ["q_proj", "v_proj"]
+            settings = LoraConfig(r=4, target_modules=targets, modules_to_save=saved, task_type="CAUSAL_LM")
+            return get_peft_model(base, settings)
+        if not self.folder:
+            return hugging_face(self.kind)()
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(self.folder)
+        assert model.dtype == torch.bfloat16, "as the file has it"
+        return model
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        labels = batch["label"] if self.kind == "bert" else batch["ids"]
+        return model(input_ids=batch["ids"], labels=labels).loss
+
+
+PRETRAINED: list[str] = []  # the folder of a small Llama of bfloat16

@@ -1,0 +1,272 @@
+"""Models and tasks as users bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from trainer import Data, Plan, Task
+
+GLOBAL_BATCH, STEPS = 8, 6
+
+
+class Numbers:
+    """Eight random numbers a sample, their sum to be predicted, and the sample's number."""
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(size, 8, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, at: int) -> dict[str, Tensor]:
+        return {"x": self.x[at], "y": self.x[at].sum(0, keepdim=True), "at": torch.tensor(at)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Task):
+    size: int = 64
+
+    def build_data(self) -> Data:
+        return Data(train=Numbers(self.size), evaluation=Numbers(10, seed=1))
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return F.mse_loss(model(batch["x"]), batch["y"])
+
+
+class Unused(Plain):
+    """A layer that the loss never reaches; weight decay moves it, as it moves one of gradient zero."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.left = nn.Linear(8, 1), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+
+class OnSomeRanks(Plain):
+    """Two heads of one shape: a few samples go through the second, the others through the first."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor, at: Tensor) -> Tensor:
+            hidden, second = self.body(x).tanh(), at % 8 == 0
+            output = torch.zeros(len(x), 1)
+            for head, chosen in ((self.one, ~second), (self.two, second)):
+                if chosen.any():
+                    output[chosen] = head(hidden[chosen])
+            return output
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return F.mse_loss(model(batch["x"], batch["at"]), batch["y"])
+
+
+class Later(Plain):
+    """A layer that the loss reaches from the third forward pass on, evaluations not counted."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.passes = nn.Linear(8, 1), nn.Linear(8, 1), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += self.training
+            return self.one(x) + (self.two(x) if self.passes > 2 else 0)
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+
+class Scalar(Plain):
+    """A learnt scalar, as CLIP's logit_scale, and one that is frozen."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 1)
+            self.scale = nn.Parameter(torch.tensor(0.5))
+            self.fixed = nn.Parameter(torch.tensor(2.0), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.scale.shape == (), "the model sees a scalar"
+            return self.layer(x) * self.scale.exp() * self.fixed
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+
+class Empty(Plain):
+    """A parameter without elements."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.register_parameter("nothing", nn.Parameter(torch.zeros(0)))
+        return model
+
+
+class Narrow(Plain):
+    """Weights of bfloat16, as from_pretrained gives them, and a step that casts its inputs to them."""
+
+    def build_model(self) -> nn.Module:
+        return super().build_model().to(torch.bfloat16)
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return F.mse_loss(model(batch["x"].bfloat16()).float(), batch["y"])
+
+
+class Bent(Plain):
+    """A convolution in channels_last, and a transposed weight."""
+
+    def build_model(self) -> nn.Module:
+        model = nn.Sequential(
+            nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 2), nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 1)
+        ).to(memory_format=torch.channels_last)
+        model[3].weight = nn.Parameter(torch.randn(4, 3).t())
+        return model
+
+
+class HalfOptimized(Plain):
+    """An optimizer over the head only, while the rest would learn as well."""
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return SGD(model[2].parameters(), lr=plan.lr)  # type: ignore[index, union-attr]
+
+
+class FrozenInOptimizer(Plain):
+    """A frozen layer among the optimizer's parameters, one group of them all its own."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model[0].requires_grad_(False)
+        return model
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return AdamW([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=plan.lr)  # type: ignore[index, union-attr]
+
+
+OUTSIDE = nn.Parameter(torch.ones(3))
+
+
+class Outside(Plain):
+    """A parameter in the optimizer that is not in the model."""
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return SGD([*model.parameters(), OUTSIDE], lr=plan.lr)
+
+
+class Names(Plain):
+    """Metrics by domain: each batch reports those that it holds, and one sample alone has a name of its own."""
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        at = batch["at"].double()
+        found: dict[str, Any] = {"all": at}
+        for name, mask in (("low", at < 5), ("high", at >= 5), ("rare", at == 9)):
+            if mask.any():
+                found[name] = at[mask]
+        return found
+
+
+class Reports(Plain):
+    """Values beside the loss: a mean, a sum with a weight, and one for each example."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        output = model(batch["x"])
+        loss = F.mse_loss(output, batch["y"])
+        at = batch["at"].double()
+        return loss, {
+            "error": (output - batch["y"]).abs().mean().detach(),
+            "at": at,
+            "high": (at[at > 32].sum(), (at > 32).sum()),
+        }
+
+
+class Edges(Plain):
+    """A batch whose first tensor does not begin with the examples."""
+
+    def build_data(self) -> Data:
+        def collate(items: Any) -> dict[str, Tensor]:
+            return {"edges": torch.zeros(2, 5), **torch.utils.data.default_collate(items)}
+
+        return Data(train=Numbers(self.size), evaluation=Numbers(10, seed=1), collate=collate)
+
+
+class FrozenNorm(Plain):
+    """A BatchNorm that build_model left in evaluation mode: its statistics stay, and its weights learn."""
+
+    def build_model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        model[1].eval()
+        return model
+
+
+class Buffers(Plain):
+    """Large whole numbers, flags, and counters that are replaced instead of changed; some samples weigh nothing."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 1)
+            self.register_buffer("large", torch.tensor([2**60 + 1, 7]))
+            self.register_buffer("flag", torch.tensor(True))
+            self.register_buffer("replaced", torch.zeros(()))
+            self.register_buffer("changed", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.replaced = self.replaced + len(x)
+                self.changed += len(x)
+            return self.layer(x)
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+    def weight(self, batch: Any) -> float:
+        return float((batch["at"] % 64 >= 8).sum())
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        counts = (batch["at"] % 64 >= 8).float()
+        return ((model(batch["x"]) - batch["y"])[:, 0] ** 2 * counts).sum() / counts.sum()
+
+
+class ShapeOne(Plain):
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return super().training_step(model, batch).reshape(1)
+
+
+class NoLoss(Plain):
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return (model(batch["x"]) - batch["y"])[:, 0] ** 2
+
+
+class TensorSummary(Plain):
+    def summarize(self, metrics: dict[str, float]) -> Mapping[str, Any]:
+        return {name: torch.tensor(value) for name, value in metrics.items()}
+
+
+class Patience(Plain):
+    """Evaluations that only get worse."""
+
+    def summarize(self, metrics: dict[str, float]) -> Mapping[str, float]:
+        object.__setattr__(self, "seen", getattr(self, "seen", 0) + 1)
+        return {"loss": float(self.seen)}  # type: ignore[attr-defined]

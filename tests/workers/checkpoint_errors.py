@@ -1,0 +1,155 @@
+"""Run by torchrun under one strategy: what every rank must say alike when checkpoints cannot be written or taken.
+
+    torchrun ... tests/workers/checkpoint_errors.py ACCEL_YAML FOLDER
+
+Each case is a training of its own in the same processes; ``results.json`` holds what each rank saw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from resuming import Odd
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import trainer
+from trainer import Callback, Plan, StepInfo, TrainConfig, Trainer
+from trainer.checkpoint import discover, store
+from trainer.launching import Launched, launch
+from trainer.strategies import strategy_class
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(Odd):
+    """The layers that learn, and the step at which one rank's loss is lost."""
+
+    learns: tuple[str, ...] = ("embedding", "middle", "back", "scale")
+    lost_at: int = 0
+    rates: bool = False
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.partition(".")[0] in self.learns)
+        return model
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        if not self.rates:
+            return super().build_optimizer(model, plan)
+        learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        halves = [{"params": learning[:2], "momentum": 0.0, "limit": float("inf")}, {"params": learning[2:]}]
+        return torch.optim.SGD(halves, lr=plan.lr, momentum=0.9)
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().training_step(model, batch)
+        lost = self.seen["steps"] == self.lost_at and os.environ["RANK"] == "1"
+        return loss * float("nan") if lost else loss
+
+
+class Holds(Callback):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None: ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"value": self.value}
+
+
+def configured(folder: Path, **settings: Any) -> TrainConfig:
+    given = {
+        "max_steps": 4, "save_every": 2, "keep_last": 9, "log_every": 100, "lr": 0.05, "micro_batch_size": 12,
+        "global_batch_size": 24, **settings,
+    }  # fmt: skip
+    return TrainConfig(task="checkpoint_errors:Case", output_dir=str(folder), **given)
+
+
+def built(launched: Launched, task: Case, folder: Path, *callbacks: Callback, **settings: Any) -> Trainer:
+    launched.accelerator.free_memory()  # of the case before, which may not have come to its end
+    strategy = strategy_class(launched.plan.strategy)(launched.plan, launched.accelerator)
+    launched = dataclasses.replace(launched, strategy=strategy)
+    return Trainer(task, configured(folder, **settings), launched, callbacks=callbacks)
+
+
+def said(work: Callable[[], Any]) -> str:
+    try:
+        work()
+    except trainer.TrainerError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def steps(folder: Path) -> list[int]:
+    return [found.step for found in discover.listing(folder / "checkpoints")]
+
+
+def differences(run: Trainer, path: Path) -> list[str]:
+    """The parameters that are not those of a checkpoint, and those whose optimizer state is another one."""
+    kept, strategy = discover.inspect(path).open(), run.strategy
+    wrong = []
+    for shard in (*strategy.shards(), *strategy.frozen_shards()):
+        out = torch.empty_like(shard.tensor)
+        kept.ranges.read(str(kept.kind(shard.name)), shard.name, shard.start, out)
+        wrong += [] if torch.equal(out, shard.tensor) else [shard.name]
+        held = strategy.optimizer.state.get(shard.holder, {}).get("exp_avg") if shard.holder is not None else None
+        if held is None:
+            continue
+        flat = getattr(held, "to_local", lambda held=held: held)().reshape(-1)
+        moment = flat[shard.offset : shard.offset + out.numel()]
+        out.zero_()  # of one that was frozen there is none
+        if kept.ranges.holds("optimizer.exp_avg", shard.name):
+            kept.ranges.read("optimizer.exp_avg", shard.name, shard.start, out)
+        wrong += [] if torch.equal(out, moment) else [f"exp_avg of {shard.name}"]
+    return wrong
+
+
+def main() -> None:
+    accel, folder = sys.argv[1], Path(sys.argv[2])
+    launched = launch(configured(folder), accel_config=accel)
+    rank, results = dist.get_rank(), {}
+
+    # One rank's loss is lost at step 3, which nobody logs; step 4 would be saved.
+    results["lost"] = (
+        said(lambda: built(launched, Case(lost_at=3), folder / "lost", max_steps=6).fit()),
+        steps(folder / "lost"),
+    )
+
+    # State that cannot be saved is the main process's to find out.
+    results["state"] = said(lambda: built(launched, Case(), folder / "state", Holds({1})))
+    go_on = built(launched, Case(), folder / "go_on", Holds({1}), on_save_error="continue")
+    results["go_on"] = said(go_on.fit), steps(folder / "go_on")
+
+    # Frozen and thawed.
+    first = ("embedding", "middle")
+    built(launched, Case(learns=first), folder / "first", max_steps=2).fit()
+    path = folder / "first" / "checkpoints" / store.name_of(2)
+    for name, learns in (("thawed", (*first, "back", "scale")), ("frozen", ("middle",)), ("other", ("back",))):
+        settings = {"resume": str(path), "allow_config_change": True}
+        run = built(launched, Case(learns=learns), folder / name, **settings)
+        results[name] = differences(run, path), said(run.fit), steps(folder / name)
+    results["ends"] = said(lambda: built(launched, Case(learns=first), folder / "ends", resume=str(path), max_steps=1))
+    finished = built(launched, Case(learns=first), folder / "first", resume="auto", max_steps=2)
+    results["finished"] = finished.fit() == {} and finished.step
+
+    # Groups of different settings, one of them infinite.
+    for name in ("groups", "again"):
+        settings = {"resume": str(folder / "groups" / "checkpoints" / store.name_of(2))} if name == "again" else {}
+        built(launched, Case(rates=True), folder / name, **settings).fit()
+    models = [(folder / name / "model" / "model.safetensors").read_bytes() for name in ("groups", "again")]
+    results["groups"] = models[0] == models[1]
+
+    (folder / f"results-{rank}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    trainer.run_and_exit(main)

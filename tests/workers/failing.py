@@ -1,0 +1,79 @@
+"""Tasks that go wrong on purpose; named on the command line as ``task=tests.workers.failing:Class``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from trainer import Plan
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from digits_cnn import DigitsCNN
+
+calls = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailsOnOneRank(DigitsCNN):
+    """Raises on one rank in the middle of training; the others only see a lost connection."""
+
+    bad_rank: int = 1
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        global calls
+        calls += 1
+        if calls == 3 and int(os.environ.get("RANK", "0")) == self.bad_rank:
+            raise RuntimeError(f"the cat sat on rank {self.bad_rank}")
+        return super().training_step(model, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminated(DigitsCNN):
+    """One rank gets SIGTERM, as a scheduler sends it before it takes the machine away."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        global calls
+        calls += 1
+        if calls == 3 and int(os.environ.get("RANK", "0")) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().training_step(model, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotANumber(DigitsCNN):
+    """The loss is lost."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().training_step(model, batch) * float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnOptimizer(DigitsCNN):
+    """Builds its optimizer itself, beside one in a DeepSpeed JSON."""
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return SGD(model.parameters(), lr=plan.lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalisedByBatch(DigitsCNN):
+    """Normalises each image by the others of its micro-batch: the loss depends on how the batch is dealt out."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByRank(DigitsCNN):
+    """Each rank has a loss of its own."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().training_step(model, batch) * (1 + int(os.environ.get("RANK", "0")))

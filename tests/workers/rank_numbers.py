@@ -1,0 +1,193 @@
+"""Run by torchrun under one strategy: several small trainings in one job, whose results go to a JSON file.
+
+torchrun --nproc_per_node 2 tests/workers/rank_numbers.py ACCEL_YAML FOLDER CASE...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import CatMetric, SpearmanCorrCoef
+from torchmetrics.classification import MulticlassAccuracy
+
+import trainer
+from trainer import Data, Task, TrainConfig, Trainer
+from trainer.launching import launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Task):
+    """A mean over unmasked targets, which is 0 / 0 where all are masked; ``hole`` is its mask's share."""
+
+    def build_data(self) -> Data:
+        return Data(train=masked_items())
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(3, 2)
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        errors = (model(batch["x"]) - batch["y"]).square().sum(-1) * batch["mask"]
+        return errors.sum() / batch["mask"].sum()
+
+    def weight(self, batch: Any) -> Tensor:
+        return batch["mask"].sum()
+
+
+def masked_items() -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        {
+            "x": torch.randn(3, generator=generator),
+            "y": torch.randn(2, generator=generator),
+            "mask": torch.tensor(float(index % 3 != 0)),
+        }
+        for index in range(22)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images(Task):
+    """A CNN with batch normalisation and, if asked for, dropout; ``scale`` of the loss lets fp16 overflow."""
+
+    norm: bool = True
+    dropout: float = 0.0
+    scale: float = 1.0
+
+    def build_data(self) -> Data:
+        generator = torch.Generator().manual_seed(2)
+        labels = torch.arange(44) % 4
+        images = torch.randn(44, 1, 6, 6, generator=generator) + labels[:, None, None, None]
+        items = [{"image": image, "label": label} for image, label in zip(images, labels, strict=True)]
+        return Data(train=items[:33], evaluation=items[33:])
+
+    def build_model(self) -> nn.Module:
+        normal = nn.BatchNorm2d(8) if self.norm else nn.GroupNorm(2, 8)
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 3), normal, nn.ReLU(), nn.Dropout(self.dropout), nn.Flatten(), nn.Linear(8 * 4 * 4, 4)
+        )
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch["image"]), batch["label"]) * self.scale
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        logits = model(batch["image"])
+        loss = F.cross_entropy(logits, batch["label"], reduction="none")
+        return {"loss": loss, "accuracy": (logits.argmax(-1) == batch["label"]).float()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Images):
+    """Measured by objects of torchmetrics, of both kinds: counters, and ones that keep all answers."""
+
+    measured: int = 1
+
+    def build_data(self) -> Data:
+        data = super().build_data()
+        return Data(train=data.train, evaluation=data.evaluation[: self.measured])
+
+    def build_metrics(self) -> dict[str, Any]:
+        return {"spearman": SpearmanCorrCoef(), "hits": MulticlassAccuracy(4, average="micro"), "ids": CatMetric()}
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        logits, labels = model(batch["image"]), batch["label"]
+        spearman = {"preds": logits[:, 0], "target": labels.float()}
+        return {"spearman": spearman, "hits": (logits, labels), "ids": labels, "loss": labels.float()}
+
+
+Case = Callable[[str, Path], dict[str, Any]]
+
+
+def train(task: Task, accel: str, folder: Path, **settings: Any) -> Trainer:
+    """A finished training."""
+    defaults = {"max_steps": 6, "micro_batch_size": 2, "log_every": 1, "optimizer": "sgd", "lr": 0.05}
+    config = TrainConfig(task="rank_numbers:x", output_dir=str(folder), **{**defaults, **settings})
+    made = Trainer(task, config, launch(config, accel_config=accel))
+    made.fit()
+    return made
+
+
+def result(made: Trainer) -> dict[str, Any]:
+    rows = [json.loads(line) for line in (made.directory.path / "metrics.jsonl").read_text().splitlines()]
+    buffers = {name: buffer.double().flatten().tolist() for name, buffer in made.model.named_buffers()}
+    return {
+        "losses": [row["loss"] for row in rows if "loss" in row],
+        "lrs": [row["lr"] for row in rows if "lr" in row],
+        "skipped": [row["skipped_steps"] for row in rows if "lr" in row],
+        "buffers": {name.removeprefix("module."): value for name, value in buffers.items()},
+        "buffer_types": sorted({str(buffer.dtype) for buffer in made.model.buffers()}),
+        "evaluation": made.last_evaluation,
+        "precision": made.plan.precision,
+        "mixed_precision": made.plan.mixed_precision,
+        "folder": str(made.directory.path),
+    }
+
+
+def masked(accel: str, folder: Path) -> dict[str, Any]:
+    return result(train(Masked(), accel, folder, accumulation_steps=2, micro_batch_size=1))
+
+
+def batch_norm(accel: str, folder: Path, precision: str | None = None) -> dict[str, Any]:
+    return result(train(Images(), accel, folder, evaluation_batch_size=3, mixed_precision=precision, lr=0.01))
+
+
+def batch_norm_bf16(accel: str, folder: Path) -> dict[str, Any]:
+    return batch_norm(accel, folder, "bf16")
+
+
+def curve_bf16(accel: str, folder: Path) -> dict[str, Any]:
+    return result(train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="bf16", lr=0.01))
+
+
+def curve_fp16(accel: str, folder: Path) -> dict[str, Any]:
+    return result(train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="fp16", lr=0.01))
+
+
+def overflow(accel: str, folder: Path) -> dict[str, Any]:
+    task = Images(norm=False, scale=20.0)
+    return result(train(task, accel, folder, mixed_precision="fp16", schedule="linear", max_steps=12, lr=1e-3))
+
+
+def dropout(accel: str, folder: Path) -> dict[str, Any]:
+    """Two equal runs; and what each rank's dropout does to the same input."""
+    runs = [
+        train(Images(dropout=0.5), accel, folder / name, deterministic=True, max_steps=4) for name in ("one", "two")
+    ]
+    made = result(runs[0]) | {"again": result(runs[1])}
+    return made | {"drawn": torch.rand(3).tolist()}
+
+
+def objects(accel: str, folder: Path) -> dict[str, Any]:
+    """Measured on 11 samples, and on one, of which the second rank has none."""
+    eleven, one = (train(Scored(measured=n), accel, folder / str(n), max_steps=1) for n in (11, 1))
+    return {"eleven": eleven.last_evaluation, "one": one.last_evaluation, "folder": str(eleven.directory.path)}
+
+
+CASES: dict[str, Case] = {
+    case.__name__: case
+    for case in (masked, batch_norm, batch_norm_bf16, curve_bf16, curve_fp16, overflow, dropout, objects)
+}
+
+
+def main() -> None:
+    accel, folder, *names = sys.argv[1:]
+    results = {}
+    for name in names:
+        mine = CASES[name](accel, Path(folder) / name)
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        results[name] = everyone
+    if dist.get_rank() == 0:
+        (Path(folder) / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    trainer.run_and_exit(main)

@@ -1,0 +1,161 @@
+"""How a global batch is cut into micro-batches and ranks, and the batches of a step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from ..errors import DataError
+from .augment import Augment, Items
+from .seeds import generator_of
+
+Order = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a global batch is cut: accumulation_steps x world_size micro-batches of micro_batch_size samples."""
+
+    rank: int
+    world_size: int
+    micro_batch_size: int
+    accumulation_steps: int
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.micro_batch_size * self.accumulation_steps * self.world_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """One micro-batch of this rank. ``weight`` 0 marks a filler, with which the rank takes part in the collectives."""
+
+    batch: Any
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """All micro-batches of one optimizer step. ``samples`` counts those of all ranks; ``end`` is the position after."""
+
+    micros: tuple[MicroBatch, ...]
+    samples: int
+    end: int
+
+
+def share(taken: Sequence[int] | Order, layout: Layout) -> list[list[int]]:
+    """Return this rank's micro-batches of one step, where all ranks together take ``taken``.
+
+    A short step has fewer micro-batches, the same number on every rank; the last of them is dealt out
+    evenly, and a rank may get an empty one.
+    """
+    per_micro = layout.micro_batch_size * layout.world_size
+    parts = []
+    for start in range(0, len(taken), per_micro):
+        block = taken[start : start + per_micro]
+        low = len(block) * layout.rank // layout.world_size
+        high = len(block) * (layout.rank + 1) // layout.world_size
+        parts.append([int(i) for i in block[low:high]])
+    return parts
+
+
+class TrainData(ABC):
+    """Windows of micro-batches, from any position.
+
+    Args:
+        augment: changes an item by the randomness of its (seed, epoch, sample).
+        weight_of: items in a batch where they are not the examples (tokens); None where they are.
+        drop_last: leave out the short last step of each epoch.
+        workers: loading processes of this rank.
+
+    Attributes:
+        size, steps_per_epoch: None for a stream, whose length is not known.
+    """
+
+    size: int | None = None
+    steps_per_epoch: int | None = None
+
+    def __init__(
+        self,
+        dataset: Any,
+        layout: Layout,
+        *,
+        seed: int,
+        collate: Callable[[Sequence[Any]], Any] | None = None,
+        augment: Augment | None = None,
+        weight_of: Callable[[Any], Any] | None = None,
+        drop_last: bool = False,
+        workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        self.items = Items(dataset, seed=seed, augment=augment)
+        self.layout, self.seed, self.drop_last = layout, seed, drop_last
+        self.weight_of, self.collate = weight_of, collate or default_collate
+        self.workers, self.pin_memory = workers, pin_memory
+
+    def loader(self, dataset: Any, position: int, **how: Any) -> DataLoader[Any]:
+        """Make torch's loader of what comes after ``position``."""
+        generator = generator_of(self.seed, self.layout.rank, position)
+        return DataLoader(dataset, num_workers=self.workers, pin_memory=self.pin_memory, generator=generator, **how)
+
+    def weigh(self, examples: int, batch: Any) -> float:
+        """Return the weight of a batch of ``examples``."""
+        return float(examples if self.weight_of is None else self.weight_of(batch))
+
+    @abstractmethod
+    def windows(self, position: int, steps: int) -> Iterator[Window]:
+        """Yield the next ``steps`` windows from ``position``, each fetched whole, so that its weight is known first."""
+
+    @abstractmethod
+    def epochs_at(self, position: int) -> float:
+        """Return the passes over the data after ``position`` samples; a stream counts finished ones."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return where the last window ended, as JSON."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Any]) -> int:
+        """Go on behind the window that ``state`` was taken after, on any layout; returns the position."""
+
+    @property
+    def skips(self) -> int:
+        """Count the samples that are read over before the next window."""
+        return 0
+
+    def lost_on_resume(self) -> str:
+        """Say what a resumed stream does not give again; empty if nothing is lost."""
+        return ""
+
+
+def is_stream(dataset: Any) -> bool:
+    """Tell whether data can only be read from its beginning: without length or indexing, or torch's IterableDataset.
+
+    Raises:
+        DataError: it is a loader, whose batches would be taken for items.
+    """
+    if isinstance(dataset, DataLoader):
+        raise DataError(
+            "Data holds a DataLoader where a data set belongs: give its .dataset, and its collate_fn as Data.collate; "
+            "batches, order and workers are made here, from the config"
+        )
+    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not indexed)
+
+
+def sized(dataset: Any, name: str) -> int:
+    """Return the length of a map-style data set.
+
+    Raises:
+        DataError: it has none, or is empty.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise DataError(f"Data.{name} is a {type(dataset).__name__}, without length and indexing")
+    if len(dataset) == 0:
+        raise DataError(f"Data.{name} is empty")
+    return len(dataset)
