@@ -95,8 +95,9 @@ def train(discriminator: trainer.TrainState, generator: trainer.TrainState) -> N
 def main() -> None:
     loaded = trainer.load_config(sys.argv[1:])
     _, config = trainer.load_task(loaded)
-    files = {"accel_config": loaded.accel_config, "deepspeed": loaded.deepspeed}
-    launched = trainer.launch(config, origins=loaded.origins, **files)
+    launched = trainer.launch(
+        config, origins=loaded.origins, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed
+    )
     states, folder = [], Path(config.output_dir)
     for name, task in (("discriminator", Discriminator()), ("generator", Generator())):
         own = dataclasses.replace(config, task=f"gan:{type(task).__name__}", output_dir=str(folder / name))

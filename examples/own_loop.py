@@ -28,8 +28,9 @@ def main() -> None:
     task, config = trainer.load_task(loaded)
     # Means of equal micro-batches are a mean; the trainer's own loop weights those of a short last step as well.
     config = dataclasses.replace(config, drop_last=True)
-    files = {"accel_config": loaded.accel_config, "deepspeed": loaded.deepspeed}
-    launched = trainer.launch(config, origins=loaded.origins, **files)
+    launched = trainer.launch(
+        config, origins=loaded.origins, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed
+    )
     state = trainer.TrainState(task, config, launched, origins=loaded.origins)
     accelerator, plan, model, optimizer = state.accelerator, state.plan, state.model, state.optimizer
 
