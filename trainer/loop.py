@@ -15,12 +15,11 @@ from torch import Tensor
 
 from .callbacks.base import Callback, StepInfo
 from .callbacks.configured import configured_callbacks
-from .config.load import every_steps
-from .config.train_config import TrainConfig
+from .config.train_config import TrainConfig, every_steps
 from .data.batches import Window
 from .data.evaluation import evaluation_batches
 from .distributed.exit import Stopped
-from .errors import DataError
+from .errors import DataError, Origin
 from .launching import Launched
 from .metrics import WeightedSums
 from .reporting.meter import told
@@ -37,7 +36,7 @@ class Trainer(TrainState):
         config: how long, with which batch, rate and so on.
         launched: the result of ``launch``; by default launched here, without files of its own.
         callbacks: called after the built-in ones; only saving comes after them.
-        where: home of each config value, for messages.
+        origins: of the config's values, by key, for messages.
 
     Raises:
         ConfigError, LaunchError, DataError: before the first step, on every rank.
@@ -50,10 +49,10 @@ class Trainer(TrainState):
         launched: Launched | None = None,
         *,
         callbacks: Sequence[Callback] = (),
-        where: Mapping[str, str] | None = None,
+        origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        called = configured_callbacks(config, callbacks, where or {})
-        super().__init__(task, config, launched, callbacks=called, where=where)
+        called = configured_callbacks(config, callbacks, origins or {})
+        super().__init__(task, config, launched, callbacks=called, origins=origins)
         self.callbacks: list[Callback] = called
         self.eval_every = every_steps(config.eval_every, self.steps_per_epoch)
         # The loader knows how many examples a batch has; the first tensor of a batch need not begin with them.

@@ -246,7 +246,7 @@ def test_translated_scripts_train(module_folder: Path) -> None:
     last = {}
     for name, settings in more.items():
         loaded = trainer.load_config(["--config", f"{name}.yaml", *settings])
-        run = trainer.Trainer(*trainer.load_task(loaded), where=loaded.where)
+        run = trainer.Trainer(*trainer.load_task(loaded), origins=loaded.origins)
         last[name] = run.fit()
         run.close()
     assert last["reviews"]["eval/accuracy"] == 1 and Path("runs/reviews/model/tokenizer.json").exists()

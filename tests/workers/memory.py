@@ -99,4 +99,4 @@ def exchange_bytes(strategy: Any) -> int:
 
 
 if __name__ == "__main__":
-    trainer.run(main)
+    trainer.run_and_exit(main)

@@ -121,4 +121,4 @@ class _Nothing:
 
 
 if __name__ == "__main__":
-    trainer.run(main)
+    trainer.run_and_exit(main)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config.fingerprint import fingerprint
 from ..distributed.exit import when_failing
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 from ..state import TrainState
 from ..text import did_you_mean
 from .base import Callback, StepInfo
@@ -29,17 +29,17 @@ class Tracking(Callback):
 
     Args:
         names: of trackers, as Accelerate calls them.
-        where: home of ``trackers``, for messages.
+        origin: of ``trackers``, for messages.
 
     Raises:
         ConfigError: there is no such tracker, or its package is not installed.
     """
 
-    def __init__(self, names: Sequence[str], *, where: str) -> None:
+    def __init__(self, names: Sequence[str], *, origin: Origin) -> None:
         self.names = list(names)
         self.started = False
         self.undo: list[Callable[[], None]] = []
-        check(self.names, where)
+        check(self.names, origin)
 
     def on_step(self, trainer: TrainState, info: StepInfo) -> None:
         if not trainer.is_main or (info.metrics is None and info.evaluation is None):
@@ -110,7 +110,7 @@ class Tracking(Callback):
             wandb_run.describe(accelerator.get_tracker("wandb", unwrap=True), trainer)
 
 
-def check(names: Sequence[str], where: str) -> None:
+def check(names: Sequence[str], origin: Origin) -> None:
     """Raise ``ConfigError`` for a name that is no tracker of Accelerate, or whose package is not installed."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
@@ -123,7 +123,7 @@ def check(names: Sequence[str], where: str) -> None:
         elif name not in installed:
             rule = "its package is not installed: pip install " + {"comet_ml": "comet-ml"}.get(name, name)
         if rule:
-            problems.append(Problem(where=where, key="trackers", value=name, rule=rule))
+            problems.append(Problem(origin=origin, value=name, rule=rule))
     if problems:
         raise ConfigError(problems)
 
@@ -135,7 +135,7 @@ def experiment_of(trainer: TrainState) -> str:
 
 def configuration(trainer: TrainState) -> dict[str, Any]:
     """Return what a tracker keeps beside the curves: plan.json, the settings that decide the numbers, the commit."""
-    left_out = ("homes", "files", "notices", "output_dir")
+    left_out = ("origins", "files", "notices", "output_dir")
     facts = {key: value for key, value in trainer.facts.items() if key not in left_out}
     return without_secrets(
         {

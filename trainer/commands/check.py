@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..config.arguments import COMMAND_LINE
+from ..config.arguments import split_command_line
 from ..config.documents import read_document
-from ..config.load import Loaded, load_config, split_command_line
+from ..config.load import Loaded, load_config
 from ..distributed.launcher import Launcher
-from ..errors import ConfigError, TrainerError
+from ..errors import COMMAND_LINE, ConfigError, TrainerError
+from ..launching.cpu_rehearsal import rehearsal_notices
 from ..launching.details import request_rows
-from ..launching.files.read import Request, kind_of, read_launch_file, rehearsal_notices
+from ..launching.files.read import kind_of, read_launch_file
+from ..launching.request import Request
 from ..launching.resolve import Machine, check_partitions, resolve
 from ..plan import Plan
 from ..reporting.banner import plan_rows
@@ -119,7 +121,7 @@ class _Check:
                     ]
             if self.args.build and task is not None:
                 alone = [] if self.requests else [self.catch(resolve, loaded.config, None, Launcher(name="python"),
-                                                             self.machine, loaded.where)]  # fmt: skip
+                                                             self.machine, loaded.origins)]  # fmt: skip
                 self.add_problems(build_problems(task, loaded, [plan for plan in [*plans, *alone] if plan is not None]))
 
     def _plan(self, loaded: Loaded, request: Request, task: Task | None) -> Plan:
@@ -129,7 +131,7 @@ class _Check:
         gpus = self.machine.gpus
         machine = self.machine if gpus in (0, local) or gpus > local else Machine(gpus=local)
         built_by = None if task is None else own_optimizer(task)
-        plan = resolve(loaded.config, request, launcher, machine, loaded.where, optimizer_built_by=built_by)
+        plan = resolve(loaded.config, request, launcher, machine, loaded.origins, optimizer_built_by=built_by)
         if machine is not self.machine and plan.device != "cpu":
             notice = f"this machine has {gpus} of the {local} GPUs that each machine needs"
             plan = dataclasses.replace(plan, notices=(*plan.notices, notice))

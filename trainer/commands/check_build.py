@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from ..errors import Problem, TrainerError
+from ..errors import Origin, Problem, TrainerError
 from ..launching.model import model_problems
 from ..text import did_you_mean
 
@@ -42,8 +42,8 @@ def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
         names = lines.attempt("evaluation_step", _evaluation_names, task, loaded, data, model)
         if names is not None and config.best_metric is not None and config.best_metric not in names:
             rule = f"the task measures no such value; {did_you_mean(config.best_metric, names)}"
-            where = loaded.where.get("best_metric", "TrainConfig")
-            lines.found.append(str(Problem(where=where, key="best_metric", value=config.best_metric, rule=rule)))
+            origin = loaded.origins.get("best_metric", Origin("TrainConfig", key="best_metric"))
+            lines.found.append(str(Problem(origin=origin, value=config.best_metric, rule=rule)))
     return list(dict.fromkeys(lines.found))
 
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.load import Loaded, load_config
-from ..errors import ConfigError, Problem
-from ..launching.files.read import Asked, Request, read_accelerate_file
+from ..errors import ConfigError, Origin, Problem, Sourced
+from ..launching.files.read import read_accelerate_file
+from ..launching.request import Request
 from ..script import load_task
 from ..text import columns
 from .runs import Run
@@ -90,7 +91,8 @@ def run(argv: Sequence[str]) -> int:
     batch = _global_batch(loaded, requests)
     alone = single_process_settings(requests, loaded)
     if alone is not None:
-        single = Request(strategy="single", strategy_where=ONE_PROCESS, world_size=Asked(value=1, where=ONE_PROCESS))
+        here = Origin(ONE_PROCESS)
+        single = Request(strategy="single", strategy_origin=here, world_size=Sourced(1, here))
         requests = {ONE_PROCESS: single, **requests}
     splits = {name: _split(batch, request, loaded) for name, request in requests.items()}
     shared = {**loaded.texts, **_OFF, "max_steps": str(args.steps), "log_every": "1", "overwrite": "false"}
@@ -178,12 +180,12 @@ def _global_batch(loaded: Loaded, requests: Mapping[str, Request]) -> int:
 
 
 def _world_size(request: Request) -> int:
-    origin, machines = request.strategy_where, request.num_machines
+    origin, machines = request.strategy_origin, request.num_machines
     if machines > 1:
         rule = "asks for several machines; the runs are compared on this one"
-        raise ConfigError(Problem(where=origin, key="num_machines", value=machines, rule=rule))
+        raise ConfigError(Problem(origin=origin.named("num_machines"), value=machines, rule=rule))
     if request.world_size is None:
-        raise ConfigError(Problem(where=origin, key="num_processes", rule="is missing"))
+        raise ConfigError(Problem(origin=origin.named("num_processes"), rule="is missing"))
     return request.world_size.value
 
 
@@ -199,7 +201,7 @@ def _split(batch: int, request: Request, loaded: Loaded) -> Split:
         micro = asked_micro.value
     if rest or not micro or share % micro or (asked_steps is not None and micro * asked_steps.value != share):
         rule = f"cannot cut the global batch of {batch}; set --global_batch_size to one that all files can cut"
-        raise ConfigError(Problem(where=request.strategy_where, key="num_processes", value=world, rule=rule))
+        raise ConfigError(Problem(origin=request.strategy_origin.named("num_processes"), value=world, rule=rule))
     return Split(strategy=request.strategy, world=world, micro_batch=micro, accumulation=share // micro)
 
 

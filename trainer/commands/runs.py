@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config.documents import read_document
 from ..config.train_config import DEFAULTS
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 
 ONLINE = "wandb:"
 
@@ -123,4 +123,4 @@ def _wandb_inspect(*words: str) -> str:
 
 
 def _unreadable(path: str | Path, rule: str) -> ConfigError:
-    return ConfigError(Problem(where=str(path), key="", rule=rule))
+    return ConfigError(Problem(origin=Origin(str(path)), rule=rule))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..config.arguments import COMMAND_LINE
-from ..errors import ConfigError, Problem
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 
 
 def usage_error(key: str, value: object, rule: str) -> ConfigError:
@@ -12,4 +11,4 @@ def usage_error(key: str, value: object, rule: str) -> ConfigError:
     Args:
         key: of the option; empty where the word has none.
     """
-    return ConfigError(Problem(where=COMMAND_LINE, key=key, value=value, rule=rule))
+    return ConfigError(Problem(origin=Origin(COMMAND_LINE, key=key), value=value, rule=rule))

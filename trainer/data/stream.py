@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from ..errors import ConfigError, DataError, Problem
+from ..errors import ConfigError, DataError, Origin, Problem
 from .batches import Layout, MicroBatch, TrainData, Window, share
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _as_it_is(read: Any) -> Any:
     return read
 
 
-def refuse_what_streams_cannot(config: TrainConfig, where: Mapping[str, str]) -> None:
+def refuse_what_streams_cannot(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
     """Raise ``ConfigError`` for settings that need a length, or more than one reader."""
     rules = {
         "epochs": (config.epochs is not None, "a stream has no known length; use max_steps"),
@@ -176,7 +176,7 @@ def refuse_what_streams_cannot(config: TrainConfig, where: Mapping[str, str]) ->
     for key in ("eval_every", "save_every"):
         rules[key] = isinstance(getattr(config, key), str), "a stream has no known length; use a number of steps"
     problems = [
-        Problem(where=where.get(key, "TrainConfig"), key=key, value=getattr(config, key), rule=rule)
+        Problem(origin=origins.get(key, Origin("TrainConfig", key=key)), value=getattr(config, key), rule=rule)
         for key, (broken, rule) in rules.items()
         if broken
     ]

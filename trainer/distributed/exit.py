@@ -45,7 +45,7 @@ class Stopped(Exception):
         self.signal = number
 
 
-def run(main: Callable[[], object]) -> NoReturn:
+def run_and_exit(main: Callable[[], object]) -> NoReturn:
     """Call ``main`` and leave the process with the right exit code, whatever happens."""
     try:
         main()

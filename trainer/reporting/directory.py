@@ -26,7 +26,7 @@ from ..checkpoint.export import exported_file
 from ..checkpoint.store import is_ours
 from ..checkpoint.untrusted import read_json
 from ..distributed.agreement import Control
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 from .lock import LOCK, FolderLock, Locked
 
 CHECKPOINTS = "checkpoints"
@@ -140,7 +140,7 @@ class RunDirectory:
             raise self._wrong(home, f"cannot be emptied: {error}") from None
 
     def _wrong(self, home: str, rule: str) -> ConfigError:
-        return ConfigError(Problem(where=home, key="output_dir", value=str(self.path), rule=rule))
+        return ConfigError(Problem(origin=Origin(home, key="output_dir"), value=str(self.path), rule=rule))
 
     def ended_at(self) -> int | None:
         """Return the step at which a run ended here, with its model written; None if none has."""

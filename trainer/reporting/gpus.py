@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..errors import ConfigError, Problem
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from ..text import did_you_mean
 
 
@@ -62,7 +62,7 @@ def gpu_of(text: str) -> Gpu:
     if found is None:
         near = did_you_mean(text, [gpu.name for gpu in KNOWN.values()])
         rule = f"not a GPU known here, nor memory such as 24GiB; {near}"
-        raise ConfigError(Problem(where="command line", key="gpu", value=text, rule=rule))
+        raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="gpu"), value=text, rule=rule))
     return found
 
 

@@ -150,8 +150,7 @@ class FSDP2(Strategy):
                 if learns
                 else "no such module"
             )
-            origin, _, key = self.plan.home("fsdp.ignored_modules").partition(" (")
-            raise ConfigError(Problem(where=origin, key=key.rstrip(")"), value=pattern, rule=rule))
+            raise ConfigError(Problem(origin=self.plan.origin("fsdp.ignored_modules"), value=pattern, rule=rule))
         for parameter in found:
             parameter.data = parameter.data.to(self.accelerator.device)
         return found
@@ -173,9 +172,8 @@ class FSDP2(Strategy):
         for name in asked:
             if name not in known:
                 rule = f"the model has no module of this class; {did_you_mean(name, known)}"
-                # Its home reads "file:line (key)".
-                where, _, key = self.plan.home("fsdp.transformer_cls_names_to_wrap").partition(" (")
-                raise ConfigError(Problem(where=where, key=key.rstrip(")"), value=name, rule=rule))
+                origin = self.plan.origin("fsdp.transformer_cls_names_to_wrap")
+                raise ConfigError(Problem(origin=origin, value=name, rule=rule))
 
     def verify(self) -> None:
         from torch.distributed.fsdp import FSDPModule

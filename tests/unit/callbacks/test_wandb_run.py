@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, "tests/workers")
 from tracked import fail, trained
-from trainer.distributed.exit import run
-run(lambda: {}(Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3]))))
+from trainer.distributed.exit import run_and_exit
+run_and_exit(lambda: {}(Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3]))))
 """
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...config.fingerprint import fingerprint
-from ...errors import ConfigError, Problem
+from ...errors import ConfigError, Origin, Problem
 from ...text import size
 from ..planner.costs import sent_by_plan
 from ..runs import Run
@@ -30,7 +30,7 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
     """
     if not any(map(_logged, runs)):
         paths = ", ".join(run.path for run in runs)
-        raise ConfigError(Problem(where=paths, key="", rule="no step was logged; there is nothing to compare"))
+        raise ConfigError(Problem(origin=Origin(paths), rule="no step was logged; there is nothing to compare"))
     names = _distinct_names(runs)
     groups = _group_by_settings(runs)
     main = max(groups, key=len)
