@@ -17,10 +17,10 @@ import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import trainer
+from trainer import Task
 from trainer.commands.planner.costs import case_of, sent_bytes
 from trainer.config.train_config import TrainConfig
 from trainer.launching import launch
-from trainer.optim.optimizers import build_optimizer
 
 STEPS = 10
 
@@ -42,7 +42,7 @@ def main() -> None:
     )  # fmt: skip
     parameters = sum(parameter.numel() for parameter in model.parameters())
     formula = sent_bytes(case_of(plan.as_dict()), parameters, trainable=parameters)
-    strategy.prepare(model, build_optimizer(model, plan))
+    strategy.prepare(model, Task().build_optimizer(model, plan))
     ids = torch.ones(1, 8, dtype=torch.long)
     begin = 0
     for step in range(STEPS + 2):  # the first two set buffers and orders up

@@ -28,7 +28,6 @@ from .distributed.agreement import Control
 from .errors import DEFAULT, ConfigError, DataError, Origin, Problem
 from .launching import Launched, launch
 from .optim.ema import Average
-from .optim.optimizers import state_slots
 from .optim.schedule import check_schedule
 from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
@@ -192,7 +191,7 @@ class TrainState:
             parameters=self.parameters,
             trainable_parameters=self.trainable,
             optimizer=plan.optimizer if own is None else f"{type(optimizer).__name__} of {own}",
-            state_bytes_per_rank=max(self.control.gather(self.strategy.state_bytes(state_slots(optimizer)))),
+            state_bytes_per_rank=max(self.control.gather(self.strategy.state_bytes())),
             output_dir=str(self.directory.path),
             checkpoint_bytes=self.saver.bytes,
             notices=[*plan.notices, *notices],

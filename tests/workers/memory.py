@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import trainer
+from trainer import Task
 from trainer.commands.planner.costs import case_of, footprint, parts_of
 from trainer.config.train_config import TrainConfig
 from trainer.launching import launch
-from trainer.optim.optimizers import build_optimizer, state_slots
 
 sys.path.insert(0, "examples")
 
@@ -56,13 +56,13 @@ def main() -> None:
     strategy, plan = launched.strategy, launched.plan
     empty = live_bytes()
     model, loss_of = build(name)
-    parts, optimizer = parts_of(model), build_optimizer(model, plan)
-    case = case_of(plan.as_dict(), slots=state_slots(optimizer))
+    parts, optimizer = parts_of(model), Task().build_optimizer(model, plan)
+    case = case_of(plan.as_dict())
     strategy.prepare(model, optimizer)
     states = []
     for steps in (1, 2):
         strategy.plan = dataclasses.replace(plan, accumulation_steps=steps)
-        states.append(strategy.state_bytes(case.slots))
+        states.append(strategy.state_bytes())
     del model, optimizer
     measured = []
     for boundaries in ([True], [True], [False, True]):

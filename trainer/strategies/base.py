@@ -226,18 +226,20 @@ class Strategy(ABC):
 
     # -- what it holds ----------------------------------------------------------------------------
 
-    def state_bytes(self, slots: int) -> int:
+    def state_slots(self) -> int:
+        """Count the full-precision tensors that the optimizer keeps per parameter: Adam and its kin 2, momentum 1."""
+        settings = self.optimizer.param_groups[0]
+        return 2 if "betas" in settings else int(bool(settings.get("momentum", 0)))
+
+    def state_bytes(self) -> int:
         """Measure the model states of this rank in bytes, wherever they lie: what is there, and what a step adds.
 
-        Counts the prepared model's parameters, the optimizer's own full-precision copies of them, ``slots`` tensors
-        of optimizer state for each tensor that it steps, and ``gradient_bytes``; no buffers, no activations.
-
-        Args:
-            slots: full-precision tensors per parameter that the optimizer keeps (Adam 2, momentum 1, SGD 0).
+        Counts the prepared model's parameters, the optimizer's own full-precision copies of them, ``state_slots``
+        tensors for each that it steps, and ``gradient_bytes``; no buffers, no activations.
         """
         stepped = {shard.holder for shard in self.shards() if shard.holder is not None}
         kept = stepped.union(self.model.parameters())
-        return local_bytes(kept) + slots * local_bytes(stepped) + self.gradient_bytes()
+        return local_bytes(kept) + self.state_slots() * local_bytes(stepped) + self.gradient_bytes()
 
     def gradient_bytes(self) -> int:
         """Return the bytes of all gradients that this rank keeps at once within a step."""

@@ -249,13 +249,13 @@ class ZeRO(Strategy):
         with deepspeed.zero.GatheredParameters([parameter]):
             return parameter.data.clone()
 
-    def state_bytes(self, slots: int) -> int:
+    def state_bytes(self) -> int:
         # Stage 3 keeps slices of all parameters, beside the small ones that stay whole. With offload the optimizer's
         # gradients are there from the start, and in stages 1 and 2 what goes back to the device.
         beside = [getattr(parameter, "ds_tensor", None) for parameter in self.model.parameters()]
         beside += [holder.grad for holder in {shard.holder for shard in self.shards()} if holder is not None]
         beside += getattr(self.zero, "param_buffer_of_bit16_for_cpu_offload_groups", [])
-        return super().state_bytes(slots) + local_bytes(tensor for tensor in beside if tensor is not None)
+        return super().state_bytes() + local_bytes(tensor for tensor in beside if tensor is not None)
 
     def gradient_bytes(self) -> int:
         kept: list[Any] = self.trainable
