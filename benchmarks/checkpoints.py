@@ -36,7 +36,6 @@ from torch import Tensor, nn
 
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
-from trainer.checkpoint.snapshot import live_pieces
 from trainer.launching import Launched, launch
 from trainer.strategies import strategy_class
 
@@ -127,7 +126,7 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path) -> 
     rank = launched.accelerator.process_index
     for _ in one.steps():  # so that the optimizer has its state; saves step 1
         pass
-    mine = [tensor.detach().clone() for _, tensor in live_pieces(one) if tensor.dim()]
+    mine = [tensor.detach().clone() for _, tensor in one._parts().pieces() if tensor.dim()]
     own = sum(tensor.numel() * tensor.itemsize for tensor in mine)
 
     raw, saved, stalls, copies, rises = [], [], [], [], []
@@ -140,11 +139,11 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path) -> 
         took, rose = rise(one.save)
         saved.append(took)
         rises.append(rose)
-        one.saver.config = replace(one.config, save_in_background=True)
+        one.saver.policy = replace(one.saver.policy, in_background=True)
         begin(one, 2)
         stalls.append(seconds(one.save))
         one.saver.finish()
-        one.saver.config = one.config
+        one.saver.policy = replace(one.saver.policy, in_background=False)
 
     begin(one, 0)
     places = (10, 10_000_000)

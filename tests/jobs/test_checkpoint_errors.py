@@ -30,3 +30,4 @@ def test_every_rank_says_the_same(strategy: str, tmp_path: Path) -> None:
     assert said["ends"].startswith("ConfigError: resume: max_steps: 1: ends the run at step 1, and ")
     assert said["finished"] == 2
     assert said["groups"], "the same bytes"
+    assert said["export"].startswith("CheckpointError: the model could not be written to ") and said["exported"]

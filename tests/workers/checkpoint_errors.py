@@ -148,6 +148,13 @@ def main() -> None:
     models = [(folder / name / "model" / "model.safetensors").read_bytes() for name in ("groups", "again")]
     results["groups"] = models[0] == models[1]
 
+    # A model that the main process cannot write, while the others are inside the collectives that gather it.
+    blocked = folder / "groups" / "config.yaml" / "model"
+    one = built(launched, Case(), folder / "export")
+    results["export"] = said(lambda: one.export(blocked))
+    one.export(folder / "export" / "model")
+    results["exported"] = (folder / "export" / "model" / "model.safetensors").is_file()
+
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ..strategies.tensors import canonical_state
 
 
-def adapter_names(model: nn.Module) -> dict[str, str]:
+def adapter_names(model: Any) -> dict[str, str]:
     """Return what the tensors of an unprepared model's active adapter are called in a file of peft, by their names.
 
     Empty for a model in which more learns than the adapter's file could hold: such a model is written as a whole.
@@ -23,7 +21,7 @@ def adapter_names(model: nn.Module) -> dict[str, str]:
     tensors = dict(canonical_state(model))
     # Whether an embedding was resized is asked of the hub otherwise; one that learns is looked for below.
     found = get_peft_model_state_dict(
-        model, state_dict=dict(tensors), adapter_name=_active(model), save_embedding_layers=False
+        model, state_dict=dict(tensors), adapter_name=str(model.active_adapter), save_embedding_layers=False
     )
     ours = {id(tensor): name for name, tensor in reversed(tensors.items())}
     if any(id(tensor) not in ours for tensor in found.values()):
@@ -35,7 +33,7 @@ def adapter_names(model: nn.Module) -> dict[str, str]:
 
 def save_adapter_config(model: Any, directory: Path) -> None:
     """Write ``adapter_config.json``, as ``PeftModel.save_pretrained`` does."""
-    config = model.peft_config[_active(model)]
+    config = model.peft_config[str(model.active_adapter)]
     if config.base_model_name_or_path is None:
         config.base_model_name_or_path = getattr(model.get_base_model(), "name_or_path", None) or None
     mode, config.inference_mode = config.inference_mode, True
@@ -43,7 +41,3 @@ def save_adapter_config(model: Any, directory: Path) -> None:
     mapping = {"base_model_class": base.__name__, "parent_library": base.__module__}
     config.save_pretrained(str(directory), auto_mapping_dict=None if config.task_type else mapping)
     config.inference_mode = mode
-
-
-def _active(model: Any) -> str:
-    return str(model.active_adapter)

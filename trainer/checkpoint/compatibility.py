@@ -16,12 +16,8 @@ from .parts import Parts
 def fingerprint(parts: Parts) -> dict[str, Any]:
     """Return what must stay the same for the loss curve to go on as if nothing had happened, as JSON reads it back."""
     form = parts.optimizer_form
-    built = {
-        "optimizer": form.kind,
-        "optimizer_groups": list(form.groups),
-        "schedule_class": type(parts.schedule).__name__,
-    }
-    found = of_settings({**parts.settings, **built})
+    built = {"optimizer": form.kind, "optimizer_groups": list(form.groups)}
+    found = of_settings({**parts.settings, **built, "schedule_class": type(parts.schedule).__name__})
     # The groups say what these settings became; the weights to start with are the checkpoint's.
     del found["optimizer_settings"], found["weights"]
     plain: dict[str, Any] = encode_plain(found, "mathematics")

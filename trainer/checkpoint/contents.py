@@ -79,8 +79,7 @@ class Contents:
         """Open the files ``names`` of a checkpoint; of its tensors only the headers are read.
 
         Raises:
-            CheckpointError: they hold what no checkpoint holds.
-            OSError: they cannot be read.
+            CheckpointError, OSError: they hold what no checkpoint holds, or cannot be read.
         """
         state = read_json(path_inside(folder, STATE))
         check_form(state, _STATE, STATE)
@@ -103,11 +102,7 @@ class Contents:
         return ModelFile(file=export["file"], names=export["names"]) if export else ModelFile()
 
     def check_model(self) -> None:
-        """Hold the tensors to those of the model.
-
-        Raises:
-            CheckpointError: one of them is not whole in the files.
-        """
+        """Hold the tensors to the model; ``CheckpointError`` if one of them is not whole in the files."""
         for name, shape, _ in self.model:
             self.ranges.check_whole(self.kind(name) or WEIGHTS[0], name, math.prod(shape))
             if self.ranges.holds("average", name):
@@ -120,11 +115,7 @@ def is_rank_file(name: str) -> bool:
 
 
 def state_text(state: Mapping[str, Any]) -> bytes:
-    """Return ``state.json`` as it is written.
-
-    Raises:
-        CheckpointError: it holds what JSON does not, or could not be read again.
-    """
+    """Return ``state.json`` as it is written; ``CheckpointError`` if it could not be read again."""
     try:
         text = (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
         parse_json(text)

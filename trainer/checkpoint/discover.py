@@ -57,11 +57,7 @@ class CheckpointInfo:
         return sum(int(fact["bytes"]) for fact in self.files.values())
 
     def open(self) -> Contents:
-        """Open it, once it was verified.
-
-        Raises:
-            CheckpointError: its files cannot be read any more.
-        """
+        """Open it, once it was verified; ``CheckpointError`` if its files cannot be read any more."""
         try:
             return Contents.of(self.path, self.files)
         except (CheckpointError, OSError) as error:
@@ -88,11 +84,7 @@ def sealed(manifest: Mapping[str, Any]) -> str:
 
 
 def listing(folder: Path) -> list[CheckpointInfo]:
-    """List the checkpoints in a folder, the newest first, inspected without reading their tensors.
-
-    Raises:
-        CheckpointError: the folder cannot be read.
-    """
+    """List the checkpoints in a folder, the newest first, inspected; ``CheckpointError`` if it cannot be read."""
     try:
         names = [entry for entry in folder.iterdir() if NAME.fullmatch(entry.name)]
     except (FileNotFoundError, NotADirectoryError):
@@ -159,14 +151,11 @@ def _check_files(info: CheckpointInfo) -> None:
         size = path_inside(info.path, name).lstat().st_size
         if size != fact["bytes"]:
             raise CheckpointError(f"{name} has {size} bytes instead of {fact['bytes']}")
-    folders = [info.path]
-    while folders:
-        for entry in folders.pop().iterdir():
-            name = entry.relative_to(info.path).as_posix()
-            if stat.S_ISDIR(entry.lstat().st_mode):
-                folders.append(entry)
-            elif name not in (MANIFEST, *info.files) and not entry.name.startswith("."):
-                raise CheckpointError(f"{name if name.isprintable() else ascii(name)} does not belong to it")
+    known = {MANIFEST, *info.files}
+    for entry in info.path.rglob("*"):
+        name = entry.relative_to(info.path).as_posix()
+        if not (name in known or entry.name.startswith(".") or stat.S_ISDIR(entry.lstat().st_mode)):
+            raise CheckpointError(f"{name if name.isprintable() else ascii(name)} does not belong to it")
 
 
 def verify(info: CheckpointInfo, agreement: Control | None = None) -> CheckpointInfo:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..distributed.agreement import Control
-from ..errors import CheckpointError
+from ..errors import CheckpointError, TrainerError
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
 from ..task import Task
@@ -66,36 +66,26 @@ def export_model(strategy: Strategy, agreement: Control, task: Task, form: Model
     Raises:
         CheckpointError: it cannot be written, or safetensors cannot hold it; what stood there before stays.
     """
-    problem = ""
-    try:
-        check_buffers(strategy)
-    except CheckpointError as error:
-        problem = str(error)
-    _raise_first(agreement.gather(problem))
+    if problem := next(filter(None, agreement.gather(changed_buffer(strategy))), ""):
+        raise CheckpointError(problem)
     strategy.agree_buffers()
-    entries = [(name, shape, dtype, tensor) for name, shape, dtype, tensor in strategy.named_tensors()]
-    entries = [entry for entry in entries if form.name(entry[0]) is not None]
-    tensors = (strategy.gather(name, handle).to(dtype) for name, _, dtype, handle in entries)
+    named = [entry for entry in strategy.named_tensors() if form.name(entry[0]) is not None]
+    tensors = (strategy.gather(name, handle).to(dtype) for name, _, dtype, handle in named)
 
     def save_beside(folder: Path) -> None:
         save_config(strategy.model, folder)
         task.save_extras(folder)
 
     if strategy.accelerator.is_main_process:
+        entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype, _ in named]
         try:
-            listed_there = [(str(form.name(name)), shape, dtype) for name, shape, dtype, _ in entries]
-            write_model(directory, form.file, listed_there, tensors, save_beside)
+            write_model(directory, form.file, entries, tensors, save_beside)
         except CheckpointError as error:
             problem = str(error)
     for _ in tensors:
         pass  # the other ranks; and the main one, where writing has failed while the others are inside a collective
-    _raise_first(agreement.gather(problem))
-
-
-def _raise_first(problems: Iterable[str]) -> None:
-    for problem in problems:
-        if problem:
-            raise CheckpointError(problem)
+    if problem := next(filter(None, agreement.gather(problem)), ""):
+        raise CheckpointError(problem)
 
 
 def write_model(
@@ -127,31 +117,24 @@ def write_model(
         except SafetensorError as error:
             raise CheckpointError(f"{part / file_name}: safetensors cannot read what was written: {error}") from None
         publish(directory)
-    except (OSError, CheckpointError) as error:
+    except (OSError, TrainerError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise CheckpointError(f"the model could not be written to {directory}: {error}") from None
 
 
-def check_buffers(strategy: Strategy) -> None:
-    """Hold the buffers of this rank to the shapes that the task built them with.
-
-    Raises:
-        CheckpointError: naming the first that has another one.
-    """
+def changed_buffer(strategy: Strategy) -> str:
+    """Say which buffer of this rank has another shape than the task built it with; empty if none has."""
     for name, shape, _, handle in strategy.named_tensors():
         if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape:
-            raise CheckpointError(
+            return (
                 f"the buffer {name} was built with shape {shape} and has {tuple(handle.shape)} now: a file of the "
                 "model cannot hold it; give it its full shape from the start, or register it with persistent=False"
             )
+    return ""
 
 
 def check_storable(model: nn.Module) -> None:
-    """Hold the parameters and buffers of an unprepared model to the dtypes of safetensors.
-
-    Raises:
-        CheckpointError: there is one that no file could hold.
-    """
+    """Hold an unprepared model to the dtypes of safetensors; ``CheckpointError`` names a tensor of another one."""
     for name, (_, dtype) in canonical_names(model).items():
         if not can_hold(dtype):
             raise CheckpointError(

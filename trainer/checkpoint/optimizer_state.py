@@ -64,26 +64,27 @@ class OptimizerForm:
                 f"{kind}.step wants a closure that computes the loss anew, perhaps several times; a step here has one "
                 "forward and backward pass: take another optimizer"
             )
-        names: dict[int, str] = {}
-        for name, tensor in canonical_state(model):
-            names.setdefault(id(tensor), name)
+        names = {id(tensor): name for name, tensor in reversed([*canonical_state(model)])}
         groups = tuple(
             {"names": [names[id(p)] for p in group["params"] if id(p) in names], "settings": settings(group)}
             for group in optimizer.param_groups
         )
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
-        for key, value, shape in _probe(optimizer, kind) if saved else ():
-            if isinstance(value, Tensor) and not can_hold(value.dtype):
-                raise _unsavable(kind, f"{key!r} as {value.dtype}: safetensors has no such dtype")
-            if isinstance(value, Tensor) and value.shape == shape:
-                ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
-            elif (isinstance(value, Tensor) and value.dim() == 0) or isinstance(value, int | float):
-                values[key] = isinstance(value, Tensor)
-            elif value is not None:
-                form = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                what = f"{key!r} {form} for a parameter of shape {tuple(shape)}"
-                raise _unsavable(kind, f"{what}: it cannot be saved by ranges of the parameter")
+        for tensor, state in _probe(optimizer, kind).items() if saved else ():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and not can_hold(value.dtype):
+                    raise _unsavable(kind, f"{key!r} as {value.dtype}: safetensors has no such dtype")
+                if isinstance(value, Tensor) and value.shape == tensor.shape:
+                    ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
+                elif (isinstance(value, Tensor) and value.dim() == 0) or isinstance(value, int | float):
+                    values[key] = isinstance(value, Tensor)
+                elif value is not None:
+                    form = (
+                        f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                    )
+                    what = f"{key!r} {form} for a parameter of shape {tuple(tensor.shape)}"
+                    raise _unsavable(kind, f"{what}: it cannot be saved by ranges of the parameter")
         return cls(kind=kind, ranges=ranges, values=values, groups=groups)
 
 
@@ -95,16 +96,12 @@ def _unsavable(kind: str, what: str) -> CheckpointError:
 
 
 def settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a parameter group as JSON would hold them, without the learning rate."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in group.items() if k not in _HIDDEN and is_plain(v)}
+    """Return the settings of a parameter group as JSON would hold them, without the learning rate."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in group.items() if k not in _HIDDEN and _is_plain(v)}
 
 
 def restore_settings(group: dict[str, Any], kept: Mapping[str, Any]) -> None:
-    """Give a group the encoded settings of another one, as far as it has them.
-
-    Raises:
-        CheckpointError: one is of another type.
-    """
+    """Give a group encoded settings, as far as it has them; ``CheckpointError`` where one is of another type."""
     for key in settings(group).keys() & kept.keys():
         value, now = decode(kept[key]), group[key]
         value = tuple(value) if isinstance(now, tuple) and isinstance(value, list) else value
@@ -113,19 +110,17 @@ def restore_settings(group: dict[str, Any], kept: Mapping[str, Any]) -> None:
         group[key] = value
 
 
-def is_plain(value: object) -> bool:
-    """Whether JSON holds a value as it is."""
+def _is_plain(value: object) -> bool:
+    """Tell whether JSON holds a value as it is."""
     if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
+        return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _probe(optimizer: Optimizer, kind: str) -> Iterator[tuple[str, Any, torch.Size]]:
-    """``(key, value, shape of its parameter)`` of the state that a step leaves."""
+def _probe(optimizer: Optimizer, kind: str) -> Mapping[Tensor, Mapping[str, Any]]:
+    """Return the state that a step leaves; ``CheckpointError`` where the step fails."""
     if optimizer.state:  # made with the optimizer (Adagrad of torch 2.11)
-        for tensor, state in optimizer.state.items():
-            yield from ((str(key), value, tensor.shape) for key, value in state.items())
-        return
+        return optimizer.state
     probe: Any = object.__new__(type(optimizer))  # shares the settings, and has state and parameters of its own
     probe.__dict__.update(optimizer.__dict__)
     probe.state = defaultdict(dict)
@@ -139,8 +134,8 @@ def _probe(optimizer: Optimizer, kind: str) -> Iterator[tuple[str, Any, torch.Si
             f"{kind}: a step on small parameters fails, so it is not known what state it keeps; take another "
             f"optimizer, or keep_last: 0 to train without checkpoints ({type(error).__name__}: {error})"
         ) from error
-    for tensor, state in probe.state.items():
-        yield from ((str(key), value, tensor.shape) for key, value in state.items())
+    state: Mapping[Tensor, Mapping[str, Any]] = probe.state
+    return state
 
 
 def _tiny(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -151,11 +146,8 @@ def _tiny(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
         yield tensor
 
 
-# -- reading it out -------------------------------------------------------------------------------
-
-
 def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> Iterator[tuple[str, Tensor]]:
-    """``(kind, tensor)`` of a shard: live 1-D ranges like the shard's own, and values without dimensions.
+    """Yield ``(kind, tensor)`` of a shard: live 1-D ranges like the shard's own, and values without dimensions.
 
     Raises:
         CheckpointError: the state has got a shape that it had not when the optimizer was looked at.
@@ -171,49 +163,48 @@ def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> Iterato
             raise CheckpointError(f"the optimizer keeps {key!r} for {shard.name}, which it did not at the start")
 
 
-# -- setting it -----------------------------------------------------------------------------------
-
-
-def load_state(strategy: Strategy, shards: Iterable[Shard], form: OptimizerForm, store: Ranges) -> list[str]:
+def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges) -> list[str]:
     """Give a fresh optimizer the state of a store; returns notices.
 
     A parameter that had no state (it never had a gradient) gets none, or zeros where it shares a flat group.
     """
     held: dict[int, list[Shard]] = defaultdict(list)
-    for shard in shards:
+    for shard in strategy.shards():
         held[id(shard.holder)].append(shard)
     notices = []
     for members in held.values():
         holder = members[0].holder
-        kinds = {shard.name: store.kinds(shard.name) for shard in members}
-        kept = {kind.removeprefix(PREFIX) for kinds_ in kinds.values() for kind in kinds_ if kind.startswith(PREFIX)}
-        if not kept:
-            continue
         assert holder is not None, "frozen parameters have no state"
+        kept: dict[str, list[Shard]] = defaultdict(list)
+        for shard in members:
+            for kind in store.kinds(shard.name):
+                if kind.startswith(PREFIX):
+                    kept[kind.removeprefix(PREFIX)].append(shard)
         state: dict[str, Any] = {}
-        for key in sorted(kept & set(form.ranges)):
-            state[key] = torch.zeros_like(holder, dtype=form.ranges[key], requires_grad=False)
-            flat = local(state[key]).view(-1)
-            for shard in members:
-                if PREFIX + key in kinds[shard.name]:
+        for key, shards in sorted(kept.items()):
+            if key in form.ranges:
+                state[key] = torch.zeros_like(holder, dtype=form.ranges[key], requires_grad=False)
+                flat = local(state[key]).view(-1)
+                for shard in shards:
                     out = flat[shard.offset : shard.offset + shard.tensor.numel()]
                     store.read(PREFIX + key, shard.name, shard.start, out)
-        for key in sorted(kept & set(form.values)):
-            found = {name: store.value(PREFIX + key, name) for name in kinds if PREFIX + key in kinds[name]}
-            largest = max(found.values(), key=float)
-            if any(value != largest for value in found.values()):
-                few = min(found, key=lambda name: float(found[name]))
-                notices.append(
-                    f"the optimizer keeps one {key} for {len(members)} parameters here: {largest:g} counts for all, "
-                    f"also for {few}, which had {float(found[few]):g}"
-                )
-            state[key] = _placed(largest, holder, strategy.optimizer) if form.values[key] else largest.item()
-        strategy.optimizer.state[holder] = state
+            elif key in form.values:
+                found = {shard.name: store.value(PREFIX + key, shard.name) for shard in shards}
+                largest, least = (choose(found, key=lambda name: float(found[name])) for choose in (max, min))
+                if found[largest] != found[least]:
+                    notices.append(
+                        f"the optimizer keeps one {key} for {len(members)} parameters here: {found[largest]:g} counts "
+                        f"for all, also for {least}, which had {float(found[least]):g}"
+                    )
+                value = found[largest]
+                state[key] = _placed(value, holder, strategy.optimizer) if form.values[key] else value.item()
+        if kept:
+            strategy.optimizer.state[holder] = state
     return notices
 
 
 def _placed(value: Tensor, holder: Tensor, optimizer: Optimizer) -> Tensor:
-    """Where torch keeps such a value: fused and capturable optimizers beside the parameter, others on the CPU."""
+    """Put a value where torch keeps it: fused and capturable optimizers beside the parameter, others on the CPU."""
     group = optimizer.param_groups[0]
     beside = group.get("fused") or group.get("capturable")
     return value.to(local(holder).device) if beside else value

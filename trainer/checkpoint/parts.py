@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..data.batches import TrainData
+from ..errors import CheckpointError
 from ..optim.ema import Average
 from ..strategies import Shard, Strategy
 from ..task import Task
-from .export import ModelFile, check_buffers
+from .export import ModelFile, changed_buffer
 from .optimizer_state import OptimizerForm, state_of
 from .ranges import Key
 
@@ -71,19 +72,15 @@ class Parts:
             named[f"{name}#{same + 1}" if same else name] = callback
         return named
 
-    def model(self) -> list[list[Any]]:
-        """List ``[name, shape, dtype]`` of what a model file holds, in its order."""
-        named = self.strategy.named_tensors()
-        return [[name, list(shape), str(dtype).removeprefix("torch.")] for name, shape, dtype, _ in named]
-
     def pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of all that this rank writes of model and optimizer; together the ranks write each element once.
 
         Raises:
             CheckpointError: the optimizer or a buffer has got another form than it had at the start.
         """
-        check_buffers(self.strategy)
         strategy, form = self.strategy, self.optimizer_form
+        if problem := changed_buffer(strategy):
+            raise CheckpointError(problem)
         averages = {shard.name: average for shard, average in self.average.parts()}
         for shard, low, high in self._dealt(strategy.shards()):
             start = shard.start + low
@@ -116,13 +113,11 @@ class Parts:
 
     def bytes(self) -> int:
         """Count what this rank will write, to within some kilobytes; known before the optimizer has any state."""
-        state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values())
-        state += 4 if self.average.parts() else 0
-        dealt = [(*part, state) for part in self._dealt(self.strategy.shards())]
-        dealt += [(*part, 0) for part in self._dealt(self.strategy.frozen_shards())]
-        buffers = [buffer for _, buffer in self.strategy.buffers()] if self.rank == 0 else []
-        whole = sum((high - low) * (shard.tensor.itemsize + more) for shard, low, high, more in dealt)
-        return whole + sum(buffer.numel() * buffer.itemsize for buffer in buffers)
+        state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values()) + 4 * bool(self.average.parts())
+        learning, frozen = self._dealt(self.strategy.shards()), self._dealt(self.strategy.frozen_shards())
+        count = sum((high - low) * (shard.tensor.itemsize + state) for shard, low, high in learning)
+        count += sum((high - low) * shard.tensor.itemsize for shard, low, high in frozen)
+        return count + (sum(buffer.nbytes for _, buffer in self.strategy.buffers()) if self.rank == 0 else 0)
 
     @torch.no_grad()
     def not_finite(self) -> str:

@@ -9,7 +9,7 @@ resharding and loading pretrained weights are the same code, and no rank ever ho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,13 +24,7 @@ _KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})", re.DOTALL)
 
 
 class Key(NamedTuple):
-    """What a tensor in a rank's file is a piece of; written ``kind/name/start``.
-
-    Args:
-        kind: ``parameter``, ``average``, ``optimizer.exp_avg``, ``buffer``, ...; without a slash.
-        name: the tensor's name; it may hold slashes.
-        start: first element of the piece within the flattened tensor.
-    """
+    """The name of a piece in a rank's file, ``kind/name/start``: its first element within the flattened tensor."""
 
     kind: str
     name: str
@@ -53,11 +47,7 @@ class Piece(NamedTuple):
 
 
 class Ranges:
-    """A store: pieces of tensors by (kind, name).
-
-    Args:
-        found: the pieces, in any order.
-    """
+    """A store: pieces of tensors by (kind, name), given in any order."""
 
     def __init__(self, found: Iterable[tuple[str, str, Piece]]) -> None:
         self._pieces: dict[tuple[str, str], list[Piece]] = {}
@@ -79,11 +69,7 @@ class Ranges:
         return (kind, name) in self._pieces
 
     def check_whole(self, kind: str, name: str, numel: int) -> None:
-        """Hold the pieces of a tensor of ``numel`` elements to give each of them once.
-
-        Raises:
-            CheckpointError: some stand in no file, or twice.
-        """
+        """Hold the pieces of a tensor of ``numel`` elements to give each once; else ``CheckpointError``."""
         at = 0
         for piece in self._pieces.get((kind, name), []):
             if piece.start > at:
@@ -113,11 +99,7 @@ class Ranges:
             raise CheckpointError(f"{kind} {name}: elements {at} to {end} are in no file")
 
     def whole(self, kind: str, name: str) -> Tensor:
-        """Read one whole tensor, flat, to the CPU.
-
-        Raises:
-            CheckpointError: there is none, or a part of it is in no file.
-        """
+        """Read one whole tensor, flat, to the CPU; ``CheckpointError`` where a part of it is in no file."""
         pieces = self._pieces.get((kind, name))
         if pieces is None:
             raise CheckpointError(f"{kind} {name}: is in no file")
@@ -126,11 +108,7 @@ class Ranges:
         return out
 
     def value(self, kind: str, name: str) -> Tensor:
-        """Read the one value that is kept of a parameter as a whole (Adam's step).
-
-        Raises:
-            CheckpointError: there is none, or more than one.
-        """
+        """Read the one value that is kept of a parameter (Adam's step); ``CheckpointError`` where there are more."""
         whole = self.whole(kind, name)
         if whole.numel() != 1:
             raise CheckpointError(f"{kind} {name}: holds {whole.numel()} values instead of one")
@@ -138,21 +116,15 @@ class Ranges:
 
 
 def of_rank_files(paths: Iterable[Path]) -> Ranges:
-    """Open the store of one of our checkpoints.
-
-    Raises:
-        CheckpointError: a file is no safetensors file, or holds what no checkpoint does.
-    """
-
-    def found() -> Iterator[tuple[str, str, Piece]]:
-        for path in paths:
-            for text, entry in read_header(path).items():
-                key = _KEY.fullmatch(text)
-                if key is None or len(entry.shape) > 1:
-                    raise CheckpointError(f"{path}: {text!r} of shape {entry.shape} is no range called kind/name/start")
-                yield key[1], key[2], Piece(path, int(key[3]), entry)
-
-    return Ranges(found())
+    """Open the store of one of our checkpoints; ``CheckpointError`` where a file holds what no checkpoint does."""
+    found = []
+    for path in paths:
+        for text, entry in read_header(path).items():
+            key = _KEY.fullmatch(text)
+            if key is None or len(entry.shape) > 1:
+                raise CheckpointError(f"{path}: {text!r} of shape {entry.shape} is no range called kind/name/start")
+            found.append((key[1], key[2], Piece(path, int(key[3]), entry)))
+    return Ranges(found)
 
 
 def of_model_folder(folder: Path, names: Mapping[str, str] | None = None) -> tuple[Ranges, dict[str, tuple[int, ...]]]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import set_seed
-from torch import Tensor, nn
+from torch import nn
 
 from ..data.seeds import seed_of
 from ..distributed.agreement import Control
@@ -59,7 +60,7 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     ]
     notices += _load_tensors(parts, store, places)
     if before["optimizer"] == now["optimizer"]:
-        notices += load_state(strategy, strategy.shards(), parts.optimizer_form, store)
+        notices += load_state(strategy, parts.optimizer_form, store)
     else:
         notices.append("the optimizer is another one: its state starts anew")
     if before["optimizer_groups"] == now["optimizer_groups"]:  # what a callback changed on the way
@@ -67,10 +68,7 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
             restore_settings(group, kept)
     strategy.load_scaler_state(state["scaler"])
     notices += restore_schedule(parts.schedule, state["schedule"])
-
-    def tensor_of(name: str) -> Tensor:
-        return store.whole("user", name)
-
+    tensor_of = partial(store.whole, "user")
     samples, told = _restore_data(parts, decode(state["data"], tensor_of))
     parts.task.load_state_dict(decode(state["task"], tensor_of))
     for name, callback in parts.named_callbacks().items():
@@ -198,8 +196,8 @@ def _restore_data(parts: Parts, data: Any) -> tuple[int, list[str]]:
 
 def _restore_rng(parts: Parts, store: Ranges, step: int, world: int) -> list[str]:
     if world == parts.world_size:
-        names = [name for name in rng.GENERATORS if store.holds(f"rng.{name}", str(parts.rank))]
-        known = {name: store.whole(f"rng.{name}", str(parts.rank)) for name in names}
+        rank = str(parts.rank)
+        known = {name: store.whole(f"rng.{name}", rank) for name in rng.GENERATORS if store.holds(f"rng.{name}", rank)}
         try:
             rng.write(known)
         except (KeyError, TypeError, ValueError, OverflowError, RuntimeError, AssertionError) as error:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .untrusted import Unreadable, check_form, dict_of, is_count, list_of, parse_json
+from .untrusted import Unreadable, check_form, is_count, list_of, parse_json
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -53,11 +53,7 @@ def can_hold(dtype: torch.dtype) -> bool:
 
 
 def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
-    """Return what stands before the tensors, which then follow in this order without gaps.
-
-    Raises:
-        CheckpointError: the format cannot hold a tensor of this name or dtype.
-    """
+    """Return what stands before tensors that follow in this order; ``CheckpointError`` if it cannot hold one."""
     fields: dict[str, object] = {_METADATA: {"format": "pt"}}
     offset = 0
     for name, shape, dtype in entries:
@@ -92,10 +88,10 @@ def read_header(path: Path) -> dict[str, Entry]:
         raise Unreadable(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
         fields = parse_json(text)
+        if not isinstance(fields, dict):
+            raise ValueError("the header is no mapping")
     except ValueError as error:
         raise CheckpointError(f"{path}: no readable safetensors file: {error}") from None
-    if not dict_of()(fields):
-        raise CheckpointError(f"{path}: no readable safetensors file: the header is no mapping")
     fields.pop(_METADATA, None)
     for name, field in fields.items():
         check_form(field, _ENTRY, f"{path}: {name!r}")

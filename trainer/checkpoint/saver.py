@@ -11,9 +11,10 @@ is in flight at most: the next one waits for it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -25,7 +26,7 @@ from ..errors import CheckpointError, TrainerError
 from ..text import size
 from . import discover, store
 from .contents import STATE
-from .disk import check_free, check_shared
+from .disk import FileFact, check_free, check_shared
 from .parts import Parts
 from .snapshot import Snapshot, describe, read_extras, take
 
@@ -86,7 +87,7 @@ class Saver:
         self.folder, self.agreement, self.policy, self.say = folder, agreement, policy, say
         self.last_step: int | None = None
         self.bytes = 0
-        self._extras: dict[str, bytes] | None = None
+        self._extras: Mapping[str, bytes] | None = None
         self._status = AsyncMax(agreement)
         self._snapshot: Snapshot | None = None  # None from the commit on
         self._task: BackgroundTask | None = None
@@ -138,16 +139,15 @@ class Saver:
                 pass
             if parts.rank == 0 and not lost:
                 files, tensors = self._begin(parts)
-        except (CheckpointError, OSError) as error:
+        except (TrainerError, OSError) as error:
             problem = str(error)
         found = self.agreement.gather((lost, problem))
-        for lost, _ in found:
-            if lost:
-                self.agreement.on_main(self._sweep)
-                raise TrainerError(
-                    f"step {parts.step}: {lost} holds values that are not finite: no checkpoint of it is written, "
-                    "those before are kept; lower lr, set max_grad_norm, or look at the data"
-                )
+        if lost := next((lost for lost, _ in found if lost), ""):
+            self.agreement.on_main(self._sweep)
+            raise TrainerError(
+                f"step {parts.step}: {lost} holds values that are not finite: no checkpoint of it is written, those "
+                "before are kept; lower lr, set max_grad_norm, or look at the data"
+            )
         if any(problem for _, problem in found):
             return self._fail([problem for _, problem in found])
         parts.strategy.agree_buffers()
@@ -193,19 +193,16 @@ class Saver:
             task.thread.join()
             self._fail(self.agreement.gather(task.error))
         elif snapshot is not None:
-            parts = self.agreement.gather(task.result)
-            step, files = snapshot.step, [fact for facts in parts for fact in facts]
-            created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            facts, pinned = {**snapshot.facts, "created": created}, snapshot.pinned
-            main = snapshot.rank == 0
-            self._task = BackgroundTask(lambda: self._commit(step, facts, files, pinned) if main else None)
+            files = [fact for facts in self.agreement.gather(task.result) for fact in facts]
+            commit = partial(self._commit, snapshot.step, snapshot.facts, files, snapshot.pinned)
+            self._task = BackgroundTask(commit if snapshot.rank == 0 else lambda: None)
             self._status.start(self._task.state)
 
-    def _commit(self, step: int, facts: Mapping[str, Any], files: list[Any], pinned: Any) -> None:
-        store.commit(self.folder, step, facts, files)
+    def _commit(self, step: int, facts: Mapping[str, Any], files: list[FileFact], pinned: Collection[int]) -> None:
+        created, policy = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.policy
+        store.commit(self.folder, step, {**facts, "created": created}, files)
         try:
-            keep_last, keep_every = self.policy.keep_last, self.policy.keep_every
-            store.prune(self.folder, keep_last=keep_last, keep_every=keep_every, pinned=pinned)
+            store.prune(self.folder, keep_last=policy.keep_last, keep_every=policy.keep_every, pinned=pinned)
         except OSError as error:  # nothing is lost by it
             self.say(f"note: an older checkpoint than that of step {step} cannot be deleted: {error}")
 

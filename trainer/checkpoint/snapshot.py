@@ -63,23 +63,17 @@ def take(parts: Parts, files: Mapping[str, bytes], tensors: Mapping[str, Tensor]
     pieces = [(str(key), tensor.detach().to("cpu", copy=copied).contiguous()) for key, tensor in parts.pieces()]
     pieces += [(f"rng.{name}/{parts.rank}/0", tensor) for name, tensor in rng.read().items()]
     pieces += [(f"user/{name}/0", tensor) for name, tensor in tensors.items()]
-    facts = {
-        "samples": parts.counters["samples"],
-        "strategy": parts.strategy.plan.strategy,
-        "world_size": parts.world_size,
-    }
+    strategy = parts.strategy.plan.strategy
+    facts = {"samples": parts.counters["samples"], "strategy": strategy, "world_size": parts.world_size}
     pinned = {step for callback in parts.callbacks for step in callback.pinned_steps()}
     return Snapshot(step=parts.step, rank=parts.rank, facts=facts, pieces=pieces, files=files, pinned=pinned)
 
 
 def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
-    """Return state.json and the tensors that it names.
-
-    Raises:
-        CheckpointError: the state of the task or of a callback cannot be saved.
-    """
+    """Return state.json and the tensors that it names; ``CheckpointError`` if some state in it cannot be saved."""
     tensors: dict[str, Tensor] = {}
-    groups = [settings(group) for group in parts.strategy.optimizer.param_groups]
+    named = parts.strategy.named_tensors()
+    groups, callbacks = map(settings, parts.strategy.optimizer.param_groups), parts.named_callbacks()
     try:
         state = {
             "step": parts.step,
@@ -87,12 +81,10 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
             "schedule": schedule_state(parts.schedule),
             "data": encode(parts.data.state(), tensors, "data"),
             "scaler": parts.strategy.scaler_state(),
-            "group_settings": encode(groups, tensors, "group_settings"),
+            "group_settings": encode(list(groups), tensors, "group_settings"),
             "task": encode(parts.task.state_dict(), tensors, "task"),
-            "callbacks": {
-                name: encode(callback.state_dict(), tensors, name) for name, callback in parts.named_callbacks().items()
-            },
-            "model": parts.model(),
+            "callbacks": {name: encode(one.state_dict(), tensors, name) for name, one in callbacks.items()},
+            "model": [[name, list(shape), str(dtype).removeprefix("torch.")] for name, shape, dtype, _ in named],
             **({} if parts.model_file.names is None else {"export": dataclasses.asdict(parts.model_file)}),
             "mathematics": fingerprint(parts),
             "config": encode_plain(parts.config, "config"),
@@ -105,11 +97,7 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
 
 
 def read_extras(parts: Parts) -> dict[str, bytes]:
-    """Read the small files beside an exported model, by their names, so that a checkpoint can be exported on its own.
-
-    Raises:
-        CheckpointError: the task gives one a name that no checkpoint takes.
-    """
+    """Read the small files beside an exported model, so that a checkpoint can be exported on its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_config(parts.strategy.model, folder)

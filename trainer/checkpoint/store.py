@@ -36,11 +36,7 @@ def temporary_of(folder: Path, step: int) -> Path:
 
 
 def begin(folder: Path, step: int) -> None:
-    """Make the empty temporary folder of a checkpoint.
-
-    Raises:
-        CheckpointError: one of this step is there already.
-    """
+    """Make the empty temporary folder of a checkpoint; ``CheckpointError`` if one of this step is there already."""
     if (folder / name_of(step)).exists():
         raise CheckpointError(f"{folder / name_of(step)}: exists already, and was not written by this run")
     delete(temporary_of(folder, step))
@@ -79,11 +75,7 @@ def clean(folder: Path) -> None:
 
 
 def set_aside(damaged: Iterable[CheckpointInfo]) -> None:
-    """Rename damaged checkpoints, so that their names are free and they are still there to be looked at.
-
-    Raises:
-        CheckpointError: one cannot be renamed.
-    """
+    """Rename damaged checkpoints, so that their names are free and they are still there to be looked at."""
     for one in damaged:
         target = one.path.with_name(f"{one.path.name}.damaged")
         try:

@@ -21,11 +21,7 @@ class Unreadable(CheckpointError):
 
 
 def parts_of(name: object) -> list[str]:
-    """Take apart a name that stays inside its folder, with ``/`` between its parts.
-
-    Raises:
-        CheckpointError: it does not, or has letters that are not for names.
-    """
+    """Take apart a name with ``/`` between its parts; ``CheckpointError`` if it could leave its folder."""
     parts = name.split("/") if isinstance(name, str) else []
     odd = not isinstance(name, str) or any(letter in "\\\x7f" or letter < " " for letter in name)
     if odd or any(part in ("", ".", "..") for part in parts):
@@ -53,12 +49,7 @@ def path_inside(folder: Path, name: object) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """Read a file of JSON.
-
-    Raises:
-        CheckpointError: ``parse_json`` does not take it.
-        OSError: it cannot be read.
-    """
+    """Read a file of JSON; ``CheckpointError`` where ``parse_json`` does not take it."""
     with open(path, "rb") as file:
         text = file.read(LARGEST_JSON + 1)
     try:
@@ -68,11 +59,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse JSON in UTF-8.
-
-    Raises:
-        ValueError: it is none, holds a number that is not finite, is nested too deeply or too large.
-    """
+    """Parse JSON; ``ValueError`` if a number in it is not finite, or it is nested too deeply or too large."""
     if len(text) > LARGEST_JSON:
         raise ValueError(f"more than {LARGEST_JSON >> 20} MiB of JSON")
     try:
@@ -90,15 +77,8 @@ def parse_json(text: bytes) -> Any:
     raise ValueError("nested too deeply")
 
 
-# -- what values of JSON must be -----------------------------------------------------------------------
-
-
 def check_form(value: object, table: Mapping[str, Fits], source: str) -> None:
-    """Hold a mapping to a table of what the value of each key must be.
-
-    Raises:
-        CheckpointError: naming the first key that is missing or does not fit.
-    """
+    """Hold a mapping to a table of what must be true of each key; ``CheckpointError`` names the first that is not."""
     for key, fits in table.items():
         if not (isinstance(value, dict) and key in value and fits(value[key])):
             raise CheckpointError(f"{source}: {key!r} is not what the format has there")
