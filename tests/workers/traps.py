@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin, PartialState
@@ -139,6 +140,8 @@ def shuffled() -> list[float]:
 
 def engine(accel_config: str, folder: Path) -> dict[str, Any]:
     os.environ.update(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu")
+    # Bare DeepSpeed compiles an operator for inference first, which takes a minute and more and has no part in this.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     PartialState(backend="gloo")
     bare: dict[str, Any] = {"way": {}}
     for limit in (None, 0.25):
