@@ -133,7 +133,7 @@ def _straighten(model: nn.Module) -> list[str]:
 
 
 def held_in_evaluation(model: nn.Module) -> list[nn.Module]:
-    """The parts of a fresh model that build_model put into evaluation mode (a frozen BatchNorm), and that stay there.
+    """List the parts that build_model put into evaluation mode (a frozen BatchNorm), and that stay there.
 
     A model that is in evaluation mode as a whole, as ``from_pretrained`` leaves it, is trained as a whole.
     """
@@ -179,7 +179,7 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
 
 
 def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    """The schedule that the task builds, else the plan's."""
+    """Build the schedule that the task gives, else the plan's."""
     own = task.build_schedule(optimizer, plan, total_steps)
     if own is None:
         return build_schedule(optimizer, plan, total_steps)
@@ -192,7 +192,7 @@ def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimize
 
 
 def evaluation_size(dataset: Any) -> int | None:
-    """Samples to measure on: 0 without any, None for a stream."""
+    """Count the samples to measure on: 0 without any, None for a stream."""
     if dataset is None:
         return 0
     return None if is_stream(dataset) else sized(dataset, "evaluation")

@@ -64,12 +64,12 @@ class Trainer(TrainState):
     # -- the loop ---------------------------------------------------------------------------------
 
     def fit(self) -> dict[str, float]:
-        """Train to the end, export the model, and return the last evaluation. Every rank enters.
+        """Train to the end, export the model, and return the last evaluation. Collective: call on every rank.
 
         Raises:
             Stopped: a signal asked to stop; the model was exported.
         """
-        if self.saver.finished:
+        if self.finished:
             return self.last_evaluation
         with self.control.listening():
             for _ in self.steps():
@@ -152,7 +152,7 @@ class Trainer(TrainState):
         return total
 
     def _log(self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, lr: float) -> dict[str, float]:
-        """Global values of this step. Collective: call on every rank."""
+        """Return the global values of this step. Collective: call on every rank."""
         whole = self.accelerator.reduce(loss, "sum").item()
         own = {
             "step": self.step,
@@ -171,7 +171,7 @@ class Trainer(TrainState):
         return own | more
 
     def _summary(self) -> dict[str, Any]:
-        """What summary.json holds. Collective: call on every rank."""
+        """Return what summary.json holds. Collective: call on every rank."""
         # Two operations a parameter and token forward, as many for the activations' gradients, and for the weights'.
         operations = 4 * self.parameters + 2 * self.trainable
         return {
@@ -185,7 +185,7 @@ class Trainer(TrainState):
     # -- around it --------------------------------------------------------------------------------
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics over the whole evaluation set, equal on every rank and world size. Every rank enters."""
+        """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank."""
         device = self.accelerator.device
         sums = WeightedSums({name: metric.to(device) for name, metric in self.task.build_metrics().items()})
         size = self.config.evaluation_batch_size or self.plan.micro_batch_size

@@ -155,8 +155,10 @@ def _computed(name: str, metric: Metric) -> dict[str, float]:
 
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
-    """One state of all ranks, in rank order, whatever the shapes: torchmetrics' own gathering wants equal types,
-    and guesses them where a rank has no data."""
+    """Gather one state of all ranks, in rank order, whatever the shapes.
+
+    torchmetrics' own gathering wants equal types, and guesses them where a rank has no data.
+    """
     parts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(parts, tensor.detach().cpu(), group=group)
     return [part.to(tensor.device) for part in parts if part.numel()] or [tensor]

@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from accelerate.utils import set_seed
 from torch import nn
 
 from .build import build_data, build_model, evaluation_size, held_in_evaluation, optimizer_of, schedule_of
-from .checkpoint import OptimizerForm, Saver, Start, find_start
+from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, find_start, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
 from .config.fingerprint import task_facts
 from .config.load import every_steps, to_yaml
@@ -24,7 +25,7 @@ from .data.batches import Layout, Window
 from .data.indexed import IndexedData
 from .data.seeds import seed_of
 from .distributed.agreement import Control
-from .errors import DataError
+from .errors import ConfigError, DataError, Problem
 from .launching import Launched, launch
 from .optim.ema import Average
 from .optim.optimizers import state_slots
@@ -34,15 +35,7 @@ from .reporting.directory import RunDirectory
 from .reporting.meter import Meter
 from .task import Task, own_optimizer
 
-
-class Remembered(Protocol):
-    """What checkpoints keep the state of, as a callback does."""
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-    def pinned_steps(self) -> Collection[int]: ...
+COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation")  # kept in checkpoints beside the step
 
 
 class TrainState:
@@ -69,6 +62,7 @@ class TrainState:
         save_every: the config's, in optimizer steps, or None.
         skipped_steps: steps that the fp16 scaler skipped.
         last_evaluation: ``eval/...`` numbers of the last evaluation.
+        finished: whether a run has come to its end here already: nothing is left to do, and nothing is written.
         is_main: whether this is the main process, which writes.
         directory: the run's folder; its ``path`` is ``config.output_dir``.
         callbacks: whose state belongs into checkpoints; a trainer's are in the order of their calls.
@@ -83,7 +77,7 @@ class TrainState:
         config: TrainConfig,
         launched: Launched | None = None,
         *,
-        callbacks: Sequence[Remembered] = (),
+        callbacks: Sequence[StatefulCallback] = (),
         where: Mapping[str, str] | None = None,
     ) -> None:
         launched = launched or launch(config, where=where, optimizer_built_by=own_optimizer(task))
@@ -102,8 +96,15 @@ class TrainState:
             start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
             self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
         notices = self._build(homes, start)
-        self.saver = Saver(self, folder, start)
-        self._announce([*notices, *self.saver.resume()])
+        policy = SavePolicy(
+            keep_last=config.keep_last,
+            keep_every=config.keep_every,
+            on_save_error=config.on_save_error,
+            in_background=config.save_in_background,
+        )
+        self.saver = Saver(folder, self.control, policy, self.say)
+        warnings = self.saver.prepare(self._parts(), 0 if self.finished else self._most_checkpoints())
+        self._announce([*notices, *self.load(start), *warnings, *self.directory.notices])
 
     def _build(self, where: Mapping[str, str], start: Start) -> list[str]:
         """Build everything, in the order and under the seeds that every layout shares; returns notices."""
@@ -120,6 +121,8 @@ class TrainState:
         self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
         self._check_same_data()
         self.total_steps = self._last_step(start)
+        ended = start.continues and start.step == self.total_steps == self.directory.ended_at()
+        [self.finished, *_] = self.control.gather(ended)
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
         self.plan = plan = plan.with_length(self.total_steps)
         model, of_model = build_model(task, config, plan)
@@ -140,15 +143,19 @@ class TrainState:
         return of_model + of_optimizer
 
     def _last_step(self, start: Start) -> int:
-        """The optimizer step at which training ends: by epochs from where it starts, or by max_steps."""
+        """Return the optimizer step at which training ends: by epochs from where it starts, or by max_steps."""
         config, ends = self.config, []
         if config.epochs is not None:
             assert isinstance(self.train_data, IndexedData), "epochs are refused for streams"
-            step, samples = (start.found.manifest[key] for key in ("step", "samples")) if start.found else (0, 0)
-            ends.append(int(step) + self.train_data.steps_left(int(samples), config.epochs))
+            ends.append(start.step + self.train_data.steps_left(start.samples, config.epochs))
         if config.max_steps is not None:
             ends.append(config.max_steps)
-        return min(ends)
+        end = min(ends)
+        if start.found is not None and start.step > end:
+            key = "max_steps" if config.max_steps == end else "epochs"
+            rule = f"ends the run at step {end}, and {start.found.path} is at step {start.step} already; raise it"
+            raise ConfigError(Problem(where="resume", key=key, value=getattr(config, key), rule=rule))
+        return end
 
     def _check_same_data(self) -> None:
         """Raise ``DataError`` where ranks have data sets of different sizes: some samples would come twice."""
@@ -162,7 +169,7 @@ class TrainState:
 
     def _announce(self, notices: Sequence[str]) -> None:
         self.facts = self._facts(notices)
-        if self.saver.finished:
+        if self.finished:
             self.directory.main = False  # every file stays as it is
             return self.say(f"finished already at step {self.step}; nothing to do")
         self.directory.write("config.yaml", to_yaml(self.config))
@@ -185,7 +192,7 @@ class TrainState:
             parameters=self.parameters,
             trainable_parameters=self.trainable,
             optimizer=plan.optimizer if own is None else f"{type(optimizer).__name__} of {own}",
-            **self.strategy.costs(state_slots(optimizer)),
+            state_bytes_per_rank=max(self.control.gather(self.strategy.state_bytes(state_slots(optimizer)))),
             output_dir=str(self.directory.path),
             checkpoint_bytes=self.saver.bytes,
             notices=[*plan.notices, *notices],
@@ -228,7 +235,58 @@ class TrainState:
         if not skipped:
             self.schedule.step()
             self.average.update()
-        self.saver.poll()
+        if self.step < self.total_steps:  # the last step waits for it anyway, and is to leave its model
+            self.saver.poll()
+
+    def _parts(self) -> Parts:
+        """Return what a checkpoint of this step is made of."""
+        facts = {**self.task_facts, "train_samples": self.train_data.size, "total_steps": self.total_steps}
+        return Parts(
+            step=self.step,
+            counters={name: getattr(self, name) for name in COUNTERS},
+            strategy=self.strategy,
+            optimizer_form=self.optimizer_form,
+            average=self.average,
+            schedule=self.schedule,
+            data=self.train_data,
+            task=self.task,
+            callbacks=self.callbacks,
+            model_file=self.model_file,
+            settings=vars(self.config) | self.plan.as_dict() | facts,
+            config=asdict(self.config),
+            plan=self.plan.as_dict(),
+        )
+
+    def _most_checkpoints(self) -> int:
+        """Count the checkpoints that there will be at once, the one that is being written included."""
+        config, total = self.config, self.total_steps
+        saves = 1 if self.save_every is None else -(-total // self.save_every)
+        kept = min(saves, config.keep_last + 1) + (config.best_metric is not None)
+        return kept + (total // config.keep_every if config.keep_every else 0)
+
+    def load(self, start: Start) -> list[str]:
+        """Begin where ``start`` says, or with the weights that the config names; returns what is worth knowing.
+
+        Raises:
+            ConfigError: the configuration changes the numbers of the run, and that is not allowed.
+            CheckpointError: the checkpoint holds another model, or what no run has saved.
+        """
+        notices = [f"passed over {one.path.name}: {one.problem}" for one in start.passed_over]
+        if start.found is not None:
+            allowed = self.config.allow_config_change
+            counters, changes = restore.load(self._parts(), start.found, allow_change=allowed)
+            vars(self).update(counters)
+            notices += [f"resumed from {start.found.path}", *changes]
+        elif start.continues:
+            notices.append(f"resume: auto: {self.directory.path} holds no checkpoint: starts at step 0")
+        if start.found is None and self.config.weights is not None:
+            notices += restore.load_weights(self._parts(), Path(self.config.weights), self.control)
+        if start.continues and start.found is not None:
+            self.saver.last_step = self.step
+        if start.continues and not self.finished:
+            self.control.on_main(lambda: store.set_aside(start.passed_over))
+            self.directory.cut_rows(self.step)
+        return notices
 
     def save(self) -> None:
         """Begin a checkpoint of this step, written while training goes on. Between steps.
@@ -237,7 +295,7 @@ class TrainState:
             CheckpointError: it cannot be written, and ``on_save_error`` is ``stop``.
         """
         with self.meter.paused("saving"):
-            self.saver.save()
+            self.saver.save(self._parts())
 
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors."""

@@ -45,7 +45,7 @@ class Task:
     """
 
     def build_data(self) -> Data:
-        """The data sets."""
+        """Build the data sets."""
         raise NotImplementedError(f"{type(self).__name__}.build_data")
 
     def build_model(self) -> nn.Module:
@@ -61,14 +61,14 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.training_step")
 
     def weight(self, batch: Any) -> Tensor | float:
-        """How many items the mean of ``training_step`` is over; by default the number of examples.
+        """Count the items that the mean of ``training_step`` is over; by default the number of examples.
 
         A language model returns the number of unmasked target tokens. The batch is still on the CPU.
         """
         return batch_size(batch)
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
-        """Metrics of one batch by name: 1-D per-example values, or ``(sum, weight)``.
+        """Return the metrics of one batch by name: 1-D per-example values, or ``(sum, weight)``.
 
         Reported as ``eval/<name>`` = sum of values / sum of weights over all examples on all ranks. Sums may have a
         shape (per-class values: ``eval/<name>/0`` ...), ``(sum, None)`` stays a sum, and a name of
@@ -77,27 +77,27 @@ class Task:
         return weighted(self.training_step(model, batch), float(self.weight(batch)))
 
     def build_metrics(self) -> Mapping[str, Metric]:
-        """torchmetrics by name, made anew for each evaluation; ``evaluation_step`` returns what updates them.
+        """Make torchmetrics by name, anew for each evaluation; ``evaluation_step`` returns what updates them.
 
         Their states are gathered over all ranks once, when all batches are through.
         """
         return {}
 
     def summarize(self, metrics: dict[str, float]) -> Mapping[str, float]:
-        """What is reported, from the metrics over all examples: the place for what is derived from a mean.
+        """Return what is reported, from the metrics over all examples: the place for what is derived from a mean.
 
         A perplexity is exp of the mean loss, not the mean of exp: ``{**metrics, "perplexity": exp(metrics["loss"])}``.
         """
         return metrics
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
-        """The optimizer; by default the one that the config names. Its lr must be ``plan.lr``."""
+        """Build the optimizer, by default the one that the config names. Its lr must be ``plan.lr``."""
         from .optim.optimizers import build_optimizer
 
         return build_optimizer(model, plan)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint should keep of the task: JSON with tensors in it, the same on every rank.
+        """Return what a checkpoint should keep of the task: JSON with tensors in it, the same on every rank.
 
         Asked for once before the first step as well, so that what cannot be saved is known then.
         """
@@ -107,7 +107,7 @@ class Task:
         """Take back what ``state_dict`` gave. Called before training goes on."""
 
     def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler | None:
-        """A schedule of your own, stepped once per optimizer step; None for the one that the config names."""
+        """Build a schedule of your own, stepped once per optimizer step; None for the one that the config names."""
         return None
 
     def save_extras(self, directory: Path) -> None:
@@ -115,7 +115,7 @@ class Task:
 
 
 def own_optimizer(task: Task) -> str | None:
-    """The method by which a task builds an optimizer of its own; None where the config's is taken."""
+    """Return the method by which a task builds an optimizer of its own; None where the config's is taken."""
     build = type(task).build_optimizer
     return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
 
@@ -143,7 +143,7 @@ def weighted(result: Any, weight: float) -> dict[str, Any]:
 
 
 def batch_size(batch: Any) -> int:
-    """Examples in a batch: the first dimension of its first tensor.
+    """Count the examples in a batch: the first dimension of its first tensor.
 
     Raises:
         TypeError: the batch holds no tensor; override ``Task.weight``.

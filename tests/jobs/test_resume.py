@@ -55,7 +55,7 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def opened(path: Path) -> Ranges:
-    found = discover.verify(discover.look(path))
+    found = discover.verify(discover.inspect(path))
     assert not found.problem, found
     return of_rank_files(path / name for name in found.files if name.endswith(".safetensors"))
 

@@ -16,6 +16,8 @@ from launchers import ROOT
 
 import trainer
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
 
 def test_api_page_is_what_the_script_makes() -> None:
     # Without regard to line breaks: argparse sets them in other places in other versions of Python.

@@ -95,7 +95,7 @@ def steps(folder: Path) -> list[int]:
 
 def differences(run: Trainer, path: Path) -> list[str]:
     """The parameters that are not those of a checkpoint, and those whose optimizer state is another one."""
-    kept, strategy = discover.look(path).open(), run.strategy
+    kept, strategy = discover.inspect(path).open(), run.strategy
     wrong = []
     for shard in (*strategy.shards(), *strategy.frozen_shards()):
         out = torch.empty_like(shard.tensor)

@@ -111,7 +111,7 @@ class Tracking(Callback):
 
 
 def check(names: Sequence[str], where: str) -> None:
-    """Every name is a tracker of Accelerate whose package is installed."""
+    """Raise ``ConfigError`` for a name that is no tracker of Accelerate, or whose package is not installed."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
     known, installed = list(LOGGER_TYPE_TO_CLASS), list(map(str, get_available_trackers()))
@@ -129,12 +129,12 @@ def check(names: Sequence[str], where: str) -> None:
 
 
 def experiment_of(trainer: TrainState) -> str:
-    """What runs that are compared have in common."""
+    """Return the name that runs which are compared have in common."""
     return trainer.config.experiment or trainer.config.task.rpartition(":")[2]
 
 
 def configuration(trainer: TrainState) -> dict[str, Any]:
-    """What a tracker keeps beside the curves: plan.json, the settings that decide the numbers, the git commit."""
+    """Return what a tracker keeps beside the curves: plan.json, the settings that decide the numbers, the commit."""
     left_out = ("homes", "files", "notices", "output_dir")
     facts = {key: value for key, value in trainer.facts.items() if key not in left_out}
     return without_secrets(
@@ -147,7 +147,7 @@ def configuration(trainer: TrainState) -> dict[str, Any]:
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, with values left out whose key looks like that of a secret."""
+    """Leave out the values whose key looks like that of a secret."""
     return {
         key: without_secrets(value) if isinstance(value, Mapping) else value
         for key, value in values.items()
@@ -156,7 +156,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the working folder, with ``+`` where it was changed; None outside of a repository."""
+    """Return the commit of the working folder, with ``+`` where it was changed; None outside of a repository."""
     try:
         words = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)

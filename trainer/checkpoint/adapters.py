@@ -5,7 +5,6 @@ https://huggingface.co/docs/peft/developer_guides/checkpoint
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,12 @@ from torch import nn
 
 from ..strategies.tensors import canonical_state
 
-ADAPTER_FILE = "adapter_model.safetensors"
-
 
 def adapter_names(model: nn.Module) -> dict[str, str]:
-    """What the tensors of an unprepared model's active adapter are called in a file of peft, by their names here.
+    """Return what the tensors of an unprepared model's active adapter are called in a file of peft, by their names.
 
-    Empty for a model that is no peft model, and for one in which more learns than the adapter's file could hold: such
-    a model is written as a whole.
+    Empty for a model in which more learns than the adapter's file could hold: such a model is written as a whole.
     """
-    if not is_adapted(model):
-        return {}
     from peft.utils import get_peft_model_state_dict
 
     tensors = dict(canonical_state(model))
@@ -37,12 +31,6 @@ def adapter_names(model: nn.Module) -> dict[str, str]:
     names = {ours[id(tensor)]: name for name, tensor in found.items()}
     learns = {ours[id(tensor)] for tensor in tensors.values() if tensor.requires_grad}
     return names if learns <= names.keys() else {}
-
-
-def is_adapted(model: nn.Module) -> bool:
-    """Whether a model is one of peft; that library is imported already then."""
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(model, peft.PeftModel)
 
 
 def save_adapter_config(model: Any, directory: Path) -> None:

@@ -6,6 +6,7 @@ lacks as ``{"$number": "inf"}``.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,11 +39,24 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         return {"$number": str(float(value))}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise CheckpointError(f"{path}: {_described(value)} is neither JSON nor a tensor, and cannot be saved")
+    what = f"a {type(value).__name__}"
+    if isinstance(value, Mapping):
+        what += f" with the key {next(k for k in value if not isinstance(k, str) or k.startswith('$'))!r}"
+    elif isinstance(value, Tensor):
+        what += f" of {value.dtype}"
+    raise CheckpointError(f"{path}: {what} is neither JSON nor a tensor, and cannot be saved")
 
 
-def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
+def encode_plain(value: Any, path: str) -> Any:
+    """Return ``value`` as JSON reads it back, with the text of what JSON does not hold."""
+    return encode(json.loads(json.dumps(value, default=str)), {}, path)
+
+
+def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
     """Return what was encoded.
+
+    Args:
+        tensor_of: reads a tensor by its name; None where only numbers were encoded.
 
     Raises:
         CheckpointError: nothing was ever encoded like that.
@@ -56,22 +70,10 @@ def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
             return float(text)
         case [("$tuple", list(items))]:
             return tuple(decode(item, tensor_of) for item in items)
-        case [("$tensor", [str(name), list(shape)])] if all(map(is_count, shape)):
+        case [("$tensor", [str(name), list(shape)])] if tensor_of is not None and all(map(is_count, shape)):
             tensor = tensor_of(name)
             if tensor.numel() == math.prod(shape):
                 return tensor.reshape(shape)
         case _ if not any(key.startswith("$") for key in value):
             return {key: decode(item, tensor_of) for key, item in value.items()}
     raise CheckpointError(f"{str(value)[:80]} stands for nothing that the format knows")
-
-
-def refuse_tensor(name: str) -> Tensor:
-    """For ``decode``, where no tensor was ever encoded."""
-    raise CheckpointError(f"{name}: only numbers stand here")
-
-
-def _described(value: object) -> str:
-    kind = f"a {type(value).__name__}"
-    if isinstance(value, Mapping):
-        return f"{kind} with the key {next(k for k in value if not isinstance(k, str) or k.startswith('$'))!r}"
-    return f"{kind} of {value.dtype}" if isinstance(value, Tensor) else kind

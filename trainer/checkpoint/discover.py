@@ -1,50 +1,52 @@
-"""Checkpoints found on a disk: what each says about itself, and whether it is true.
+"""The checkpoints on a disk: what each says about itself, whether it is true, and which one to go on from.
 
-Whatever reads a checkpoint begins with ``look``, which trusts neither the manifest nor the files; ``verify`` reads
+Whatever reads a checkpoint begins with ``inspect``, which trusts neither the manifest nor the files; ``verify`` reads
 every byte as well. ``docs/checkpoint_format.md`` describes the format for other programs.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
-from ..errors import CheckpointError
+from ..distributed.agreement import Control
+from ..errors import CheckpointError, ConfigError, Problem
 from .contents import STATE, Contents, is_rank_file
-from .ranges import hash_file
-from .untrusted import is_count, parse_json, path_inside, read_small
+from .disk import hash_file
+from .untrusted import Unreadable, check_form, dict_of, is_count, is_text, path_inside, read_json
 
 FORMAT, VERSION = "samecurve-checkpoint", 1
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step-([0-9]{8,18})")
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """A checkpoint as it lies there.
+@dataclass(kw_only=True)
+class CheckpointInfo:
+    """A checkpoint as it lies on the disk.
 
     Args:
-        step: by its name.
+        step: by its name; -1 where that is another one.
+        manifest: what it says about itself; empty if that cannot be read.
         problem: why it cannot be loaded; empty if nothing is known against it.
         broken: whether the problem is in its files; otherwise this program or this machine cannot read them now.
-        manifest: what it says about itself; empty if that cannot be read.
     """
 
     path: Path
     step: int
+    manifest: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
     broken: bool = False
-    manifest: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
@@ -65,34 +67,28 @@ class Found:
         except (CheckpointError, OSError) as error:
             raise CheckpointError(f"{self.path}: {error}") from error
 
-    def damaged(self, problem: str) -> Found:
-        return dataclasses.replace(self, problem=problem, broken=bool(problem))
-
-    def unreadable(self, problem: str) -> Found:
-        return dataclasses.replace(self, problem=problem, broken=False)
-
-    def checked(self, check: Callable[[], str]) -> Found:
-        """The same with what ``check`` says against it, or cannot read of it."""
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        """Take what the block raises as the problem; a block that comes after one should not be entered."""
         try:
-            return self.damaged(check())
+            yield
         except (FileNotFoundError, NotADirectoryError) as error:
-            return self.damaged(f"{error.filename} is missing")
+            self.problem, self.broken = f"{os.path.relpath(error.filename, self.path)} is missing", True
         except OSError as error:
-            return self.unreadable(f"cannot be read: {error}")
+            self.problem = f"cannot be read: {error}"
         except CheckpointError as error:
-            cause = error.__cause__
-            return self.unreadable(str(error)) if isinstance(cause, OSError) else self.damaged(str(error))
+            self.problem, self.broken = str(error), not isinstance(error, Unreadable)
 
 
 def sealed(manifest: Mapping[str, Any]) -> str:
-    """The manifest as text, with the checksum of itself: so that a flipped bit in it is found as well."""
+    """Return the manifest as text, with the checksum of itself: so that a flipped bit in it is found as well."""
     body = {key: value for key, value in manifest.items() if key != "checksum"}
     digest = xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, allow_nan=False).encode())
     return json.dumps({**body, "checksum": digest}, indent=1, sort_keys=True) + "\n"
 
 
-def listing(folder: Path) -> list[Found]:
-    """List the checkpoints in a folder, the newest first, looked at without reading their tensors.
+def listing(folder: Path) -> list[CheckpointInfo]:
+    """List the checkpoints in a folder, the newest first, inspected without reading their tensors.
 
     Raises:
         CheckpointError: the folder cannot be read.
@@ -103,131 +99,189 @@ def listing(folder: Path) -> list[Found]:
         return []
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from None
-    return sorted((look(entry) for entry in names), key=lambda found: found.step, reverse=True)
+    return sorted(map(inspect, names), key=lambda info: info.step, reverse=True)
 
 
-def look(path: Path) -> Found:
-    """Find out what a checkpoint says about itself, and whether its files are there in their sizes.
-
-    Whatever reads a checkpoint begins here: the manifest of a stranger's may name any file and say anything.
-    """
+def inspect(path: Path) -> CheckpointInfo:
+    """Find out what a checkpoint says about itself, and whether its files are there in their sizes."""
     named = NAME.fullmatch(path.name)
-    bare = Found(path=path, step=int(named[1]) if named else -1)
-    manifest: dict[str, Any] = {}
+    info = CheckpointInfo(path=path, step=int(named[1]) if named else -1)
+    with info.checking():
+        manifest = _read_manifest(path)
+        if named and manifest["step"] != info.step:
+            raise CheckpointError(f"{MANIFEST} is that of step {manifest['step']}")
+        info.step, info.manifest = manifest["step"], manifest
+        _check_files(info)
+    return info
 
-    def read_manifest() -> str:
-        try:
-            if not stat.S_ISDIR(os.stat(path).st_mode):
-                return "is no folder"
-        except (FileNotFoundError, NotADirectoryError):
-            return "does not exist"
-        try:
-            text = read_small(path_inside(path, MANIFEST))
-        except (FileNotFoundError, NotADirectoryError):
-            return f"{MANIFEST} is missing"
-        try:
-            said = parse_json(text)
-            whole = isinstance(said, dict) and sealed(said).encode() == text
-        except ValueError as error:
-            return f"{MANIFEST} cannot be read: {error}"
-        if not whole or said.get("format") != FORMAT:
-            return f"{MANIFEST} was changed after it was written"
-        manifest.update(said)
-        return ""
 
-    bare = bare.checked(read_manifest)
-    if bare.problem:
-        return bare
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError("does not exist") from None
+    if not is_folder:
+        raise CheckpointError("is no folder")
+    manifest: dict[str, Any] = read_json(path_inside(path, MANIFEST))
+    whole = isinstance(manifest, dict) and sealed(manifest).encode() == (path / MANIFEST).read_bytes()
+    if not whole or manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{MANIFEST} was changed after it was written")
     if manifest.get("version") != VERSION:
         version = str(manifest.get("version"))[:20]
-        return bare.unreadable(f"has version {version} of the format; this program reads {VERSION}")
-    problem = _misfit(manifest)
-    if problem:
-        return bare.damaged(f"{MANIFEST}: {problem}")
-    found = dataclasses.replace(bare, step=manifest["step"], manifest=manifest)
-    if named and found.step != bare.step:
-        return found.damaged(f"{MANIFEST} is that of step {found.step}")
-    return found.checked(lambda: _wrong_file(found))
-
-
-def _misfit(manifest: Mapping[str, Any]) -> str:
-    """Say which part of a manifest is not what the format has there, or empty."""
-    files = manifest.get("files")
-    for key in ("step", "samples", "world_size"):
-        if not is_count(manifest.get(key)):
-            return f"{key!r} is no whole number"
-    for key in ("strategy", "created"):
-        if not (isinstance(manifest.get(key), str) and manifest[key].isprintable()):
-            return f"{key!r} is no text"
-    try:
-        if datetime.fromisoformat(manifest["created"]).tzinfo is None:
-            return "'created' has no time zone"
-    except ValueError:
-        return "'created' is no time"
-    if not isinstance(files, dict):
-        return "'files' is no mapping"
-    for name, fact in files.items():
-        fits = isinstance(fact, dict) and is_count(fact.get("bytes")) and isinstance(fact.get("xxh3"), str)
-        if not fits:
-            return f"{name!r} has no size or digest"
-    ranks = sorted(name for name in files if is_rank_file(name))
+        raise Unreadable(f"has version {version} of the format; this program reads {VERSION}")
+    check_form(manifest, _MANIFEST, MANIFEST)
+    ranks = sorted(filter(is_rank_file, manifest["files"]))
     if len(ranks) != manifest["world_size"] or ranks != [f"rank-{rank:05d}.safetensors" for rank in range(len(ranks))]:
-        return f"lists the files of {len(ranks)} processes instead of {manifest['world_size']}"
-    return "" if STATE in files else f"does not list {STATE}"
+        raise CheckpointError(f"{MANIFEST}: lists files of {len(ranks)} processes instead of {manifest['world_size']}")
+    return manifest
 
 
-def _wrong_file(found: Found) -> str:
-    """Say which file is missing, has another size or does not belong there, or empty."""
-    for name, fact in found.files.items():
-        try:
-            size = path_inside(found.path, name).lstat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return f"{name} is missing"
+def _is_time(value: Any) -> bool:
+    try:
+        return datetime.fromisoformat(value).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
+
+
+_MANIFEST = {
+    "step": is_count,
+    "samples": is_count,
+    "world_size": is_count,
+    "strategy": lambda value: is_text(value) and value.isprintable(),
+    "created": _is_time,
+    "files": dict_of(dict_of(bytes=is_count, xxh3=is_text), **{STATE: dict_of()}),
+}
+
+
+def _check_files(info: CheckpointInfo) -> None:
+    """Hold what lies there to the manifest: each file in its size, and no other; names with a dot do not count."""
+    for name, fact in info.files.items():
+        size = path_inside(info.path, name).lstat().st_size
         if size != fact["bytes"]:
-            return f"{name} has {size} bytes instead of {fact['bytes']}"
-    foreign = sorted(set(_names_in(found.path)) - set(found.files) - {MANIFEST})
-    if foreign:
-        return f"{foreign[0] if foreign[0].isprintable() else ascii(foreign[0])} does not belong to it"
-    return ""
-
-
-def _names_in(folder: Path) -> Iterator[str]:
-    """Name everything in a folder that is no folder itself; names that begin with a dot do not count."""
-    left = [folder]
-    while left:
-        for entry in left.pop().iterdir():
+            raise CheckpointError(f"{name} has {size} bytes instead of {fact['bytes']}")
+    folders = [info.path]
+    while folders:
+        for entry in folders.pop().iterdir():
+            name = entry.relative_to(info.path).as_posix()
             if stat.S_ISDIR(entry.lstat().st_mode):
-                left.append(entry)
-            elif not entry.name.startswith("."):
-                yield entry.relative_to(folder).as_posix()
+                folders.append(entry)
+            elif name not in (MANIFEST, *info.files) and not entry.name.startswith("."):
+                raise CheckpointError(f"{name if name.isprintable() else ascii(name)} does not belong to it")
 
 
-def changed(found: Found, names: Iterable[str]) -> str:
-    """Say which of these files is the first whose bytes are not those that were written, or empty.
+def verify(info: CheckpointInfo, agreement: Control | None = None) -> CheckpointInfo:
+    """Read every byte, and hold the tensors to the model that state.json lists.
+
+    Args:
+        agreement: of the ranks that do this together, each with some of the files, and know the same afterwards.
+    """
+    rank, world = (agreement.rank, agreement.world_size) if agreement else (0, 1)
+    if agreement:
+        [info, *_] = agreement.gather(info)  # what the main process saw: another rank may look a moment later
+    if info.problem:
+        return info
+    with info.checking():
+        for name in sorted(info.files)[rank::world]:
+            if hash_file(info.path / name) != info.files[name]["xxh3"]:
+                raise CheckpointError(f"{name} was changed after it was written")
+    if agreement:
+        info = min(agreement.gather(info), key=lambda one: (not one.broken, not one.problem))  # damage counts first
+    if not info.problem and rank == 0:
+        with info.checking():
+            contents = Contents.of(info.path, info.files)
+            if contents.state["step"] != info.step:
+                raise CheckpointError(f"{STATE} is that of step {contents.state['step']}")
+            contents.check_model()
+    return agreement.gather(info)[0] if agreement else info
+
+
+# -- which one to go on from ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The place where a run begins.
+
+    Args:
+        found: the checkpoint to go on from; None starts anew.
+        passed_over: newer ones that are damaged.
+        continues: whether ``output_dir`` may be a used one, which this run goes on with.
+    """
+
+    found: CheckpointInfo | None = None
+    passed_over: tuple[CheckpointInfo, ...] = ()
+    continues: bool = False
+
+    @property
+    def step(self) -> int:
+        return int(self.found.manifest["step"]) if self.found else 0
+
+    @property
+    def samples(self) -> int:
+        return int(self.found.manifest["samples"]) if self.found else 0
+
+
+def find_start(resume: str, folder: Path, agreement: Control, *, home: str) -> Start:
+    """Choose the checkpoint that ``resume`` asks for, once every byte of it was read. Collective.
+
+    Args:
+        resume: ``none``, ``auto`` (the newest complete checkpoint in ``folder``, if there is one) or a path.
+        folder: of the run's own checkpoints.
+        home: where ``resume`` was set, for messages.
 
     Raises:
-        OSError: one of them cannot be read.
+        ConfigError: the path names no checkpoint, or one that newer ones follow.
+        CheckpointError: the checkpoint of the path is damaged (there is no falling back); or all that ``auto`` found
+            are; or one cannot be read, or not by this program, which does not mean that it is damaged.
     """
-    for name in names:
-        if hash_file(found.path / name) != found.files[name]["xxh3"]:
-            return f"{name} was changed after it was written"
-    return ""
+    if resume == "none":
+        return Start()
+    own = _from_main(agreement, lambda: listing(folder))
+    if resume != "auto":
+        return _start_at(Path(resume), folder, own, agreement, home)
+    damaged: list[CheckpointInfo] = []
+    for candidate in own:
+        info = verify(candidate, agreement)
+        if not info.problem:
+            return Start(found=info, passed_over=tuple(damaged), continues=True)
+        if not info.broken:
+            raise CheckpointError(
+                f"{info.path}: {info.problem}; resume: auto passes over what is damaged only; to go on from an older "
+                "checkpoint, name it with resume, and give another output_dir"
+            )
+        damaged.append(info)
+    if damaged:
+        damages = "; ".join(f"{one.path.name}: {one.problem}" for one in damaged)
+        raise CheckpointError(
+            f"{folder}: all checkpoints are damaged ({damages}); to start anew give another output_dir, or --overwrite "
+            "without resume, which deletes this one"
+        )
+    return Start(continues=True)
 
 
-def verify(found: Found) -> Found:
-    """Read every byte, and hold the tensors to the model that state.json lists."""
-    if not found.problem:
-        found = found.checked(lambda: changed(found, found.files))
-    return found if found.problem else understood(found)
+def _start_at(path: Path, folder: Path, own: list[CheckpointInfo], agreement: Control, home: str) -> Start:
+    def wrong(rule: str) -> ConfigError:
+        return ConfigError(Problem(where=home, key="resume", value=str(path), rule=rule))
+
+    def inspect_path() -> CheckpointInfo:
+        for inside in () if os.path.lexists(path / MANIFEST) else (path, path / "checkpoints"):
+            if names := ", ".join(one.path.name for one in listing(inside)):
+                raise wrong(f"holds checkpoints and is none; name one of {names} in {inside}, or use resume: auto")
+        return inspect(path)
+
+    info = verify(_from_main(agreement, inspect_path), agreement)
+    if info.problem:
+        instead = "; resume: auto takes the newest complete checkpoint instead" if info.broken else ""
+        raise CheckpointError(f"{path}: {info.problem}{instead}")
+    continues = path.resolve().parent == folder.resolve()
+    newer = [one.path.name for one in own if one.step > info.step]
+    if continues and newer:
+        raise wrong(f"{folder} goes on to {newer[0]}; give another output_dir to branch off, or delete the newer ones")
+    return Start(found=info, continues=continues)
 
 
-def understood(found: Found) -> Found:
-    """Hold what the files say to each other, once their bytes are known to be right."""
-
-    def read() -> str:
-        contents = Contents.of(found.path, found.files)
-        if contents.state["step"] != found.step:
-            return f"{STATE} is that of step {contents.state['step']}"
-        return contents.problem()
-
-    return found.checked(read)
+def _from_main(agreement: Control, work: Callable[[], T]) -> T:
+    """Do ``work`` on the main process; its result, or its error, is everybody's."""
+    results: list[T] = []
+    agreement.on_main(lambda: results.append(work()))
+    return agreement.gather(results)[0][0]  # type: ignore[no-any-return]

@@ -1,17 +1,90 @@
-"""Room on the disk, found out before it is needed."""
+"""Files written so that none is seen under its name before it is whole, whatever is killed; and the room for them."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+import xxhash
+
+from ..distributed.agreement import Control
 from ..errors import CheckpointError, LaunchError
 from ..text import size
 
-if TYPE_CHECKING:
-    from ..distributed.agreement import Control
+CHUNK = 16 << 20  # bytes read or written at a time: bounds the memory, large enough for the speed of the disk
+
+
+class FileFact(NamedTuple):
+    """What a manifest says about a file."""
+
+    name: str
+    bytes: int
+    xxh3: str
+
+
+def write_file(path: Path, parts: Iterable[bytes | memoryview], name: str | None = None) -> FileFact:
+    """Write a new file, hash it on the way, and return when it is on the disk; ``name`` if it is not the path's."""
+    digest, count = xxhash.xxh3_128(), 0
+    with open(path, "xb", buffering=0) as file:
+        for part in parts:
+            view = memoryview(part).cast("B")
+            for low in range(0, len(view), CHUNK):
+                chunk = view[low : low + CHUNK]
+                digest.update(chunk)
+                written = 0
+                while written < len(chunk):
+                    written += file.write(chunk[written:])
+            count += len(view)
+        os.fsync(file.fileno())
+    return FileFact(name or path.name, count, digest.hexdigest())
+
+
+def hash_file(path: Path) -> str:
+    """Compute the checksum of a file's bytes."""
+    digest, buffer = xxhash.xxh3_128(), bytearray(CHUNK)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
+    return digest.hexdigest()
+
+
+def part_of(path: Path) -> Path:
+    """Return the hidden sibling in which a file or folder is written, before ``publish`` gives it its name."""
+    return path.with_name(f".{path.name}.part")
+
+
+def publish(path: Path) -> None:
+    """Flush what was written to ``part_of(path)`` and rename it to ``path``; a folder of that name goes after it."""
+    part, old = part_of(path), path.with_name(f".{path.name}.old")
+    for written in (*part.rglob("*"), part):
+        if not written.is_symlink():
+            _flush(written)
+    if path.is_dir():
+        delete(old)
+        os.rename(path, old)
+    os.rename(part, path)
+    _flush(path.parent)
+    delete(old)
+
+
+def delete(path: Path) -> None:
+    """Delete a file or a folder, if it is there; of a link, only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def check_free(folder: Path, needed: int, what: str) -> None:
@@ -24,14 +97,14 @@ def check_free(folder: Path, needed: int, what: str) -> None:
         )
 
 
-def check_shared(folder: Path, control: Control) -> None:
-    """Every rank must see what the main process writes: a checkpoint is one folder, made by all of them.
+def check_shared(folder: Path, agreement: Control) -> None:
+    """Hold a folder to be the same one on every rank: a checkpoint is made by all of them. Collective.
 
     Raises:
         LaunchError: a node has a disk of its own under this name.
         CheckpointError: the folder cannot be written.
     """
-    [name, *_] = control.gather(f".probe-{uuid.uuid4().hex}")
+    [name, *_] = agreement.gather(f".probe-{uuid.uuid4().hex}")
 
     def write() -> None:
         try:
@@ -40,10 +113,10 @@ def check_shared(folder: Path, control: Control) -> None:
         except OSError as error:
             raise CheckpointError(f"{folder}: no checkpoint can be written there: {error.strerror}") from None
 
-    control.on_main(write)
+    agreement.on_main(write)
     # Listing the folder makes a network file system look anew, where asking for the file may answer from its cache.
-    seen = control.gather(folder.is_dir() and any(entry.name == name for entry in folder.iterdir()))
-    control.on_main(lambda: (folder / name).unlink())
+    seen = agreement.gather(folder.is_dir() and any(entry.name == name for entry in folder.iterdir()))
+    agreement.on_main((folder / name).unlink)
     blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
     if blind:
         raise LaunchError(

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ..errors import CheckpointError, LaunchError
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import canonical_state, local
-from .codec import decode, refuse_tensor
+from .codec import decode
 from .ranges import Ranges
 from .safetensors_io import can_hold
 from .untrusted import is_number
@@ -106,7 +106,7 @@ def restore_settings(group: dict[str, Any], kept: Mapping[str, Any]) -> None:
         CheckpointError: one is of another type.
     """
     for key in settings(group).keys() & kept.keys():
-        value, now = decode(kept[key], refuse_tensor), group[key]
+        value, now = decode(kept[key]), group[key]
         value = tuple(value) if isinstance(now, tuple) and isinstance(value, list) else value
         if not (now is None or value is None or (is_number(now) and is_number(value)) or type(now) is type(value)):
             raise CheckpointError(f"the optimizer's {key} was {value!r} and is {now!r}")

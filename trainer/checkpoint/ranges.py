@@ -8,25 +8,22 @@ resharding and loading pretrained weights are the same code, and no rank ever ho
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-import xxhash
 from torch import Tensor
 
 from ..errors import CheckpointError
+from .disk import CHUNK, FileFact, write_file
 from .safetensors_io import Entry, header, raw, read_header
 
 _KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})", re.DOTALL)
-CHUNK = 16 << 20  # bytes read or hashed at a time: bounds the memory, large enough for the speed of the disk
 
 
-@dataclass(frozen=True, kw_only=True)
-class Key:
+class Key(NamedTuple):
     """What a tensor in a rank's file is a piece of; written ``kind/name/start``.
 
     Args:
@@ -37,26 +34,13 @@ class Key:
 
     kind: str
     name: str
-    start: int
+    start: int = 0
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.name}/{self.start}"
 
-    @classmethod
-    def parse(cls, text: str) -> Key:
-        """Take apart what ``str`` gave.
 
-        Raises:
-            CheckpointError: the text is no key.
-        """
-        parts = _KEY.fullmatch(text)
-        if parts is None:
-            raise CheckpointError(f"{text!r} is no kind/name/start")
-        return cls(kind=parts[1], name=parts[2], start=int(parts[3]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
+class Piece(NamedTuple):
     """One contiguous part of a tensor, in a file."""
 
     path: Path
@@ -83,32 +67,34 @@ class Ranges:
             pieces.sort(key=lambda piece: piece.start)
 
     def kinds(self, name: str) -> list[str]:
-        """What is kept of a tensor: ``parameter``, ``optimizer.step``, ..."""
+        """List what is kept of a tensor: ``parameter``, ``optimizer.step``, ..."""
         return [kind for kind, other in self._pieces if other == name]
 
     def names(self, kind: str) -> list[str]:
+        """List the tensors of which this is kept."""
         return [name for other, name in self._pieces if other == kind]
 
     def holds(self, kind: str, name: str) -> bool:
+        """Tell whether there is a piece of a tensor."""
         return (kind, name) in self._pieces
 
-    def numel(self, kind: str, name: str) -> int:
-        """Elements of the whole tensor, 0 if there is none."""
-        pieces = self._pieces.get((kind, name), [])
-        return pieces[-1].end if pieces else 0
+    def check_whole(self, kind: str, name: str, numel: int) -> None:
+        """Hold the pieces of a tensor of ``numel`` elements to give each of them once.
 
-    def gap(self, kind: str, name: str, numel: int) -> str:
-        """Say which elements of a tensor of ``numel`` stand in no file, or twice; empty if each stands there once."""
+        Raises:
+            CheckpointError: some stand in no file, or twice.
+        """
         at = 0
         for piece in self._pieces.get((kind, name), []):
             if piece.start > at:
-                return f"{kind} {name}: elements {at} to {piece.start} are in no file"
+                raise CheckpointError(f"{kind} {name}: elements {at} to {piece.start} are in no file")
             if piece.start < at:
-                return f"{kind} {name}: elements {piece.start} to {min(at, piece.end)} stand there twice"
+                raise CheckpointError(f"{kind} {name}: elements from {piece.start} on stand there twice")
             at = piece.end
         if at > numel:
-            return f"{kind} {name}: {at} elements stand there instead of {numel}"
-        return f"{kind} {name}: elements {at} to {numel} are in no file" if at < numel else ""
+            raise CheckpointError(f"{kind} {name}: {at} elements stand there instead of {numel}")
+        if at < numel:
+            raise CheckpointError(f"{kind} {name}: elements {at} to {numel} are in no file")
 
     @torch.no_grad()
     def read(self, kind: str, name: str, start: int, out: Tensor) -> None:
@@ -135,7 +121,7 @@ class Ranges:
         pieces = self._pieces.get((kind, name))
         if pieces is None:
             raise CheckpointError(f"{kind} {name}: is in no file")
-        out = torch.empty(self.numel(kind, name), dtype=pieces[0].entry.dtype)
+        out = torch.empty(pieces[-1].end, dtype=pieces[0].entry.dtype)
         self.read(kind, name, 0, out)
         return out
 
@@ -161,10 +147,10 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
     def found() -> Iterator[tuple[str, str, Piece]]:
         for path in paths:
             for text, entry in read_header(path).items():
-                key = Key.parse(text)
-                if len(entry.shape) > 1:
-                    raise CheckpointError(f"{path}: {text}: has {len(entry.shape)} dimensions, a range has one")
-                yield key.kind, key.name, Piece(path=path, start=key.start, entry=entry)
+                key = _KEY.fullmatch(text)
+                if key is None or len(entry.shape) > 1:
+                    raise CheckpointError(f"{path}: {text!r} of shape {entry.shape} is no range called kind/name/start")
+                yield key[1], key[2], Piece(path, int(key[3]), entry)
 
     return Ranges(found())
 
@@ -188,70 +174,27 @@ def of_model_folder(folder: Path, names: Mapping[str, str] | None = None) -> tup
             if name in found:
                 both = f"{found[name].path.name} and {path.name}"
                 raise CheckpointError(f"{folder}: {name} stands in {both}; leave one of them in the folder")
-            found[name] = Piece(path=path, start=0, entry=entry)
+            found[name] = Piece(path, 0, entry)
     shapes = {name: piece.entry.shape for name, piece in found.items()}
     return Ranges(("parameter", name, piece) for name, piece in found.items()), shapes
 
 
 def _fill(piece: Piece, start: int, out: Tensor) -> None:
-    """Elements from ``start`` of a piece into ``out``, by chunks: no second copy of it is ever in memory."""
+    """Read elements from ``start`` of a piece into ``out``, by chunks: no second copy of it is ever in memory."""
     dtype = piece.entry.dtype
     step = CHUNK // dtype.itemsize
     buffer = bytearray(min(CHUNK, out.numel() * dtype.itemsize))
-    with open(piece.path, "rb", buffering=0) as file:
+    with open(piece.path, "rb") as file:
         file.seek(piece.entry.begin + start * dtype.itemsize)
         for low in range(0, out.numel(), step):
             part = out[low : low + step]
             view = memoryview(buffer)[: part.numel() * dtype.itemsize]
-            _read_exactly(file.readinto, view, piece.path)
+            if file.readinto(view) < len(view):
+                raise CheckpointError(f"{piece.path}: the file is cut")
             part.copy_(torch.frombuffer(view, dtype=dtype))
-
-
-def _read_exactly(readinto: Callable[[memoryview], int | None], view: memoryview, path: Path) -> None:
-    done = 0
-    while done < len(view):
-        count = readinto(view[done:])
-        if not count:
-            raise CheckpointError(f"{path}: the file is cut")
-        done += count
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileFact:
-    """What a manifest says about a file."""
-
-    name: str
-    bytes: int
-    xxh3: str
-
-
-def write_file(path: Path, parts: Iterable[bytes | memoryview], name: str | None = None) -> FileFact:
-    """Write a new file, hash it on the way, and return when it is on the disk; ``name`` if it is not the path's."""
-    digest, size = xxhash.xxh3_128(), 0
-    with open(path, "xb", buffering=0) as file:
-        for part in parts:
-            view = memoryview(part).cast("B")
-            for low in range(0, len(view), CHUNK):
-                chunk = view[low : low + CHUNK]
-                digest.update(chunk)
-                written = 0
-                while written < len(chunk):
-                    written += file.write(chunk[written:])
-            size += len(view)
-        os.fsync(file.fileno())
-    return FileFact(name=name or path.name, bytes=size, xxh3=digest.hexdigest())
 
 
 def write_pieces(path: Path, pieces: Sequence[tuple[str, Tensor]]) -> FileFact:
     """Write tensors (contiguous, on the CPU) under their keys."""
-    told = header(((key, tuple(tensor.shape), tensor.dtype) for key, tensor in pieces), {"format": "pt"})
-    return write_file(path, [told, *(raw(tensor) for _, tensor in pieces if tensor.numel())])
-
-
-def hash_file(path: Path) -> str:
-    """The checksum of a file's bytes."""
-    digest, buffer = xxhash.xxh3_128(), bytearray(CHUNK)
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-    return digest.hexdigest()
+    head = header((key, tuple(tensor.shape), tensor.dtype) for key, tensor in pieces)
+    return write_file(path, [head, *(raw(tensor) for _, tensor in pieces if tensor.numel())])

@@ -1,133 +1,214 @@
-"""A checkpoint given back to a training of any layout."""
+"""A training set to what a checkpoint holds, or to the weights of a model folder, whatever layout wrote them.
+
+Each rank reads the ranges that it owns, so no rank ever holds the whole model.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 
 from ..data.seeds import seed_of
-from ..errors import CheckpointError, ConfigError, Problem
+from ..distributed.agreement import Control
+from ..errors import CheckpointError
+from ..strategies.tensors import canonical_state
+from ..text import listed
 from . import rng
-from .codec import decode, refuse_tensor
-from .compatibility import check_model, check_same, mathematics
-from .contents import Contents
-from .discover import Found
+from .codec import decode
+from .compatibility import check_same, fingerprint
+from .contents import WEIGHTS
+from .discover import MANIFEST, CheckpointInfo, inspect, verify
+from .export import ADAPTER_FILE
 from .optimizer_state import load_state, restore_settings
-from .ranges import Ranges
+from .parts import Parts
+from .ranges import Ranges, of_model_folder
 from .schedule_state import restore_schedule
-from .snapshot import model_of, named_callbacks
 from .untrusted import is_count
 
-if TYPE_CHECKING:
-    from ..state import TrainState
+Places = Mapping[str, tuple[str, str]]  # (kind, name) in a store, by the name in the model
 
 
-def restore(run: TrainState, found: Found) -> list[str]:
-    """Continue from a checkpoint that was verified. Collective; returns notices, the same on every rank.
+def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dict[str, Any], list[str]]:
+    """Go on from a checkpoint that was verified; returns its step and counters, and notices. Collective.
 
     Raises:
-        ConfigError: the run would end before the checkpoint, or the configuration changes the numbers and that is not
-            allowed.
+        ConfigError: the configuration changes the numbers, and that is not allowed.
         CheckpointError: it holds another model, or what no run has saved.
     """
-    contents, config = found.open(), run.config
+    contents, strategy = info.open(), parts.strategy
     state, store = contents.state, contents.ranges
-    check_model(state["model"], model_of(run), str(found.path))
-    if state["step"] > run.total_steps:
-        key = "max_steps" if config.max_steps == run.total_steps else "epochs"
-        end, at = run.total_steps, state["step"]
-        rule = f"ends the run at step {end}, and {found.path} is at step {at} already; raise it"
-        raise ConfigError(Problem(where="resume", key=key, value=getattr(config, key), rule=rule))
-    now = mathematics(run)
-    kinds, moved = _kinds(run, contents)
-    before = state["mathematics"]
+    shapes = {name: shape for name, shape, _ in contents.model}
+    places, unused = _find(parts, store, WEIGHTS, shapes, info.path)
+    wrong = [f"{name} is not in the model" for name in unused]
+    wrong += [f"{name} is called {stored} there" for name, (_, stored) in places.items() if stored != name]
+    if wrong:
+        raise _another_model(info.path, wrong)
+    now, before = fingerprint(parts), state["mathematics"]
     if not before.get("task_settings"):  # of a task that was built in Python checkpoints did not always keep them
         before = {**before, "task_settings": now["task_settings"]}
-    changed = check_same(before, now, moved, allowed=config.allow_config_change, source=str(found.path))
-    notices = [f"changed since the checkpoint: {line}" for line in changed]
-    notices += _load_tensors(run, store, kinds, same_optimizer=before["optimizer"] == now["optimizer"])
+    frozen = _frozen_otherwise(parts, places)
+    notices = [
+        f"changed since the checkpoint: {line}"
+        for line in check_same(before, now, frozen, allowed=allow_change, source=info.path)
+    ]
+    notices += _load_tensors(parts, store, places)
+    if before["optimizer"] == now["optimizer"]:
+        notices += load_state(strategy, strategy.shards(), parts.optimizer_form, store)
+    else:
+        notices.append("the optimizer is another one: its state starts anew")
     if before["optimizer_groups"] == now["optimizer_groups"]:  # what a callback changed on the way
-        for group, kept in zip(run.strategy.optimizer.param_groups, state["group_settings"], strict=False):
+        for group, kept in zip(strategy.optimizer.param_groups, state["group_settings"], strict=False):
             restore_settings(group, kept)
-    run.strategy.load_scaler_state(state["scaler"])
-    run.step = state["step"]
-    run.skipped_steps, run.skipped_in_a_row = state["skipped_steps"], state["skipped_in_a_row"]
-    run.last_evaluation = decode(state["last_evaluation"], refuse_tensor)
-    notices += restore_schedule(run.schedule, state["schedule"])
+    strategy.load_scaler_state(state["scaler"])
+    notices += restore_schedule(parts.schedule, state["schedule"])
 
     def tensor_of(name: str) -> Tensor:
         return store.whole("user", name)
 
-    notices += _restore_data(run, decode(state["data"], tensor_of))
-    run.task.load_state_dict(decode(state["task"], tensor_of))
-    for name, callback in named_callbacks(run).items():
+    samples, told = _restore_data(parts, decode(state["data"], tensor_of))
+    parts.task.load_state_dict(decode(state["task"], tensor_of))
+    for name, callback in parts.named_callbacks().items():
         if name in state["callbacks"]:
             callback.load_state_dict(decode(state["callbacks"][name], tensor_of))
-    return notices + _restore_rng(run, store, int(found.manifest["world_size"]))
+    counters = {name: decode(state[name]) for name in parts.counters}
+    notices += told + _restore_rng(parts, store, state["step"], int(info.manifest["world_size"]))
+    return {**counters, "step": state["step"], "samples": samples}, notices
 
 
-def _kinds(run: TrainState, contents: Contents) -> tuple[dict[str, str], list[str]]:
-    """As what each parameter of the model is stored, and in words how many learn now and did not, or the other way."""
-    named = run.strategy.named_tensors()
+def load_weights(parts: Parts, path: Path, agreement: Control) -> list[str]:
+    """Set parameters and buffers; everything else stays as it is. Collective; returns notices.
+
+    Raises:
+        CheckpointError: the folder does not hold this model, or is a damaged checkpoint.
+    """
+    adapter: Mapping[str, str] = {}
+    kinds: tuple[str, ...] = WEIGHTS
+    if os.path.lexists(path / MANIFEST):
+        info = verify(inspect(path), agreement)
+        if info.problem:
+            raise CheckpointError(f"{path}: {info.problem}")
+        contents = info.open()
+        store, kinds = contents.ranges, ("average", *WEIGHTS)
+        shapes = {name: shape for name, shape, _ in contents.model}
+    else:
+        # A folder with the adapter of a peft model leaves the model below it as build_model has made it.
+        if os.path.lexists(path / ADAPTER_FILE):
+            adapter = parts.model_file.names or {}
+        store, shapes = of_model_folder(path, {written: name for name, written in adapter.items()})
+    places, unused = _find(parts, store, kinds, shapes, path, only=adapter)
+    _load_tensors(parts, store, places)
+    notices = [f"starts with the weights of {path}"]
+    return notices + ([f"{len(unused)} tensors of {path} are not in the model: {listed(unused)}"] if unused else [])
+
+
+def _find(
+    parts: Parts,
+    store: Ranges,
+    kinds: tuple[str, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    source: Path,
+    *,
+    only: Mapping[str, str] | None = None,
+) -> tuple[Places, list[str]]:
+    """Find each tensor of the model in a store, a shared one under any of its names; and name what else is there.
+
+    Args:
+        kinds: as what it may be stored, the one to prefer first.
+        shapes: of what is stored.
+        only: the tensors that must be there; by default all.
+
+    Raises:
+        CheckpointError: one is missing, or has another shape.
+    """
+    aliases: dict[int, list[str]] = {}
+    for name, tensor in canonical_state(parts.strategy.model):
+        aliases.setdefault(id(tensor), []).append(name)
+    places, wrong = {}, []
+    for name, shape, _, handle in parts.strategy.named_tensors():
+        names = [other for other in aliases[id(handle)] if other in shapes]
+        found = [(kind, other) for kind in kinds for other in names if store.holds(kind, other)]
+        if found and shapes[found[0][1]] != shape:
+            theirs = shapes[found[0][1]]
+            hint = " (is it transposed?)" if theirs == shape[::-1] else ""
+            wrong.append(f"{name} has shape {theirs}, the model's is {shape}{hint}")
+        elif found or 0 in shape:  # nothing is read of an empty one
+            places[name] = found[0] if found else (kinds[0], name)
+        elif not only or only.keys() & aliases[id(handle)]:
+            wrong.append(f"{name} is missing")
+    if wrong:
+        raise _another_model(source, wrong)
+    own = {name for names in aliases.values() for name in names}
+    return places, [name for name in shapes if name not in own]
+
+
+def _another_model(source: Path, wrong: list[str]) -> CheckpointError:
+    more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+    return CheckpointError(f"{source}: does not hold this model: {'; '.join(wrong[:3])}{more}")
+
+
+def _frozen_otherwise(parts: Parts, places: Places) -> list[str]:
+    """Say how many parameters learn now and did not, or the other way."""
+    named = parts.strategy.named_tensors()
     learns = {name: handle.requires_grad for name, _, _, handle in named if isinstance(handle, nn.Parameter)}
-    kinds = {name: contents.kind(name) or "parameter" for name in learns}
-    thawed = sum(learns[name] and kind == "frozen" for name, kind in kinds.items())
-    frozen = sum(not learns[name] and kind == "parameter" for name, kind in kinds.items())
-    moved = [f"{thawed} tensors learn now that were frozen: their optimizer state starts anew"] if thawed else []
-    return kinds, moved + ([f"{frozen} tensors are frozen now that learnt"] if frozen else [])
+    thawed = sum(learns[name] and places[name][0] == "frozen" for name in learns)
+    frozen = sum(not learns[name] and places[name][0] == "parameter" for name in learns)
+    said = [f"{thawed} tensors learn now that were frozen: their optimizer state starts anew"] if thawed else []
+    return said + ([f"{frozen} tensors are frozen now that learnt"] if frozen else [])
 
 
-def _load_tensors(run: TrainState, store: Ranges, kinds: Mapping[str, str], *, same_optimizer: bool) -> list[str]:
-    strategy = run.strategy
-    shards = list(strategy.shards())
-    for shard in (*shards, *strategy.frozen_shards()):
-        store.read(kinds[shard.name], shard.name, shard.start, shard.tensor)
+def _load_tensors(parts: Parts, store: Ranges, places: Places) -> list[str]:
+    """Read parameters, buffers and the moving average, where the store has one; returns notices."""
+    strategy = parts.strategy
+    for shard in (*strategy.shards(), *strategy.frozen_shards()):
+        if shard.name in places:
+            store.read(*places[shard.name], shard.start, shard.tensor)
     strategy.write_back()
     for name, buffer in strategy.buffers():
-        flat = torch.empty_like(buffer).reshape(-1)
-        store.read("buffer", name, 0, flat)
-        buffer.copy_(flat.view_as(buffer))
-    averaged = set(store.names("average"))
-    notices = []
-    for shard, average in run.average.parts():
-        kind = "average" if shard.name in averaged else kinds[shard.name]
-        store.read(kind, shard.name, shard.start, average)
-    if run.config.ema_decay is not None and not averaged:
-        notices.append("the checkpoint holds no moving average: it starts with the weights")
-    if not same_optimizer:
-        return [*notices, "the optimizer is another one: its state starts anew"]
-    return notices + load_state(strategy, shards, run.optimizer_form, store)
+        if name in places:
+            flat = torch.empty_like(buffer).reshape(-1)
+            store.read(*places[name], 0, flat)
+            buffer.copy_(flat.view_as(buffer))
+    for shard, average in parts.average.parts():
+        if store.holds("average", shard.name):
+            store.read("average", shard.name, shard.start, average)
+        else:
+            average.copy_(shard.tensor)
+    lacks = parts.average.decay is not None and not store.names("average")
+    return ["the checkpoint holds no moving average: it starts with the weights"] if lacks else []
 
 
-def _restore_data(run: TrainState, data: Any) -> list[str]:
-    """Set the position in the data; returns a notice where it was a position in data of another sort."""
-    if data.keys() == run.train_data.state().keys():
+def _restore_data(parts: Parts, data: Any) -> tuple[int, list[str]]:
+    """Set the position in the data; returns it, and a notice where it was a position in data of another sort."""
+    fresh = parts.data.state()
+    if data.keys() == fresh.keys():
         if not all(is_count(data[key]) for key in data.keys() - {"stream"}):
             raise CheckpointError(f"state.json: {data!r} is no position in the data")
-        run.samples = run.train_data.restore(data)
-        lost = run.train_data.lost_on_resume()
-        return [lost] if lost else []
+        samples = parts.data.restore(data)
+        lost = parts.data.lost_on_resume()
+        return samples, [lost] if lost else []
     was, now = ("a stream", "a data set") if "stream" in data else ("a data set", "a stream")
-    return [f"the training data was {was} and is {now} now: it starts at its beginning"]
+    return fresh["samples"], [f"the training data was {was} and is {now} now: it starts at its beginning"]
 
 
-def _restore_rng(run: TrainState, store: Ranges, world: int) -> list[str]:
-    rank, now = run.accelerator.process_index, run.plan.world_size
-    if world == now:
-        names = ("python", "python.normal", "numpy", "numpy.normal", "torch", "cuda")
-        known = {name: store.whole(f"rng.{name}", str(rank)) for name in names if store.numel(f"rng.{name}", str(rank))}
+def _restore_rng(parts: Parts, store: Ranges, step: int, world: int) -> list[str]:
+    if world == parts.world_size:
+        names = [name for name in rng.GENERATORS if store.holds(f"rng.{name}", str(parts.rank))]
+        known = {name: store.whole(f"rng.{name}", str(parts.rank)) for name in names}
         try:
             rng.write(known)
         except (KeyError, TypeError, ValueError, OverflowError, RuntimeError, AssertionError) as error:
             raise CheckpointError(f"the random number generators do not take what was saved: {error!r}") from None
         return []
     # Streams of so many ranks cannot be dealt to others; new ones must not repeat what was drawn before.
-    set_seed(seed_of(run.config.seed, run.step, rank))
-    order = "" if run.train_data.lost_on_resume() else "; the order of the data goes on as it was"
+    set_seed(seed_of(int(parts.config["seed"]), step, parts.rank))
+    order = "" if parts.data.lost_on_resume() else "; the order of the data goes on as it was"
     return [
-        f"{world} processes before, {now} now: random numbers of the model (dropout) are drawn from new streams{order}"
+        f"{world} processes before, {parts.world_size} now: random numbers of the model (dropout) are drawn from new "
+        f"streams{order}"
     ]

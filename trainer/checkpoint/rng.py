@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_KEYS = 624  # words of the Mersenne Twister
+GENERATORS = ("python", "python.normal", "numpy", "numpy.normal", "torch", "cuda")
 
 
 def read() -> dict[str, Tensor]:
-    """The states by generator; loads on any platform that has the generators."""
+    """Return the states by generator; they load on any platform that has the generators."""
     version, words, normal = random.getstate()
     assert version == 3, "since Python 3.2"
     mersenne: Any = np.random.get_state()
@@ -37,7 +37,7 @@ def write(state: dict[str, Tensor]) -> None:
     normal = float(state["python.normal"])
     random.setstate((3, tuple(state["python"].tolist()), None if math.isnan(normal) else normal))
     *keys, position, has_normal = state["numpy"].tolist()
-    assert len(keys) == _KEYS
+    assert len(keys) == 624, "words of the Mersenne Twister"
     np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_normal, float(state["numpy.normal"])))
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():

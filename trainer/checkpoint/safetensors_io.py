@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .untrusted import is_count, parse_json
+from .untrusted import Unreadable, check_form, dict_of, is_count, list_of, parse_json
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -28,12 +27,15 @@ DTYPES = {
 DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _LONGEST_HEADER = 100 << 20  # the format's own limit
-_MOST_DIMENSIONS = 64  # torch's own limit
 _METADATA = "__metadata__"
+_ENTRY = {
+    "dtype": lambda value: isinstance(value, str) and value in DTYPES,
+    "shape": list_of(is_count),
+    "data_offsets": lambda value: list_of(is_count)(value) and len(value) == 2,
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor of a file; ``begin`` is its first byte, counted from the start of the file."""
 
     dtype: torch.dtype
@@ -46,33 +48,33 @@ class Entry:
 
 
 def can_hold(dtype: torch.dtype) -> bool:
-    """Whether the format has this dtype."""
+    """Tell whether the format has this dtype."""
     return dtype in _CODES
 
 
-def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]], metadata: Mapping[str, str]) -> bytes:
+def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
     """Return what stands before the tensors, which then follow in this order without gaps.
 
     Raises:
         CheckpointError: the format cannot hold a tensor of this name or dtype.
     """
-    told: dict[str, object] = {_METADATA: dict(metadata)}
+    fields: dict[str, object] = {_METADATA: {"format": "pt"}}
     offset = 0
     for name, shape, dtype in entries:
-        if name in told:
+        if name in fields:
             raise CheckpointError(f"{name}: two tensors of this name cannot stand in one safetensors file")
         if not can_hold(dtype):
             raise CheckpointError(f"{name}: safetensors cannot hold {dtype}")
         end = offset + math.prod(shape) * dtype.itemsize
-        told[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        fields[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps(told, separators=(",", ":")).encode()
+    text = json.dumps(fields, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, not copied."""
+    """Return the bytes of a contiguous tensor on the CPU, not copied."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -80,48 +82,31 @@ def read_header(path: Path) -> dict[str, Entry]:
     """Read the tensors of a file by name, and hold the header to what the format asks for.
 
     Raises:
-        CheckpointError: missing, cut, or no such file; caused by an OSError where it could not be read at all.
+        CheckpointError: the file is cut, or no such file; ``Unreadable`` where it could not be read at all.
     """
     try:
         with open(path, "rb") as file:
             size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
             text = file.read(length) if length <= min(_LONGEST_HEADER, size - 8) else b""
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise Unreadable(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        told = parse_json(text)
-        if not isinstance(told, dict):
-            raise ValueError("the header is no mapping")
-        told.pop(_METADATA, None)
-        entries = {name: _entry(name, entry, 8 + length) for name, entry in told.items()}
-        _check_places(entries, 8 + length, size)
+        fields = parse_json(text)
     except ValueError as error:
         raise CheckpointError(f"{path}: no readable safetensors file: {error}") from None
+    if not dict_of()(fields):
+        raise CheckpointError(f"{path}: no readable safetensors file: the header is no mapping")
+    fields.pop(_METADATA, None)
+    for name, field in fields.items():
+        check_form(field, _ENTRY, f"{path}: {name!r}")
+    begin, entries = 8 + length, {}
+    # They follow each other without gaps to the end of the file; empty ones stand before what begins where they do.
+    for name, field in sorted(fields.items(), key=lambda item: item[1]["data_offsets"]):
+        entries[name] = Entry(DTYPES[field["dtype"]], tuple(field["shape"]), begin)
+        end = begin + entries[name].numel * entries[name].dtype.itemsize
+        if [begin - 8 - length, end - 8 - length] != field["data_offsets"]:
+            raise CheckpointError(f"{path}: {name!r} has data_offsets that do not fit its shape or its place")
+        begin = end
+    if begin != size:
+        raise CheckpointError(f"{path}: its tensors end at byte {begin}, the file at {size}")
     return entries
-
-
-def _entry(name: str, told: Any, start: int) -> Entry:
-    fields = told if isinstance(told, dict) else {}
-    shape, offsets = fields.get("shape"), fields.get("data_offsets")
-    dtype = DTYPES.get(str(fields.get("dtype")))
-    if dtype is None:
-        raise ValueError(f"{name!r} has no dtype that is known here")
-    if not (isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS and all(map(is_count, shape))):
-        raise ValueError(f"{name!r} has no shape")
-    if not (isinstance(offsets, list) and len(offsets) == 2 and all(map(is_count, offsets))):
-        raise ValueError(f"{name!r} has no data_offsets")
-    entry = Entry(dtype=dtype, shape=tuple(shape), begin=start + offsets[0])
-    if offsets[1] - offsets[0] != entry.numel * dtype.itemsize:
-        raise ValueError(f"{name!r} has data_offsets that do not fit its shape")
-    return entry
-
-
-def _check_places(entries: Mapping[str, Entry], start: int, size: int) -> None:
-    """Hold the tensors to follow each other without gaps to the end of the file, as the format wants it."""
-    at = start
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].numel)):
-        if entry.begin != at:
-            raise ValueError(f"{name!r} does not begin where the tensor before it ends")
-        at += entry.numel * entry.dtype.itemsize
-    if at != size:
-        raise ValueError(f"its tensors end at byte {at}, the file at {size}")

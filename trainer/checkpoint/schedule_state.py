@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +11,6 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..errors import CheckpointError
-from .optimizer_state import is_plain
 
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
@@ -54,27 +55,25 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers and texts, also of the schedules inside a schedule; functions and such are the settings' own."""
+    """Keep numbers and texts, also of the schedules inside a schedule; functions and such are the settings' own."""
     kept: dict[str, Any] = {}
     for key, value in state.items():
-        value = _numbers(value)
-        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        if _is_nested(value):
             kept[key] = [_plain(item) for item in value]
-        elif is_plain(value):
-            kept[key] = value
+        elif not isinstance(value, dict):
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                kept[key] = json.loads(json.dumps(value, default=Tensor.item))  # rates may be tensors
     return kept
-
-
-def _numbers(value: Any) -> Any:
-    """Rates that are tensors as numbers."""
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
 
 
 def _merged(fresh: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(fresh)
     for key, value in kept.items():
-        inner = isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
-        merged[key] = [_merged(f, k) for f, k in zip(fresh[key], value, strict=True)] if inner else value
+        nested = _is_nested(value)
+        merged[key] = [_merged(f, k) for f, k in zip(fresh[key], value, strict=True)] if nested else value
     return merged
+
+
+def _is_nested(value: Any) -> bool:
+    """Tell whether a value holds the states of inner schedules."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)

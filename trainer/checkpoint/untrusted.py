@@ -1,17 +1,23 @@
-"""Files that a stranger may have forged: names that stay inside their folder, JSON without surprises."""
+"""Files that a stranger may have forged: names that stay in their folder, JSON without surprises, values that fit."""
 
 from __future__ import annotations
 
 import json
 import math
 import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..errors import CheckpointError
 
 LARGEST_JSON = 256 << 20  # bytes; far above what a run writes, far below what fills a machine's memory
 _DEEPEST = 200  # levels; what walks through the values is recursive
+Fits = Callable[[Any], bool]
+
+
+class Unreadable(CheckpointError):
+    """A file that may be whole, but cannot be read here and now."""
 
 
 def parts_of(name: object) -> list[str]:
@@ -46,14 +52,19 @@ def path_inside(folder: Path, name: object) -> Path:
     return path
 
 
-def read_small(path: Path) -> bytes:
-    """Read a file of JSON, no further than ``parse_json`` would take it.
+def read_json(path: Path) -> Any:
+    """Read a file of JSON.
 
     Raises:
+        CheckpointError: ``parse_json`` does not take it.
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
-        return file.read(LARGEST_JSON + 1)
+        text = file.read(LARGEST_JSON + 1)
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from None
 
 
 def parse_json(text: bytes) -> Any:
@@ -65,38 +76,58 @@ def parse_json(text: bytes) -> Any:
     if len(text) > LARGEST_JSON:
         raise ValueError(f"more than {LARGEST_JSON >> 20} MiB of JSON")
     try:
-        value = json.loads(text.decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
+        value = json.loads(text.decode("utf-8"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     level = [value]
     for _ in range(_DEEPEST):
-        level = [
-            item
-            for outer in level
-            if isinstance(outer, dict | list)
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        if any(isinstance(item, float) and not math.isfinite(item) for item in level):
+            raise ValueError("a number is not finite")
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [item for items in inner for item in items]
         if not level:
             return value
     raise ValueError("nested too deeply")
 
 
+# -- what values of JSON must be -----------------------------------------------------------------------
+
+
+def check_form(value: object, table: Mapping[str, Fits], source: str) -> None:
+    """Hold a mapping to a table of what the value of each key must be.
+
+    Raises:
+        CheckpointError: naming the first key that is missing or does not fit.
+    """
+    for key, fits in table.items():
+        if not (isinstance(value, dict) and key in value and fits(value[key])):
+            raise CheckpointError(f"{source}: {key!r} is not what the format has there")
+
+
 def is_count(value: object) -> bool:
-    """Whether a value of JSON is a whole number that can count something."""
+    """Tell whether a value is a whole number that can count something."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of JSON is a number."""
+    """Tell whether a value is a number that a float can hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 1000
 
 
-def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
+def is_text(value: object) -> bool:
+    """Tell whether a value is a text."""
+    return isinstance(value, str)
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        _refuse(text)
-    return value
+def list_of(fits: Fits) -> Fits:
+    """Return a check of lists whose items all fit."""
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def dict_of(fits: Fits = lambda value: True, **keys: Fits) -> Fits:
+    """Return a check of mappings whose values all fit, and that have these keys."""
+    return lambda value: (
+        isinstance(value, dict)
+        and all(map(fits, value.values()))
+        and all(key in value and key_fits(value[key]) for key, key_fits in keys.items())
+    )

@@ -1,4 +1,4 @@
-"""``trainer export CHECKPOINT --to DIR``: the model of a checkpoint, as safetensors, in one process.
+"""``trainer export CHECKPOINT --to DIR``: write the model of a checkpoint as safetensors, in one process.
 
 No strategy is built and no task is imported; one tensor is in memory at a time.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,14 +14,13 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.contents import Tensors
-from ..checkpoint.discover import look, verify
-from ..checkpoint.export import MODEL_FILE, check_model_file, hidden, make_anew, take_place
-from ..checkpoint.safetensors_io import header, raw
+from ..checkpoint.discover import inspect, verify
+from ..checkpoint.export import MODEL_FILE, write_model
 from ..errors import CheckpointError
 
 
 def run(argv: Sequence[str]) -> int:
-    """0: the model is written."""
+    """Write the model; return 0."""
     parser = argparse.ArgumentParser(prog="trainer export", description=__doc__.split("\n\n")[0])
     parser.add_argument("checkpoint", type=Path, help="a folder such as RUN/checkpoints/step-00000120")
     parser.add_argument("--to", type=Path, required=True, help="the new folder of the model")
@@ -39,10 +37,10 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
     Raises:
         CheckpointError: the checkpoint is damaged, or ``folder`` exists.
     """
-    found = verify(look(checkpoint))
-    if found.problem:
-        raise CheckpointError(f"{checkpoint}: {found.problem}")
-    contents = found.open()
+    info = verify(inspect(checkpoint))
+    if info.problem:
+        raise CheckpointError(f"{checkpoint}: {info.problem}")
+    contents = info.open()
 
     form = contents.model_file
     model = [(name, shape, dtype) for name, shape, dtype in contents.model if form.name(name) is not None]
@@ -52,14 +50,14 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
             kind = "average" if averaged and contents.ranges.holds("average", name) else contents.kind(name)
             yield torch.empty(0, dtype=dtype) if kind is None else contents.ranges.whole(kind, name).to(dtype)
 
-    extras = {name.removeprefix("extras/"): checkpoint / name for name in found.files if name.startswith("extras/")}
+    extras = {name.removeprefix("extras/"): checkpoint / name for name in info.files if name.startswith("extras/")}
     entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype in model]
     beside = {name: path.read_bytes() for name, path in extras.items()}
-    write_model(folder, entries, tensors(), beside, file_name=form.file)
+    write_new_model(folder, entries, tensors(), beside, file_name=form.file)
     return folder / form.file
 
 
-def write_model(
+def write_new_model(
     folder: Path,
     entries: Tensors,
     tensors: Iterable[Tensor],
@@ -76,21 +74,10 @@ def write_model(
         raise CheckpointError(f"{folder}: exists already; give a new folder")
     if file_name in extras:
         raise CheckpointError(f"{file_name} stands among the files beside the model, and is the model's own name")
-    temporary = hidden(folder)
-    try:
-        make_anew(temporary)
-        with open(temporary / file_name, "wb") as file:
-            file.write(header(entries, {"format": "pt"}))
-            for tensor in tensors:
-                file.write(raw(tensor.contiguous()))
-            file.flush()
-            os.fsync(file.fileno())
+
+    def save_beside(part: Path) -> None:
         for name, content in extras.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            (temporary / name).write_bytes(content)
-        check_model_file(temporary / file_name)
-        take_place(temporary, folder)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            (part / name).write_bytes(content)
+
+    write_model(folder, file_name, entries, tensors, save_beside)

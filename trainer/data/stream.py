@@ -54,7 +54,7 @@ class StreamData(TrainData):
         return float(self._state["epoch"])
 
     def state(self) -> dict[str, Any]:
-        """Where the last window ended, as JSON, with the stream's own ``state_dict()`` where it has one.
+        """Return where the last window ended, as JSON, with the stream's own ``state_dict()`` where it has one.
 
         Hugging Face streams lose what is in a shuffle buffer when they are restored: they go on with other samples.
         """
@@ -140,7 +140,7 @@ class _Reader(IterableDataset[Any]):
 
 
 def _blocks(stream: Any, epoch: int, offset: int, state: Any, size: int) -> Iterator[list[Any]]:
-    """Lists of ``size`` samples of one epoch behind ``offset``, the last one shorter."""
+    """Yield lists of ``size`` samples of one epoch behind ``offset``, the last one shorter."""
     set_epoch = getattr(stream, "set_epoch", None)
     if set_epoch is not None:
         set_epoch(epoch)

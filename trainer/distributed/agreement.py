@@ -46,7 +46,7 @@ class Control:
         self._agreed |= agreed
 
     def poll(self, fingerprint: int = 0) -> int | None:
-        """At a step boundary: the signal number of an agreed stop (0 for a wish of the code), None to go on.
+        """Return, at a step boundary, the signal of an agreed stop (0 where the code asked for it), None to go on.
 
         The answer is that of the previous step, so the exchange overlaps with a whole step and costs no wait. One
         process waits as long, so that it stops at the same step as several.
@@ -94,7 +94,7 @@ class Control:
             work.wait()
 
     def sum(self, value: float) -> float:
-        """Sum of one number over ranks, on the CPU."""
+        """Sum one number over ranks, on the CPU. Collective: call on every rank."""
         if not self.distributed:
             return value
         total = torch.tensor([value], dtype=torch.float64)
@@ -102,7 +102,7 @@ class Control:
         return float(total.item())
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order, on every rank."""
+        """Return the values of all ranks, in their order. Collective: call on every rank."""
         if not self.distributed:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -159,28 +159,25 @@ class Control:
         self._collect()
 
 
-class Vote:
+class AsyncMax:
     """The largest of all ranks' numbers, asked at one step boundary and known at the next: nobody waits in between."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._pending: tuple[Any, torch.Tensor] | None = None
 
-    def cast(self, number: int) -> None:
-        """Every rank casts one; the result before it was read."""
-        assert self._pending is None, "one vote at a time"
-        ballot = torch.tensor([number])
-        work = None
-        if self._control.distributed:
-            work = self._control.largest(ballot)
-        self._pending = work, ballot
+    def start(self, number: int) -> None:
+        """Begin to compare this rank's number with the others'; the result before it was read."""
+        assert self._pending is None, "one at a time"
+        value = torch.tensor([number])
+        self._pending = self._control.largest(value) if self._control.distributed else None, value
 
     def result(self) -> int | None:
-        """None where no vote was cast."""
+        """Return the largest number; None where none was given."""
         if self._pending is None:
             return None
-        work, ballot = self._pending
+        work, value = self._pending
         if work is not None:
             work.wait()
         self._pending = None
-        return int(ballot.item())
+        return int(value.item())

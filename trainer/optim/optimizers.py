@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def state_slots(optimizer: Optimizer) -> int:
-    """Full-precision tensors that an optimizer keeps per parameter: Adam and its kin 2, momentum 1, plain SGD 0."""
+    """Count an optimizer's full-precision tensors per parameter: Adam and its kin 2, momentum 1, plain SGD 0."""
     settings = optimizer.param_groups[0]
     return 2 if "betas" in settings else int(bool(settings.get("momentum", 0)))
 
 
 def build_optimizer(model: nn.Module, plan: Plan) -> Optimizer:
-    """The optimizer of the plan, over two groups: weights decay, biases and norms (below 2-D) do not."""
+    """Build the optimizer of the plan, over two groups: weights decay, biases and norms (below 2-D) do not."""
     settings = dict(plan.optimizer_settings)
     decay = settings.pop("weight_decay")
     learning = [p for p in model.parameters() if p.requires_grad]

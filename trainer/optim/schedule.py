@@ -30,7 +30,7 @@ def lr_factor(
     total_steps: int,
     final_ratio: float = 0.0,
 ) -> Callable[[int], float]:
-    """Factor of the learning rate at optimizer step ``step`` (0 for the first one).
+    """Return the factor of the learning rate as a function of the optimizer step (0 for the first one).
 
     The rate rises linearly (with ``warmup_type: log`` in the settings: logarithmically) and reaches its full value at
     step ``warmup_steps``; the first step never has rate zero. Afterwards ``constant`` stays, ``linear`` and ``cosine``
@@ -68,7 +68,7 @@ def lr_factor(
 
 
 def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
-    """The schedule of the plan; its ``step()`` is called once per optimizer step that was not skipped.
+    """Build the schedule of the plan; its ``step()`` is called once per optimizer step that was not skipped.
 
     Raises:
         ConfigError: torch has no such schedule, or it does not take these settings.

@@ -16,15 +16,15 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.disk import part_of, publish
 from ..checkpoint.export import exported_file
 from ..checkpoint.store import is_ours
-from ..checkpoint.untrusted import parse_json, read_small
+from ..checkpoint.untrusted import read_json
 from ..distributed.agreement import Control
 from ..errors import ConfigError, Problem
 from .lock import LOCK, FolderLock, Locked
@@ -49,7 +49,7 @@ class RunDirectory:
 
     @property
     def notices(self) -> list[str]:
-        """What is worth knowing about the folder."""
+        """Return what is worth knowing about the folder."""
         return [self._lock.notice] if self._lock is not None and self._lock.notice else []
 
     @contextlib.contextmanager
@@ -113,9 +113,9 @@ class RunDirectory:
         control.on_main(make)
 
     def _is_of_a_run(self) -> bool:
-        """Whether a run wrote here: the lock that it held tells, or its plan."""
+        """Tell whether a run wrote here: the lock that it held tells, or its plan."""
         try:
-            plan = parse_json(read_small(self.path / "plan.json"))
+            plan = read_json(self.path / "plan.json")
         except (OSError, ValueError):
             plan = None
         ours = isinstance(plan, dict) and {"strategy", "world_size", "versions"} <= plan.keys()
@@ -143,9 +143,9 @@ class RunDirectory:
         return ConfigError(Problem(where=home, key="output_dir", value=str(self.path), rule=rule))
 
     def ended_at(self) -> int | None:
-        """The step at which a run ended here, with its model written; None if none has."""
+        """Return the step at which a run ended here, with its model written; None if none has."""
         try:
-            steps = parse_json(read_small(self.path / "summary.json"))["steps"]
+            steps = read_json(self.path / "summary.json")["steps"]
         except (OSError, ValueError, LookupError, TypeError):
             return None
         return steps if isinstance(steps, int) and exported_file(self.path / "model") else None
@@ -166,10 +166,9 @@ class RunDirectory:
         if not (self.main and path.exists()):
             return
         kept = [line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
-        part = path.with_name(".metrics.jsonl.part")
-        part.unlink(missing_ok=True)
-        part.write_bytes(b"".join(kept))
-        os.replace(part, path)
+        part_of(path).unlink(missing_ok=True)
+        part_of(path).write_bytes(b"".join(kept))
+        publish(path)
 
     def line(self, text: str) -> None:
         """Append to log.txt."""

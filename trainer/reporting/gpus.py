@@ -51,7 +51,7 @@ _DRIVER = {
 
 
 def gpu_of(text: str) -> Gpu:
-    """``H100``, or memory such as ``24`` or ``24GiB``.
+    """Return the accelerator that a text names: ``H100``, or memory such as ``24`` or ``24GiB``.
 
     Raises:
         ConfigError: neither.
@@ -67,7 +67,7 @@ def gpu_of(text: str) -> Gpu:
 
 
 def peak_of(device_name: str, total_bytes: int) -> float | None:
-    """Peak TFLOP/s of a device as its driver names it (``NVIDIA H100 80GB HBM3``); None where it is not known."""
+    """Return the peak TFLOP/s of a device as its driver names it (``NVIDIA H100 80GB HBM3``); None if unknown."""
     words = re.split(r"[^A-Z0-9]+", device_name.upper().replace("RTX ", "RTX"))
     for family, by_size in _DRIVER.items():
         if any(word.startswith(family) for word in words):

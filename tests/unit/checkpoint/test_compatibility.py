@@ -83,7 +83,7 @@ def test_layers_may_be_frozen_and_thawed_over_a_resume(
     settings: dict[str, Any] = {"resume": str(path), "allow_config_change": True, "ema_decay": average}
     trainer = Trainer(Part(learns=now), configured(tmp_path / "new", **settings))
     assert f"note: changed since the checkpoint: {said}" in log_of(tmp_path / "new")
-    kept = discover.look(path).open()
+    kept = discover.inspect(path).open()
     for name, parameter in trainer.model.named_parameters():
         saved = kept.ranges.whole(str(kept.kind(name)), name).view_as(parameter)
         assert torch.equal(parameter.data, saved), f"{name} is as it was saved"

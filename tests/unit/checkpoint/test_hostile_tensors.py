@@ -33,7 +33,7 @@ def twice(path: Path) -> None:
     tensors = [(key, entry.shape, entry.dtype) for key, entry in read_header(path / RANK).items()]
     content, begin = (path / RANK).read_bytes(), min(e.begin for e in read_header(path / RANK).values())
     more = torch.zeros(3)
-    told = header([*tensors, ("parameter/middle.weight/2", (3,), torch.float32)], {})
+    told = header([*tensors, ("parameter/middle.weight/2", (3,), torch.float32)])
     (path / RANK).write_bytes(told + content[begin:] + bytes(raw(more)))
     reseal(path)
 

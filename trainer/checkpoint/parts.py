@@ -1,0 +1,135 @@
+"""The record of what a checkpoint is made of, and this rank's ranges of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..data.batches import TrainData
+from ..optim.ema import Average
+from ..strategies import Shard, Strategy
+from ..task import Task
+from .export import ModelFile, check_buffers
+from .optimizer_state import OptimizerForm, state_of
+from .ranges import Key
+
+
+class StatefulCallback(Protocol):
+    """What has a state of its own, and may ask for the checkpoints of some steps to be kept."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def pinned_steps(self) -> Collection[int]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The live parts of a training at one step.
+
+    Args:
+        step: optimizer steps done.
+        counters: what else ``state.json`` keeps by these names, and ``load`` gives back.
+        settings: all that is known of the run by key, of which the fingerprint takes what decides the numbers.
+        config, plan: for people who read ``state.json``.
+    """
+
+    step: int
+    counters: Mapping[str, Any]
+    strategy: Strategy
+    optimizer_form: OptimizerForm
+    average: Average
+    schedule: LRScheduler
+    data: TrainData
+    task: Task
+    callbacks: Sequence[StatefulCallback]
+    model_file: ModelFile
+    settings: Mapping[str, Any]
+    config: Mapping[str, Any]
+    plan: Mapping[str, Any]
+
+    @property
+    def rank(self) -> int:
+        return int(self.strategy.accelerator.process_index)
+
+    @property
+    def world_size(self) -> int:
+        return int(self.strategy.plan.world_size)
+
+    def named_callbacks(self) -> dict[str, StatefulCallback]:
+        """Return the callbacks by class name, with a number for the second of a class and so on."""
+        named: dict[str, StatefulCallback] = {}
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            same = sum(other == name or other.startswith(f"{name}#") for other in named)
+            named[f"{name}#{same + 1}" if same else name] = callback
+        return named
+
+    def model(self) -> list[list[Any]]:
+        """List ``[name, shape, dtype]`` of what a model file holds, in its order."""
+        named = self.strategy.named_tensors()
+        return [[name, list(shape), str(dtype).removeprefix("torch.")] for name, shape, dtype, _ in named]
+
+    def pieces(self) -> Iterator[tuple[Key, Tensor]]:
+        """Yield views of all that this rank writes of model and optimizer; together the ranks write each element once.
+
+        Raises:
+            CheckpointError: the optimizer or a buffer has got another form than it had at the start.
+        """
+        check_buffers(self.strategy)
+        strategy, form = self.strategy, self.optimizer_form
+        averages = {shard.name: average for shard, average in self.average.parts()}
+        for shard, low, high in self._dealt(strategy.shards()):
+            start = shard.start + low
+            yield Key("parameter", shard.name, start), shard.tensor[low:high]
+            for kind, tensor in state_of(strategy.optimizer, shard, form):
+                if tensor.dim():
+                    yield Key(kind, shard.name, start), tensor[low:high]
+                elif start == 0:  # a value of the whole parameter: whoever has its first element writes it
+                    yield Key(kind, shard.name), tensor
+            if shard.name in averages:
+                yield Key("average", shard.name, start), averages[shard.name][low:high]
+        for shard, low, high in self._dealt(strategy.frozen_shards()):
+            yield Key("frozen", shard.name, shard.start + low), shard.tensor[low:high]
+        if self.rank == 0:
+            for name, buffer in strategy.buffers():
+                yield Key("buffer", name), buffer.detach().reshape(-1)
+
+    def _dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
+        """Yield ``(shard, low, high)``: the part to write. What every rank has is cut into equal parts, one a rank."""
+        shards = list(held)
+        total = sum(shard.tensor.numel() for shard in shards if shard.copied)
+        first, last = total * self.rank // self.world_size, total * (self.rank + 1) // self.world_size
+        at = 0
+        for shard in shards:
+            low, high = 0, shard.tensor.numel()
+            if shard.copied:
+                low, high, at = max(0, first - at), min(high, last - at), at + high
+            if low < high:
+                yield shard, low, high
+
+    def bytes(self) -> int:
+        """Count what this rank will write, to within some kilobytes; known before the optimizer has any state."""
+        state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values())
+        state += 4 if self.average.parts() else 0
+        dealt = [(*part, state) for part in self._dealt(self.strategy.shards())]
+        dealt += [(*part, 0) for part in self._dealt(self.strategy.frozen_shards())]
+        buffers = [buffer for _, buffer in self.strategy.buffers()] if self.rank == 0 else []
+        whole = sum((high - low) * (shard.tensor.itemsize + more) for shard, low, high, more in dealt)
+        return whole + sum(buffer.numel() * buffer.itemsize for buffer in buffers)
+
+    @torch.no_grad()
+    def not_finite(self) -> str:
+        """Name the first parameter of which this rank holds a value that is no finite number; empty if none does."""
+
+        def is_finite(tensor: Tensor) -> bool:
+            # A sum shows them at a fifteenth of the cost; one that only ran over is looked at again.
+            return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+        return next((shard.name for shard in self.strategy.shards() if not is_finite(shard.tensor)), "")
