@@ -58,6 +58,7 @@ def test_a_typo_in_a_deepspeed_json(tmp_path: Path) -> None:
 # Fewer processes than were asked for
 
 
+@pytest.mark.slow  # the line itself is a unit test's, as are the next one's and that of torchrun's three
 def test_multi_cpu_would_be_one_process(tmp_path: Path) -> None:
     yaml = written(tmp_path / "a.yaml", "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
     job = run([*command("accelerate", yaml), *DIGITS], tmp_path / "run")
@@ -68,6 +69,7 @@ def test_multi_cpu_would_be_one_process(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_cpu_flag_would_be_one_process(tmp_path: Path) -> None:
     defaults = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]  # said, or they are listed
     words = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2", *defaults, "examples/train.py"]
@@ -87,6 +89,7 @@ def test_use_cpu_runs_the_strategy_that_was_asked_for(tmp_path: Path) -> None:
     assert (plan["distributed_type"], plan["model_class"]) == ("FSDP", "FSDPSequential")
 
 
+@pytest.mark.slow
 def test_torchrun_starts_more_than_the_file_asks_for(tmp_path: Path) -> None:
     yaml = written(tmp_path / "a.yaml", DDP)
     job = run([*command("torchrun", yaml, world=3), *DIGITS], tmp_path / "run")
