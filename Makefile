@@ -38,10 +38,10 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m "not gpu and not slow and not browser"
+	$(BIN)/pytest --durations=15 -m "not gpu and not slow and not browser"
 
 nightly: lint
-	$(BIN)/pytest -m "not gpu and not browser"
+	$(BIN)/pytest --durations=15 -m "not gpu and not browser"
 
 gpu: setup
 	$(BIN)/pytest -m gpu

@@ -13,8 +13,8 @@ import launchers
 import psutil
 import pytest
 
-# pytest's own note of the test that runs; what torch sets when it is imported for the first time.
-_FREE_TO_CHANGE = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_")
+# pytest's own note of the test that runs; what torch and deepspeed set when they are imported for the first time.
+_FREE_TO_CHANGE = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 
 def left_behind() -> dict[str, Any]:

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 from launchers import ROOT, clean_environment, command
 
 from trainer.distributed.launcher import is_alive
@@ -62,12 +61,12 @@ def test_ctrl_c_says_where_training_stopped(tmp_path: Path) -> None:
     assert "done:" not in said
 
 
-@pytest.mark.parametrize("name", ["debug_launcher", "notebook_launcher"])
-def test_accelerates_own_launchers_connect_the_processes(name: str, tmp_path: Path) -> None:
-    code = (
-        f"from accelerate import {name}; from from_launcher import from_debug_launcher as work; "
-        f"{name}(work, ({str(tmp_path / 'run')!r},), num_processes=2)"
-    )
+def test_accelerates_own_launchers_connect_the_processes(tmp_path: Path) -> None:
+    """Both in one process, one after the other."""
+    code = "import accelerate; from from_launcher import from_debug_launcher as work\n"
+    for name in ("debug_launcher", "notebook_launcher"):
+        code += f"accelerate.{name}(work, ({str(tmp_path / name)!r},), num_processes=2)\n"
     environment = clean_environment({"PYTHONPATH": f"{ROOT / 'tests' / 'workers'}:{os.environ.get('PYTHONPATH', '')}"})
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=200, check=True)
-    assert [(tmp_path / f"run-{rank}").read_text() for rank in (0, 1)] == ["DistributedDataParallel"] * 2
+    for name in ("debug_launcher", "notebook_launcher"):
+        assert [(tmp_path / f"{name}-{rank}").read_text() for rank in (0, 1)] == ["DistributedDataParallel"] * 2

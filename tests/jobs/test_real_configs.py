@@ -94,10 +94,10 @@ ZERO2 = """{
 }"""
 
 
-def rehearse(path: Path, text: str) -> Job:
-    """Write the file for two processes, and start it as it is meant to be."""
+def rehearse(path: Path, text: str, launcher: str | None = None) -> Job:
+    """Write the file for two processes, and start it as it is meant to be, or as it is said."""
     path.write_text(re.sub(r"(?m)^num_processes: \d+", "num_processes: 2", text))
-    launcher = "deepspeed" if path.suffix == ".json" else "accelerate"
+    launcher = launcher or ("deepspeed" if path.suffix == ".json" else "accelerate")
     return run([*command(launcher, str(path)), *DIGITS], path.parent / "run")
 
 
@@ -112,8 +112,9 @@ def asked_for(path: Path, data: dict[str, Any]) -> str:
 STRATEGIES = {"MULTI_GPU": "ddp", "FSDP": "fsdp"}
 
 
-def test_an_fsdp1_file(tmp_path: Path) -> None:
-    job = rehearse(tmp_path / "a.yaml", FSDP1).ok()
+@pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
+def test_an_fsdp1_file(launcher: str, tmp_path: Path) -> None:
+    job = rehearse(tmp_path / "a.yaml", FSDP1, launcher).ok()
     assert (job.plan["strategy"], job.plan["world_size"], job.plan["mixed_precision"]) == ("fsdp", 2, "bf16")
     assert len(job.losses) == 3
     at, wraps = tmp_path / "a.yaml", job.plan["fsdp"]
@@ -129,9 +130,9 @@ def test_an_fsdp1_file(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
-def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(tmp_path: Path) -> None:
-    job = rehearse(tmp_path / "ds.json", ZERO2).ok()
+@pytest.mark.parametrize("launcher", [pytest.param("deepspeed", marks=pytest.mark.slow), "ranks"])
+def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(launcher: str, tmp_path: Path) -> None:
+    job = rehearse(tmp_path / "ds.json", ZERO2, launcher).ok()
     plan = job.plan
     assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("zero2", 2, "no")
     assert (plan["optimizer"], plan["schedule"], plan["warmup_steps"]) == ("adamw", "linear", 1)
@@ -169,7 +170,8 @@ def test_a_yaml_that_leaves_the_processes_to_the_launcher(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "torchrun"])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
 def test_a_committed_file_for_ddp_on_one_process(launcher: str, tmp_path: Path) -> None:
     """In the precision that was typed for the training."""
     words = [*command(launcher, "ddp", world=1), *DIGITS, "--mixed_precision", "bf16"]
@@ -179,7 +181,8 @@ def test_a_committed_file_for_ddp_on_one_process(launcher: str, tmp_path: Path) 
     assert notice.endswith(f"(distributed_type): {launcher} runs one process, thus without DDP")
 
 
-def test_a_json_for_gpus_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [pytest.param("deepspeed", marks=pytest.mark.slow), "ranks"])
+def test_a_json_for_gpus_alone(launcher: str, tmp_path: Path) -> None:
     content = {
         "_comment": "ZeRO++",
         "zero_optimization": {
@@ -193,7 +196,7 @@ def test_a_json_for_gpus_alone(tmp_path: Path) -> None:
         "flops_profiler": {"enabled": False, "module_depth": -1},
         "steps_per_print": "inf",
     }
-    job = rehearse(tmp_path / "ds.json", json.dumps(content, indent=1)).ok()
+    job = rehearse(tmp_path / "ds.json", json.dumps(content, indent=1), launcher).ok()
     assert (job.plan["strategy"], job.plan["world_size"], len(job.losses)) == ("zero3", 2, 3)
     assert job.plan["deepspeed"]["zero_optimization"]["zero_hpz_partition_size"] == 2
     assert [notice.partition(" (")[0] for notice in job.plan["notices"] if "left out of a rehearsal" in notice] == [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from launchers import BIN, Job, command, free_port, run
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", "2", "--log_every", "1", "--warmup_steps", "0"]
 DDP = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
 TYPOS = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stge: 3\n  gradient_cliping: 1.0\n"
+ALONE = ["ranks", "0"]  # plain python, without its seconds
 FSDP = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n"
 
 
@@ -58,6 +58,7 @@ def test_a_typo_in_a_deepspeed_json(tmp_path: Path) -> None:
 # Fewer processes than were asked for
 
 
+@pytest.mark.slow  # the line itself is a unit test's, as are the next one's and that of torchrun's three
 def test_multi_cpu_would_be_one_process(tmp_path: Path) -> None:
     yaml = written(tmp_path / "a.yaml", "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
     job = run([*command("accelerate", yaml), *DIGITS], tmp_path / "run")
@@ -68,6 +69,7 @@ def test_multi_cpu_would_be_one_process(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_cpu_flag_would_be_one_process(tmp_path: Path) -> None:
     defaults = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]  # said, or they are listed
     words = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2", *defaults, "examples/train.py"]
@@ -87,6 +89,7 @@ def test_use_cpu_runs_the_strategy_that_was_asked_for(tmp_path: Path) -> None:
     assert (plan["distributed_type"], plan["model_class"]) == ("FSDP", "FSDPSequential")
 
 
+@pytest.mark.slow
 def test_torchrun_starts_more_than_the_file_asks_for(tmp_path: Path) -> None:
     yaml = written(tmp_path / "a.yaml", DDP)
     job = run([*command("torchrun", yaml, world=3), *DIGITS], tmp_path / "run")
@@ -99,7 +102,7 @@ def test_torchrun_starts_more_than_the_file_asks_for(tmp_path: Path) -> None:
 
 def test_plain_python_beside_a_file_for_two(tmp_path: Path) -> None:
     yaml = written(tmp_path / "a.yaml", DDP)
-    job = run([sys.executable, "examples/train.py", "--accel_config", yaml, *DIGITS], tmp_path / "run")
+    job = run([*ALONE, "examples/train.py", "--accel_config", yaml, *DIGITS], tmp_path / "run")
     assert job.code == 2
     answered(
         job,
@@ -138,7 +141,7 @@ def test_an_optimizer_in_the_json_and_in_code(script: str, name: str, tmp_path: 
     config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
     path = written(tmp_path / "ds.json", json.dumps(config, indent=1))
     task = "tests.workers.failing:OwnOptimizer"
-    words = [sys.executable, f"examples/{script}.py", "--deepspeed", path, "--task", task]
+    words = [*ALONE, f"examples/{script}.py", "--deepspeed", path, "--task", task]
     job = run([*words, *DIGITS], tmp_path / "run")
     assert job.code == 2
     answered(
@@ -150,7 +153,7 @@ def test_an_optimizer_in_the_json_and_in_code(script: str, name: str, tmp_path: 
 def test_a_wrap_class_that_the_model_does_not_have(tmp_path: Path) -> None:
     wrap = "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_transformer_layer_cls_to_wrap: Conv2D\n"
     yaml = written(tmp_path / "a.yaml", FSDP + wrap)
-    job = run([*command("torchrun", yaml), *DIGITS], tmp_path / "run")
+    job = run([*command("ranks", yaml), *DIGITS], tmp_path / "run")
     answered(
         job,
         f"{yaml}:{(FSDP + wrap).count(chr(10))}: fsdp_config.fsdp_transformer_layer_cls_to_wrap: 'Conv2D': the model "
@@ -175,12 +178,12 @@ def test_a_used_folder(tmp_path: Path) -> None:
     for name, text in former.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    job = run([*command("torchrun", "ddp"), *DIGITS], folder)
+    job = run([*command("ranks", "ddp"), *DIGITS], folder)
     rule = "holds files already; give a new folder, or --overwrite to replace a former run"
     answered(job, f"command line: output_dir: '{folder}': {rule}")
     assert files(folder) == former
 
-    job = run([sys.executable, "examples/train.py", *DIGITS, "--overwrite"], folder).ok()
+    job = run([*ALONE, "examples/train.py", *DIGITS, "--overwrite"], folder).ok()
     assert sorted(path.name for path in folder.iterdir()) == [
         ".lock", "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "model", "plan.json", "summary.json"
     ]  # fmt: skip
@@ -194,7 +197,7 @@ def test_files_of_somebody_else_are_kept(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "plan.json").write_text(PLAN)
     (folder / "thesis.tex").write_text("ten years of work")
-    job = run([sys.executable, "examples/train.py", *DIGITS, "--overwrite"], folder)
+    job = run([*ALONE, "examples/train.py", *DIGITS, "--overwrite"], folder)
     assert job.code == 2
     answered(
         job,

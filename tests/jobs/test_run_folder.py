@@ -27,7 +27,7 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path) -> None
         for settings in ({"resume": "auto"}, {"overwrite": True}, {}):
             with pytest.raises(ConfigError, match=said):
                 fit(tmp_path, **settings)  # type: ignore[arg-type]
-        job = run([*command("torchrun", "ddp"), *JOB], tmp_path)
+        job = run([*command("ranks", "ddp"), *JOB], tmp_path)
         told = f"command line: output_dir: '{tmp_path}': another run is writing there (process {held.pid} on "
         assert job.code and job.err.lstrip()[len("rank 0: ") :].startswith(told), job.err
         assert everything(tmp_path / "checkpoints") == before
@@ -38,7 +38,7 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path) -> None
 
 
 def test_the_job_of_a_finished_run_exits_with_zero_and_leaves_it(tmp_path: Path) -> None:
-    words = [*command("torchrun", "fsdp"), *JOB]
+    words = [*command("ranks", "fsdp"), *JOB]
     run(words, tmp_path).ok()
     before = everything(tmp_path)
     job = run(words, tmp_path).ok()

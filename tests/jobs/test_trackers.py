@@ -17,7 +17,7 @@ from trainer.commands.runs import read_run
 
 def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
     """Two processes, three trackers at once; nobody is logged in, so W&B is offline at once."""
-    words = [*command("accelerate", "zero2"), "--config", "examples/configs/digits_cnn.yaml", "--max_steps", "25"]
+    words = [*command("ranks", "zero2"), "--config", "examples/configs/digits_cnn.yaml", "--max_steps", "25"]
     words += [
         "--log_every",
         "5",

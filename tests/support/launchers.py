@@ -76,7 +76,8 @@ def command(launcher: str, how: str, world: int = 2, script: str = "examples/tra
     """The command that starts ``script`` under ``how`` (a strategy's committed file, or a path) with a launcher."""
     yaml = how if "/" in how else f"accel_configs/{how}.yaml"
     if launcher == "ranks":  # without a launcher, and without its seconds
-        return ["ranks", str(world), script, "--accel_config", yaml]
+        named = ["--deepspeed", how] if how.endswith(".json") else ["--accel_config", yaml]
+        return ["ranks", str(world), script, *named]
     port = str(free_port())
     if launcher == "accelerate":
         words = [str(BIN / "accelerate"), "launch", "--config_file", yaml, "--main_process_port", port]

@@ -34,11 +34,16 @@ def main() -> None:
 def import_packages() -> None:
     """Import what is slow and starts no threads; nothing of the package under test."""
     import accelerate  # noqa: F401
-    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  (each engine does, and it calls torch.compile)
+    import deepspeed
+    import deepspeed.runtime.zero.muon.muon_optimizer
+    import peft  # noqa: F401
     import sklearn.datasets  # noqa: F401
     import torch.distributed.checkpoint
     import torch.distributed.fsdp  # noqa: F401
+    import torchmetrics.classification  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
+
+    _ = deepspeed.ops.__compatible_ops__  # each engine asks, and the answer compiles small programs
 
 
 def run_job(job: dict[str, Any]) -> int:

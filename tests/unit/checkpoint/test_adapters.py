@@ -62,6 +62,7 @@ def test_an_exported_adapter_gives_the_weights_to_start_with(tmp_path: Path) -> 
     run.close()
 
 
+@pytest.mark.slow  # two launches: that adapters are the same under every strategy, test_brought.py shows
 def test_parity_compares_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.chdir(ROOT)
     (tmp_path / "train.yaml").write_text(
