@@ -25,10 +25,11 @@ def followed(rooms: list[str]) -> Iterator[None]:
     """Add the rooms that are entered inside to ``rooms``, each at its first entry."""
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and PACKAGE in path.parents and (room := room_of(path)) not in rooms:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(inside) and (room := room_of(Path(name))) not in rooms:
             rooms.append(room)
 
+    inside = f"{PACKAGE}/"
     sys.setprofile(note)
     try:
         yield
@@ -62,7 +63,6 @@ def walks(output_dir: str) -> dict[str, list[str]]:
     with followed(found["resume"]):
         run = make()
     assert run.step == 2
-    found["resume"] = [room for room in found["resume"] if room not in found["start"]] or found["resume"]
     run.close()
     return found
 
