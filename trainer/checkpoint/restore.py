@@ -53,11 +53,9 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     now, before = fingerprint(parts), state["mathematics"]
     if not before.get("task_settings"):  # of a task that was built in Python checkpoints did not always keep them
         before = {**before, "task_settings": now["task_settings"]}
-    frozen = _frozen_otherwise(parts, places)
-    notices = [
-        f"changed since the checkpoint: {line}"
-        for line in check_same(before, now, frozen, allowed=allow_change, source=info.path)
-    ]
+    moved = _frozen_otherwise(parts, places)
+    changes = check_same(before, now, moved, allowed=allow_change, source=info.path)
+    notices = [f"changed since the checkpoint: {line}" for line in changes]
     notices += _load_tensors(parts, store, places)
     if before["optimizer"] == now["optimizer"]:
         notices += load_state(strategy, parts.optimizer_form, store)
