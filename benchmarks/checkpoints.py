@@ -186,4 +186,4 @@ def _everyone(launched: Launched, value: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    trainer.run(main)
+    trainer.run_and_exit(main)

@@ -179,7 +179,7 @@ def main() -> None:
     if arguments.worker:
         import trainer
 
-        trainer.run(lambda: worker(arguments.worker, arguments.steps, arguments.accumulations))
+        trainer.run_and_exit(lambda: worker(arguments.worker, arguments.steps, arguments.accumulations))
     with tempfile.TemporaryDirectory() as folder:
         found = {}
         for strategy, world in LAYOUTS:

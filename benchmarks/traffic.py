@@ -1,4 +1,4 @@
-"""Bytes that a rank really sends in one optimizer step, beside ``Strategy.sent_bytes``: gloo over loopback, counted by
+"""Bytes that a rank really sends in one optimizer step, beside the planner's formula: gloo over loopback, counted by
 the kernel. Needs a network namespace of its own, so that nothing else is counted:
 
     unshare -n sh -c 'ip link set lo up && torchrun --nproc_per_node 2 benchmarks/traffic.py accel_configs/zero2.yaml'
@@ -17,15 +17,15 @@ import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import trainer
+from trainer import Task
+from trainer.commands.planner.costs import case_of, sent_bytes
 from trainer.config.train_config import TrainConfig
 from trainer.launching import launch
-from trainer.optim.optimizers import build_optimizer, state_slots
-from trainer.strategies.costs import case_of, parts_of
 
 STEPS = 10
 
 
-def sent() -> int:
+def sent_so_far() -> int:
     """Bytes sent over loopback so far, with the headers of the packets."""
     [line] = [line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")]
     return int(line.split(":")[1].split()[8])
@@ -40,24 +40,24 @@ def main() -> None:
         LlamaConfig(vocab_size=2048, hidden_size=256, intermediate_size=688, num_hidden_layers=2,
                     num_attention_heads=4, num_key_value_heads=4, use_cache=False)
     )  # fmt: skip
-    parts, optimizer = parts_of(model), build_optimizer(model, plan)
-    formula = strategy.sent_bytes(case_of(plan, state_slots(optimizer)), parts)
-    strategy.prepare(model, optimizer)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    formula = sent_bytes(case_of(plan.as_dict()), parameters, trainable=parameters)
+    strategy.prepare(model, Task().build_optimizer(model, plan))
     ids = torch.ones(1, 8, dtype=torch.long)
     begin = 0
     for step in range(STEPS + 2):  # the first two set buffers and orders up
         dist.barrier()
         if step == 2:
-            begin = sent()
+            begin = sent_so_far()
         with strategy.micro_step(boundary=True):
             strategy.backward(strategy.model(input_ids=ids).logits.float().square().mean())
         strategy.finish_step()
     dist.barrier()
-    measured = (sent() - begin) / STEPS / plan.world_size
+    measured = (sent_so_far() - begin) / STEPS / plan.world_size
     if launched.accelerator.is_main_process:
         print(json.dumps({"strategy": plan.strategy, "measured": round(measured), "formula": formula}), flush=True)
     strategy.close()
 
 
 if __name__ == "__main__":
-    trainer.run(main)
+    trainer.run_and_exit(main)

@@ -95,11 +95,13 @@ def train(discriminator: trainer.TrainState, generator: trainer.TrainState) -> N
 def main() -> None:
     loaded = trainer.load_config(sys.argv[1:])
     _, config = trainer.load_task(loaded)
-    launched = trainer.launch(config, where=loaded.where, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed)
+    launched = trainer.launch(
+        config, origins=loaded.origins, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed
+    )
     states, folder = [], Path(config.output_dir)
     for name, task in (("discriminator", Discriminator()), ("generator", Generator())):
         own = dataclasses.replace(config, task=f"gan:{type(task).__name__}", output_dir=str(folder / name))
-        states.append(trainer.TrainState(task, own, launched, where=loaded.where))
+        states.append(trainer.TrainState(task, own, launched, origins=loaded.origins))
     if states[0].step != states[1].step:  # the run was killed between the two saves
         raise trainer.CheckpointError(f"{folder}: saved at steps {[s.step for s in states]}; delete the newer one")
     train(*states)
@@ -109,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    trainer.run(main)
+    trainer.run_and_exit(main)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainer import Data, Task, prepared
-from trainer.errors import ConfigError, DataError, Problem
+from trainer.errors import ConfigError, DataError, Origin, Problem
 from trainer.text import did_you_mean
 
 END_OF_TEXT = "<|endoftext|>"
@@ -240,4 +240,4 @@ def _write(folder: Path, documents: Sequence[str], *, held_out: int, vocab_size:
 
 
 def _wrong(key: str, value: str, rule: str) -> ConfigError:
-    return ConfigError(Problem(where="LlamaStdlib", key=f"task_settings.{key}", value=value, rule=rule))
+    return ConfigError(Problem(origin=Origin("LlamaStdlib", key=f"task_settings.{key}"), value=value, rule=rule))

@@ -28,8 +28,10 @@ def main() -> None:
     task, config = trainer.load_task(loaded)
     # Means of equal micro-batches are a mean; the trainer's own loop weights those of a short last step as well.
     config = dataclasses.replace(config, drop_last=True)
-    launched = trainer.launch(config, where=loaded.where, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed)
-    state = trainer.TrainState(task, config, launched, where=loaded.where)
+    launched = trainer.launch(
+        config, origins=loaded.origins, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed
+    )
+    state = trainer.TrainState(task, config, launched, origins=loaded.origins)
     accelerator, plan, model, optimizer = state.accelerator, state.plan, state.model, state.optimizer
 
     model.train()
@@ -57,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    trainer.run(main)
+    trainer.run_and_exit(main)

@@ -3,11 +3,46 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import launchers
+import psutil
 import pytest
+
+# pytest's own note of the test that runs; what torch sets when it is imported for the first time.
+_FREE_TO_CHANGE = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_")
+
+
+def left_behind() -> dict[str, Any]:
+    """What of this process others can see, and no test may change: signal handlers, environment, processes."""
+    starter = launchers.starter_id()
+    return {
+        "signal handlers": {number.name: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)},
+        "environment": {k: v for k, v in os.environ.items() if not k.startswith(_FREE_TO_CHANGE)},
+        # A process of Python's own that cleans up shared memory lives as long as this one.
+        "processes": {p.pid for p in psutil.Process().children() if p.pid != starter and not _is_pythons_own(p)},
+    }
+
+
+def _is_pythons_own(process: psutil.Process) -> bool:
+    try:
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline()) or process.status() == "zombie"
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a signal handler, an environment variable or a process of its own."""
+    before = left_behind()
+    yield
+    after = left_behind()
+    for what in before:
+        assert after[what] == before[what], f"the test leaves other {what} than it found"
 
 
 @pytest.fixture

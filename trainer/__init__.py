@@ -6,6 +6,7 @@ its first use, so that a wrong config is answered before torch is loaded.
 
 import ast
 import importlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ _MODULES = {
     for alias in node.names
 }
 __all__ = sorted(_MODULES)
+# Public names of the release before, which still work with a warning.
+_RENAMED = {"run": "run_and_exit"}
 
 
 def __dir__() -> list[str]:
@@ -23,6 +26,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"trainer.{name} is called trainer.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name], __name__), name)

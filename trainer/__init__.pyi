@@ -4,7 +4,7 @@ from .checkpoint.export import load_export as load_export
 from .config.load import load_config as load_config
 from .config.train_config import TrainConfig as TrainConfig
 from .data.cache import prepared as prepared
-from .distributed.exit import run as run
+from .distributed.exit import run_and_exit as run_and_exit
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError

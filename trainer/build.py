@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from .data.batches import Layout, TrainData, is_stream, sized
 from .data.indexed import IndexedData
-from .errors import ConfigError, DataError, LaunchError, Problem
+from .errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Problem
 from .optim.schedule import build_schedule, refuse_plateau
 from .strategies.base import compute_in
 from .task import Data, Task, own_optimizer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def build_data(
-    task: Task, config: TrainConfig, layout: Layout, where: Mapping[str, str], *, pin_memory: bool
+    task: Task, config: TrainConfig, layout: Layout, origins: Mapping[str, Origin], *, pin_memory: bool
 ) -> tuple[Data, TrainData]:
     """Build the task's data sets, and the windows of the training one."""
     if config.deterministic:
@@ -44,7 +44,7 @@ def build_data(
             )
         from .data.stream import StreamData, refuse_what_streams_cannot
 
-        refuse_what_streams_cannot(config, where)
+        refuse_what_streams_cannot(config, origins)
         kind = StreamData
     windows = kind(
         data.train,
@@ -133,7 +133,7 @@ def _straighten(model: nn.Module) -> list[str]:
 
 
 def held_in_evaluation(model: nn.Module) -> list[nn.Module]:
-    """The parts of a fresh model that build_model put into evaluation mode (a frozen BatchNorm), and that stay there.
+    """List the parts that build_model put into evaluation mode (a frozen BatchNorm), and that stay there.
 
     A model that is in evaluation mode as a whole, as ``from_pretrained`` leaves it, is trained as a whole.
     """
@@ -151,11 +151,10 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
             of the task; a script that launches by itself need not tell it.
         LaunchError: it holds a parameter that is not the model's: nobody would exchange its gradient, or save it.
     """
-    built_by, home = own_optimizer(task), plan.home("optimizer")
-    if built_by is not None and home.startswith(plan.files):
+    built_by, origin = own_optimizer(task), plan.origin("optimizer")
+    if built_by is not None and origin.source in plan.files:
         rule = f"{built_by} builds the optimizer already; remove one of the two"
-        where = home.partition(" (")[0]  # it reads "file:line (key)"
-        raise ConfigError(Problem(where=where, key="optimizer", value=plan.optimizer, rule=rule))
+        raise ConfigError(Problem(origin=origin.named("optimizer"), value=plan.optimizer, rule=rule))
     optimizer = task.build_optimizer(model, plan)
     own = {id(parameter) for parameter in model.parameters()}
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -179,20 +178,21 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
 
 
 def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    """The schedule that the task builds, else the plan's."""
+    """Build the schedule that the task gives, else the plan's."""
     own = task.build_schedule(optimizer, plan, total_steps)
     if own is None:
         return build_schedule(optimizer, plan, total_steps)
     built_by = f"{type(task).__name__}.build_schedule"
     refuse_plateau(own, built_by)
-    if plan.home("schedule") != "default" or config.schedule is not None:
+    origin = plan.origin("schedule")
+    if origin != DEFAULT or config.schedule is not None:
         rule = f"{built_by} builds a schedule already; remove one of the two"
-        raise ConfigError(Problem(where=plan.home("schedule"), key="schedule", value=plan.schedule, rule=rule))
+        raise ConfigError(Problem(origin=origin.named("schedule"), value=plan.schedule, rule=rule))
     return own
 
 
 def evaluation_size(dataset: Any) -> int | None:
-    """Samples to measure on: 0 without any, None for a stream."""
+    """Count the samples to measure on: 0 without any, None for a stream."""
     if dataset is None:
         return 0
     return None if is_stream(dataset) else sized(dataset, "evaluation")

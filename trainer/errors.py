@@ -1,4 +1,4 @@
-"""Every error that users can meet.
+"""Every error that users can meet, and the origins of values that messages name.
 
     TrainerError                 exit code 1
     ├── ConfigError (ValueError)       2    a file, a key or a value is wrong
@@ -13,6 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class TrainerError(Exception):
@@ -35,26 +39,74 @@ class CheckpointError(TrainerError, ValueError):
     """Files of a run cannot be written or read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One thing that is wrong, told in one line: ``where: key: value: rule``.
+@dataclass(frozen=True)
+class Origin:
+    """The place that a value comes from; prints as ``file:line (key)`` or ``command line (--flag)``.
 
     Args:
-        where: the home of the value: ``file:line`` or ``command line``.
-        key: dotted key, for example ``deepspeed_config.zero_stage``; may be empty.
+        source: a file, ``command line``, or what else said it, such as ``TrainConfig``.
+        line: the line of the file.
+        key: the dotted key or the flag there; "" for the source as a whole.
+    """
+
+    source: str
+    line: int | None = None
+    key: str = ""
+
+    @property
+    def place(self) -> str:
+        """The origin without its key, for a text that names the key itself."""
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+    def named(self, key: str) -> Origin:
+        """Return the same place under another key."""
+        return Origin(self.source, self.line, key)
+
+    def __str__(self) -> str:
+        return f"{self.place} ({self.key})" if self.key else self.place
+
+
+COMMAND_LINE = "command line"
+DEFAULT = Origin("default")  # of a value that nobody set
+
+
+@dataclass(frozen=True)
+class Sourced(Generic[T]):
+    """A value and its origin, so that a message can name both."""
+
+    value: T
+    origin: Origin
+
+    def problem(self, rule: str) -> Problem:
+        return Problem(origin=self.origin, value=self.value, rule=rule)
+
+    def meaning(self, value: U) -> Sourced[U]:
+        """Return what was meant by the value, at the same origin."""
+        return Sourced(value, self.origin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong, as one line: ``file:line: key: value: rule``.
+
+    Args:
+        origin: the place to change.
         rule: what must hold and what to change, without a full stop.
         value: the offending value as the user wrote it; omitted when there is none.
     """
 
-    where: str
-    key: str
+    origin: Origin
     rule: str
     value: object = None
+
+    @property
+    def key(self) -> str:
+        return self.origin.key
 
     def __str__(self) -> str:
         shown = "" if self.value is None else f" {_shown(self.value)}:"
         key = f" {self.key}:" if self.key else ""
-        return f"{self.where}:{key}{shown} {self.rule}"
+        return f"{self.origin.place}:{key}{shown} {self.rule}"
 
 
 class ConfigError(TrainerError, ValueError):

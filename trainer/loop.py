@@ -15,12 +15,11 @@ from torch import Tensor
 
 from .callbacks.base import Callback, StepInfo
 from .callbacks.configured import configured_callbacks
-from .config.load import every_steps
-from .config.train_config import TrainConfig
+from .config.train_config import TrainConfig, every_steps
 from .data.batches import Window
 from .data.evaluation import evaluation_batches
 from .distributed.exit import Stopped
-from .errors import DataError
+from .errors import DataError, Origin
 from .launching import Launched
 from .metrics import WeightedSums
 from .reporting.meter import told
@@ -37,7 +36,7 @@ class Trainer(TrainState):
         config: how long, with which batch, rate and so on.
         launched: the result of ``launch``; by default launched here, without files of its own.
         callbacks: called after the built-in ones; only saving comes after them.
-        where: home of each config value, for messages.
+        origins: of the config's values, by key, for messages.
 
     Raises:
         ConfigError, LaunchError, DataError: before the first step, on every rank.
@@ -50,10 +49,10 @@ class Trainer(TrainState):
         launched: Launched | None = None,
         *,
         callbacks: Sequence[Callback] = (),
-        where: Mapping[str, str] | None = None,
+        origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        called = configured_callbacks(config, callbacks, where or {})
-        super().__init__(task, config, launched, callbacks=called, where=where)
+        called = configured_callbacks(config, callbacks, origins or {})
+        super().__init__(task, config, launched, callbacks=called, origins=origins)
         self.callbacks: list[Callback] = called
         self.eval_every = every_steps(config.eval_every, self.steps_per_epoch)
         # The loader knows how many examples a batch has; the first tensor of a batch need not begin with them.
@@ -64,7 +63,7 @@ class Trainer(TrainState):
     # -- the loop ---------------------------------------------------------------------------------
 
     def fit(self) -> dict[str, float]:
-        """Train to the end, export the model, and return the last evaluation. Every rank enters.
+        """Train to the end, export the model, and return the last evaluation. Collective: call on every rank.
 
         Raises:
             Stopped: a signal asked to stop; the model was exported.
@@ -152,7 +151,7 @@ class Trainer(TrainState):
         return total
 
     def _log(self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, lr: float) -> dict[str, float]:
-        """Global values of this step. Collective: call on every rank."""
+        """Return the global values of this step. Collective: call on every rank."""
         whole = self.accelerator.reduce(loss, "sum").item()
         own = {
             "step": self.step,
@@ -171,7 +170,7 @@ class Trainer(TrainState):
         return own | more
 
     def _summary(self) -> dict[str, Any]:
-        """What summary.json holds. Collective: call on every rank."""
+        """Return what summary.json holds. Collective: call on every rank."""
         # Two operations a parameter and token forward, as many for the activations' gradients, and for the weights'.
         operations = 4 * self.parameters + 2 * self.trainable
         return {
@@ -185,7 +184,7 @@ class Trainer(TrainState):
     # -- around it --------------------------------------------------------------------------------
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics over the whole evaluation set, equal on every rank and world size. Every rank enters."""
+        """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank."""
         device = self.accelerator.device
         sums = WeightedSums({name: metric.to(device) for name, metric in self.task.build_metrics().items()})
         size = self.config.evaluation_batch_size or self.plan.micro_batch_size

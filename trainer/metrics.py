@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import ConfigError, DataError, Problem
+from .errors import ConfigError, DataError, Origin, Problem
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -131,7 +131,7 @@ def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
         return sums, None if weight is None else _wide(torch.as_tensor(weight, device=sums.device))
     if not isinstance(value, Tensor) or value.ndim == 0:
         rule = "one number for a whole batch has no known weight; give a value for each example, or (sum, weight)"
-        raise ConfigError(Problem(where="evaluation_step", key=name, rule=rule))
+        raise ConfigError(Problem(origin=Origin("evaluation_step", key=name), rule=rule))
     wide = _wide(value)
     return wide.sum(), wide.new_tensor(float(wide.numel()))
 
@@ -155,8 +155,10 @@ def _computed(name: str, metric: Metric) -> dict[str, float]:
 
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
-    """One state of all ranks, in rank order, whatever the shapes: torchmetrics' own gathering wants equal types,
-    and guesses them where a rank has no data."""
+    """Gather one state of all ranks, in rank order, whatever the shapes.
+
+    torchmetrics' own gathering wants equal types, and guesses them where a rank has no data.
+    """
     parts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(parts, tensor.detach().cpu(), group=group)
     return [part.to(tensor.device) for part in parts if part.numel()] or [tensor]

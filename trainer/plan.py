@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .errors import DEFAULT, Origin
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -35,7 +37,7 @@ class Plan:
         fsdp, deepspeed: settings of the engine; empty for the others.
         files: the launch files that were read.
         notices: what was changed or has no effect, one line each.
-        homes: key -> ``file:line`` or ``command line``; absent for what is left at its default.
+        origins: of each value, by key; absent for what is left at its default. Text in ``plan.json``.
     """
 
     strategy: str
@@ -68,15 +70,15 @@ class Plan:
     dynamo: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
-    homes: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = field(default_factory=dict)
 
-    def home(self, key: str) -> str:
-        """Where a value was set, for messages."""
-        return self.homes.get(key, "default")
+    def origin(self, key: str) -> Origin:
+        """Return where a value was set, for messages."""
+        return self.origins.get(key, DEFAULT)
 
     @property
     def precision(self) -> dict[str, str]:
-        """What parameters are kept in, what layers compute in, what gradients are exchanged in; floating buffers."""
+        """Return what parameters are kept in, what layers compute in, what gradients are exchanged in, buffers in."""
         compute = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
         reduction = str(self.deepspeed.get("communication_data_type") or "fp32").lower()
         return {"parameters": "fp32", "compute": compute, "reduction": reduction, "buffers": "fp32"}
@@ -89,9 +91,10 @@ class Plan:
         if warmup > total_steps:
             key = "warmup_steps" if self.warmup_samples is None else "warmup_samples"
             rule = f"the warm-up of {warmup} steps is longer than the run: the rate never reaches its full value"
-            notices = (*notices, f"{self.home(key)}: {key}: {rule}")
+            notices = (*notices, f"{self.origin(key).place}: {key}: {rule}")
         return dataclasses.replace(self, warmup_steps=warmup, notices=tuple(dict.fromkeys(notices)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields and ``precision``, as JSON holds them."""
-        return dataclasses.asdict(self) | {"precision": self.precision}
+        origins = {key: str(origin) for key, origin in self.origins.items()}
+        return dataclasses.asdict(self) | {"origins": origins, "precision": self.precision}

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .config.annotations import plain
-from .config.load import Loaded, TrainConfig, check_settings, load_config
-from .distributed.exit import run
-from .errors import ConfigError, Problem
+from .config.load import Loaded, check_settings, load_config
+from .config.train_config import TrainConfig
+from .distributed.exit import run_and_exit
+from .errors import COMMAND_LINE, ConfigError, Origin, Problem
 from .text import did_you_mean
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     Args:
         argv: arguments without the script's name; by default the command line's.
     """
-    run(lambda: train(sys.argv[1:] if argv is None else argv))
+    run_and_exit(lambda: train(sys.argv[1:] if argv is None else argv))
 
 
 def train(argv: Sequence[str]) -> dict[str, float]:
@@ -39,12 +40,12 @@ def train(argv: Sequence[str]) -> dict[str, float]:
     task, config = load_task(loaded)
     launched = launch(
         config,
-        where=loaded.where,
+        origins=loaded.origins,
         accel_config=loaded.accel_config,
         deepspeed=loaded.deepspeed,
         optimizer_built_by=own_optimizer(task),
     )
-    trainer = Trainer(task, config, launched, where=loaded.where)
+    trainer = Trainer(task, config, launched, origins=loaded.origins)
     try:
         return trainer.fit()
     finally:
@@ -93,5 +94,5 @@ def _folders(config_file: str | None) -> list[str]:
 
 
 def _task_problem(loaded: Loaded, rule: str) -> ConfigError:
-    where = loaded.where.get("task", "command line")
-    return ConfigError(Problem(where=where, key="task", value=loaded.config.task, rule=rule))
+    origin = loaded.origins.get("task", Origin(COMMAND_LINE, key="task"))
+    return ConfigError(Problem(origin=origin, value=loaded.config.task, rule=rule))

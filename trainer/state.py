@@ -18,17 +18,16 @@ from torch import nn
 from .build import build_data, build_model, evaluation_size, held_in_evaluation, optimizer_of, schedule_of
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, find_start, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
+from .config.dump import to_yaml
 from .config.fingerprint import task_facts
-from .config.load import every_steps, to_yaml
-from .config.train_config import TrainConfig
+from .config.train_config import TrainConfig, every_steps
 from .data.batches import Layout, Window
 from .data.indexed import IndexedData
 from .data.seeds import seed_of
 from .distributed.agreement import Control
-from .errors import ConfigError, DataError, Problem
+from .errors import DEFAULT, ConfigError, DataError, Origin, Problem
 from .launching import Launched, launch
 from .optim.ema import Average
-from .optim.optimizers import state_slots
 from .optim.schedule import check_schedule
 from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
@@ -49,7 +48,7 @@ class TrainState:
         config: how long, with which batch, rate and so on.
         launched: the result of ``launch``; by default launched here, without files of its own.
         callbacks: whose state belongs into checkpoints.
-        where: home of each config value, for messages.
+        origins: of the config's values, by key, for messages.
 
     Attributes:
         task, config, plan, accelerator: what it was made from; the plan, with warm-up in optimizer steps.
@@ -78,9 +77,9 @@ class TrainState:
         launched: Launched | None = None,
         *,
         callbacks: Sequence[StatefulCallback] = (),
-        where: Mapping[str, str] | None = None,
+        origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        launched = launched or launch(config, where=where, optimizer_built_by=own_optimizer(task))
+        launched = launched or launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
         self.task, self.config, self.callbacks = task, config, callbacks
         self.task_facts = task_facts(task, config.task)  # now: some tasks change while they are trained
         self.plan, self.accelerator = launched.plan, launched.accelerator
@@ -90,12 +89,12 @@ class TrainState:
         self.control = Control()
         self.meter = Meter(self.accelerator.device)
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
-        homes, folder = where or {}, self.directory.path / "checkpoints"
-        home = homes.get("output_dir", "default")
+        origins, folder = origins or {}, self.directory.path / "checkpoints"
+        home = origins.get("output_dir", DEFAULT).place
         with self.directory.locked(self.control, home=home):
-            start = find_start(config.resume, folder, self.control, home=homes.get("resume", "default"))
+            start = find_start(config.resume, folder, self.control, home=origins.get("resume", DEFAULT).place)
             self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
-        notices = self._build(homes, start)
+        notices = self._build(origins, start)
         policy = SavePolicy(
             keep_last=config.keep_last,
             keep_every=config.keep_every,
@@ -106,7 +105,7 @@ class TrainState:
         warnings = self.saver.prepare(self._parts(), 0 if self.finished else self._most_checkpoints())
         self._announce([*notices, *self.load(start), *warnings, *self.directory.notices])
 
-    def _build(self, where: Mapping[str, str], start: Start) -> list[str]:
+    def _build(self, origins: Mapping[str, Origin], start: Start) -> list[str]:
         """Build everything, in the order and under the seeds that every layout shares; returns notices."""
         plan, config, task, strategy = self.plan, self.config, self.task, self.strategy
         check_schedule(plan)
@@ -117,7 +116,7 @@ class TrainState:
             accumulation_steps=plan.accumulation_steps,
         )
         pin_memory = plan.device == "cuda"
-        self.data, self.train_data = build_data(task, config, self.layout, where, pin_memory=pin_memory)
+        self.data, self.train_data = build_data(task, config, self.layout, origins, pin_memory=pin_memory)
         self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
         self._check_same_data()
         self.total_steps = self._last_step(start)
@@ -154,7 +153,7 @@ class TrainState:
         if start.found is not None and start.step > end:
             key = "max_steps" if config.max_steps == end else "epochs"
             rule = f"ends the run at step {end}, and {start.found.path} is at step {start.step} already; raise it"
-            raise ConfigError(Problem(where="resume", key=key, value=getattr(config, key), rule=rule))
+            raise ConfigError(Problem(origin=Origin("resume", key=key), value=getattr(config, key), rule=rule))
         return end
 
     def _check_same_data(self) -> None:
@@ -192,7 +191,7 @@ class TrainState:
             parameters=self.parameters,
             trainable_parameters=self.trainable,
             optimizer=plan.optimizer if own is None else f"{type(optimizer).__name__} of {own}",
-            **self.strategy.costs(state_slots(optimizer)),
+            state_bytes_per_rank=max(self.control.gather(self.strategy.state_bytes())),
             output_dir=str(self.directory.path),
             checkpoint_bytes=self.saver.bytes,
             notices=[*plan.notices, *notices],

@@ -48,11 +48,17 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:
+    """Write rows as lines with aligned columns: the first ``left`` to the left (None: all), the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    signs = ["<" if left is None or at < left else ">" for at in range(len(widths))]
+    formats = [f"{sign}{width}" for sign, width in zip(signs, widths, strict=True)]
+    return ["  ".join(map(format, row, formats)).rstrip() for row in rows]
+
+
 def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
-    """Names and values between two rules."""
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    lines += [f"note: {notice}" for notice in notices]
+    """Write names and values between two rules, with notices below them."""
+    lines = [*columns(rows), *(f"note: {notice}" for notice in notices)]
     rule = "-" * min(100, max(map(len, lines)))
     return "\n".join([rule, *lines, rule])
 

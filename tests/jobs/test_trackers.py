@@ -44,7 +44,7 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
     assert told["summary"]["eval/loss"]["last"] == job.evaluation["eval/loss"]
     steps = [row["step"] for row in read_run(folder).rows]
     assert steps == sorted(set(steps)) == [1, 5, 10, 15, 20, 23, 25]
-    assert [value for _, value in read_run(folder).curve("loss")] == job.losses
+    assert list(read_run(folder).curve("loss").values()) == job.losses
     records = [json.loads(line) for line in inspect("--json", str(folder)).splitlines()]
     assert [r["artifact"]["type"] for r in records if r["type"] == "artifact"] == ["model"]
 

@@ -1,5 +1,6 @@
-"""Traps of Accelerate 1.15 that concern numbers: what a plain use of it gives, beside ours.
+"""Traps of Accelerate 1.15 that two processes show: what a plain use of it gives, beside ours.
 
+Those that one process shows are in ``tests/unit/test_accelerate_traps.py``; all stand in ``docs/accelerate_traps.md``.
 A trap that a later version mends fails its test: then its line here, and what the trainer does about it, can go.
 """
 
@@ -35,6 +36,29 @@ def replicas(folder: Path) -> Both:
 @pytest.fixture
 def engine(folder: Path) -> Both:
     return found("engine", "zero2", folder)
+
+
+@pytest.fixture
+def sharded(folder: Path) -> Both:
+    return found("sharded", "fsdp", folder)
+
+
+def test_connected_processes_are_taken_for_single_ones_without_gpu(replicas: Both) -> None:
+    bare, ours = replicas
+    assert bare["processes"] == 1
+    assert ours["processes"] == 2
+
+
+def test_fsdp_on_the_cpu_becomes_ddp(replicas: Both) -> None:
+    """``test_refusals.py`` has ours, from the same file."""
+    bare, _ = replicas
+    assert bare["sharded"] == "DistributedDataParallel"
+
+
+def test_a_dictionary_is_reduced_value_by_value(replicas: Both) -> None:
+    bare, ours = replicas
+    assert bare["reductions"] == 3
+    assert ours["reductions"] == 1
 
 
 def test_a_prepared_schedule_moves_once_for_each_process(replicas: Both) -> None:
@@ -87,3 +111,55 @@ def test_the_engines_accumulation_wins(engine: Both) -> None:
     bare, ours = engine
     assert bare["accumulation"] == 2
     assert "accumulation_steps: 1: disagrees with 2 at" in ours["refused"]
+
+
+def test_the_engine_steps_inside_backward(engine: Both) -> None:
+    bare, ours = engine
+    assert bare["after backward"] == pytest.approx(1.0, rel=1e-5), "nothing can look at the gradients in between"
+    assert ours["after backward"] == 0.0
+
+
+def test_weights_set_by_the_engines_function_do_not_compute(engine: Both) -> None:
+    bare, ours = engine
+    assert bare["set"] == {"kept": 14.0, "computed": 0.0}, "until the next step"
+    assert ours["set"] == {"computed": 14.0}
+
+
+def test_the_engine_adds_up_gradients_of_different_parameters(engine: Both) -> None:
+    """Rank 0 gives head 0 the gradient 0.1, rank 1 head 1 the gradient 0.3: the means are 0.05 and 0.15.
+
+    ``test_brought.py`` has ours, which names the parameters.
+    """
+    bare, _ = engine
+    assert bare["heads"] == [0.2, 0.2]
+
+
+def test_automatic_buckets_need_a_model_with_a_config(engine: Both) -> None:
+    bare, _ = engine
+    assert "Can't find `model.config` entry" in bare["auto"]
+
+
+def test_the_engine_fails_on_a_scalar_parameter(engine: Both) -> None:
+    bare, _ = engine
+    assert "self.dim() cannot be 0" in bare["scalar"]
+
+
+def test_an_offloaded_optimizer_is_replaced_by_adam(engine: Both) -> None:
+    bare, _ = engine
+    assert bare["offload"] == "SGD would be replaced"
+
+
+def test_the_engine_exchanges_gradients_in_the_dtype_of_the_model(engine: Both) -> None:
+    bare, ours = engine
+    assert bare["exchanged in"] == "torch.bfloat16"
+    assert ours["exchanged in"] == "torch.float32"
+
+
+def test_fsdp_shards_some_models_in_a_way_that_fails(sharded: Both) -> None:
+    """A scalar parameter, a head that is not called, an embedding within a layer: ours trains all of them."""
+    bare, ours = sharded
+    assert bare["line"] == "FSDPLine"
+    assert "doesn't support scalar parameters" in bare["scaled"]
+    assert "mixed torch.Tensor and DTensor" in bare["tail"] and "Invariant encountered" in bare["nested"], bare
+    classes = {"line": "FSDPLine", "scaled": "FSDPScaled", "tail": "FSDPTail", "nested": "FSDPNested"}
+    assert ours == {name: [kind, [1]] for name, kind in classes.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config.load import TrainConfig, load_config
+from trainer.config.load import load_config
+from trainer.config.train_config import TrainConfig
 from trainer.config.validate import annotations_of
 from trainer.errors import ConfigError
 

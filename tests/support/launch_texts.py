@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from launchers import ROOT
+from origins import sourced
 
-from trainer.errors import ConfigError
-from trainer.launching.files.read import Given, Request
+from trainer.errors import ConfigError, Sourced
+from trainer.launching.request import Request
 
 WRITTEN = ROOT / "tests" / "launch_files"  # as people and their tools write them
 
@@ -22,8 +23,8 @@ BY_FILE = f"{ZERO}  deepspeed_config_file: ds.json\n"
 Write = Callable[[str, str], str]
 
 
-def flag(value: Any, name: str) -> dict[str, Given]:
-    return {name: Given(value=value, where="command line", key=f"--{name}")}
+def flag(value: Any, name: str) -> dict[str, Sourced[Any]]:
+    return {name: sourced(value, f"command line (--{name})")}
 
 
 def complaint(read: Callable[[], Request]) -> str:

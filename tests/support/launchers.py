@@ -144,6 +144,11 @@ def ranks(
         return subprocess.CompletedProcess(words, code, *(p.read_text() if p.exists() else "" for p in (out, err)))
 
 
+def starter_id() -> int | None:
+    """Return the id of the process that is forked for each rank, if there is one yet."""
+    return rank_starter().pid if rank_starter.cache_info().currsize else None
+
+
 @cache
 def rank_starter() -> subprocess.Popen[str]:
     """The process that is forked for each rank; it ends with this one."""

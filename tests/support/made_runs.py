@@ -11,7 +11,8 @@ from trainer.commands.runs import Run
 
 PLAN = {"strategy": "ddp", "world_size": 2,
         "mixed_precision": "no", "global_batch_size": 64, "lr": 0.1, "device": "cpu",
-        "task": "a:B", "seed": 0, "state_bytes_per_rank": 1600, "sent_bytes_per_step": 400}  # fmt: skip
+        "task": "a:B", "seed": 0, "state_bytes_per_rank": 1600, "accumulation_steps": 1, "fsdp": {}, "deepspeed": {},
+        "parameters": 100, "trainable_parameters": 100}  # fmt: skip
 
 
 def made(name: str, *, speed: float = 100.0, memory: int = 1000, off: float = 0.0, **plan: object) -> Run:

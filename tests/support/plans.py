@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from origins import origin, sourced
 
 from trainer import ConfigError, LaunchError, Plan, TrainConfig
 from trainer.config.documents import Document
+from trainer.config.validate import Validator
 from trainer.distributed.launcher import Launcher
+from trainer.errors import Sourced
 from trainer.launching import Machine
-from trainer.launching.files.check import Check
 from trainer.launching.files.sections import read_optimizer, read_scheduler
-from trainer.launching.request import Asked, Request, Section
+from trainer.launching.request import Request, Section
 from trainer.launching.resolve import resolve
 
 CPU, FOUR_GPUS = Machine(gpus=0), Machine(gpus=4)
@@ -21,14 +23,14 @@ SAID = "train.yaml:7"
 HOME = "ds.json:3"
 
 
-def asked(value: Any, key: str = "") -> Asked[Any]:
-    return Asked(value=value, where=f"{HOME} ({key})" if key else HOME)
+def asked(value: Any, key: str = "") -> Sourced[Any]:
+    return sourced(value, f"{HOME} ({key})" if key else HOME)
 
 
 def request(strategy: Any = "zero2", **values: Any) -> Request:
     zero = {"zero_optimization": {"stage": int(strategy[-1])}} if strategy.startswith("zero") else {}
     return Request(
-        **{"strategy": strategy, "strategy_where": "a.yaml:2 (distributed_type)", "deepspeed": zero} | values
+        **{"strategy": strategy, "strategy_origin": origin("a.yaml:2 (distributed_type)"), "deepspeed": zero} | values
     )
 
 
@@ -47,8 +49,8 @@ def plan(
 ) -> Plan:
     """The plan for a config with these settings, each of them written at train.yaml:7."""
     config = TrainConfig(**{"task": "m:T", "max_steps": 10} | settings)
-    where = dict.fromkeys(settings, SAID)
-    return resolve(config, asks, launcher or launched(world), machine, where, optimizer_built_by=built_by)
+    origins = {key: origin(f"{SAID} ({key})") for key in settings}
+    return resolve(config, asks, launcher or launched(world), machine, origins, optimizer_built_by=built_by)
 
 
 def refusal(make: Callable[[], Plan]) -> str:
@@ -68,7 +70,7 @@ OPTIMIZER, SCHEDULER = "ds.json:13: optimizer.params", "ds.json:23: scheduler.pa
 def section(name: str, kind: str, params: dict[str, Any]) -> Section:
     """As it is read from lines 11 to 13 (optimizer) or 21 to 23 (scheduler) of ds.json."""
     doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, lines=LINES)
-    check = Check()
+    check = Validator()
     found = (read_optimizer if name == "optimizer" else read_scheduler)(doc, check)
     if check.problems or found is None:
         raise ConfigError(check.problems)

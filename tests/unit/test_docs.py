@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
@@ -15,6 +16,8 @@ from doc_pages import API, MAKE_API, examples, write_files
 from launchers import ROOT
 
 import trainer
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def test_api_page_is_what_the_script_makes() -> None:
@@ -243,9 +246,39 @@ def test_translated_scripts_train(module_folder: Path) -> None:
     last = {}
     for name, settings in more.items():
         loaded = trainer.load_config(["--config", f"{name}.yaml", *settings])
-        run = trainer.Trainer(*trainer.load_task(loaded), where=loaded.where)
+        run = trainer.Trainer(*trainer.load_task(loaded), origins=loaded.origins)
         last[name] = run.fit()
         run.close()
     assert last["reviews"]["eval/accuracy"] == 1 and Path("runs/reviews/model/tokenizer.json").exists()
     assert last["digits"]["eval/accuracy"] > 0.7
     assert last["diabetes"]["eval/error"] < 1
+
+
+# The traps of Accelerate
+
+
+def defined(path: Path) -> set[str]:
+    """Names of the functions and classes at the top of a file, and of methods as ``Class.method``."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
+    inner = [(node.name, member) for node in top if isinstance(node, ast.ClassDef) for member in node.body]
+    return {node.name for node in top} | {f"{name}.{node.name}" for name, node in inner if isinstance(node, kinds)}
+
+
+def test_code_and_tests_named_beside_each_trap_exist() -> None:
+    page = (ROOT / "docs" / "accelerate_traps.md").read_text()
+    assert [path for path in re.findall(r"`([\w/]+\.py)[:`]", page) if not (ROOT / path).is_file()] == []
+    named = re.findall(r"`([\w/]+\.py): ([\w.]+)`", page)
+    assert [f"{path}: {name}" for path, name in named if name not in defined(ROOT / path)] == []
+    traps = re.split(r"^\*\*", page, flags=re.MULTILINE)[1:]
+    assert len(traps) > 30
+    for trap in traps:
+        paths = re.findall(r"`([\w/]+\.py): ", trap)
+        assert {path.split("/")[0] for path in paths} == {"trainer", "tests"}, trap
+
+
+def test_each_test_of_a_trap_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "accelerate_traps.md").read_text()
+    for path in ("tests/jobs/test_traps.py", "tests/unit/test_accelerate_traps.py"):
+        tests = [name for name in defined(ROOT / path) if name.startswith("test_")]
+        assert [name for name in tests if f"`{path}: {name}`" not in page] == []

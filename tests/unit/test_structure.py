@@ -36,7 +36,7 @@ NOT_LOADED = (
 )
 
 STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
-AT_HOME = ("launching", "strategies")
+AT_HOME = ("launching", "strategies", "planner", "external_checkpoint.py")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
     "check.py": {"deepspeed"},  # its help

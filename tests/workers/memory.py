@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import trainer
+from trainer import Task
+from trainer.commands.planner.costs import case_of, footprint, parts_of
 from trainer.config.train_config import TrainConfig
 from trainer.launching import launch
-from trainer.optim.optimizers import build_optimizer, state_slots
-from trainer.strategies.costs import case_of, parts_of
 
 sys.path.insert(0, "examples")
 
@@ -56,9 +56,13 @@ def main() -> None:
     strategy, plan = launched.strategy, launched.plan
     empty = live_bytes()
     model, loss_of = build(name)
-    parts, optimizer = parts_of(model), build_optimizer(model, plan)
-    case = case_of(plan, state_slots(optimizer))
+    parts, optimizer = parts_of(model), Task().build_optimizer(model, plan)
+    case = case_of(plan.as_dict())
     strategy.prepare(model, optimizer)
+    states = []
+    for steps in (1, 2):
+        strategy.plan = dataclasses.replace(plan, accumulation_steps=steps)
+        states.append(strategy.state_bytes())
     del model, optimizer
     measured = []
     for boundaries in ([True], [True], [False, True]):
@@ -70,16 +74,18 @@ def main() -> None:
                 dist.barrier()
             measured.append(live_bytes(strategy.model) - empty - exchange_bytes(strategy))
         strategy.finish_step()
-    worst = [measured[1:3]]
+    worst = [[*measured[1:3], *states]]
     if dist.is_initialized():
         worst = [[0]] * dist.get_world_size()
-        dist.all_gather_object(worst, measured[1:3])
+        dist.all_gather_object(worst, [*measured[1:3], *states])
+    most = [max(of_rank) for of_rank in zip(*worst, strict=True)]
     if launched.accelerator.is_main_process:
         cases = [dataclasses.replace(case, accumulation_steps=steps) for steps in (1, 2)]
         told = {
             "strategy": plan.strategy,
-            "measured": [max(of_rank) for of_rank in zip(*worst, strict=True)],
-            "predicted": [strategy.footprint(case, parts).states for case in cases],
+            "measured": most[:2],
+            "states": most[2:],
+            "predicted": [footprint(case, parts).states for case in cases],
         }
         print(json.dumps(told), flush=True)
     strategy.close()
@@ -93,4 +99,4 @@ def exchange_bytes(strategy: Any) -> int:
 
 
 if __name__ == "__main__":
-    trainer.run(main)
+    trainer.run_and_exit(main)

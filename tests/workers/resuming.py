@@ -144,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    trainer.run(main)
+    trainer.run_and_exit(main)

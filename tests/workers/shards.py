@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import nn
 
 import trainer
+from trainer import Task
 from trainer.checkpoint.export import ModelFile, export_model, load_export
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.agreement import Control
 from trainer.launching import launch
 from trainer.optim.ema import Average
-from trainer.optim.optimizers import build_optimizer
 from trainer.strategies import Strategy
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = Odd()
     initial = {name: value.clone() for name, value in model.state_dict().items()}
-    strategy.prepare(model, build_optimizer(model, plan))
+    strategy.prepare(model, Task().build_optimizer(model, plan))
     strategy.verify()
     ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
 
@@ -121,4 +121,4 @@ class _Nothing:
 
 
 if __name__ == "__main__":
-    trainer.run(main)
+    trainer.run_and_exit(main)

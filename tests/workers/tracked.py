@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.callbacks.tracking import Tracking
 from trainer.config.train_config import TrainConfig
-from trainer.errors import TrainerError
+from trainer.errors import Origin, TrainerError
 from trainer.reporting.directory import RunDirectory
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
@@ -27,7 +27,7 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
         is_main=True, directory=directory, plan=plan, config=config, meter=meter, accelerator=Accelerator(cpu=True),
         facts={"strategy": "ddp", "deepspeed": {"api_key": SECRET}}, step=steps[-1],
     )  # fmt: skip
-    tracking = Tracking(["wandb"], where="here")
+    tracking = Tracking(["wandb"], origin=Origin("here"))
     for step in steps:
         info: Any = SimpleNamespace(
             step=step, epoch=0.1 * step, samples=8 * step, metrics={"step": step, "loss": 1 / step}

@@ -1,40 +1,35 @@
 """Run by torchrun on two processes: what bare Accelerate makes of a case, and what the trainer makes of it.
 
-torchrun --nproc_per_node 2 tests/workers/traps.py ACCEL_CONFIG FOLDER
+torchrun --nproc_per_node 2 tests/workers/traps.py ACCEL_CONFIG FOLDER replicas|engine|sharded
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import accelerate.accelerator
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator, DeepSpeedPlugin, PartialState
+from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, PartialState
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DataLoaderConfiguration, set_seed
+from accelerate.utils import DataLoaderConfiguration, DistributedType, set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from trap_models import MODELS, Heads, Line, Scaled
 
 import trainer
 from trainer import ConfigError, Data, Task, TrainConfig, Trainer, launch
+from trainer.launching.start import _without_compiled_op
+from trainer.metrics import WeightedSums
 
 SAMPLES = 9
-
-
-class Line(nn.Module):
-    """A weight for each of two inputs, from zero; its gradient is the mean input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.T
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +37,14 @@ class Slope(Task):
     """Gradient ``value`` from every sample; the evaluation is the mean of 0, 1, 2, ... SAMPLES - 1."""
 
     value: float = 1.0
+    model: str = "line"
 
     def build_data(self) -> Data:
         rows = [{"x": torch.tensor([self.value, 0.0]), "n": torch.tensor(float(n))} for n in range(SAMPLES)]
         return Data(train=rows, evaluation=rows)
 
     def build_model(self) -> nn.Module:
-        return Line()
+        return MODELS[self.model]()
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return model(batch["x"]).mean()
@@ -58,15 +54,19 @@ class Slope(Task):
         return {"number": batch["n"]}
 
 
-def trained(accel_config: str, folder: Path, **settings: Any) -> tuple[Trainer, list[float], list[float]]:
-    """Ours: the trainer after its steps, the norm of each step's gradient, and how far each step went at lr 1."""
+def made(accel_config: str, folder: Path, **settings: Any) -> Trainer:
     given: dict[str, Any] = {
         "task": "traps:Slope", "output_dir": str(folder / "run"), "overwrite": True, "optimizer": "sgd",
         "momentum": 0.0, "weight_decay": 0.0, "lr": 1.0, "log_every": 1, "epochs": 1,
     }  # fmt: skip
-    value = settings.pop("value", 1.0)
+    task = Slope(**{key: settings.pop(key) for key in ("value", "model") if key in settings})
     config = TrainConfig(**given | settings)
-    ours = Trainer(Slope(value=value), config, launch(config, accel_config=accel_config))
+    return Trainer(task, config, launch(config, accel_config=accel_config))
+
+
+def trained(accel_config: str, folder: Path, **settings: Any) -> tuple[Trainer, list[float], list[float]]:
+    """Ours: the trainer after its steps, the norm of each step's gradient, and how far each step went at lr 1."""
+    ours = made(accel_config, folder, **settings)
     norms, ways, before = [], [], 0.0
     for info in ours.steps():
         assert info.metrics is not None
@@ -79,6 +79,27 @@ def trained(accel_config: str, folder: Path, **settings: Any) -> tuple[Trainer, 
     return ours, norms, ways
 
 
+def forget() -> None:
+    """Make the next Accelerator start from the environment, as the first one did."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    os.environ.pop("ACCELERATE_USE_FSDP", None)
+
+
+@contextlib.contextmanager
+def reductions() -> Iterator[list[int]]:
+    """Count the all-reduces."""
+    counted, reduce = [0], dist.all_reduce
+
+    def count(*given: Any, **more: Any) -> Any:
+        counted[0] += 1
+        return reduce(*given, **more)
+
+    dist.all_reduce = count
+    yield counted
+    dist.all_reduce = reduce
+
+
 def everyone(mine: Any) -> list[Any]:
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, mine)
@@ -86,6 +107,11 @@ def everyone(mine: Any) -> list[Any]:
 
 
 def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
+    believed = Accelerator().num_processes
+    forget()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    became = type(Accelerator(cpu=True, fsdp_plugin=plugin).prepare(Line())).__name__
+    forget()
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     assert accelerator.num_processes == 2
     line = Line()
@@ -108,7 +134,12 @@ def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
     loader = accelerator.prepare(DataLoader(numbers, batch_size=4))
     values = torch.stack([accelerator.gather_for_metrics(batch.mean()).mean() for batch in loader])
     mine = numbers[:6] if accelerator.is_main_process else numbers[6:]
+    with reductions() as separate:
+        accelerator.reduce({name: torch.ones(()) for name in "abc"})
     bare = {
+        "processes": believed,
+        "sharded": became,
+        "reductions": separate[0],
         "schedule": [schedule.scheduler.last_epoch, steps],
         "short window": gradients,
         "samples": sorted(n for part in everyone(seen) for n in part),
@@ -119,7 +150,13 @@ def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
     ours, norms, _ = trained(accel_config, folder, micro_batch_size=1, accumulation_steps=4)
     epoch = ours.train_data.windows(0, ours.steps_per_epoch)
     taken = [n for window in epoch for micro in window.micros if micro.weight for n in micro.batch["n"].tolist()]
+    sums = WeightedSums()
+    sums.add({name: torch.ones(1) for name in "abc"})
+    with reductions() as packed:
+        sums.reduce(ours.accelerator, ours.control.gather)
     result = {
+        "processes": ours.accelerator.num_processes,
+        "reductions": packed[0],
         "schedule": [ours.schedule.last_epoch, ours.step],
         "short window": norms,
         "samples": sorted(n for part in everyone(taken) for n in part),
@@ -137,30 +174,45 @@ def shuffled() -> list[float]:
     return [float(batch) for batch in accelerator.prepare(loader)]
 
 
+def bare_engine(
+    model: nn.Module, stage: int = 2, precision: str = "no", accumulation: int = 1, **zero: Any
+) -> tuple[Accelerator, Any, Any]:
+    """Prepare a model as Accelerate does it, with an optimizer of learning rate 1."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": accumulation,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000, **zero},  # by default a buffer of 2 GB
+    }
+    plugin = DeepSpeedPlugin(hf_ds_config=config)
+    accelerator = Accelerator(deepspeed_plugin=plugin, mixed_precision=precision)
+    return (accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0)))
+
+
 def engine(accel_config: str, folder: Path) -> dict[str, Any]:
     os.environ.update(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu")
+    _without_compiled_op()
     PartialState(backend="gloo")
     bare: dict[str, Any] = {"way": {}}
     for limit in (None, 0.25):
-        plugin = DeepSpeedPlugin(zero_stage=2, gradient_accumulation_steps=2)
-        accelerator = Accelerator(deepspeed_plugin=plugin, gradient_accumulation_steps=1)
-        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
-        plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
-        plugin.deepspeed_config["zero_optimization"]["reduce_bucket_size"] = 1000  # by default a buffer of 2 GB
         line = Line()
-        model, optimizer = accelerator.prepare(line, torch.optim.SGD(line.parameters(), lr=1.0))
+        accelerator, model, optimizer = bare_engine(line, accumulation=2)
         bare["accumulation"] = accelerator.gradient_accumulation_steps
         for _ in range(2):
             with accelerator.accumulate(model):
                 accelerator.backward(model(torch.tensor([[10.0, 0.0]])).mean())
+                bare["after backward"] = float(line.weight.detach().norm())
                 if limit is not None:
                     accelerator.clip_grad_norm_(model.parameters(), limit)
                 optimizer.step()
                 optimizer.zero_grad()
         bare["way"][str(limit)] = float(line.weight.detach().norm())
         model.destroy()
-        AcceleratorState._reset_state()
-        GradientState._reset_state()
+    bare |= bare_failures() | {"set": bare_setting(), "heads": bare_heads()}
+    _, model, _ = bare_engine(Line(), precision="bf16")
+    bare["exchanged in"] = str(model.communication_data_type)
+    model.destroy()
     ways = {}
     for limit in (None, 0.25):
         ours, norms, moved = trained(
@@ -178,15 +230,106 @@ def engine(accel_config: str, folder: Path) -> dict[str, Any]:
         refused = ""
     except ConfigError as error:
         refused = str(error)
-    return {"bare": bare, "ours": {"way": ways, "refused": refused}}
+    return {"bare": bare, "ours": {"way": ways, "refused": refused, **by_hand(accel_config, folder)}}
+
+
+def bare_failures() -> dict[str, str]:
+    """What ends a start: a bucket of "auto" beside a model without a config, a scalar; and offloading SGD."""
+    found = {}
+    exchange = accelerate.accelerator.map_pytorch_optim_to_deepspeed
+
+    def refuse(optimizer: Any) -> Any:  # it would compile DeepSpeed's Adam
+        raise TypeError(f"{type(optimizer).__name__} would be replaced")
+
+    accelerate.accelerator.map_pytorch_optim_to_deepspeed = refuse
+    settings: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+        "auto": (Line, {"reduce_bucket_size": "auto"}),
+        "scalar": (Scaled, {}),
+        "offload": (Line, {"offload_optimizer": {"device": "cpu"}}),
+    }
+    for name, (model, zero) in settings.items():
+        try:
+            bare_engine(model(), **zero)
+            found[name] = ""
+        except (ValueError, RuntimeError, TypeError) as error:
+            found[name] = str(error)
+    accelerate.accelerator.map_pytorch_optim_to_deepspeed = exchange
+    return found
+
+
+def bare_setting() -> dict[str, float]:
+    """Set both weights to 7 by DeepSpeed's own function, and add them up by a forward pass."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
+
+    line = Line()
+    _, model, _ = bare_engine(line)
+    safe_set_full_fp32_param(line.weight, torch.full((1, 2), 7.0))
+    whole = safe_get_full_fp32_param(line.weight)
+    assert whole is not None
+    found = {"kept": float(whole.sum()), "computed": float(model(torch.ones(1, 2)))}
+    model.destroy()
+    return found
+
+
+def bare_heads() -> list[float]:
+    """How far each head went, where each rank's samples reach one of them."""
+    heads = Heads()
+    accelerator, model, _ = bare_engine(heads)
+    accelerator.backward(model(torch.tensor([[0.1 + 0.2 * dist.get_rank(), 0.0]])).mean())
+    moved = [round(float(head.weight.detach().norm()), 4) for head in heads.heads]
+    model.destroy()
+    return moved
+
+
+def by_hand(accel_config: str, folder: Path) -> dict[str, Any]:
+    """Ours: where the weights are after backward, what they compute after they were set to 7, and the exchange."""
+    ours = made(accel_config, folder, micro_batch_size=1)
+    strategy = ours.strategy
+    window = next(iter(ours.windows()))
+    with strategy.micro_step(boundary=True):
+        strategy.backward(ours.task.training_step(ours.model, window.micros[0].batch))
+    [(name, _, _, handle)] = strategy.named_tensors()
+    after = float(strategy.gather(name, handle).norm())
+    strategy.finish_step()
+    with torch.no_grad():
+        for shard in strategy.shards():
+            shard.tensor.fill_(7.0)
+    strategy.write_back()
+    found = {"after backward": after, "set": {"computed": float(ours.model(torch.ones(1, 2)))}}
+    ours.close()
+    narrow = made(accel_config, folder, micro_batch_size=1, mixed_precision="bf16")
+    found["exchanged in"] = str(narrow.model.communication_data_type)
+    narrow.close()
+    return found
+
+
+def sharded(accel_config: str, folder: Path) -> dict[str, Any]:
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    bare, ours = {}, {}
+    for name in ("line", "scaled", "tail", "nested"):
+        forget()
+        PartialState(backend="gloo")._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="TRANSFORMER_BASED_WRAP")
+        accelerator, model = Accelerator(fsdp_plugin=plugin), MODELS[name]()
+        try:
+            model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+            accelerator.backward(model(torch.ones(1, 2)).mean())
+            bare[name] = type(model).__name__
+        except (ValueError, RuntimeError, TypeError) as error:
+            bare[name] = str(error)
+    for name in bare:
+        run = made(accel_config, folder, micro_batch_size=1, max_steps=1, model=name)
+        ours[name] = [type(run.model).__name__, [info.step for info in run.steps()]]
+        run.close()
+    return {"bare": bare, "ours": ours}
 
 
 def main() -> None:
     accel_config, folder, name = sys.argv[1:]
-    found = {"replicas": replicas, "engine": engine}[name](accel_config, Path(folder))
+    found = {"replicas": replicas, "engine": engine, "sharded": sharded}[name](accel_config, Path(folder))
     if dist.get_rank() == 0:
         (Path(folder) / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    trainer.run(main)
+    trainer.run_and_exit(main)

@@ -46,10 +46,10 @@ class Callback:
         raise NotImplementedError(f"{type(self).__name__}.on_step")
 
     def on_end(self, trainer: TrainState, summary: Mapping[str, Any]) -> None:
-        """After the last step and the export; ``summary`` is that of summary.json. Not called when training fails."""
+        """Look at ``summary`` (of summary.json) after the last step and the export; not called when training fails."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint should keep of it: JSON with tensors in it, the same on every rank.
+        """Return what a checkpoint should keep of it: JSON with tensors in it, the same on every rank.
 
         Asked for once before the first step as well, so that what cannot be saved is known then.
         """
@@ -59,5 +59,5 @@ class Callback:
         """Take back what ``state_dict`` gave. Called before training goes on."""
 
     def pinned_steps(self) -> Collection[int]:
-        """Steps whose checkpoints must not be deleted."""
+        """Return the steps whose checkpoints must not be deleted."""
         return ()

@@ -159,7 +159,7 @@ class SaveCheckpoints(Callback):
             raise
 
     def _check_loss(self, trainer: TrainState, info: StepInfo) -> None:
-        """A loss without a value has already made the weights worthless, or will; one reduction, at saving steps only.
+        """Refuse a loss without a value: the weights are worthless, or will be. One reduction, at saving steps only.
 
         The weights themselves are looked at by ``save``. A step that the fp16 scaler left out has changed none.
         """

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..config.train_config import TrainConfig, profiled_steps
+from ..errors import Origin
 from .base import Callback
 from .builtin import Best, MetricsFile, Progress, SaveCheckpoints, StopOnNaN
 
 
-def configured_callbacks(config: TrainConfig, users: Sequence[Callback], where: Mapping[str, str]) -> list[Callback]:
+def configured_callbacks(
+    config: TrainConfig, users: Sequence[Callback], origins: Mapping[str, Origin]
+) -> list[Callback]:
     """List the built-in callbacks, those that the config asks for, the user's, and the one that saves them all.
 
     Trackers and the profiler are imported only where they are asked for.
@@ -20,7 +23,8 @@ def configured_callbacks(config: TrainConfig, users: Sequence[Callback], where: 
     if config.trackers:
         from .tracking import Tracking
 
-        callbacks.append(Tracking(config.trackers, where=where.get("trackers", "TrainConfig")))
+        origin = origins.get("trackers", Origin("TrainConfig", key="trackers"))
+        callbacks.append(Tracking(config.trackers, origin=origin))
     if config.profile_steps is not None:
         from .profiling import Profile
 

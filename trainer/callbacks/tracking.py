@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config.fingerprint import fingerprint
 from ..distributed.exit import when_failing
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 from ..state import TrainState
 from ..text import did_you_mean
 from .base import Callback, StepInfo
@@ -29,17 +29,17 @@ class Tracking(Callback):
 
     Args:
         names: of trackers, as Accelerate calls them.
-        where: home of ``trackers``, for messages.
+        origin: of ``trackers``, for messages.
 
     Raises:
         ConfigError: there is no such tracker, or its package is not installed.
     """
 
-    def __init__(self, names: Sequence[str], *, where: str) -> None:
+    def __init__(self, names: Sequence[str], *, origin: Origin) -> None:
         self.names = list(names)
         self.started = False
         self.undo: list[Callable[[], None]] = []
-        check(self.names, where)
+        check(self.names, origin)
 
     def on_step(self, trainer: TrainState, info: StepInfo) -> None:
         if not trainer.is_main or (info.metrics is None and info.evaluation is None):
@@ -110,8 +110,8 @@ class Tracking(Callback):
             wandb_run.describe(accelerator.get_tracker("wandb", unwrap=True), trainer)
 
 
-def check(names: Sequence[str], where: str) -> None:
-    """Every name is a tracker of Accelerate whose package is installed."""
+def check(names: Sequence[str], origin: Origin) -> None:
+    """Raise ``ConfigError`` for a name that is no tracker of Accelerate, or whose package is not installed."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
     known, installed = list(LOGGER_TYPE_TO_CLASS), list(map(str, get_available_trackers()))
@@ -123,19 +123,19 @@ def check(names: Sequence[str], where: str) -> None:
         elif name not in installed:
             rule = "its package is not installed: pip install " + {"comet_ml": "comet-ml"}.get(name, name)
         if rule:
-            problems.append(Problem(where=where, key="trackers", value=name, rule=rule))
+            problems.append(Problem(origin=origin, value=name, rule=rule))
     if problems:
         raise ConfigError(problems)
 
 
 def experiment_of(trainer: TrainState) -> str:
-    """What runs that are compared have in common."""
+    """Return the name that runs which are compared have in common."""
     return trainer.config.experiment or trainer.config.task.rpartition(":")[2]
 
 
 def configuration(trainer: TrainState) -> dict[str, Any]:
-    """What a tracker keeps beside the curves: plan.json, the settings that decide the numbers, the git commit."""
-    left_out = ("homes", "files", "notices", "output_dir")
+    """Return what a tracker keeps beside the curves: plan.json, the settings that decide the numbers, the commit."""
+    left_out = ("origins", "files", "notices", "output_dir")
     facts = {key: value for key, value in trainer.facts.items() if key not in left_out}
     return without_secrets(
         {
@@ -147,7 +147,7 @@ def configuration(trainer: TrainState) -> dict[str, Any]:
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, with values left out whose key looks like that of a secret."""
+    """Leave out the values whose key looks like that of a secret."""
     return {
         key: without_secrets(value) if isinstance(value, Mapping) else value
         for key, value in values.items()
@@ -156,7 +156,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the working folder, with ``+`` where it was changed; None outside of a repository."""
+    """Return the commit of the working folder, with ``+`` where it was changed; None outside of a repository."""
     try:
         words = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.fingerprint import fingerprint as of_settings
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 from .codec import encode_plain
 from .parts import Parts
 
@@ -52,7 +52,7 @@ def check_same(
             f"the checkpoint {source} belongs to a run with other numbers; restore these values, or set "
             f"allow_config_change: true to go on with the new ones: {'; '.join(found)}"
         )
-        raise ConfigError(Problem(where="resume", key="allow_config_change", rule=rule))
+        raise ConfigError(Problem(origin=Origin("resume", key="allow_config_change"), rule=rule))
     return found
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from ..distributed.agreement import Control
-from ..errors import CheckpointError, ConfigError, Problem
+from ..errors import CheckpointError, ConfigError, Origin, Problem
 from .contents import STATE, Contents, is_rank_file
 from .disk import hash_file
 from .untrusted import Unreadable, check_form, dict_of, is_count, is_text, path_inside, read_json
@@ -250,7 +250,7 @@ def find_start(resume: str, folder: Path, agreement: Control, *, home: str) -> S
 
 def _start_at(path: Path, folder: Path, own: list[CheckpointInfo], agreement: Control, home: str) -> Start:
     def wrong(rule: str) -> ConfigError:
-        return ConfigError(Problem(where=home, key="resume", value=str(path), rule=rule))
+        return ConfigError(Problem(origin=Origin(home, key="resume"), value=str(path), rule=rule))
 
     def inspect_path() -> CheckpointInfo:
         for inside in () if os.path.lexists(path / MANIFEST) else (path, path / "checkpoints"):

@@ -2,8 +2,8 @@
 
     trainer check accel_configs/zero3.yaml train.yaml --max_steps 5 micro_batch_size=4
 
-Nothing is started. Every launch file is held against every training config; all problems of all files are told in one
-go. What is no file and no option of this command is a setting of the training config.
+Nothing is started. Every launch file is checked with every training config, and all problems of all files are shown
+at once. What is no file and no option of this command is a setting of the training config.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..config.arguments import COMMAND_LINE
+from ..config.arguments import split_command_line
 from ..config.documents import read_document
-from ..config.load import Loaded, load_config, split_command_line
+from ..config.load import Loaded, load_config
 from ..distributed.launcher import Launcher
-from ..errors import ConfigError, TrainerError
+from ..errors import COMMAND_LINE, ConfigError, TrainerError
+from ..launching.cpu_rehearsal import rehearsal_notices
 from ..launching.details import request_rows
-from ..launching.files.read import Request, kind_of, read_launch_file, rehearsal_notices
+from ..launching.files.read import kind_of, read_launch_file
+from ..launching.request import Request
 from ..launching.resolve import Machine, check_partitions, resolve
 from ..plan import Plan
 from ..reporting.banner import plan_rows
 from ..script import load_task
 from ..task import Task, own_optimizer
 from ..text import table
-from .built import built_problems
+from .check_build import build_problems
 
 T = TypeVar("T")
 _DEFAULT_PROCESSES = 2
 
 
 def run(argv: Sequence[str]) -> int:
-    """0: all of it would run. 2: something is wrong, every problem in a line of its own."""
+    """Return 0 where all of it would run, 2 where something is wrong: every problem in a line of its own."""
     parser = argparse.ArgumentParser(
         prog="trainer check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s FILE [FILE ...] [--key value | key=value ...] [options]", allow_abbrev=False,
@@ -52,19 +54,19 @@ def run(argv: Sequence[str]) -> int:
         parser.error("--processes must be at least 1")
     sys.path.insert(0, str(Path(args.script).resolve().parent))
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print is not our answer
-        checked = _Checked(args)
-        checked.read(rest)
-        checked.combine()
-    print("\n".join(checked.answer))
-    for line in checked.problems:
+        check = _Check(args)
+        check.read(rest)
+        check.combine()
+    print("\n".join(check.answer))
+    for line in check.problems:
         print(line, file=sys.stderr)
-    count = len(checked.problems)
+    count = len(check.problems)
     print(f"{count} problem{'s' if count > 1 else ''}" if count else "nothing is wrong", flush=True)
     return 2 if count else 0
 
 
-class _Checked:
-    """What the files say, and every problem: so that one fault does not hide the next."""
+class _Check:
+    """The contents of all files, and every problem of them: one fault does not hide the next."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -77,28 +79,28 @@ class _Checked:
     def read(self, words: Sequence[str]) -> None:
         """Sort the words of the command line, and read the files among them."""
         typed = split_command_line(words)
-        self.tell(map(str, typed.problems))
+        self.add_problems(map(str, typed.problems))
         settings = [f"--{key}={text}" for key, text in typed.texts.items()]
         named = [typed.files[key] for key in ("config", "accel_config", "deepspeed") if key in typed.files]
         loaded: list[tuple[str, Loaded | None]] = []
         for path in [*map(os.path.expanduser, typed.words), *named]:
-            kind = self.catch(lambda path: kind_of(read_document(path)), path)
-            if kind == "training":
+            file_type = self.catch(lambda path: kind_of(read_document(path)), path)
+            if file_type == "training":
                 loaded.append((path, self.catch(load_config, ["--config", path, *settings])))
-            elif kind is not None:
+            elif file_type is not None:
                 request = self.catch(read_launch_file, path, self.args.processes)
                 self.requests += [(path, request)] if request is not None else []
         if settings and not loaded:
             loaded.append((COMMAND_LINE, self.catch(load_config, settings)))
         for path, config in loaded:
             if config is not None:
-                found = self.catch(load_task, config)
-                self.configs.append((path, config, found and found[0]))
+                task_and_config = self.catch(load_task, config)
+                self.configs.append((path, config, task_and_config and task_and_config[0]))
 
     def combine(self) -> None:
         """Describe each launch file, alone or under each training config."""
         for path, request in self.requests:
-            self.answer.append(f"{path}: {request.strategy}{self._world_of(request)}")
+            self.answer.append(f"{path}: {request.strategy}{self._describe_world(request)}")
             if not self.configs:
                 rehearsal = request.strategy != "single" and (request.use_cpu or not self.machine.gpus)
                 world = request.world_size.value if request.world_size else self.args.processes
@@ -119,8 +121,8 @@ class _Checked:
                     ]
             if self.args.build and task is not None:
                 alone = [] if self.requests else [self.catch(resolve, loaded.config, None, Launcher(name="python"),
-                                                             self.machine, loaded.where)]  # fmt: skip
-                self.tell(built_problems(task, loaded, [plan for plan in [*plans, *alone] if plan is not None]))
+                                                             self.machine, loaded.origins)]  # fmt: skip
+                self.add_problems(build_problems(task, loaded, [plan for plan in [*plans, *alone] if plan is not None]))
 
     def _plan(self, loaded: Loaded, request: Request, task: Task | None) -> Plan:
         world = request.world_size.value if request.world_size else self.args.processes or _DEFAULT_PROCESSES
@@ -129,30 +131,31 @@ class _Checked:
         gpus = self.machine.gpus
         machine = self.machine if gpus in (0, local) or gpus > local else Machine(gpus=local)
         built_by = None if task is None else own_optimizer(task)
-        plan = resolve(loaded.config, request, launcher, machine, loaded.where, optimizer_built_by=built_by)
+        plan = resolve(loaded.config, request, launcher, machine, loaded.origins, optimizer_built_by=built_by)
         if machine is not self.machine and plan.device != "cpu":
             notice = f"this machine has {gpus} of the {local} GPUs that each machine needs"
             plan = dataclasses.replace(plan, notices=(*plan.notices, notice))
         return plan
 
-    def _world_of(self, request: Request) -> str:
+    def _describe_world(self, request: Request) -> str:
         if request.world_size is None:
             assumed = self.args.processes or _DEFAULT_PROCESSES
-            told = f"; checked with {assumed}" if self.configs else ""
-            return f"; the number of processes comes from the launcher{told}"
+            checked = f"; checked with {assumed}" if self.configs else ""
+            return f"; the number of processes comes from the launcher{checked}"
         count = request.world_size.value
         machines = f" on {request.num_machines} machines" if request.num_machines > 1 else ""
         return f" on {count} process{'es' if count > 1 else ''}{machines}"
 
-    def tell(self, lines: Iterable[str]) -> None:
+    def add_problems(self, lines: Iterable[str]) -> None:
+        """Note problems that were not found before."""
         self.problems += [line for line in lines if line not in self.problems]
 
     def catch(self, work: Callable[..., T], *arguments: Any) -> T | None:
-        """Return what ``work`` does; its errors of ours are told, and give None."""
+        """Return what ``work`` returns; None where it raises an error of ours, whose problems are noted."""
         try:
             return work(*arguments)
         except ConfigError as error:
-            self.tell(map(str, error.problems))
+            self.add_problems(map(str, error.problems))
         except TrainerError as error:
-            self.tell([str(error)])
+            self.add_problems([str(error)])
         return None

@@ -1,4 +1,4 @@
-"""``trainer checkpoints DIR``: the checkpoints of a run, and which of them can be loaded."""
+"""``trainer checkpoints DIR``: list the checkpoints of a run, and which of them can be loaded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ..checkpoint.discover import CheckpointInfo, listing, verify
 from ..errors import CheckpointError
-from ..text import size
+from ..text import columns, size
 
 
 def run(argv: Sequence[str]) -> int:
-    """0: all are in order. 1: some are damaged or cannot be read."""
+    """Return 0 where all are in order, 1 where some are damaged or cannot be read."""
     parser = argparse.ArgumentParser(prog="trainer checkpoints", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run's output_dir, or the folder with its checkpoints")
     parser.add_argument("--verify", action="store_true", help="read every byte; otherwise manifests and sizes only")
@@ -25,10 +25,7 @@ def run(argv: Sequence[str]) -> int:
         raise CheckpointError(f"{args.folder}: holds no checkpoints")
     if args.verify:
         found = [verify(one) for one in found]
-    rows = [("checkpoint", "strategy", "world", "size", "age", "state"), *map(_row, found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    print("\n".join(columns([("checkpoint", "strategy", "world", "size", "age", "state"), *map(_row, found)])))
     return int(any(one.problem for one in found))
 
 

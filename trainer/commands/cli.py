@@ -1,4 +1,4 @@
-"""The command ``trainer``: each subcommand is a module with ``run(argv) -> exit code``, loaded when it is called."""
+"""Run the command ``trainer``: a subcommand is a module with ``run(argv) -> exit code``, imported when it is called."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ COMMANDS = {
     "import": ("import_checkpoint", "make a model folder from another program's checkpoint"),
     "check": ("check", "read launch files and training configs: what will run, or all that is wrong"),
     "parity": ("parity", "train a few steps under each launch file: are loss, norm and weights the same?"),
-    "plan": (
-        "planning",
-        "what fits on which GPUs under which strategy: memory, bytes sent, a file",
-    ),
-    "compare": ("compare", "runs beside each other: curves, speed, memory, one sentence that recommends"),
+    "plan": ("planner.command", "what fits on which GPUs under which strategy: memory, bytes sent, a file"),
+    "compare": ("compare.command", "runs beside each other: curves, speed, memory, one sentence that recommends"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; its exit code is 0 for yes, 1 for no, 2 for a mistake in what was typed or in a file."""
+    """Run a subcommand and return its exit code: 0 for yes, 1 for no, 2 for a mistake in the command line or a file."""
     words = sys.argv[1:] if argv is None else list(argv)
-    # The deepspeed launcher puts it before what was typed; the environment says the same.
+    # The deepspeed launcher puts --local_rank first; the environment says the same.
     name, *rest = [word for word in words if not word.startswith("--local_rank=")] or ["--help"]
     if name in ("-h", "--help"):
         print(_help())

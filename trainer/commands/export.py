@@ -1,4 +1,4 @@
-"""``trainer export CHECKPOINT --to DIR``: the model of a checkpoint, as safetensors, in one process.
+"""``trainer export CHECKPOINT --to DIR``: write the model of a checkpoint as safetensors, in one process.
 
 No strategy is built and no task is imported; one tensor is in memory at a time.
 """
@@ -20,7 +20,7 @@ from ..errors import CheckpointError
 
 
 def run(argv: Sequence[str]) -> int:
-    """0: the model is written."""
+    """Write the model; return 0."""
     parser = argparse.ArgumentParser(prog="trainer export", description=__doc__.split("\n\n")[0])
     parser.add_argument("checkpoint", type=Path, help="a folder such as RUN/checkpoints/step-00000120")
     parser.add_argument("--to", type=Path, required=True, help="the new folder of the model")

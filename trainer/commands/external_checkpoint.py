@@ -1,4 +1,4 @@
-"""Weights out of checkpoints that others wrote: torch's distributed ones and DeepSpeed's.
+"""Read weights out of checkpoints that other programs wrote: torch's distributed ones and DeepSpeed's.
 
 Their files are pickles, which can run code when they are read. So they are read by torch's weights-only reader, or one
 like it, that knows tensors and the few plain classes named here and refuses everything else.
@@ -22,48 +22,49 @@ from ..checkpoint.untrusted import path_inside
 from ..errors import CheckpointError
 
 
-class Foreign:
-    """The weights of a folder; ``shapes`` is known before any is read, ``read`` gives one whole tensor."""
+class ExternalCheckpoint:
+    """The weights of a folder; ``shapes`` holds shape and dtype of each before any is read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
     def read(self, name: str) -> Tensor:
+        """Read one whole tensor."""
         raise NotImplementedError
 
 
-def open_foreign(folder: Path) -> Foreign:
-    """Find out who wrote a folder.
+def open_external(folder: Path) -> ExternalCheckpoint:
+    """Open a folder with the reader of the program that wrote it.
 
     Raises:
-        CheckpointError: nobody that is known here, or its files hold more than weights.
+        CheckpointError: no known program did, or the files hold more than weights.
     """
     for place in (folder, *sorted(path for path in folder.glob("*") if path.is_dir() and not path.is_symlink())):
         if (place / ".metadata").exists():
             if place.name.startswith("optimizer"):
                 continue
-            return Distributed(place)
+            return DistributedCheckpoint(place)
         if any(place.glob("*_optim_states.pt")):
-            return EngineFiles(place)
+            return DeepSpeedCheckpoint(place)
     raise CheckpointError(
         f"{folder}: holds no checkpoint of torch.distributed (.metadata) or of DeepSpeed (*_optim_states.pt)"
     )
 
 
-class Distributed(Foreign):
-    """``torch.distributed.checkpoint``, as Accelerate writes it under FSDP."""
+class DistributedCheckpoint(ExternalCheckpoint):
+    """A folder of ``torch.distributed.checkpoint``, as Accelerate writes it under FSDP."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         metadata = _read_metadata(folder / ".metadata")
         self._stored = metadata.storage_data
         self._stored_as: dict[str, str] = {}
-        for name, told in metadata.state_dict_metadata.items():
-            if hasattr(told, "chunks"):
+        for name, entry in metadata.state_dict_metadata.items():
+            if hasattr(entry, "chunks"):
                 own = name.removeprefix("model.") if _all_below(metadata, "model.") else name
                 self._stored_as[own] = name
-                self.shapes[own] = (tuple(told.size), told.properties.dtype)
+                self.shapes[own] = (tuple(entry.size), entry.properties.dtype)
 
     def read(self, name: str) -> Tensor:
         stored_as = self._stored_as[name]
@@ -79,8 +80,7 @@ class Distributed(Foreign):
                 file.seek(place.offset)
                 part = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
             offsets = index.offset or (0,) * part.dim()
-            where = tuple(slice(low, low + size) for low, size in zip(offsets, part.shape, strict=True))
-            whole[where] = part
+            whole[tuple(slice(low, low + size) for low, size in zip(offsets, part.shape, strict=True))] = part
             filled += part.numel()
         if filled != whole.numel():
             raise CheckpointError(f"{self.folder}: {filled} of {whole.numel()} elements of {name} are there")
@@ -105,15 +105,15 @@ _METADATA = {
 }  # fmt: skip
 
 
-def _member(kind: Any, name: Any) -> Any:
-    """For ``getattr``, as which Python 3.11.0 to 3.11.3 pickle a member of an enumeration: such members only."""
-    if isinstance(kind, EnumMeta) and name in kind.__members__:
-        return kind[name]
-    raise pickle.UnpicklingError(f"it wants {name!r} of {kind!r}")
+def _member(enumeration: Any, name: Any) -> Any:
+    """Stand in for ``getattr``, as which Python 3.11.0 to 3.11.3 pickle a member of an enumeration: members only."""
+    if isinstance(enumeration, EnumMeta) and name in enumeration.__members__:
+        return enumeration[name]
+    raise pickle.UnpicklingError(f"it wants {name!r} of {enumeration!r}")
 
 
 class _MetadataReader(pickle.Unpickler):
-    """As torch's weights-only reader, which does not know this file's protocol: a fixed list of names, no others."""
+    """An unpickler that knows a fixed list of names; torch's weights-only reader does not know this file's protocol."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -132,8 +132,8 @@ def _read_metadata(path: Path) -> Any:
         raise CheckpointError(f"{path}: refused, for it is more than a list of tensors: {error}") from None
 
 
-class EngineFiles(Foreign):
-    """DeepSpeed's files of stages 1, 2 and 3: full-precision weights as slices of flat groups, one file a rank."""
+class DeepSpeedCheckpoint(ExternalCheckpoint):
+    """A folder of DeepSpeed's stage 1, 2 or 3: full-precision weights as slices of flat groups, one file a rank."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -168,7 +168,7 @@ class EngineFiles(Foreign):
     def read(self, name: str) -> Tensor:
         shape, _ = self.shapes[name]
         if name in self._places:
-            return self._learnt(*self._places[name], math.prod(shape)).view(shape)
+            return self._trained(*self._places[name], math.prod(shape)).view(shape)
         if name in self._frozen:
             parts = [model["frozen_param_fragments"][name].flatten() for model in self._models]
             whole = torch.cat(parts) if self._partitioned else parts[0]
@@ -176,7 +176,7 @@ class EngineFiles(Foreign):
         tensor: Tensor = self._models[0]["module"][name]
         return tensor
 
-    def _learnt(self, group: int, offset: int, numel: int) -> Tensor:
+    def _trained(self, group: int, offset: int, numel: int) -> Tensor:
         if not self._partitioned:
             return _cut([groups[group] for groups in self._flat], offset, numel)
         size = -(-numel // len(self._flat))  # every rank has a slice of every parameter
@@ -184,7 +184,7 @@ class EngineFiles(Foreign):
 
 
 def _cut(parts: list[Tensor], offset: int, numel: int) -> Tensor:
-    """Elements of flat tensors that follow each other."""
+    """Take elements out of flat tensors that follow each other."""
     ends = [0]
     for part in parts:
         ends.append(ends[-1] + part.numel())
@@ -198,7 +198,7 @@ def _cut(parts: list[Tensor], offset: int, numel: int) -> Tensor:
 
 
 def _ranked(folder: Path, pattern: str) -> list[Path]:
-    """Files in the order of the ranks in their names."""
+    """List files in the order of the ranks in their names."""
 
     def rank(path: Path) -> int:
         found = [int(word) for word in path.name.split("_") if word.isdigit()]
@@ -215,7 +215,7 @@ def _load(path: Path) -> Any:
 
     path_inside(path.parent, path.name)
     try:
-        # mmap: of the optimizer's state, which is read by nobody, nothing comes into memory.
+        # mmap: the optimizer's state, which nobody reads, does not come into memory.
         known = [fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler, (_member, "builtins.getattr")]
         with safe_globals(known):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)

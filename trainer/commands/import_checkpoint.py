@@ -1,4 +1,4 @@
-"""``trainer import SOURCE --to DIR``: the weights of a checkpoint that another program wrote, as safetensors.
+"""``trainer import SOURCE --to DIR``: write the weights of another program's checkpoint as safetensors.
 
 SOURCE is what Accelerate's save_state left under FSDP or DeepSpeed, or any folder of torch.distributed.checkpoint.
 Pickles are read by torch's weights-only reader; one that holds more than weights is refused.
@@ -13,18 +13,18 @@ from pathlib import Path
 from ..checkpoint.export import MODEL_FILE
 from ..errors import CheckpointError, TrainerError
 from .export import write_new_model
-from .external_checkpoint import open_foreign
+from .external_checkpoint import open_external
 
 
 def run(argv: Sequence[str]) -> int:
-    """0: the weights are written."""
+    """Write the weights; return 0."""
     parser = argparse.ArgumentParser(prog="trainer import", description=__doc__)
     parser.add_argument("source", type=Path, help="the folder that the other program wrote")
     parser.add_argument("--to", type=Path, required=True, help="the new folder of the model")
     parser.add_argument("--drop", action="append", default=[], help="leave a tensor out: a second name of a shared one")
     args = parser.parse_args(argv)
     try:
-        source = open_foreign(args.source)
+        source = open_external(args.source)
         names = [name for name in source.shapes if name not in args.drop]
         entries = [(name, *source.shapes[name]) for name in names]
         write_new_model(args.to, entries, (source.read(name) for name in names), {})

@@ -1,4 +1,4 @@
-"""``trainer new NAME``: a folder with a task that trains, its config, launch files and a test, to make your own of."""
+"""``trainer new NAME``: write a folder with a task that trains, its config, launch files and a test to start from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config.arguments import COMMAND_LINE
-from ..errors import ConfigError, Problem
+from .usage import usage_error
 
 TEMPLATE = Path(__file__).parent / "templates" / "classifier"
 
 
 def run(argv: Sequence[str]) -> int:
-    """0: the folder is written. Raises ConfigError where something has that name already."""
+    """Write the folder; return 0.
+
+    Raises:
+        ConfigError: something has that name already.
+    """
     parser = argparse.ArgumentParser(prog="trainer new", description=(__doc__ or "").strip())
     parser.add_argument("name", help="the new folder")
     folder = Path(parser.parse_args(argv).name)
@@ -25,10 +28,10 @@ def run(argv: Sequence[str]) -> int:
         shutil.copytree(TEMPLATE, folder, ignore=left_out, copy_function=shutil.copyfile)
     except FileExistsError:
         rule = "exists already, and nothing is written over it; give a new folder"
-        raise ConfigError(Problem(where=COMMAND_LINE, key="name", value=str(folder), rule=rule)) from None
+        raise usage_error("name", str(folder), rule) from None
     except OSError as error:
         rule = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(Problem(where=COMMAND_LINE, key="name", value=str(folder), rule=rule)) from None
+        raise usage_error("name", str(folder), rule) from None
     accelerate = Path(sys.executable).with_name("accelerate")
     program = "accelerate" if shutil.which("accelerate") == str(accelerate) else shlex.quote(str(accelerate))
     print(f"written: {folder}/ ({', '.join(sorted(path.name for path in folder.iterdir()))})")

@@ -1,4 +1,4 @@
-"""Finished runs, read back: our own run directories, W&B's offline folders by its own tool, W&B online by its API."""
+"""Read finished runs back: our own run directories, W&B's offline folders by its own tool, W&B online by its API."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Any
 
 from ..config.documents import read_document
 from ..config.train_config import DEFAULTS
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 
 ONLINE = "wandb:"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training.
+    """A training that ran.
 
     Args:
         name: short, for people; the folder's name, or W&B's.
         plan: what ran, as in plan.json, over the settings of the training config.
         rows: as in metrics.jsonl: logged steps and evaluations, by step.
         summary: as in summary.json; empty where the training did not end.
-        error: why the training failed, where it was started from here.
+        error: why the training failed, if it did and was started from here; the rest is empty then.
     """
 
     name: str
     path: str
-    plan: Mapping[str, Any]
-    rows: list[dict[str, Any]]
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     summary: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
 
-    def curve(self, key: str) -> list[tuple[int, float]]:
-        """``(step, value)`` of the rows that have ``key``."""
-        return [(int(row["step"]), float(row[key])) for row in self.rows if row.get(key) is not None]
+    def curve(self, key: str) -> dict[int, float | None]:
+        """Return the value of ``key`` at each step that logged it; None where it was not a number."""
+        return {int(row["step"]): row[key] for row in self.rows if key in row}
 
     @property
     def evaluation(self) -> dict[str, float]:
-        """The last value of each ``eval/...`` metric."""
+        """Return the last value of each ``eval/...`` metric."""
         return {key: value for row in self.rows for key, value in row.items() if key.startswith("eval/")}
 
 
@@ -55,72 +55,72 @@ def read_run(path: str | Path) -> Run:
     """
     folder = Path(path)
     if str(path).startswith(ONLINE):
-        return _online(str(path))
+        return _read_wandb_run(str(path))
     if (folder / "plan.json").is_file():
-        return _ours(folder)
+        return _read_folder(folder)
     if folder.suffix == ".wandb" or any(folder.glob("*.wandb")):
-        return _wandb(folder)
-    raise _wrong(path, "neither an output directory of a run (no plan.json) nor a W&B run (no .wandb file)")
+        return _read_wandb_folder(folder)
+    raise _unreadable(path, "neither an output directory of a run (no plan.json) nor a W&B run (no .wandb file)")
 
 
-def _ours(folder: Path) -> Run:
+def _read_folder(folder: Path) -> Run:
     metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
     try:
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         ended = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
         text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
-        rows = [
-            json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()
-        ]  # a killed run's last row is cut
+        complete = text[: text.rfind("\n") + 1]  # the last row of a killed run is cut
+        rows = [json.loads(line) for line in complete.splitlines()]
     except ValueError as error:
-        raise _wrong(folder, f"a file of the run is damaged: {error}") from None
+        raise _unreadable(folder, f"a file of the run is damaged: {error}") from None
     # A run of an older version does not say all settings: those had today's defaults.
     settings = {**DEFAULTS, **read_document(folder / "config.yaml", what="training config").data}
     return Run(name=folder.resolve().name, path=str(folder), plan={**settings, **plan}, rows=rows, summary=ended)
 
 
-def _wandb(path: Path) -> Run:
-    told = json.loads(_inspect("--summary", "--json", str(path)))
-    records = map(json.loads, _inspect("--json", str(path)).splitlines())
+def _read_wandb_folder(path: Path) -> Run:
+    run = json.loads(_wandb_inspect("--summary", "--json", str(path)))
+    records = map(json.loads, _wandb_inspect("--json", str(path)).splitlines())
     rows = [record["history"]["item"] for record in records if record.get("type") == "history"]
-    return _tracked(told.get("name") or path.name, str(path), told.get("config", {}), rows, told.get("summary", {}))
+    return _from_tracker(run.get("name") or path.name, str(path), run.get("config", {}), rows, run.get("summary", {}))
 
 
-def _online(path: str) -> Run:
+def _read_wandb_run(path: str) -> Run:
     try:
         import wandb
     except ImportError:
-        raise _wrong(path, "reading a W&B run needs its package: pip install wandb") from None
+        raise _unreadable(path, "reading a W&B run needs its package: pip install wandb") from None
     try:
         run = wandb.Api(timeout=30).run(path.removeprefix(ONLINE))
         rows = [{k: v for k, v in row.items() if v is not None} for row in run.scan_history()]
-        return _tracked(run.name or path, path, run.config, rows, dict(run.summary))
+        return _from_tracker(run.name or path, path, run.config, rows, dict(run.summary))
     except (wandb.errors.Error, ValueError) as error:
-        raise _wrong(path, f"W&B: {error}") from None
+        raise _unreadable(path, f"W&B: {error}") from None
 
 
-def _tracked(
-    name: str, path: str, config: Mapping[str, Any], rows: list[dict[str, Any]], kept: Mapping[str, Any]
+def _from_tracker(
+    name: str, path: str, config: Mapping[str, Any], rows: list[dict[str, Any]], summary: Mapping[str, Any]
 ) -> Run:
-    """What ``tracking.py`` logged: rows as in metrics.jsonl, where ``train/`` stands before a name."""
+    """Turn what ``callbacks/tracking.py`` logged back: rows as in metrics.jsonl, with ``train/`` before a name."""
     rows = [{key.removeprefix("train/"): value for key, value in row.items()} for row in rows if "step" in row]
-    seconds = {key.rpartition("/")[2]: value for key, value in kept.items() if key.startswith("summary/seconds/")}
-    summary: dict[str, Any] = {"seconds": seconds} if seconds else {}
-    if "summary/peak_memory_bytes" in kept:
-        summary["peak_memory_bytes"] = [kept["summary/peak_memory_bytes"]]
-    return Run(name=name, path=path, plan={**DEFAULTS, **config}, rows=rows, summary=summary)
+    seconds = {key.rpartition("/")[2]: value for key, value in summary.items() if key.startswith("summary/seconds/")}
+    ended: dict[str, Any] = {"seconds": seconds} if seconds else {}
+    if "summary/peak_memory_bytes" in summary:
+        ended["peak_memory_bytes"] = [summary["summary/peak_memory_bytes"]]
+    return Run(name=name, path=path, plan={**DEFAULTS, **config}, rows=rows, summary=ended)
 
 
-def _inspect(*words: str) -> str:
+def _wandb_inspect(*words: str) -> str:
+    """Run W&B's own reader of its files, and return what it prints."""
     beside = Path(sys.executable).with_name("wandb")
     program = str(beside) if beside.exists() else shutil.which("wandb")
     if program is None:
-        raise _wrong(words[-1], "reading a W&B run needs its own tool: pip install wandb")
+        raise _unreadable(words[-1], "reading a W&B run needs its own tool: pip install wandb")
     done = subprocess.run([program, "leet", "inspect", *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise _wrong(words[-1], f"wandb leet inspect: {done.stderr.strip() or done.stdout.strip()}")
+        raise _unreadable(words[-1], f"wandb leet inspect: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
 
 
-def _wrong(path: str | Path, rule: str) -> ConfigError:
-    return ConfigError(Problem(where=str(path), key="", rule=rule))
+def _unreadable(path: str | Path, rule: str) -> ConfigError:
+    return ConfigError(Problem(origin=Origin(str(path)), rule=rule))

@@ -1,7 +1,8 @@
-"""Annotations as kinds of value: what fits them, how text is read by them, and how they are told in words.
+"""Annotations of settings: what fits them, how text is read by them, and how they are said in words.
 
-A kind: ``bool``, ``int``, ``float``, ``str``, ``Literal``, an ``Enum`` (by name), ``Path``, ``Any``, ``list[...]``,
-``tuple[...]``, ``set[...]``, ``frozenset[...]``, ``dict[str, ...]``, a dataclass, or a union of these or with ``None``.
+Understood are ``bool``, ``int``, ``float``, ``str``, ``Literal``, an ``Enum`` (by name), ``Path``, ``Any``,
+``list[...]``, ``tuple[...]``, ``set[...]``, ``frozenset[...]``, ``dict[str, ...]``, a dataclass, or a union of these or
+with ``None``.
 ``Annotated[int, About(...)]`` adds help and limits.
 """
 
@@ -22,21 +23,18 @@ from typing import Annotated, Any, Literal
 from ..text import nearest
 from .documents import parse_scalar
 
-Kinds = tuple[Any, ...]  # the members of a union
+Members = tuple[Any, ...]  # the members of a union
 
+_SEQUENCES = (list, tuple, set, frozenset)
 _NAMES = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "text",
-    list: "a list such as [1, 2]",
-    tuple: "a list such as [1, 2]",
-    set: "a list such as [1, 2]",
-    frozenset: "a list such as [1, 2]",
     PurePath: "a path",
     dict: "a mapping",
     type(None): "null",
-}
+} | dict.fromkeys(_SEQUENCES, "a list such as [1, 2]")
 
 
 class Typed(str):
@@ -52,7 +50,9 @@ class About:
     Args:
         help: one line.
         minimum, above, maximum, below: limits of every number in the value; above and below are exclusive.
+        whole: every number in the value is whole, also where it is written as 2e8.
         wanted: what must hold in the field's own words, where the types alone say too little.
+        any_case: choices are text in any case, and ``true`` and ``false`` may stand in quotes.
     """
 
     help: str = ""
@@ -61,13 +61,17 @@ class About:
     above: float | None = None
     maximum: float | None = None
     below: float | None = None
+    whole: bool = False
     wanted: str = ""
+    any_case: bool = False
 
     def broken_by(self, value: float) -> str:
-        """The rule that a number breaks, or nothing."""
+        """Return the rule that a number breaks, or nothing."""
         # A comparison and not math.isfinite, which fails for whole numbers too large for a float.
         if not abs(value) <= sys.float_info.max:
             return "must be a finite number"
+        if self.whole and value != int(value):
+            return "must be a whole number"
         limits = {
             f"at least {self.minimum}": self.minimum is None or value >= self.minimum,
             f"greater than {self.above}": self.above is None or value > self.above,
@@ -79,28 +83,28 @@ class About:
 
 
 def unpacked(annotation: Any) -> tuple[Any, About]:
-    """The type, and what is said about it."""
+    """Return the type, and what is said about it."""
     if typing.get_origin(annotation) is not Annotated:
         return annotation, About()
-    kind, *notes = typing.get_args(annotation)
-    return kind, next((note for note in notes if isinstance(note, About)), About())
+    hint, *notes = typing.get_args(annotation)
+    return hint, next((note for note in notes if isinstance(note, About)), About())
 
 
-def members(annotation: Any) -> Kinds:
-    """The members of a union; anything else is its own only member."""
+def union_members(annotation: Any) -> Members:
+    """Return the members of a union; anything else is its own only member."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return tuple(member for part in typing.get_args(annotation) for member in members(part))
+        return tuple(member for part in typing.get_args(annotation) for member in union_members(part))
     return (annotation,)
 
 
-def origin_of(kind: Any) -> Any:
-    """``list`` for ``list[int]``; a kind without parameters is its own origin."""
-    return typing.get_origin(kind) or kind
+def base_of(member: Any) -> Any:
+    """Return ``list`` for ``list[int]``; an annotation without parameters is its own base."""
+    return typing.get_origin(member) or member
 
 
-def is_a(kind: Any, base: type) -> bool:
-    """Tell whether a kind is a class below ``base``."""
-    return isinstance(kind, type) and issubclass(kind, base)
+def is_a(member: Any, base: type) -> bool:
+    """Tell whether an annotation is a class below ``base``."""
+    return isinstance(member, type) and issubclass(member, base)
 
 
 def plain(value: object) -> Any:
@@ -133,76 +137,87 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def fits(kind: Any, value: object) -> bool:
-    """Whether the outermost type is right; items and limits are looked at afterwards."""
-    origin = origin_of(kind)
-    if origin is Any:
+def fits(member: Any, value: object) -> bool:
+    """Tell whether the outermost type is right; items and limits are looked at afterwards."""
+    base = base_of(member)
+    if base is Any:
         return True
-    if origin is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in typing.get_args(kind))
-    if origin in (int, float):
-        return is_number(value) and (origin is float or isinstance(value, int))
-    if origin in (list, tuple, set, frozenset):
+    if base is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in typing.get_args(member))
+    if base in (int, float):
+        return is_number(value) and (base is float or isinstance(value, int))
+    if base in _SEQUENCES:
         return isinstance(value, list | tuple)
-    if is_a(origin, enum.Enum):
-        return isinstance(value, str) and value in origin.__members__
-    if is_a(origin, PurePath):
+    if is_a(base, enum.Enum):
+        return isinstance(value, str) and value in base.__members__
+    if is_a(base, PurePath):
         return isinstance(value, str)
-    if origin is dict or dataclasses.is_dataclass(origin):
+    if base is dict or dataclasses.is_dataclass(base):
         return isinstance(value, dict)
-    return origin in (bool, str, type(None)) and isinstance(value, origin)
+    return base in (bool, str, type(None)) and isinstance(value, base)
 
 
-def read_text(kinds: Kinds, text: str) -> Any:
-    """Command-line text as the value it is meant as: ``no`` is text where text is wanted, though false in YAML."""
+def read_text(members: Members, text: str) -> Any:
+    """Return command-line text as what it is meant as: ``no`` is text where text is wanted, though false in YAML."""
     value = parse_scalar(text)
-    if text in _choices(kinds) or not any(fits(kind, value) for kind in kinds if kind is not str):
-        textual = any(is_a(kind, str) or is_a(kind, PurePath) for kind in kinds)
-        return text if textual or any(isinstance(choice, str) for choice in _choices(kinds)) else value
+    if text in _choices(members) or not any(fits(member, value) for member in members if member is not str):
+        textual = any(is_a(member, str) or is_a(member, PurePath) for member in members)
+        return text if textual or any(isinstance(choice, str) for choice in _choices(members)) else value
     return value
 
 
-def _choices(kinds: Kinds) -> list[Any]:
-    literal = [choice for kind in kinds if origin_of(kind) is Literal for choice in typing.get_args(kind)]
-    return [*literal, *(name for kind in kinds if is_a(kind, enum.Enum) for name in kind.__members__)]
+def in_any_case(members: Members, text: str) -> Any:
+    """Return the choice, or the truth value, that ``text`` is in another case; else the text."""
+    meant: dict[str, Any] = {choice.lower(): choice for choice in _choices(members) if isinstance(choice, str)}
+    if bool in members:
+        meant |= {"true": True, "false": False}
+    return meant.get(text.lower(), text)
 
 
-def misfit(kinds: Kinds, value: object, wanted: str) -> str:
-    """What must hold instead, and what to write where that is plain."""
-    choices = _choices(kinds)
-    null = type(None) in kinds
-    wanted = wanted or name_of(kinds)
+def _choices(members: Members) -> list[Any]:
+    literal = [choice for member in members if base_of(member) is Literal for choice in typing.get_args(member)]
+    return [*literal, *(name for member in members if is_a(member, enum.Enum) for name in member.__members__)]
+
+
+def misfit(members: Members, value: object, wanted: str) -> str:
+    """Return what must hold instead, and what to write where that is plain."""
+    texts = [choice for choice in _choices(members) if isinstance(choice, str)]
+    wanted = wanted or name_of(members)
     if value is None:
         return f"must be {wanted}, not null"
-    rule = f"must be {wanted}" + (" or null" if null else "")
-    texts = [choice for choice in choices if isinstance(choice, str)]
+    rule = f"must be {wanted}" + (" or null" if type(None) in members else "")
     if value is False and "no" in texts:
         return f"{rule}; write 'no' in quotes, for YAML reads a bare no as false"
     if isinstance(value, str):
         if near := nearest(value, texts):
             return f"{rule}; did you mean {near!r}?"
-        if re.fullmatch(r"[-+]?0\d+", value) and {int, float} & set(kinds):
+        if re.fullmatch(r"[-+]?0\d+", value) and {int, float} & set(members):
             return f"{rule}; write {int(value)}"  # from the command line: files with such numbers are refused
-        return f"{rule}; remove the quotes" if any(fits(kind, parse_scalar(value)) for kind in kinds) else rule
-    if isinstance(value, float) and int in kinds and value.is_integer():
+        yes = value.lower() in ("yes", "no", "on", "off")  # truth values in YAML, nothing in JSON
+        unquoted = not yes and any(fits(member, parse_scalar(value)) for member in members)
+        return f"{rule}; remove the quotes" if unquoted else rule
+    if isinstance(value, float) and int in members and value.is_integer():
         return f"{rule}; write {value:.0f}"
-    texts_only = all(kind in (str, type(None)) or is_a(kind, PurePath) for kind in kinds)
+    texts_only = all(member in (str, type(None)) or is_a(member, PurePath) for member in members)
     quotes = texts_only and not isinstance(value, list | dict)
     return f"{rule}; put it in quotes" if quotes else rule
 
 
-def name_of(kinds: Kinds) -> str:
-    """A union in words, without null: ``a whole number or text``."""
-    named = [kind for kind in kinds if kind is not type(None)]
-    choices = ", ".join(repr(choice) for choice in _choices(kinds))
-    others = [_name(kind) for kind in named if origin_of(kind) is not Literal and not is_a(kind, enum.Enum)]
+def name_of(members: Members) -> str:
+    """Return a union in words, without null: ``a whole number or text``."""
+    choices = ", ".join(repr(choice) for choice in _choices(members))
+    others = [
+        _name(member)
+        for member in members
+        if member is not type(None) and base_of(member) is not Literal and not is_a(member, enum.Enum)
+    ]
     return " or ".join([*([f"one of {choices}"] if choices else []), *others])
 
 
-def _name(kind: Any) -> str:
-    origin = origin_of(kind)
-    if dataclasses.is_dataclass(origin):
+def _name(member: Any) -> str:
+    base = base_of(member)
+    if dataclasses.is_dataclass(base):
         return _NAMES[dict]
-    if is_a(origin, PurePath):
+    if is_a(base, PurePath):
         return _NAMES[PurePath]
-    return _NAMES.get(origin, f"set in code: a file cannot give the type {kind}")
+    return _NAMES.get(base, f"set in code: a file cannot give the type {member}")

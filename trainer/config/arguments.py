@@ -9,15 +9,15 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Problem
-from .annotations import Typed, members, name_of, unpacked
-from .validate import annotations_of
+from ..errors import COMMAND_LINE, Origin, Problem
+from .annotations import Typed, name_of, union_members, unpacked
+from .train_config import DEFAULTS, GROUPS, TrainConfig
+from .validate import annotations_of, default_of
 
-COMMAND_LINE = "command line"
 _SWITCHES = ("help", "print_config")
 _FILES = {
     "config": "training config (YAML or JSON): what is learnt",
@@ -29,8 +29,14 @@ _SAME = {"deepspeed_config": "deepspeed", "h": "help"}
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """``texts`` holds the settings by dotted key; ``files`` and ``switches`` the options that are no settings, and
-    ``words`` what is neither."""
+    """A command line, taken apart.
+
+    Args:
+        texts: the settings, by dotted key.
+        files, switches: the options that are no settings.
+        words: what is neither.
+        problems: what cannot be read.
+    """
 
     texts: dict[str, str]
     files: dict[str, str]
@@ -39,15 +45,15 @@ class Arguments:
     problems: tuple[Problem, ...]
 
     def nested(self) -> dict[str, Any]:
-        """The settings as a file would hold them, each value a ``Typed``."""
+        """Return the settings as a file would hold them, each value a ``Typed``."""
         root: dict[str, Any] = {}
         for key, text in self.texts.items():
             put(root, key.split("."), Typed(text))
         return root
 
 
-def split_arguments(argv: Sequence[str], *, flags: Collection[str], valued: Collection[str]) -> Arguments:
-    """Take ``argv`` (without the program) apart: ``flags`` may stand alone and then are true, ``valued`` may not.
+def split_command_line(argv: Sequence[str]) -> Arguments:
+    """Take apart what was typed after a training script; a key that is true or false may stand alone, and then is true.
 
     ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment says the same.
     """
@@ -69,20 +75,19 @@ def split_arguments(argv: Sequence[str], *, flags: Collection[str], valued: Coll
             continue
         if not equals:
             alone = not rest or rest[0].startswith("--")
-            if alone or (key in flags and re.match(r"[A-Za-z_][\w.-]*=", rest[0])):
-                if key in valued or key in _FILES:
-                    problems.append(Problem(where=COMMAND_LINE, key=key, rule=f"needs a value: {name} VALUE"))
+            is_flag = isinstance(DEFAULTS.get(key), bool)
+            if alone or (is_flag and re.match(r"[A-Za-z_][\w.-]*=", rest[0])):
+                if key in _FILES or (key in annotations_of(TrainConfig) and not is_flag):
+                    problems.append(_wrong(key, f"needs a value: {name} VALUE"))
                     continue
                 text = "true"
             else:
                 text = rest.pop(0)
         if texts.setdefault(key, text) != text:
-            rule = f"is given twice, as {texts[key]!r} and as {text!r}; keep one"
-            problems.append(Problem(where=COMMAND_LINE, key=key, rule=rule))
+            problems.append(_wrong(key, f"is given twice, as {texts[key]!r} and as {text!r}; keep one"))
     for key in texts:
         if part := next((other for other in texts if other.startswith(f"{key}.")), None):
-            rule = f"is given as a whole and in part, as {part}; keep one"
-            problems.append(Problem(where=COMMAND_LINE, key=key, rule=rule))
+            problems.append(_wrong(key, f"is given as a whole and in part, as {part}; keep one"))
     texts.pop("local_rank", None)
     files = {key: os.path.expanduser(texts.pop(key)) for key in _FILES if key in texts}
     return Arguments(
@@ -90,13 +95,16 @@ def split_arguments(argv: Sequence[str], *, flags: Collection[str], valued: Coll
     )
 
 
+def _wrong(key: str, rule: str, value: object = None) -> Problem:
+    return Problem(origin=Origin(COMMAND_LINE, key=key), rule=rule, value=value)
+
+
 def misplaced(words: Sequence[str]) -> list[Problem]:
     """Return the problems of words that are no settings, for a command line that takes settings only."""
     problems = []
     for word in words:
         hint = f"; a file is given as --config {word}" if re.search(r"\.(ya?ml|json)$", word) else ""
-        rule = f"settings are written --key value or key=value{hint}"
-        problems.append(Problem(where=COMMAND_LINE, key="", rule=rule, value=word))
+        problems.append(_wrong("", f"settings are written --key value or key=value{hint}", word))
     return problems
 
 
@@ -110,8 +118,8 @@ def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
     root[last] = value
 
 
-def help_text(cls: type, groups: Mapping[str, str]) -> str:
-    """A table of all keys of ``cls``; ``groups`` gives the headline that stands before a key."""
+def help_text() -> str:
+    """Return a table of all keys of the training config."""
     lines = [
         "usage: trainer train | SCRIPT.py [--config FILE] [--key value | --key=value | key=value] ...",
         "",
@@ -119,17 +127,17 @@ def help_text(cls: type, groups: Mapping[str, str]) -> str:
     ]
     lines += [f"  --{name + ' FILE':37} {text}" for name, text in _FILES.items()]
     lines.append(f"  --{'print_config':37} print all values and where they come from, then exit")
-    annotations = annotations_of(cls)
-    for field in dataclasses.fields(cls):
-        if field.name in groups:
-            lines += ["", groups[field.name]]
+    annotations = annotations_of(TrainConfig)
+    for field in dataclasses.fields(TrainConfig):
+        if field.name in GROUPS:
+            lines += ["", GROUPS[field.name]]
         annotation, about = unpacked(annotations[field.name])
-        choices = name_of(members(annotation))
+        choices = name_of(union_members(annotation))
         allowed = f" ({choices})" if choices.startswith("one of") else ""
         lines.append(f"  --{field.name:22} {_default(field):14} {about.help}{allowed}")
     return "\n".join(lines)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    value = default_of(field)
     return "required" if value is dataclasses.MISSING else json.dumps(value)

@@ -1,7 +1,6 @@
 """Strict reading of YAML and JSON: duplicate keys, tabs and trailing commas are errors with a line.
 
 A ``Document`` remembers on which line each key stands, so that every later complaint can name it.
-Needs PyYAML only; torch is not imported here, since wrong keys must be answered in a blink.
 """
 
 from __future__ import annotations
@@ -9,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem, Sourced
 
 Key = tuple[str, ...]
 
@@ -28,17 +28,26 @@ class Document:
     data: dict[str, Any]
     lines: dict[Key, int] = field(default_factory=dict)
 
-    def where(self, *key: str) -> str:
-        """``file:line`` of a key, or of the nearest parent that stands in the file."""
-        parts = key
-        while parts:
-            if parts in self.lines:
-                return f"{self.path}:{self.lines[parts]}"
-            parts = parts[:-1]
-        return self.path
+    def origin(self, key: Key) -> Origin:
+        """Return the origin of a key: its line, or that of the nearest parent that stands in the file."""
+        around = (self.lines[key[:end]] for end in range(len(key), 0, -1) if key[:end] in self.lines)
+        return Origin(self.path, next(around, None), ".".join(key))
 
-    def problem(self, key: Key, rule: str, value: object = None) -> Problem:
-        return Problem(where=self.where(*key), key=".".join(key), value=value, rule=rule)
+    def at(self, *key: str) -> Sourced[Any] | None:
+        """Return what stands in the file under ``key``; None where nothing does."""
+        data: Any = self.data
+        for name in key:
+            if not isinstance(data, dict) or name not in data:
+                return None
+            data = data[name]
+        return Sourced(data, self.origin(key))
+
+    def paths(self, *above: str) -> Iterator[Key]:
+        """Yield every key below ``above``, at any depth."""
+        found = self.at(*above)
+        for name in found.value if found is not None and isinstance(found.value, dict) else ():
+            yield (*above, name)
+            yield from self.paths(*above, name)
 
 
 def read_document(path: str | Path, *, what: str = "file") -> Document:
@@ -51,17 +60,24 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
     try:
         text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(Problem(where=name, key="", rule=f"the {what} does not exist")) from None
+        raise _wrong(name, f"the {what} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Problem(where=name, key="", rule=f"the {what} cannot be read: {error}")) from None
+        raise _wrong(name, f"the {what} cannot be read: {error}") from None
     if not text.strip():
-        raise ConfigError(Problem(where=name, key="", rule=f"the {what} is empty"))
-    parse = _parse_json if name.endswith(".json") else _parse_yaml
-    return parse(name, text, what)
+        raise _wrong(name, f"the {what} is empty")
+    data, lines = (_parse_json if name.endswith(".json") else _parse_yaml)(name, text)
+    if not isinstance(data, dict):
+        kind = "nothing" if data is None else f"a {type(data).__name__}"
+        raise _wrong(name, f"the root of the {what} must be a mapping, not {kind}")
+    return Document(path=name, data={str(key): value for key, value in data.items()}, lines=lines)
+
+
+def _wrong(path: str, rule: str, line: int | None = None, key: str = "") -> ConfigError:
+    return ConfigError(Problem(origin=Origin(path, line, key), rule=rule))
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader whose numbers are what they look like.
+    """A SafeLoader whose numbers are what they look like.
 
     YAML 1.1 reads ``1e-3`` as text, ``010`` as 8 and ``1:30`` as 90. Here the first is a number and the others are
     text, which files must not leave in doubt (``_refuse_odd_number``).
@@ -86,34 +102,31 @@ _BASE_60 = re.compile(r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?")
 
 
 def parse_scalar(text: str) -> Any:
-    """The value of a command-line argument, read as YAML would read it in a file."""
+    """Return the value of a command-line argument, read as YAML would read it in a file."""
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError):  # ValueError: looks like a date or a number, and is none
         return text
 
 
-def _parse_yaml(path: str, text: str, what: str) -> Document:
+def _parse_yaml(path: str, text: str) -> tuple[Any, dict[Key, int]]:
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         lines: dict[Key, int] = {}
-        _walk(path, loader, node, (), lines)
-        data = loader.construct_document(node) if node is not None else None
+        _walk(path, node, (), lines)
+        return loader.construct_document(node) if node is not None else None, lines
     except ConfigError:
         raise
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = f":{mark.line + 1}" if mark is not None else ""
-        rule = str(error.problem)
+        mark, rule = error.problem_mark, str(error.problem)
         if mark is not None and "\t" in text.splitlines()[min(mark.line, len(text.splitlines()) - 1)]:
             rule = "a tab: YAML is indented with spaces only"
-        raise ConfigError(Problem(where=f"{path}{line}", key="", rule=f"not valid YAML: {rule}")) from None
+        raise _wrong(path, f"not valid YAML: {rule}", None if mark is None else mark.line + 1) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date or number
-        raise ConfigError(Problem(where=path, key="", rule=f"not valid YAML: {_first_words(error)}")) from None
+        raise _wrong(path, f"not valid YAML: {_first_words(error)}") from None
     finally:
         loader.dispose()
-    return _rooted(path, data, lines, what)
 
 
 def _refuse_odd_number(path: str, node: yaml.ScalarNode, key: Key) -> None:
@@ -121,47 +134,43 @@ def _refuse_odd_number(path: str, node: yaml.ScalarNode, key: Key) -> None:
     text = str(node.value)
     if node.style is not None:
         return
-    rule = ""
     if _ZEROS.fullmatch(text):
         number = text.lstrip("+-0_") or "0"
         rule = f"YAML takes a leading zero for octal; write {number}, or '{text}' in quotes if it is text"
     elif _BASE_60.fullmatch(text):
         rule = f"YAML takes it for a number to the base 60; write '{text}' in quotes if it is text"
-    if rule:
-        where = f"{path}:{node.start_mark.line + 1}"
-        raise ConfigError(Problem(where=where, key=".".join(key), rule=f"{text}: {rule}"))
+    else:
+        return
+    raise _wrong(path, f"{text}: {rule}", node.start_mark.line + 1, ".".join(key))
 
 
-def _walk(path: str, loader: _Loader, node: yaml.Node | None, prefix: Key, lines: dict[Key, int]) -> None:
+def _walk(path: str, node: yaml.Node | None, prefix: Key, lines: dict[Key, int]) -> None:
+    """Note the line of every key in ``lines``."""
     if len(prefix) > 64:
-        raise ConfigError(Problem(where=path, key="", rule="nested too deeply, or an alias that contains itself"))
+        raise _wrong(path, "nested too deeply, or an alias that contains itself")
     if isinstance(node, yaml.ScalarNode):
         _refuse_odd_number(path, node, prefix)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            _walk(path, loader, item, (*prefix, str(index)), lines)
+            _walk(path, item, (*prefix, str(index)), lines)
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
         key = (*prefix, str(key_node.value))
         line = key_node.start_mark.line + 1
         if key in lines:
-            rule = f"the key stands twice, first on line {lines[key]}; keep one"
-            raise ConfigError(Problem(where=f"{path}:{line}", key=".".join(key), rule=rule))
+            raise _wrong(path, f"the key stands twice, first on line {lines[key]}; keep one", line, ".".join(key))
         lines[key] = line
-        _walk(path, loader, value_node, key, lines)
+        _walk(path, value_node, key, lines)
 
 
-def _parse_json(path: str, text: str, what: str) -> Document:
-    lines: dict[Key, int] = {}
-
+def _parse_json(path: str, text: str) -> tuple[Any, dict[Key, int]]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: dict[str, Any] = {}
         for key, value in pairs:
             if key in seen:
                 found = [number for number, row in enumerate(text.splitlines(), 1) if f'"{key}"' in row]
-                rule = f"the key stands twice, first on line {found[0]}; keep one"
-                raise ConfigError(Problem(where=f"{path}:{found[-1]}", key=key, rule=rule))
+                raise _wrong(path, f"the key stands twice, first on line {found[0]}; keep one", found[-1], key)
             seen[key] = value
         return seen
 
@@ -174,27 +183,20 @@ def _parse_json(path: str, text: str, what: str) -> Document:
         comment = row.startswith(("//", "/*", "#"))
         rule = "a trailing comma: remove it" if comma else "a comment, which JSON has not" if comment else error.msg
         line = before.count("\n") + 1 if comma else error.lineno
-        raise ConfigError(Problem(where=f"{path}:{line}", key="", rule=f"not valid JSON: {rule}")) from None
+        raise _wrong(path, f"not valid JSON: {rule}", line) from None
     except (ValueError, RecursionError) as error:  # ValueError: a number of more digits than Python takes
-        raise ConfigError(Problem(where=path, key="", rule=f"not valid JSON: {_first_words(error)}")) from None
+        raise _wrong(path, f"not valid JSON: {_first_words(error)}") from None
     # JSON parsers give no positions; YAML is a superset here, so its marks serve.
+    lines: dict[Key, int] = {}
     try:
-        loader = _Loader(text.replace("\t", " "))
-        _walk(path, loader, loader.get_single_node(), (), lines)
+        _walk(path, _Loader(text.replace("\t", " ")).get_single_node(), (), lines)
     except yaml.YAMLError:
         lines.clear()
     except RecursionError as error:
-        raise ConfigError(Problem(where=path, key="", rule=_first_words(error))) from None
-    return _rooted(path, data, lines, what)
+        raise _wrong(path, _first_words(error)) from None
+    return data, lines
 
 
 def _first_words(error: Exception) -> str:
     """Return what an error says, without Python's advice to whoever wrote the program."""
     return "nested too deeply" if isinstance(error, RecursionError) else str(error).partition("; use sys")[0]
-
-
-def _rooted(path: str, data: object, lines: dict[Key, int], what: str) -> Document:
-    if not isinstance(data, dict):
-        kind = "nothing" if data is None else f"a {type(data).__name__}"
-        raise ConfigError(Problem(where=path, key="", rule=f"the root of the {what} must be a mapping, not {kind}"))
-    return Document(path=path, data={str(key): value for key, value in data.items()}, lines=lines)

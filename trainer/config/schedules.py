@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from ..text import did_you_mean
 from .annotations import About
-from .validate import Checker
+from .validate import Validator
 
 TORCH = "torch:"
 PLATEAU = "ReduceLROnPlateau"
@@ -52,7 +52,7 @@ TO_FINAL = ("linear", "cosine", "wsd")  # those that end at final_lr_ratio
 
 
 def schedule_problems(schedule: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """``(key, rule, value)`` for what is wrong with a schedule and its settings, as far as torch is not needed."""
+    """Yield ``(key, rule, value)`` for what is wrong with a schedule and its settings without asking torch."""
     if schedule.startswith(TORCH):
         if schedule == TORCH + PLATEAU:
             yield "schedule", "follows a metric and not the optimizer steps; not offered", schedule
@@ -62,7 +62,7 @@ def schedule_problems(schedule: str, settings: Mapping[str, Any]) -> Iterator[tu
         known = did_you_mean(schedule, [*SCHEDULES, "torch:<class of torch.optim.lr_scheduler>"])
         yield "schedule", f"unknown schedule; {known}", schedule
     else:
-        checker = Checker(lambda key: "")
-        checker.build(SCHEDULES[schedule], settings, ("schedule_settings",))
-        for problem in checker.problems:
+        validator = Validator()
+        validator.build(SCHEDULES[schedule], settings, ("schedule_settings",))
+        for problem in validator.problems:
             yield problem.key, problem.rule, problem.value

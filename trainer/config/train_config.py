@@ -1,7 +1,7 @@
 """The training config: what is learnt, its limits, and the rules between its values.
 
 How a job runs (strategy, world size, offload) stands in the accelerate YAML or the DeepSpeed JSON instead; the
-keys that may stand in both are None here by default. ``config.py`` reads it from files and the command line.
+keys that may stand in both are None here by default. ``load.py`` reads it from files and the command line.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 from .annotations import About, plain
 from .schedules import SCHEDULES, TO_FINAL, schedule_problems
-from .validate import Checker
+from .validate import Validator, default_of
 
 _INTERVAL = "steps such as 100, or epochs such as '1 epoch'"
 _EPOCHS = re.compile(r"([1-9][0-9]*) epochs?")
@@ -119,14 +119,14 @@ class TrainConfig:
     profile_steps: Annotated[str | None, About("trace these optimizer steps, such as 10-12")] = None
 
     def __post_init__(self) -> None:
-        checker = Checker(lambda key: "TrainConfig")
-        checker.settings(TrainConfig, vars(self))
+        validator = Validator("TrainConfig")
+        validator.settings(TrainConfig, vars(self))
         given = {key for key, default in DEFAULTS.items() if vars(self)[key] != default}
-        wrong = {problem.key.split(".")[0] for problem in checker.problems}
+        wrong = {problem.key.split(".")[0] for problem in validator.problems}
         for key, rule, value in broken_rules(vars(self), given, wrong):
-            checker.problems.append(Problem(where="TrainConfig", key=key, rule=rule, value=value))
-        if checker.problems:
-            raise ConfigError(checker.problems)
+            validator.problems.append(Problem(origin=Origin("TrainConfig", key=key), rule=rule, value=value))
+        if validator.problems:
+            raise ConfigError(validator.problems)
         for key in _PATHS:
             path = vars(self)[key]
             if path is not None and "\0" not in path:  # which no path has, and the user database refuses
@@ -135,11 +135,7 @@ class TrainConfig:
 
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        setting.name: setting.default if setting.default_factory is dataclasses.MISSING else setting.default_factory()
-        for setting in dataclasses.fields(TrainConfig)
-        if setting.name != "task"
-    }
+    {setting.name: default_of(setting) for setting in dataclasses.fields(TrainConfig) if setting.name != "task"}
 )
 GROUPS = {
     "task": "What is trained, and where the results go",
@@ -151,7 +147,7 @@ GROUPS = {
     "trackers": "Trackers and profiling",
 }
 # Names that other tools use and that are too far from ours for a guess by spelling; docs/coming_from.md has them all.
-ELSEWHERE = {
+ALIASES = {
     "train_batch_size": "global_batch_size",
     "batch_size": "micro_batch_size",
     "gradient_clipping": "max_grad_norm",
@@ -215,7 +211,7 @@ ELSEWHERE = {
 
 
 def without_effect(optimizer: str | None) -> dict[str, str]:
-    """The keys that change nothing under an optimizer, and why."""
+    """Return the keys that change nothing under an optimizer, and why."""
     if optimizer == "sgd":
         return {key: "has no effect on optimizer sgd; remove it" for key in ("betas", "eps")}
     return {"momentum": f"has no effect on optimizer {optimizer or 'adamw'}; remove it, or set optimizer: sgd"}
@@ -224,7 +220,7 @@ def without_effect(optimizer: str | None) -> dict[str, str]:
 def broken_rules(
     values: Mapping[str, Any], given: Collection[str], wrong: Collection[str]
 ) -> Iterator[tuple[str, str, Any]]:
-    """``(key, rule, value)`` for each rule between values that does not hold.
+    """Yield ``(key, rule, value)`` for each rule between values that does not hold.
 
     Args:
         values: of the right types; keys that are absent count with their defaults.
@@ -241,7 +237,7 @@ def broken_rules(
 
 
 def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], bool, str]]:
-    """The keys that a rule is about (first the one to name), whether it is broken, and its words."""
+    """Yield the keys that a rule is about (first the one to name), whether it is broken, and its words."""
     if "task" in vars(c):
         form = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
         yield ("task",), not re.fullmatch(form, c.task), "must be module:Class, such as digits_cnn:DigitsCNN"
@@ -303,13 +299,13 @@ def _rules_of_trackers(c: SimpleNamespace) -> Iterator[tuple[tuple[str, ...], bo
 
 
 def profiled_steps(text: str) -> tuple[int, int]:
-    """First and last step of ``profile_steps``."""
+    """Return first and last step of ``profile_steps``."""
     first, _, last = text.partition("-")
     return int(first), int(last or first)
 
 
 def every_steps(value: int | str | None, steps_per_epoch: int | None) -> int | None:
-    """``eval_every`` or ``save_every`` in optimizer steps; None stays None."""
+    """Return ``eval_every`` or ``save_every`` in optimizer steps; None stays None."""
     if not isinstance(value, str):
         return value
     epochs = _EPOCHS.fullmatch(value)

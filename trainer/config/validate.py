@@ -1,7 +1,7 @@
-"""Plain data held against annotated dataclasses: each mistake is one ``Problem`` with its home and the nearest match.
+"""Plain data held against annotations: each mistake is one ``Problem`` with its origin and the nearest match.
 
 Nothing is converted silently, except that a whole number serves as a ``float`` and a list as a ``tuple``.
-The kinds of value that are understood stand in ``kinds.py``.
+The annotations that are understood stand in ``annotations.py``.
 """
 
 from __future__ import annotations
@@ -16,38 +16,60 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem, Sourced
 from ..text import did_you_mean, nearest
-from .annotations import About, Typed, fits, is_a, is_number, members, misfit, origin_of, plain, read_text, unpacked
+from .annotations import (
+    About,
+    Typed,
+    base_of,
+    fits,
+    in_any_case,
+    is_a,
+    is_number,
+    misfit,
+    plain,
+    read_text,
+    union_members,
+    unpacked,
+)
 from .documents import Key
 
 S = TypeVar("S")
 _NOTHING = About()
 
 
-class Checker:
-    """Collects in ``problems`` what is wrong with the values of one source, in ``meant`` what unknown keys stand for.
+class Validator:
+    """Collects in ``problems`` what is wrong, in ``notices`` what to know, in ``meant`` what unknown keys stand for.
 
     Args:
-        where: the home of a key.
+        origin: the origin of a key, or the one source of all keys.
         aliases: what other tools call a key: no second name for it, but the way to answer with the right one.
+        owner: the file whose documentation lists its keys, such as ``DeepSpeed's JSON``; without one, ``--help`` does.
     """
 
-    def __init__(self, where: Callable[[Key], str], aliases: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.where = where
+    def __init__(
+        self,
+        origin: Callable[[Key], Origin] | str = "",
+        aliases: Mapping[str, str] = MappingProxyType({}),
+        owner: str = "",
+    ) -> None:
+        source = origin
+        self.origin = (lambda key: Origin(source, key=".".join(key))) if isinstance(source, str) else source
         self.aliases = aliases
+        self.owner = owner
         self.problems: list[Problem] = []
+        self.notices: list[str] = []
         self.meant: set[Key] = set()
 
     def settings(self, cls: type, values: Mapping[str, Any], prefix: Key = ()) -> dict[str, Any]:
-        """Those of ``values`` that fit the fields of ``cls``."""
+        """Return those of ``values`` that fit the fields of ``cls``."""
         known = annotations_of(cls)
         fields = {field.name: field for field in dataclasses.fields(cls)}
         fitting = {}
         for name, value in values.items():
             key = (*prefix, str(name))
             if name not in known:
-                self._unknown(known, value, key)
+                self.unknown(Sourced(value, self.origin(key)), known, key)
                 continue
             default = default_of(fields[name])
             # A default is as it is, whatever its type and beyond the limits.
@@ -61,7 +83,7 @@ class Checker:
         return fitting
 
     def missing(self, cls: type, given: Collection[str], prefix: Key = ()) -> None:
-        """A problem for each field of ``cls`` that has no default, is not ``given`` and was not misspelt."""
+        """Record a problem for each field of ``cls`` that has no default, is not ``given`` and was not misspelt."""
         for field in dataclasses.fields(cls):
             required = field.init and default_of(field) is dataclasses.MISSING
             key = (*prefix, field.name)
@@ -70,7 +92,7 @@ class Checker:
                 self._problem(key, f"is required: {text}" if text else "is required")
 
     def build(self, cls: type[S], values: Mapping[str, Any], prefix: Key = ()) -> S | None:
-        """``cls(**values)``; None where there are problems. A ValueError of the class itself is one of them."""
+        """Return ``cls(**values)``; None where there are problems. A ValueError of the class itself is one of them."""
         found = len(self.problems)
         fitting = self.settings(cls, values, prefix)
         self.missing(cls, values, prefix)
@@ -84,72 +106,94 @@ class Checker:
             self._problem(prefix, str(error))
         return None
 
-    def _problem(self, key: Key, rule: str, value: object = None) -> None:
-        self.problems.append(Problem(where=self.where(key), key=".".join(key), rule=rule, value=value))
+    def read(self, annotation: Any, found: Sourced[Any] | None) -> Any:
+        """Return one value as it is meant; None where there is none, and where it does not fit."""
+        if found is None:
+            return None
+        alone = Validator(lambda key: found.origin)
+        value = alone._value(annotation, found.value, ())
+        for problem in alone.problems:
+            self.refuse(found, problem.rule)
+        return None if alone.problems else value
 
-    def _value(self, annotation: Any, value: Any, key: Key, outer: About = _NOTHING) -> Any:
-        annotation, about = unpacked(annotation)
-        limits = outer if about == _NOTHING else about
-        kinds = members(annotation)
-        if isinstance(value, Typed):
-            value = read_text(kinds, str(value))
-        kind = next((kind for kind in kinds if fits(kind, value)), None)
-        if kind is None:
-            return self._problem(key, misfit(kinds, value, about.wanted), value)
-        if kind is Any and isinstance(value, list | dict):
-            kind = type(value)
-        origin, args = origin_of(kind), typing.get_args(kind)
-        if is_number(value):
-            if rule := limits.broken_by(value):
-                return self._problem(key, rule, value)
-            return float(value) if kind is float else value
-        if origin is list:
-            return [self._value((*args, Any)[0], item, (*key, str(at)), limits) for at, item in enumerate(value)]
-        if origin is tuple:
-            items = [args[0]] * len(value) if args[1:] == (...,) else args or [Any] * len(value)
-            if len(items) != len(value):
-                return self._problem(key, f"must be a list of {len(items)} values", value)
-            pairs = enumerate(zip(items, value, strict=True))
-            return tuple(self._value(item, got, (*key, str(at)), limits) for at, (item, got) in pairs)
-        if origin in (set, frozenset):
-            items = [self._value((*args, Any)[0], item, (*key, str(at)), limits) for at, item in enumerate(value)]
-            try:
-                return origin(items)
-            except TypeError:
-                return self._problem(key, "must be a list of single values", value)
-        if is_a(origin, enum.Enum):
-            return origin[value]
-        if is_a(origin, PurePath):
-            return origin(os.path.expanduser(value))
-        if origin is dict:
-            if unnamed := [name for name in value if not isinstance(name, str)]:
-                return self._problem(key, "keys must be text; put it in quotes", unnamed[0])
-            item = (*args, Any, Any)[1]
-            return {name: self._value(item, got, (*key, name), limits) for name, got in value.items()}
-        return self.build(kind, value, key) if dataclasses.is_dataclass(kind) and isinstance(kind, type) else value
+    def refuse(self, found: Sourced[Any], rule: str) -> None:
+        """Record a problem; the first of a value is enough."""
+        if all(problem.origin != found.origin for problem in self.problems):
+            self.problems.append(found.problem(rule))
 
-    def _unknown(self, known: Collection[str], value: object, key: Key) -> None:
-        """Answer with the key that was misspelt, or with that of ours for another tool's."""
+    def notice(self, found: Sourced[Any], text: str) -> None:
+        self.notices.append(f"{found.origin.place}: {found.origin.key}: {text}")
+
+    def unknown(self, found: Sourced[Any], known: Collection[str], key: Key, hint: str = "") -> None:
+        """Record an unknown key with the ``hint``, else with the key that it misspells or that is ours for it."""
         *prefix, name = key
         meant = self.aliases.get(name) or nearest(name, known)
-        if meant:
+        if hint:
+            rule = hint
+        elif meant:
             self.meant.add((*prefix, meant))
             rule = f"did you mean {meant!r}?"
         elif not known:
             rule = "there are no settings here"
+        elif self.owner and len(known) > 12:
+            rule = f"{self.owner} has none of this name; remove it"
         else:
             rule = did_you_mean(name, known) if prefix or len(known) <= 12 else "--help lists all keys"
-        self._problem(key, f"unknown key; {rule}", value)
+        self.problems.append(found.problem(f"unknown key; {rule}"))
+
+    def _problem(self, key: Key, rule: str, value: object = None) -> None:
+        self.problems.append(Problem(origin=self.origin(key), rule=rule, value=value))
+
+    def _value(self, annotation: Any, value: Any, key: Key, outer: About = _NOTHING) -> Any:
+        annotation, about = unpacked(annotation)
+        limits = outer if about == _NOTHING else about
+        members = union_members(annotation)
+        if isinstance(value, Typed):
+            value = read_text(members, str(value))
+        elif about.any_case and isinstance(value, str):
+            value = in_any_case(members, value)
+        member = next((member for member in members if fits(member, value)), None)
+        if member is None:
+            return self._problem(key, misfit(members, value, about.wanted), value)
+        if member is Any and isinstance(value, list | dict):
+            member = type(value)
+        base, args = base_of(member), typing.get_args(member)
+        if is_number(value):
+            if rule := limits.broken_by(value):
+                return self._problem(key, rule, value)
+            return float(value) if member is float else value
+        if base in (list, set, frozenset):
+            done = [self._value((*args, Any)[0], item, (*key, str(at)), limits) for at, item in enumerate(value)]
+            try:
+                return base(done)
+            except TypeError:
+                return self._problem(key, "must be a list of single values", value)
+        if base is tuple:
+            items: Any = [args[0]] * len(value) if args[1:] == (...,) else args or [Any] * len(value)
+            if len(items) != len(value):
+                return self._problem(key, f"must be a list of {len(items)} values", value)
+            pairs = enumerate(zip(items, value, strict=True))
+            return tuple(self._value(item, got, (*key, str(at)), limits) for at, (item, got) in pairs)
+        if is_a(base, enum.Enum):
+            return base[value]
+        if is_a(base, PurePath):
+            return base(os.path.expanduser(value))
+        if base is dict:
+            if unnamed := [name for name in value if not isinstance(name, str)]:
+                return self._problem(key, "keys must be text; put it in quotes", unnamed[0])
+            item = (*args, Any, Any)[1]
+            return {name: self._value(item, got, (*key, name), limits) for name, got in value.items()}
+        return self.build(member, value, key) if dataclasses.is_dataclass(member) and is_a(member, object) else value
 
 
 @functools.cache
 def annotations_of(cls: type) -> dict[str, Any]:
-    """The annotation of each field that can be set, with its ``About``."""
+    """Return the annotation of each field that can be set, with its ``About``."""
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
         rule = f"annotations must exist at run time, outside of TYPE_CHECKING: {error}"
-        raise ConfigError(Problem(where=f"{cls.__module__}:{cls.__qualname__}", key="", rule=rule)) from None
+        raise ConfigError(Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule)) from None
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 

@@ -134,7 +134,16 @@ class TrainData(ABC):
 
 
 def is_stream(dataset: Any) -> bool:
-    """Tell whether data can only be read from its beginning: without length or indexing, or torch's IterableDataset."""
+    """Tell whether data can only be read from its beginning: without length or indexing, or torch's IterableDataset.
+
+    Raises:
+        DataError: it is a loader, whose batches would be taken for items.
+    """
+    if isinstance(dataset, DataLoader):
+        raise DataError(
+            "Data holds a DataLoader where a data set belongs: give its .dataset, and its collate_fn as Data.collate; "
+            "batches, order and workers are made here, from the config"
+        )
     indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not indexed)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def prepared(cache: str | Path, content: object, make: Callable[[Path], object]) -> Path:
-    """The folder that ``make`` filled from ``content``: made by the first process that asks, found by the others.
+    """Return the folder that ``make`` fills from ``content``: made by the first process that asks, found by others.
 
     The folder's name is a hash of ``content``, so other content is another folder. It appears by one rename, when
     all of it is there: what a killed process left is thrown away and made anew. If ``make`` fails, its error is

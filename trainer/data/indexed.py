@@ -41,7 +41,7 @@ class IndexedData(TrainData):
             raise DataError(f"drop_last: {self.size} samples do not fill one global batch of {batch}; lower the batch")
 
     def steps(self, position: int) -> Iterator[tuple[int, list[list[int]], int, int]]:
-        """Endless ``(epoch, this rank's micro-batches, samples of all ranks, position after)``; reads no data."""
+        """Yield ``(epoch, this rank's micro-batches, samples of all ranks, position after)`` for ever, without data."""
         batch = self.layout.global_batch_size
         while True:
             epoch, offset = divmod(position, self.size)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from ..errors import ConfigError, DataError, Problem
+from ..errors import ConfigError, DataError, Origin, Problem
 from .batches import Layout, MicroBatch, TrainData, Window, share
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StreamData(TrainData):
         return float(self._state["epoch"])
 
     def state(self) -> dict[str, Any]:
-        """Where the last window ended, as JSON, with the stream's own ``state_dict()`` where it has one.
+        """Return where the last window ended, as JSON, with the stream's own ``state_dict()`` where it has one.
 
         Hugging Face streams lose what is in a shuffle buffer when they are restored: they go on with other samples.
         """
@@ -140,7 +140,7 @@ class _Reader(IterableDataset[Any]):
 
 
 def _blocks(stream: Any, epoch: int, offset: int, state: Any, size: int) -> Iterator[list[Any]]:
-    """Lists of ``size`` samples of one epoch behind ``offset``, the last one shorter."""
+    """Yield lists of ``size`` samples of one epoch behind ``offset``, the last one shorter."""
     set_epoch = getattr(stream, "set_epoch", None)
     if set_epoch is not None:
         set_epoch(epoch)
@@ -167,7 +167,7 @@ def _as_it_is(read: Any) -> Any:
     return read
 
 
-def refuse_what_streams_cannot(config: TrainConfig, where: Mapping[str, str]) -> None:
+def refuse_what_streams_cannot(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
     """Raise ``ConfigError`` for settings that need a length, or more than one reader."""
     rules = {
         "epochs": (config.epochs is not None, "a stream has no known length; use max_steps"),
@@ -176,7 +176,7 @@ def refuse_what_streams_cannot(config: TrainConfig, where: Mapping[str, str]) ->
     for key in ("eval_every", "save_every"):
         rules[key] = isinstance(getattr(config, key), str), "a stream has no known length; use a number of steps"
     problems = [
-        Problem(where=where.get(key, "TrainConfig"), key=key, value=getattr(config, key), rule=rule)
+        Problem(origin=origins.get(key, Origin("TrainConfig", key=key)), value=getattr(config, key), rule=rule)
         for key, (broken, rule) in rules.items()
         if broken
     ]

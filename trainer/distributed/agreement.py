@@ -46,7 +46,7 @@ class Control:
         self._agreed |= agreed
 
     def poll(self, fingerprint: int = 0) -> int | None:
-        """At a step boundary: the signal number of an agreed stop (0 for a wish of the code), None to go on.
+        """Return, at a step boundary, the signal of an agreed stop (0 where the code asked for it), None to go on.
 
         The answer is that of the previous step, so the exchange overlaps with a whole step and costs no wait. One
         process waits as long, so that it stops at the same step as several.
@@ -94,7 +94,7 @@ class Control:
             work.wait()
 
     def sum(self, value: float) -> float:
-        """Sum of one number over ranks, on the CPU."""
+        """Sum one number over ranks, on the CPU. Collective: call on every rank."""
         if not self.distributed:
             return value
         total = torch.tensor([value], dtype=torch.float64)
@@ -102,7 +102,7 @@ class Control:
         return float(total.item())
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order, on every rank."""
+        """Return the values of all ranks, in their order. Collective: call on every rank."""
         if not self.distributed:
             return [value]
         values: list[Any] = [None] * self.world_size

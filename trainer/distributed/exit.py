@@ -45,7 +45,7 @@ class Stopped(Exception):
         self.signal = number
 
 
-def run(main: Callable[[], object]) -> NoReturn:
+def run_and_exit(main: Callable[[], object]) -> NoReturn:
     """Call ``main`` and leave the process with the right exit code, whatever happens."""
     try:
         main()
@@ -87,7 +87,7 @@ def _save_what_is_left() -> None:
 
 
 def _is_lost_peer(error: BaseException) -> bool:
-    """Whether an error is what the death of another rank looks like from here."""
+    """Tell whether an error is what the death of another rank looks like from here."""
     text = str(error).lower()
     signs = ("connection closed by peer", "connection reset", "connection refused", "broken pipe", "gloo/transport")
     return isinstance(error, RuntimeError | OSError) and any(sign in text for sign in signs)
@@ -130,7 +130,7 @@ def _write_error_file(message: str) -> None:
 
 
 def _claim() -> str | None:
-    """The rank whose error came first, by a compare-and-set on the shared store; None where there is no store."""
+    """Return the rank whose error came first, by a compare-and-set on the shared store; None without one."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -146,7 +146,7 @@ def _claim() -> str | None:
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """Without stderr: of a store that is gone torch prints a C++ stack, below the error that matters."""
+    """Silence stderr: of a store that is gone torch prints a C++ stack, below the error that matters."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

@@ -80,7 +80,7 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
 
 
 def _connected() -> Launcher | None:
-    """Where the calling code connected the processes of this machine itself, as ``accelerate.debug_launcher`` does."""
+    """Return the launcher where the calling code connected this machine's processes (``accelerate.debug_launcher``)."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or "RANK" in os.environ:
         return None
@@ -102,7 +102,7 @@ def _refuse_unconnected(env: Mapping[str, str]) -> None:
 
 
 def parent_command_lines() -> list[list[str]]:
-    """Command lines from the parent upwards; empty where the system hides them."""
+    """List the command lines from the parent upwards; empty where the system hides them."""
     lines = []
     try:
         for process in psutil.Process().parents():
@@ -113,7 +113,7 @@ def parent_command_lines() -> list[list[str]]:
 
 
 def launcher_processes() -> list[psutil.Process]:
-    """The launchers above this process, the nearest first; empty where it was started by hand."""
+    """List the launchers above this process, the nearest first; empty where it was started by hand."""
     found = []
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().parents():
@@ -125,7 +125,7 @@ def launcher_processes() -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process still runs; one that ended and was not waited for does not."""
+    """Tell whether a process still runs; one that ended and was not waited for does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -146,7 +146,7 @@ def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:
 
 
 def _program(line: Sequence[str]) -> tuple[str, list[str]]:
-    """What a command line runs (a module, a script as a module, a program) and its arguments; "" for ``-c``."""
+    """Return what a command line runs (a module, a script as a module, a program) and its arguments; "" for ``-c``."""
     words = list(line)
     if _is_python(words):
         words.pop(0)

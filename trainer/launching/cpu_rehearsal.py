@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..errors import Origin
 from .request import Request
 
 _QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
 
 
 def rehearsal_precision(strategy: str, precision: str) -> str:
-    """The precision that can run on a CPU: DeepSpeed has fp16 on accelerators only, bf16 everywhere."""
+    """Return the precision that can run on a CPU: DeepSpeed has fp16 on accelerators only, bf16 everywhere."""
     return "bf16" if strategy.startswith("zero") and precision == "fp16" else precision
 
 
@@ -37,25 +38,27 @@ def rehearsal_changes(request: Request) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def rehearsal_notices(request: Request) -> tuple[str, ...]:
-    """One line for each wish that has no effect on a CPU, or another one."""
+    """Return one line for each wish that has no effect on a CPU, or another one."""
     lines = []
     precision = request.mixed_precision
     if precision is not None:
         runs = rehearsal_precision(request.strategy, precision.value)
         if runs != precision.value:
-            lines.append(f"{precision.where}: DeepSpeed has no {precision.value} on a CPU: rehearsed in {runs}")
+            lines.append(f"{precision.origin}: DeepSpeed has no {precision.value} on a CPU: rehearsed in {runs}")
     zero = request.deepspeed.get("zero_optimization", {})
     for part in ("offload_optimizer", "offload_param"):
         settings = zero.get(part) or {}
         if settings.get("device") == "cpu":
-            lines.append(f"{_home(request, part, 'device')}: no effect in a rehearsal: already on the CPU")
+            lines.append(f"{_origin(request, part, 'device')}: no effect in a rehearsal: already on the CPU")
         if settings.get("pin_memory") and settings.get("device") != "nvme":
-            lines.append(f"{_home(request, part, 'pin_memory')}: no effect in a rehearsal: nothing is copied to a GPU")
+            lines.append(
+                f"{_origin(request, part, 'pin_memory')}: no effect in a rehearsal: nothing is copied to a GPU"
+            )
     if zero.get("overlap_comm"):
-        lines.append(f"{_home(request, 'overlap_comm')}: no effect in a rehearsal: gloo has no streams to overlap on")
-    lines += [f"{_home(request, *path)}: left out of a rehearsal: {reason}" for path, reason in _left_out(request)]
+        lines.append(f"{_origin(request, 'overlap_comm')}: no effect in a rehearsal: gloo has no streams to overlap on")
+    lines += [f"{_origin(request, *path)}: left out of a rehearsal: {reason}" for path, reason in _left_out(request)]
     if request.fsdp.get("cpu_offload"):
-        lines.append(f"{request.where['fsdp.cpu_offload']}: no effect in a rehearsal: already on the CPU")
+        lines.append(f"{request.origins['fsdp.cpu_offload']}: no effect in a rehearsal: already on the CPU")
     return tuple(lines)
 
 
@@ -69,10 +72,10 @@ def _left_out(request: Request) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("offload_param", "device"), "the parameters stay in memory"
 
 
-def _home(request: Request, *key: str) -> str:
-    """Home of the key, or of the section that it came from: an accelerate file writes offloads as one value."""
+def _origin(request: Request, *key: str) -> Origin:
+    """Return the origin of the key, or of its section: an accelerate file writes offloads as one value."""
     for length in range(len(key), 0, -1):
         name = ".".join(("deepspeed", "zero_optimization", *key[:length]))
-        if name in request.where:
-            return request.where[name]
-    raise AssertionError(f"no home for {key}: every offload is typed by somebody")
+        if name in request.origins:
+            return request.origins[name]
+    raise AssertionError(f"no origin of {key}: every offload is typed by somebody")

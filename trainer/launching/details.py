@@ -47,8 +47,8 @@ def request_rows(request: Request, world_size: int | None, *, rehearsal: bool) -
 
 
 def _section(section: Section) -> str:
-    values = {key: given.value for key, given in section.values.items()}
-    defaults = {key: given.value for key, given in section.defaults.items()}
+    values = {key: found.value for key, found in section.values.items()}
+    defaults = {key: found.value for key, found in section.defaults.items()}
     return ", ".join([section.name, *_written(values), *(f"{text} (default)" for text in _written(defaults))])
 
 

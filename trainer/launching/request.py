@@ -4,45 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
-from ..errors import Problem
-
-T = TypeVar("T")
+from ..errors import Origin, Sourced
 
 Strategy = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked(Generic[T]):
-    """A value and its home, so that a disagreement can name both.
-
-    Args:
-        value: what was asked for.
-        where: ``file:line (key)`` or ``command line (--flag)``.
-    """
-
-    value: T
-    where: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """A typed value: ``where`` is ``file:line`` or ``command line``, ``key`` the dotted key or the flag."""
-
-    value: Any
-    where: str
-    key: str
-
-    @property
-    def home(self) -> str:
-        return f"{self.where} ({self.key})"
-
-    def problem(self, rule: str) -> Problem:
-        return Problem(where=self.where, key=self.key, value=self.value, rule=rule)
-
-    def asked(self, value: T) -> Asked[T]:
-        return Asked(value=value, where=self.home)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +16,17 @@ class Section:
     """An optimizer or a schedule that a launch file asks for, in the words of the training config.
 
     Args:
-        name: of the optimizer or the schedule; ``typed`` is the type that the file gives, ``place`` the whole section.
+        name: of the optimizer or the schedule; ``typed`` is the type that the file gives, ``origin`` the section's.
         values: what the file says, by key of the training config.
         defaults: what the engine takes where the file is silent, likewise. What is in neither ("auto") is the training
             config's to say.
     """
 
     name: str
-    typed: Given
-    place: Given
-    values: Mapping[str, Given] = field(default_factory=dict)
-    defaults: Mapping[str, Given] = field(default_factory=dict)
+    typed: Sourced[str]
+    origin: Origin
+    values: Mapping[str, Sourced[Any]] = field(default_factory=dict)
+    defaults: Mapping[str, Sourced[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +34,7 @@ class Request:
     """How a job is to run. None, and an empty mapping, mean that nobody asked.
 
     Args:
-        strategy: what is to be built; ``strategy_where`` is the home of that wish.
+        strategy: what is to be built; ``strategy_origin`` says who asked for it.
         world_size: processes of the whole job; ``num_machines`` machines share them.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         use_cpu: compute on the CPU even where there are GPUs.
@@ -81,18 +47,18 @@ class Request:
         dynamo: arguments of ``accelerate.utils.TorchDynamoPlugin``.
         notices: what was mapped or has no effect here, one line each with ``file:line``.
         files: every file that was read.
-        where: home of each value of ``fsdp`` and ``deepspeed`` that was typed, by dotted key.
+        origins: of each value of ``fsdp``, ``deepspeed`` and ``dynamo`` that was typed, by dotted key.
     """
 
     strategy: Strategy
-    strategy_where: str
-    world_size: Asked[int] | None = None
-    mixed_precision: Asked[str] | None = None
+    strategy_origin: Origin
+    world_size: Sourced[int] | None = None
+    mixed_precision: Sourced[str] | None = None
     use_cpu: bool = False
-    accumulation_steps: Asked[int] | None = None
-    micro_batch_size: Asked[int] | None = None
-    global_batch_size: Asked[int] | None = None
-    max_grad_norm: Asked[float] | None = None
+    accumulation_steps: Sourced[int] | None = None
+    micro_batch_size: Sourced[int] | None = None
+    global_batch_size: Sourced[int] | None = None
+    max_grad_norm: Sourced[float] | None = None
     optimizer: Section | None = None
     scheduler: Section | None = None
     fsdp: dict[str, Any] = field(default_factory=dict)
@@ -101,4 +67,4 @@ class Request:
     num_machines: int = 1
     notices: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    where: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = field(default_factory=dict)

@@ -1,7 +1,6 @@
 """The plan: what will run, resolved from the files, the launcher, the training config and the machine.
 
-Every value has one home. Where two homes give different values the run ends here, before anything
-starts, with both of them named.
+Where two places give different values the run ends here, before anything starts, with both of them named.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..distributed.launcher import Launcher
-from ..errors import ConfigError, LaunchError, Problem
+from ..errors import DEFAULT, ConfigError, LaunchError, Origin, Problem
 from ..plan import Plan
 from .cpu_rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
-from .reconcile import Homes, choose_optimizer, choose_schedule
+from .reconcile import Reconciler, choose_optimizer, choose_schedule
 from .request import Request
 
 if TYPE_CHECKING:
-    from ..config.load import TrainConfig
+    from ..config.train_config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +39,27 @@ def resolve(
     request: Request | None,
     launcher: Launcher,
     machine: Machine,
-    where: Mapping[str, str],
+    origins: Mapping[str, Origin],
     *,
     optimizer_built_by: str | None = None,
 ) -> Plan:
     """Hold the config, the request and the launched processes against each other.
 
     Args:
-        where: home of each of the config's values, for messages.
+        origins: of the config's values, for messages.
         optimizer_built_by: the method by which the task builds an optimizer of its own, if it does.
 
     Raises:
-        ConfigError: two homes disagree, or the batch product does not fit.
+        ConfigError: two places disagree, or the batch product does not fit.
         LaunchError: the processes that run are not those that were asked for.
     """
     world = launcher.world_size
     if request is None:  # nobody named a strategy: replicas are the plain meaning of several processes
-        request = Request(strategy="ddp" if world > 1 else "single", strategy_where="the number of processes")
-    homes = Homes(config, where)
+        request = Request(strategy="ddp" if world > 1 else "single", strategy_origin=Origin("the number of processes"))
+    both = Reconciler(config, origins)
     strategy = request.strategy
     if strategy == "ddp" and world == 1 and launcher.name != "python":
-        homes.notices.append(f"{request.strategy_where}: {launcher.name} runs one process, thus without DDP")
+        both.notices.append(f"{request.strategy_origin}: {launcher.name} runs one process, thus without DDP")
         strategy = "single"
     else:
         _check_world(request, launcher)
@@ -73,37 +72,37 @@ def resolve(
 
     if config.sync_batchnorm and (device == "cpu" or strategy.startswith("zero")):
         rule = "torch has it on GPUs only" if device == "cpu" else "not offered under DeepSpeed; use DDP or FSDP2"
-        raise ConfigError(Problem(where=homes.home("sync_batchnorm"), key="sync_batchnorm", value=True, rule=rule))
+        raise ConfigError(Problem(origin=both.origin("sync_batchnorm"), value=True, rule=rule))
 
-    precision = homes.agree("mixed_precision", config.mixed_precision, request.mixed_precision, "no")
-    micro = homes.agree(
+    precision = both.agree("mixed_precision", config.mixed_precision, request.mixed_precision, "no")
+    micro = both.agree(
         "micro_batch_size",
-        config.micro_batch_size if homes.says("micro_batch_size") else None,
+        config.micro_batch_size if both.says("micro_batch_size") else None,
         request.micro_batch_size,
         config.micro_batch_size,
     )
-    asked_global = homes.agree("global_batch_size", config.global_batch_size, request.global_batch_size, None)
-    accumulation = homes.agree("accumulation_steps", config.accumulation_steps, request.accumulation_steps, None)
-    clip = homes.agree("max_grad_norm", config.max_grad_norm, request.max_grad_norm, None)
-    optimizer, settings, lr = choose_optimizer(config, request, homes, optimizer_built_by)
-    schedule, lr = choose_schedule(config, request, homes, lr)
-    if request.dynamo and homes.says("compile") and not config.compile:
-        homes.refuse("compile", False, f"disagrees with {request.where['dynamo']}; keep one of the two")
-    if homes.problems:
-        raise ConfigError(homes.problems)
-    accumulation = _fit_batch(asked_global, micro, accumulation, world, homes)
+    asked_global = both.agree("global_batch_size", config.global_batch_size, request.global_batch_size, None)
+    accumulation = both.agree("accumulation_steps", config.accumulation_steps, request.accumulation_steps, None)
+    clip = both.agree("max_grad_norm", config.max_grad_norm, request.max_grad_norm, None)
+    optimizer, settings, lr = choose_optimizer(config, request, both, optimizer_built_by)
+    schedule, lr = choose_schedule(config, request, both, lr)
+    if request.dynamo and both.says("compile") and not config.compile:
+        both.refuse("compile", False, f"disagrees with {request.origins['dynamo']}; keep one of the two")
+    if both.problems:
+        raise ConfigError(both.problems)
+    accumulation = _fit_batch(asked_global, micro, accumulation, world, both)
     batch = micro * accumulation * world
     if config.warmup_samples is not None:
         schedule["warmup_steps"] = -(-config.warmup_samples // batch)
     reference = config.reference_batch_size or batch
     fsdp, deepspeed = request.fsdp, request.deepspeed
     rehearsal = device == "cpu" and strategy != "single"
-    notices = [*request.notices, *homes.notices]
+    notices = [*request.notices, *both.notices]
     if rehearsal:
         runs = rehearsal_precision(strategy, precision)
         if runs != precision and request.mixed_precision is None:
-            home = homes.home("mixed_precision")
-            notices.append(f"{home}: DeepSpeed has no {precision} on a CPU: rehearsed in {runs}")
+            place = both.origin("mixed_precision").place
+            notices.append(f"{place}: DeepSpeed has no {precision} on a CPU: rehearsed in {runs}")
         precision, (fsdp, deepspeed) = runs, rehearsal_changes(request)
         notices += rehearsal_notices(request)
     plan = Plan(
@@ -133,7 +132,7 @@ def resolve(
         dynamo=request.dynamo or ({"backend": "inductor"} if config.compile else {}),
         files=request.files,
         notices=tuple(dict.fromkeys(notices)),
-        homes={**request.where, **homes.where, "strategy": request.strategy_where},
+        origins={**request.origins, **both.origins, "strategy": request.strategy_origin},
         **schedule,
     )
     if config.max_steps is None or (config.epochs is not None and config.warmup_fraction is not None):
@@ -149,15 +148,15 @@ def _check_world(request: Request, launcher: Launcher) -> None:
         if launcher.name == "python":
             hint = "plain python starts one process: use accelerate launch, torchrun or deepspeed"
         raise LaunchError(
-            f"{asked.where}: asks for {asked.value} processes, but {world} run under {launcher.name}; {hint}"
+            f"{asked.origin}: asks for {asked.value} processes, but {world} run under {launcher.name}; {hint}"
         )
     if request.strategy == "single" and world > 1:
         raise LaunchError(
-            f"{request.strategy_where}: asks for one process, but {world} run; use distributed_type: MULTI_GPU for DDP"
+            f"{request.strategy_origin}: asks for one process, but {world} run; use distributed_type: MULTI_GPU for DDP"
         )
     if request.strategy == "ddp" and world == 1:
         hint = "plain python starts one process: use accelerate launch or torchrun"
-        raise LaunchError(f"{request.strategy_where}: asks for DDP, but {hint}")
+        raise LaunchError(f"{request.strategy_origin}: asks for DDP, but {hint}")
     check_partitions(request, world)
 
 
@@ -165,11 +164,11 @@ def check_partitions(request: Request, world: int) -> None:
     """Raise LaunchError where the groups that hold a second copy of the parameters do not divide the processes."""
     groups = request.deepspeed.get("zero_optimization", {}).get("zero_hpz_partition_size") or 1
     if world % groups:
-        home = request.where["deepspeed.zero_optimization.zero_hpz_partition_size"]
-        raise LaunchError(f"{home}: {groups}: must divide the number of processes, {world}")
+        origin = request.origins["deepspeed.zero_optimization.zero_hpz_partition_size"]
+        raise LaunchError(f"{origin}: {groups}: must divide the number of processes, {world}")
 
 
-def _fit_batch(asked: int | None, micro: int, accumulation: int | None, world: int, homes: Homes) -> int:
+def _fit_batch(asked: int | None, micro: int, accumulation: int | None, world: int, both: Reconciler) -> int:
     if asked is None:
         return accumulation or 1
     unit = micro * (accumulation or 1) * world
@@ -184,12 +183,12 @@ def _fit_batch(asked: int | None, micro: int, accumulation: int | None, world: i
         below, above = asked // unit * unit, -(-asked // unit) * unit
         near = " or ".join(str(n) for n in (below, above) if n)
         rule = f"must be a multiple of {parts} = {unit}; nearest that work: {near}"
-    home = homes.where.get("global_batch_size", "default")
-    raise ConfigError(Problem(where=home, key="global_batch_size", value=asked, rule=rule))
+    origin = both.origins.get("global_batch_size", DEFAULT.named("global_batch_size"))
+    raise ConfigError(Problem(origin=origin, value=asked, rule=rule))
 
 
 def scaled_lr(lr: float, rule: str, reference_batch: int, batch: int) -> float:
-    """The learning rate for the global batch that runs.
+    """Return the learning rate for the global batch that runs.
 
     Args:
         lr: belongs to ``reference_batch`` (in samples).

@@ -7,13 +7,14 @@ of that is wrapped here, in one place.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..distributed.launcher import Launcher, detect
-from ..errors import ConfigError, LaunchError, Problem
+from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Problem
 from ..plan import Plan
 from ..strategies import Strategy, strategy_class
 from .resolve import Machine, resolve
@@ -21,7 +22,7 @@ from .resolve import Machine, resolve
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from ..config.load import TrainConfig
+    from ..config.train_config import TrainConfig
     from .request import Request
 
 # Variables that `accelerate launch` makes from its file. The file itself was read, strictly; what is left in
@@ -49,7 +50,7 @@ class Launched:
 def launch(
     config: TrainConfig,
     *,
-    where: Mapping[str, str] | None = None,
+    origins: Mapping[str, Origin] | None = None,
     accel_config: str | None = None,
     deepspeed: str | None = None,
     optimizer_built_by: str | None = None,
@@ -58,7 +59,7 @@ def launch(
 
     Args:
         config: the training config; batch, precision and clipping are held against the launch files.
-        where: home of each of the config's values, for messages.
+        origins: of the config's values, by key, for messages.
         accel_config: an accelerate YAML, for launchers that do not read one.
         deepspeed: a DeepSpeed JSON, for the ``deepspeed`` launcher or torchrun.
         optimizer_built_by: the method by which the task builds an optimizer of its own; the JSON must have none then.
@@ -68,7 +69,7 @@ def launch(
     """
     launcher = detect()
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
-    plan = resolve(config, request, launcher, Machine.here(), where or {}, optimizer_built_by=optimizer_built_by)
+    plan = resolve(config, request, launcher, Machine.here(), origins or {}, optimizer_built_by=optimizer_built_by)
     asked = (
         plan.mixed_precision if request is None or request.mixed_precision is None else request.mixed_precision.value
     )
@@ -84,13 +85,13 @@ def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: 
 
     if accel_config and deepspeed:
         rule = "two homes for one job: give --accel_config or --deepspeed, not both"
-        raise ConfigError(Problem(where="command line", key="deepspeed", value=deepspeed, rule=rule))
+        raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="deepspeed"), value=deepspeed, rule=rule))
     if launcher.name == "accelerate":
         path, flags = files.read_launch_flags(list(launcher.arguments))
         if deepspeed or (accel_config and (path is None or os.path.realpath(path) != os.path.realpath(accel_config))):
             rule = "accelerate launch has a file of its own already; remove this one"
             key = "deepspeed" if deepspeed else "accel_config"
-            raise ConfigError(Problem(where="command line", key=key, value=deepspeed or accel_config, rule=rule))
+            raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key=key), value=deepspeed or accel_config, rule=rule))
         return files.read_request(path, flags)
     if accel_config:
         return files.read_accelerate_file(accel_config)
@@ -122,7 +123,7 @@ def check_environment(plan: Plan, launcher: Launcher, precision: str) -> None:
     if launcher.name != "accelerate" and stray not in ("no", precision):
         raise LaunchError(
             f"ACCELERATE_MIXED_PRECISION={stray} is set, but mixed_precision is {precision} "
-            f"({plan.home('mixed_precision')}); unset it, or write mixed_precision: {stray}"
+            f"({plan.origin('mixed_precision').place}); unset it, or write mixed_precision: {stray}"
         )
 
 
@@ -147,10 +148,12 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
         os.environ.setdefault("MASTER_PORT", "0")
     if plan.deepspeed:
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+        if plan.device == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        _check_engine_config(plan)
     if plan.device == "cpu":
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         if plan.deepspeed:
-            os.environ["DS_ACCELERATOR"] = "cpu"
             _without_compiled_op()
         if plan.strategy != "single":
             # Without the cpu flag, and with the backend named, Accelerate connects the processes and then
@@ -175,6 +178,30 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")
     return accelerator
+
+
+def _check_engine_config(plan: Plan) -> None:
+    """Let DeepSpeed read its configuration, so that what only it refuses is named like any other mistake.
+
+    Raises:
+        LaunchError: DeepSpeed is not installed.
+        ConfigError: DeepSpeed refuses a value.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it logs to standard output, while it is imported and with every reading
+    try:
+        from deepspeed.runtime.config import DeepSpeedConfig
+
+        DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **plan.deepspeed})
+    except ImportError:
+        raise LaunchError("DeepSpeed is not installed: pip install 'samecurve[deepspeed]'") from None
+    except Exception as error:  # asserts, ValueErrors and its own
+        details = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
+        said = details.strip().partition("\n")[0].removeprefix("Value error, ").rstrip(". ")
+        origin = Origin(plan.files[-1]) if plan.files else plan.origin("strategy")
+        raise ConfigError(Problem(origin=origin, rule=f"DeepSpeed: {said}")) from None
+    finally:
+        logging.disable(before)
 
 
 def _without_compiled_op() -> None:

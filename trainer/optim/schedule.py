@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config.schedules import PLATEAU, TORCH
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 from ..text import did_you_mean
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def lr_factor(
     total_steps: int,
     final_ratio: float = 0.0,
 ) -> Callable[[int], float]:
-    """Factor of the learning rate at optimizer step ``step`` (0 for the first one).
+    """Return the factor of the learning rate as a function of the optimizer step (0 for the first one).
 
     The rate rises linearly (with ``warmup_type: log`` in the settings: logarithmically) and reaches its full value at
     step ``warmup_steps``; the first step never has rate zero. Afterwards ``constant`` stays, ``linear`` and ``cosine``
@@ -68,7 +68,7 @@ def lr_factor(
 
 
 def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
-    """The schedule of the plan; its ``step()`` is called once per optimizer step that was not skipped.
+    """Build the schedule of the plan; its ``step()`` is called once per optimizer step that was not skipped.
 
     Raises:
         ConfigError: torch has no such schedule, or it does not take these settings.
@@ -103,7 +103,7 @@ def refuse_plateau(schedule: LRScheduler, built_by: str) -> None:
     """Raise ``ConfigError`` for a schedule that wants a metric at each step."""
     if type(schedule).__name__ == PLATEAU:
         rule = "follows a metric and not the optimizer steps; not offered"
-        raise ConfigError(Problem(where=built_by, key="", value=PLATEAU, rule=rule))
+        raise ConfigError(Problem(origin=Origin(built_by), value=PLATEAU, rule=rule))
 
 
 def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
@@ -116,13 +116,13 @@ def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
         if isinstance(value, type) and issubclass(value, lr_scheduler.LRScheduler) and not key.startswith("_")
     }
     known = kinds.keys() - {"LRScheduler", PLATEAU}
-    where = plan.home("schedule")
+    origin = plan.origin("schedule")
     if name not in known:
         rule = f"torch.optim.lr_scheduler has no such schedule; {did_you_mean(name, known)}"
-        raise ConfigError(Problem(where=where, key="schedule", value=plan.schedule, rule=rule))
+        raise ConfigError(Problem(origin=origin.named("schedule"), value=plan.schedule, rule=rule))
     try:
         return kinds[name](optimizer, **settings)
     except (TypeError, ValueError, AttributeError) as error:
         rule = f"torch's {name} does not take these: {error}"
-        where = plan.home("schedule_settings") if settings else where
-        raise ConfigError(Problem(where=where, key="schedule_settings", value=settings, rule=rule)) from None
+        origin = plan.origin("schedule_settings") if settings else origin
+        raise ConfigError(Problem(origin=origin.named("schedule_settings"), value=settings, rule=rule)) from None

@@ -10,12 +10,12 @@ from ..text import size, table, versions
 
 
 def facts(plan: Plan, **more: Any) -> dict[str, Any]:
-    """Everything that plan.json holds."""
+    """Return everything that plan.json holds."""
     return plan.as_dict() | more | {"versions": versions()}
 
 
 def banner(facts: Mapping[str, Any]) -> str:
-    """The table for people: the plan, and what was built from it."""
+    """Return the table for people: the plan, and what was built from it."""
     f = facts
     rows = [("launcher", f["launcher"]), *plan_rows(f)]
     rows[1] = ("strategy", f"{f['strategy']} ({f['model_class']})")
@@ -30,7 +30,7 @@ def banner(facts: Mapping[str, Any]) -> str:
 
 
 def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a plan says before anything is built."""
+    """Return the rows of what a plan says before anything is built."""
     p = plan
     batch = f"{p['micro_batch_size']} x {p['accumulation_steps']} x {p['world_size']} = {p['global_batch_size']}"
     rate = f"{p['lr']:g}"

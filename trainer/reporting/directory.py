@@ -26,7 +26,7 @@ from ..checkpoint.export import exported_file
 from ..checkpoint.store import is_ours
 from ..checkpoint.untrusted import read_json
 from ..distributed.agreement import Control
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Origin, Problem
 from .lock import LOCK, FolderLock, Locked
 
 CHECKPOINTS = "checkpoints"
@@ -49,7 +49,7 @@ class RunDirectory:
 
     @property
     def notices(self) -> list[str]:
-        """What is worth knowing about the folder."""
+        """Return what is worth knowing about the folder."""
         return [self._lock.notice] if self._lock is not None and self._lock.notice else []
 
     @contextlib.contextmanager
@@ -113,7 +113,7 @@ class RunDirectory:
         control.on_main(make)
 
     def _is_of_a_run(self) -> bool:
-        """Whether a run wrote here: the lock that it held tells, or its plan."""
+        """Tell whether a run wrote here: the lock that it held tells, or its plan."""
         try:
             plan = read_json(self.path / "plan.json")
         except (OSError, ValueError):
@@ -140,10 +140,10 @@ class RunDirectory:
             raise self._wrong(home, f"cannot be emptied: {error}") from None
 
     def _wrong(self, home: str, rule: str) -> ConfigError:
-        return ConfigError(Problem(where=home, key="output_dir", value=str(self.path), rule=rule))
+        return ConfigError(Problem(origin=Origin(home, key="output_dir"), value=str(self.path), rule=rule))
 
     def ended_at(self) -> int | None:
-        """The step at which a run ended here, with its model written; None if none has."""
+        """Return the step at which a run ended here, with its model written; None if none has."""
         try:
             steps = read_json(self.path / "summary.json")["steps"]
         except (OSError, ValueError, LookupError, TypeError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..errors import ConfigError, Problem
+from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from ..text import did_you_mean
 
 
@@ -51,7 +51,7 @@ _DRIVER = {
 
 
 def gpu_of(text: str) -> Gpu:
-    """``H100``, or memory such as ``24`` or ``24GiB``.
+    """Return the accelerator that a text names: ``H100``, or memory such as ``24`` or ``24GiB``.
 
     Raises:
         ConfigError: neither.
@@ -62,12 +62,12 @@ def gpu_of(text: str) -> Gpu:
     if found is None:
         near = did_you_mean(text, [gpu.name for gpu in KNOWN.values()])
         rule = f"not a GPU known here, nor memory such as 24GiB; {near}"
-        raise ConfigError(Problem(where="command line", key="gpu", value=text, rule=rule))
+        raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="gpu"), value=text, rule=rule))
     return found
 
 
 def peak_of(device_name: str, total_bytes: int) -> float | None:
-    """Peak TFLOP/s of a device as its driver names it (``NVIDIA H100 80GB HBM3``); None where it is not known."""
+    """Return the peak TFLOP/s of a device as its driver names it (``NVIDIA H100 80GB HBM3``); None if unknown."""
     words = re.split(r"[^A-Z0-9]+", device_name.upper().replace("RTX ", "RTX"))
     for family, by_size in _DRIVER.items():
         if any(word.startswith(family) for word in words):

@@ -34,25 +34,25 @@ class Meter:
         self.away = 0.0
 
     def start(self, samples: int) -> None:
-        """Training begins: what came before, from the start of the process, was start-up."""
+        """Begin training: what came before, from the start of the process, was start-up."""
         self.spent["start-up"] = time.perf_counter() - self.born
         self.started = self.since = time.perf_counter()
         self.away = 0.0
 
     def step(self, samples: int) -> None:
-        """One optimizer step over ``samples`` samples was done."""
+        """Count an optimizer step over ``samples`` samples."""
         self.samples += samples
         self.total_samples += samples
         self.steps += 1
 
     def count(self, tokens: float) -> None:
-        """A step trains on this many tokens, over all ranks; never called where examples are what counts."""
+        """Count the tokens of a step, over all ranks; never called where examples are what counts."""
         self.tokens += tokens
         self.total_tokens += tokens
 
     @contextlib.contextmanager
     def paused(self, name: str) -> Iterator[None]:
-        """Time that counts for ``name`` instead of training."""
+        """Count the time inside for ``name`` instead of training."""
         begin = time.perf_counter()
         yield
         took = time.perf_counter() - begin
@@ -60,7 +60,7 @@ class Meter:
         self.away += took
 
     def waiting(self, name: str, source: Iterable[T]) -> Iterator[T]:
-        """The same items; the time until each arrives counts for ``name`` within training."""
+        """Yield the same items; the time until each arrives counts for ``name`` within training."""
         items = iter(source)
         while True:
             begin = time.perf_counter()
@@ -73,7 +73,7 @@ class Meter:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time within training. On a GPU it runs from event to event, and is read when a step is logged."""
+        """Count the time inside for a part of training; on a GPU from event to event, read when a step is logged."""
         if self.device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
@@ -86,7 +86,7 @@ class Meter:
         self.within[name] += time.perf_counter() - begin_at
 
     def read(self, steps_left: int) -> dict[str, float]:
-        """Speed since the last reading (samples of all ranks), seconds left, peak memory of this rank."""
+        """Return the speed since the last reading (samples of all ranks), seconds left, peak memory of this rank."""
         now = time.perf_counter()
         busy = max(now - self.since - self.away, 1e-9)
         values = {
@@ -107,7 +107,7 @@ class Meter:
         self.events = self.events[len(done) :]
 
     def summary(self, gather: Callable[[Any], list[Any]], operations: float, world_size: int) -> dict[str, Any]:
-        """Where the time went, in seconds of this process, and the peak memory of every rank. Collective.
+        """Return where the time went, in seconds of this process, and the peak memory of every rank. Collective.
 
         Args:
             gather: collects a value of every rank.
@@ -139,7 +139,7 @@ class Meter:
 
 
 def told(summary: Mapping[str, Any], model: object) -> str:
-    """The last lines of a run, for people."""
+    """Return the last lines of a run, for people."""
     seconds = dict(summary["seconds"])
     wall, training = seconds.pop("wall"), seconds.pop("training")
     inside = [name for name in ("data", "forward and backward", "optimizer") if name in seconds]
@@ -168,7 +168,7 @@ def told(summary: Mapping[str, Any], model: object) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak bytes of this rank: the allocator's on a GPU, the process's resident set otherwise."""
+    """Return the peak bytes of this rank: the allocator's on a GPU, the process's resident set otherwise."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

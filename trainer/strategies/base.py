@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .buffers import agree
-from .costs import Case, Footprint, Part, case_of, parts_of
-from .tensors import canonical_names, canonical_state, full, unwrapped
+from .tensors import canonical_names, canonical_state, full, local_bytes, unwrapped
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -79,11 +78,11 @@ class Strategy(ABC):
     @classmethod
     @abstractmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
-        """Plugins and handlers that make ``Accelerator`` run this strategy as the plan says."""
+        """Return the plugins and handlers that make ``Accelerator`` run this strategy as the plan says."""
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
-        self._names, self._parts = canonical_names(model), parts_of(model)
+        self._names = canonical_names(model)
         self.wrap(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
         self.optimizer = self.prepared_optimizer.optimizer
@@ -96,7 +95,7 @@ class Strategy(ABC):
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:
-        """``torch.compile`` in place, as the launch file says (``dynamo_config``).
+        """Apply ``torch.compile`` in place, as the launch file says (``dynamo_config``).
 
         Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and what of the model lies
         in torch's own files (an nn.Sequential) is then run as it is, without a word: so the model's own forward
@@ -117,7 +116,7 @@ class Strategy(ABC):
     # -- one step ---------------------------------------------------------------------------------
 
     def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
-        """Surrounds forward and backward of one micro-batch; gradients are exchanged at the boundary only."""
+        """Surround forward and backward of one micro-batch; gradients are exchanged at the boundary only."""
         if boundary:
             return contextlib.nullcontext()
         return self.accelerator.no_sync(self.model)  # type: ignore[no-any-return]
@@ -156,7 +155,7 @@ class Strategy(ABC):
     # -- weights ----------------------------------------------------------------------------------
 
     def agree_buffers(self) -> None:
-        """The same buffers on every rank, before they are used or written: means, and rank 0's whole numbers."""
+        """Make buffers the same on every rank before they are used or written: means, and rank 0's whole numbers."""
         agree(self.model, self.accelerator)
 
     def settle(self) -> None:  # noqa: B027  (most strategies have nothing to do)
@@ -164,11 +163,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def shards(self) -> Iterator[Shard]:
-        """The trainable parameters' full-precision values that this rank owns; a rank may own none of some."""
+        """Yield the trainable parameters' full-precision values that this rank owns; a rank may own none of some."""
 
     @abstractmethod
     def frozen_shards(self) -> Iterator[Shard]:
-        """The same for the parameters that do not learn, in the dtype that the model computes with."""
+        """Yield the same for the parameters that do not learn, in the dtype that the model computes with."""
 
     @abstractmethod
     def write_back(self) -> None:
@@ -176,10 +175,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """One whole parameter in full precision, on every rank. A collective where the strategy shards."""
+        """Return one whole parameter in full precision. Collective where the strategy shards."""
 
     def learning(self, learns: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """The prepared model's trainable (or frozen) parameters under the task's names, shared ones once."""
+        """Yield the prepared model's trainable (or frozen) parameters under the task's names, shared ones once."""
         self.settle()
         seen: set[int] = set()
         for name, tensor in canonical_state(self.model):
@@ -188,14 +187,14 @@ class Strategy(ABC):
                 yield name, tensor
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Live persistent buffers under the task's names, shared ones once; every rank has them whole."""
+        """Yield the live persistent buffers under the task's names, shared ones once; every rank has them whole."""
         handles = {name: handle for name, _, _, handle in self.named_tensors()}
         yield from ((name, full(tensor)) for name, tensor in handles.items() if not isinstance(tensor, nn.Parameter))
 
     # -- the scaler of fp16's loss ----------------------------------------------------------------
 
     def scaler_state(self) -> dict[str, float]:
-        """``scale``, and ``good_steps`` since it last changed; empty where the loss is not scaled."""
+        """Return ``scale``, and ``good_steps`` since it last changed; empty where the loss is not scaled."""
         scaler = self.accelerator.scaler
         if scaler is None:
             return {}
@@ -210,7 +209,7 @@ class Strategy(ABC):
             scaler.load_state_dict({**scaler.state_dict(), **changed})
 
     def named_tensors(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
-        """``(name, shape, dtype, handle)`` of what a model file holds, in the model's own order, shared ones once."""
+        """Yield ``(name, shape, dtype, handle)`` of what a model file holds, in the model's order, shared ones once."""
         self.settle()
         seen: set[int] = set()
         for name, tensor in canonical_state(self.model):
@@ -221,31 +220,30 @@ class Strategy(ABC):
             yield name, shape, dtype, tensor
 
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
-        """One whole tensor for a model file, on the CPU of every rank; in full precision if it is a parameter."""
+        """Return one whole tensor for a model file, on the CPU of every rank; parameters in full precision."""
         tensor = self.full_tensor(name, handle) if isinstance(handle, nn.Parameter) else full(handle)
         return tensor.detach().to("cpu").reshape(self._names[name][0])
 
-    # -- what it costs ----------------------------------------------------------------------------
+    # -- what it holds ----------------------------------------------------------------------------
 
-    @classmethod
-    @abstractmethod
-    def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
-        """Bytes that a rank holds (the largest rank, where they differ), without activations."""
+    def state_slots(self) -> int:
+        """Count the full-precision tensors that the optimizer keeps per parameter: Adam and its kin 2, momentum 1."""
+        settings = self.optimizer.param_groups[0]
+        return 2 if "betas" in settings else int(bool(settings.get("momentum", 0)))
 
-    @classmethod
-    @abstractmethod
-    def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
-        """Bytes that a rank sends in one optimizer step, over ring algorithms."""
+    def state_bytes(self) -> int:
+        """Measure the model states of this rank in bytes, wherever they lie: what is there, and what a step adds.
 
-    def costs(self, slots: int) -> dict[str, int]:
-        """What the prepared model costs: bytes of model states on a rank, and bytes that it sends in a step.
-
-        Args:
-            slots: full-precision tensors per parameter that the optimizer keeps (Adam 2, momentum 1, SGD 0).
+        Counts the prepared model's parameters, the optimizer's own full-precision copies of them, ``state_slots``
+        tensors for each that it steps, and ``gradient_bytes``; no buffers, no activations.
         """
-        case = case_of(self.plan, slots)
-        states = self.footprint(case, self._parts).states
-        return {"state_bytes_per_rank": states, "sent_bytes_per_step": self.sent_bytes(case, self._parts)}
+        stepped = {shard.holder for shard in self.shards() if shard.holder is not None}
+        kept = stepped.union(self.model.parameters())
+        return local_bytes(kept) + self.state_slots() * local_bytes(stepped) + self.gradient_bytes()
+
+    def gradient_bytes(self) -> int:
+        """Return the bytes of all gradients that this rank keeps at once within a step."""
+        return local_bytes(self.trainable)
 
     def close(self) -> None:
         """Give back what holds the process at exit. Called once, by every rank."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import LaunchError
 from ..text import listed
 from .base import Shard, StepResult, Strategy
-from .costs import Case, Footprint, Part, elements, kept_whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -82,24 +81,15 @@ class DDP(Strategy):
             yield Shard(name=name, start=0, tensor=parameter.data.view(-1), copied=True)
 
     def write_back(self) -> None:
-        """Nothing: the shards are the parameters."""
+        """Do nothing: the shards are the parameters."""
 
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         return parameter.data
 
-    @classmethod
-    def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
-        learning = elements(parts, learning=True)
+    def gradient_bytes(self) -> int:
         # The exchange buckets stay; before the boundary (no_sync) gradients gather beside them.
-        copies = 2 if case.strategy == "ddp" and case.accumulation_steps > 1 else 1
-        return Footprint(
-            parameters=kept_whole(parts), gradients=4 * learning * copies, optimizer=4 * learning * case.slots
-        )
-
-    @classmethod
-    def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
-        # One all-reduce of the gradients a step (no_sync before): a reduce-scatter and an all-gather.
-        return int(2 * case.ring * 4 * elements(parts, learning=True))
+        copies = 2 if self.plan.strategy == "ddp" and self.plan.accumulation_steps > 1 else 1
+        return copies * super().gradient_bytes()
 
 
 def _settle_buckets(model: DistributedDataParallel) -> None:

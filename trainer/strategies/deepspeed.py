@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,17 +21,7 @@ from ..errors import LaunchError
 from ..text import listed
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import kept_in_full
-from .costs import (
-    BUCKET_ELEMENTS,
-    PERSISTENT_ELEMENTS,
-    PREFETCH_ELEMENTS,
-    Case,
-    Footprint,
-    Part,
-    elements,
-    most_touched,
-)
-from .tensors import hold_scalars_as_vectors
+from .tensors import hold_scalars_as_vectors, local_bytes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -260,50 +249,21 @@ class ZeRO(Strategy):
         with deepspeed.zero.GatheredParameters([parameter]):
             return parameter.data.clone()
 
-    @classmethod
-    def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
-        stage, world, width = STAGES[case.strategy], case.world_size, case.compute_width
-        # Stage 3 cuts each tensor, the others the flattened groups: what the last rank lacks is filled up.
-        cut = [dataclasses.replace(part, numel=-(-part.numel // world)) for part in parts]
-        mine = elements(cut, learning=True)
-        model = width * elements(cut if stage == 3 else parts)
-        if stage == 3:  # small tensors stay whole between steps, beside their slices
-            model += width * elements(part for part in parts if part.numel <= PERSISTENT_ELEMENTS)
-        gradients = width * (elements(parts, learning=True) if stage < 2 else mine)
-        if stage == 2:  # a tensor that lies across a border stays whole on both sides of it
-            gradients = width * most_touched(parts, world)
-        # It keeps its own full-precision copy of the parameters, also where they are in full precision already.
-        optimizer = 4 * mine * (1 + case.slots)
-        host = 0
-        if case.offload != "none":  # the optimizer's gradients in full precision, and what goes back to the device
-            moved = 4 * mine + (width * mine if stage < 3 else 0)
-            host = optimizer + moved + (gradients if stage == 3 else 0)
-            gradients += moved
-        if case.offload == "all":
-            host += width * elements(cut)
-        bucket = case.bucket or BUCKET_ELEMENTS
-        unit = min(case.unit or elements(parts), elements(parts))
-        layers = width * min(unit + PREFETCH_ELEMENTS, elements(parts))
-        buffers = 4 * bucket + layers if stage == 3 else width * bucket
-        return Footprint(
-            parameters=model,
-            gradients=gradients,
-            optimizer=optimizer,
-            buffers=buffers,
-            host=host,
-        )
+    def state_bytes(self) -> int:
+        # Stage 3 keeps slices of all parameters, beside the small ones that stay whole. With offload the optimizer's
+        # gradients are there from the start, and in stages 1 and 2 what goes back to the device.
+        beside = [getattr(parameter, "ds_tensor", None) for parameter in self.model.parameters()]
+        beside += [holder.grad for holder in {shard.holder for shard in self.shards()} if holder is not None]
+        beside += getattr(self.zero, "param_buffer_of_bit16_for_cpu_offload_groups", [])
+        return super().state_bytes() + local_bytes(tensor for tensor in beside if tensor is not None)
 
-    @classmethod
-    def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
-        # Gradients are exchanged in full precision: by stage 1 at the boundary, by the others in each backward. The
-        # paper reduces each to its owner (one model); stages 1 and 2 of the engine all-reduce whole buckets, twice as
-        # much: its default use_multi_rank_bucket_allreduce, and what benchmarks/traffic.py measured.
-        stage, times = STAGES[case.strategy], case.accumulation_steps
-        passes = 1 if stage == 3 else 2
-        reduced = passes * 4 * elements(parts, learning=True) * (times if stage >= 2 else 1)
-        gathers = 2 * times if stage == 3 else 1
-        gathered = gathers * case.compute_width * elements(parts, learning=stage < 3)
-        return int(case.ring * (reduced + gathered))
+    def gradient_bytes(self) -> int:
+        kept: list[Any] = self.trainable
+        if self.plan.strategy == "zero3":
+            kept = [parameter.ds_tensor for parameter in kept]
+        elif self.plan.strategy == "zero2":  # whole, also those that lie across a border between two ranks
+            kept = [parameter for parameter in kept if parameter._hp_mapping is not None]
+        return local_bytes(kept)
 
     def close(self) -> None:
         self.engine.destroy()
@@ -311,7 +271,7 @@ class ZeRO(Strategy):
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:
-    """The DeepSpeed configuration with nothing left to guess: no ``auto``, no value with a second home."""
+    """Return the DeepSpeed configuration with nothing left to guess: no ``auto``, no value with a second home."""
     config = copy.deepcopy(dict(plan.deepspeed))
     zero = config.setdefault("zero_optimization", {})
     assert zero.get("stage") == STAGES[plan.strategy], "the reader of launch files sets the stage"

@@ -5,9 +5,8 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,6 @@ from ..errors import ConfigError, LaunchError, Problem
 from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .buffers import kept_in_full
-from .costs import Case, Footprint, Part, elements, kept_whole
 from .tensors import canonical_state, full, hold_scalars_as_vectors, local, unwrapped
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ class FSDP2(Strategy):
         return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
-        """The modules that are gathered one at a time, inner ones first.
+        """List the modules that are gathered one at a time, inner ones first.
 
         A module that shares a parameter with another part of the model (a tied embedding) stays in the unit around it.
         """
@@ -137,7 +135,7 @@ class FSDP2(Strategy):
         return wrapped
 
     def _ignored(self, model: nn.Module) -> set[nn.Parameter]:
-        """The parameters of ``fsdp_ignored_modules``, which stay whole on every rank; they must not learn."""
+        """Return the parameters of ``fsdp_ignored_modules``, which stay whole on every rank; they must not learn."""
         pattern = self.plan.fsdp.get("ignored_modules")
         if not pattern:
             return set()
@@ -152,8 +150,7 @@ class FSDP2(Strategy):
                 if learns
                 else "no such module"
             )
-            origin, _, key = self.plan.home("fsdp.ignored_modules").partition(" (")
-            raise ConfigError(Problem(where=origin, key=key.rstrip(")"), value=pattern, rule=rule))
+            raise ConfigError(Problem(origin=self.plan.origin("fsdp.ignored_modules"), value=pattern, rule=rule))
         for parameter in found:
             parameter.data = parameter.data.to(self.accelerator.device)
         return found
@@ -175,9 +172,8 @@ class FSDP2(Strategy):
         for name in asked:
             if name not in known:
                 rule = f"the model has no module of this class; {did_you_mean(name, known)}"
-                # Its home reads "file:line (key)".
-                where, _, key = self.plan.home("fsdp.transformer_cls_names_to_wrap").partition(" (")
-                raise ConfigError(Problem(where=where, key=key.rstrip(")"), value=name, rule=rule))
+                origin = self.plan.origin("fsdp.transformer_cls_names_to_wrap")
+                raise ConfigError(Problem(origin=origin, value=name, rule=rule))
 
     def verify(self) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -219,33 +215,12 @@ class FSDP2(Strategy):
         # The mesh gathers on its own device; offloaded shards must come there first.
         return full(parameter.detach().to(self.accelerator.device))
 
-    @classmethod
-    def footprint(cls, case: Case, parts: Sequence[Part]) -> Footprint:
-        # Rank 0 has the most: ceil(rows / world) rows of each tensor.
-        mine = [
-            dataclasses.replace(p, numel=-(-p.rows // case.world_size) * (p.numel // max(1, p.rows))) for p in parts
-        ]
-        learning = elements(mine, learning=True)
+    def gradient_bytes(self) -> int:
         # Before the boundary (no_sync) gradients are neither reduced nor cut.
-        gradients = elements(parts, learning=True) if case.accumulation_steps > 1 else learning
-        unit = min(case.unit or elements(parts), elements(parts))
-        states = Footprint(parameters=kept_whole(mine), gradients=4 * gradients, optimizer=4 * learning * case.slots)
-        return dataclasses.replace(
-            states,
-            # A layer that computes and the next one on its way; the gradients of one before they are scattered.
-            buffers=unit * (3 * case.compute_width + 4),
-            host=states.states if case.offload == "all" else 0,
-        )
-
-    @classmethod
-    def sent_bytes(cls, case: Case, parts: Sequence[Part]) -> int:
-        # Parameters are gathered for each forward, and again for the backward if they were let go; gradients are
-        # reduced in full precision at the boundary only.
-        gathers = case.accumulation_steps * (2 if case.reshard else 1)
-        gathered = gathers * case.compute_width * elements(parts)
-        return int(case.ring * (gathered + 4 * elements(parts, learning=True)))
+        accumulating = self.plan.accumulation_steps > 1
+        return sum(p.numel() * p.element_size() for p in self.trainable) if accumulating else super().gradient_bytes()
 
 
 def _layer_classes(model: nn.Module) -> set[str]:
-    """The classes that transformers models name as their layers, wherever in the model they are."""
+    """Return the classes that transformers models name as their layers, wherever in the model they are."""
     return {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}

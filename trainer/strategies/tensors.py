@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a possibly distributed tensor."""
+    """Return this rank's part of a possibly distributed tensor."""
     part = getattr(tensor, "to_local", None)
     return part() if part is not None else tensor
 
 
+def local_bytes(tensors: Iterable[Tensor]) -> int:
+    """Sum the bytes of this rank's parts of tensors."""
+    return sum(local(tensor).nbytes for tensor in tensors)
+
+
 def full(tensor: Tensor) -> Tensor:
-    """The whole of a possibly distributed tensor (a collective for a DTensor)."""
+    """Return the whole of a possibly distributed tensor. Collective for a DTensor."""
     whole = getattr(tensor, "full_tensor", None)
     return whole() if whole is not None else tensor
 
 
 def _canonical(name: str) -> str:
-    """A parameter's name without what compiling and activation checkpointing add."""
+    """Return a parameter's name without what compiling and activation checkpointing add."""
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
 
 
 def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
-    """Parameters and persistent buffers under the task's own names, with shared ones under each of their names."""
+    """Yield parameters and persistent buffers under the task's names, shared ones under each of theirs."""
     inner = unwrapped(model)
     for prefix, module in inner.named_modules(remove_duplicate=False):
         hidden = module._non_persistent_buffers_set
@@ -37,7 +42,7 @@ def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Paramet
 
 
 def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and file dtype of each tensor of the unprepared model; parameters are kept in full precision."""
+    """Return shape and file dtype of each tensor of the unprepared model; parameters are kept in full precision."""
     return {
         name: (tuple(tensor.shape), torch.float32 if _learns(tensor) else tensor.dtype)
         for name, tensor in canonical_state(model)
@@ -79,7 +84,7 @@ def _scalar(name: str) -> property:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The task's own module behind a wrapper (DDP, an engine) or ``torch.compile``."""
+    """Return the task's own module behind a wrapper (DDP, an engine) or ``torch.compile``."""
     while True:
         inner = model._modules.get("_orig_mod")
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):

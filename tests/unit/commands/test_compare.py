@@ -13,20 +13,20 @@ from comparison_page import data_of
 from made_runs import PLAN, made, odd_runs, written
 
 from trainer.commands.cli import main
-from trainer.commands.compare import table
-from trainer.commands.comparing import report
+from trainer.commands.compare.present import as_table
+from trainer.commands.compare.report import make_report
 from trainer.commands.runs import Run, read_run
 from trainer.config.fingerprint import SETTINGS
 from trainer.errors import ConfigError
 
 
 def verdict(*runs: Run) -> tuple[str, str]:
-    [group] = report(runs)["groups"]
+    [group] = make_report(runs)["groups"]
     return group["verdict"], group["why"]
 
 
 def test_runs_that_learn_the_same() -> None:
-    told = report([made("ddp", speed=200), made("zero3", speed=100, memory=500, strategy="zero3", off=1e-7)])
+    told = make_report([made("ddp", speed=200), made("zero3", speed=100, memory=500, strategy="zero3", off=1e-7)])
     [group] = told["groups"]
     assert group["verdict"] == "the same curve"
     assert group["against"][0]["first"] == pytest.approx(1e-7, rel=1e-3)
@@ -34,7 +34,7 @@ def test_runs_that_learn_the_same() -> None:
     assert told["settings"]["same"].items() >= {"task": "a:B", "seed": 0, "lr": 0.1, "world_size": 2}.items()
     sentence = told["recommendation"]
     assert sentence.startswith("Take ddp: 200 samples/s, 100% ahead of zero3; where memory is short, zero3 needs 500 B")
-    close = report([made("ddp", speed=101), made("zero3", speed=100, strategy="zero3")])["recommendation"]
+    close = make_report([made("ddp", speed=101), made("zero3", speed=100, strategy="zero3")])["recommendation"]
     assert "1% ahead of zero3 (so little that a repeat may turn it around)" in close and "repeat" not in sentence
     assert "50% slower" in sentence and "the same, so speed and memory decide" in sentence and "on CPUs" in sentence
 
@@ -61,7 +61,7 @@ def test_a_curve_that_drifts_away_is_told() -> None:
 
 
 def test_one_odd_run_leaves_the_others_comparable() -> None:
-    told = report(odd_runs())
+    told = make_report(odd_runs())
     main, other = told["groups"]
     assert main["runs"] == ["ddp", "zero3", "killed", "unmeasured", "sparse"] and main["verdict"] == "the same curve"
     assert [entry["same"] for entry in main["against"]] == [True, True, True, None]
@@ -79,13 +79,13 @@ def test_one_odd_run_leaves_the_others_comparable() -> None:
     assert told["recommendation"].startswith(
         "Of the 4 that ended with the same settings: take ddp: 200 samples/s, 33% a"
     )
-    shown = table({**told, "title": ""})
+    shown = as_table({**told, "title": ""})
     assert "other settings: lr 0.1 -> 0.2, schedule_settings.gamma none -> 0.5" in shown
 
 
 @pytest.mark.parametrize("key", SETTINGS)
 def test_every_setting_that_decides_the_numbers_keeps_runs_apart(key: str) -> None:
-    told = report([made("a"), made("b", **{key: "bf16"})])
+    told = make_report([made("a"), made("b", **{key: "bf16"})])
     assert len(told["groups"]) == 2 and told["runs"][1]["differs"].keys() == {key}
     assert told["recommendation"].startswith("No two runs learn under the same settings")
 
@@ -93,7 +93,7 @@ def test_every_setting_that_decides_the_numbers_keeps_runs_apart(key: str) -> No
 @pytest.mark.parametrize(("schedule", "groups"), [("constant", 1), ("cosine", 2)])
 def test_another_length_matters_to_a_schedule_that_falls_to_the_end(schedule: str, groups: int) -> None:
     runs = [made(str(total), schedule=schedule, total_steps=total) for total in (5, 10)]
-    assert len(report(runs)["groups"]) == groups
+    assert len(make_report(runs)["groups"]) == groups
 
 
 def test_three_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_run_that_was_killed_is_read(tmp_path: Path) -> None:
     (folder / "summary.json").unlink()
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "lo')
-    told = report([read_run(folder)])
+    told = make_report([read_run(folder)])
     assert told["runs"][0]["seconds"] == {} and told["runs"][0]["state"] == "did not end; last logged step 5"
     assert told["recommendation"] == "One run alone: there is nothing to choose."
 
@@ -138,7 +138,7 @@ def test_a_run_on_wandb_is_read_by_its_api(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(wandb, "Api", Api)
     run = read_run("wandb:us/project/abc")
-    assert (run.name, run.plan["strategy"], run.curve("loss")) == ("theirs", "ddp", [(1, 1.0), (2, 0.5)])
+    assert (run.name, run.plan["strategy"], run.curve("loss")) == ("theirs", "ddp", {1: 1.0, 2: 0.5})
     assert run.summary == {"seconds": {"wall": 2.0}, "peak_memory_bytes": [5]} and run.evaluation == {}
     with pytest.raises(ConfigError, match="wandb:us/other/abc: W&B: could not find us/other/abc"):
         read_run("wandb:us/other/abc")

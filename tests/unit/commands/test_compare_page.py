@@ -14,13 +14,13 @@ import pytest
 from comparison_page import data_of
 from made_runs import made, odd_runs
 
-from trainer.commands.compare import page
-from trainer.commands.comparing import report
+from trainer.commands.compare.present import as_page
+from trainer.commands.compare.report import make_report
 
 
 def test_a_name_cannot_break_out_of_the_page() -> None:
-    told = report([made("</script><script>alert(1)</script>")]) | {"title": "<b>&"}
-    text = page(told)
+    told = make_report([made("</script><script>alert(1)</script>")]) | {"title": "<b>&"}
+    text = as_page(told)
     assert data_of(text)["runs"][0]["name"].startswith("</script>")
     assert "<title>&lt;b&gt;&amp;</title>" in text and "<script>alert" not in text
 
@@ -65,8 +65,8 @@ def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
 
     The page lies in a frame, for Chromium's own window cannot be as narrow as a telephone.
     """
-    told = report(odd_runs()) | {"title": "Eight_runs_" * 5}
-    frame = f'<iframe onload="measure(this)" style="width: {width}px; height: 900px" srcdoc="{escape(page(told))}">'
+    told = make_report(odd_runs()) | {"title": "Eight_runs_" * 5}
+    frame = f'<iframe onload="measure(this)" style="width: {width}px; height: 900px" srcdoc="{escape(as_page(told))}">'
     (tmp_path / "page.html").write_text(f"<!doctype html>{MEASURE}<body>{frame}</iframe></body>")
     program = os.environ.get("CHROMIUM", "chromium")
     words = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]

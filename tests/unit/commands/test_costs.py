@@ -7,8 +7,7 @@ from cost_formulas import states
 from launchers import ROOT
 
 from trainer import load_config, load_task
-from trainer.strategies import STRATEGIES as KINDS
-from trainer.strategies.costs import Case, Part, paper_bytes, parts_of
+from trainer.commands.planner.costs import Case, footprint, paper_bytes, parts_of, sent_bytes
 
 NAMES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
@@ -37,9 +36,8 @@ def test_bytes_sent_follow_section_7() -> None:
 
     Stages 1 and 2 are twice the model in the paper; the engine all-reduces before it gathers, which is three times.
     """
-    part = [Part(numel=1000, rows=1000)]
     sent = {
-        name: KINDS[name].sent_bytes(Case(strategy=name, world_size=1000), part)
+        name: sent_bytes(Case(strategy=name, world_size=1000), 1000, 1000)
         for name in ("ddp", "zero1", "zero2", "zero3", "fsdp")
     }
     model = 4 * 1000 * 0.999
@@ -54,7 +52,7 @@ def test_the_states_that_the_readme_tells(name: str) -> None:
     told = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| state per rank |")]
     row = told[("llama_stdlib", "digits_cnn").index(name)]
     for strategy, value in zip(("ddp", "fsdp", "zero1", "zero2", "zero3"), row.split("|")[2:-1], strict=True):
-        states = KINDS[strategy].footprint(Case(strategy=strategy, world_size=2), parts_of(model)).states
+        states = footprint(Case(strategy=strategy, world_size=2), parts_of(model)).states
         number, unit = value.split()
         digits = len(number.partition(".")[2])
         assert number == f"{states / {'MiB': 2**20, 'KiB': 2**10}[unit]:.{digits}f}", strategy

@@ -6,23 +6,27 @@ from dataclasses import replace
 
 import pytest
 from launchers import ROOT
+from origins import origin, sourced
 
 from trainer import TrainConfig
-from trainer.commands.parity import _alone, run
-from trainer.commands.trial import last_error
+from trainer.commands.parity import run, single_process_settings
+from trainer.commands.trials import last_error
 from trainer.config.load import Loaded
-from trainer.launching.request import Asked, Request
+from trainer.launching.request import Request
 
 
 def test_one_process_is_told_what_only_the_files_say() -> None:
-    config = Loaded(config=TrainConfig(task="a:B", max_steps=1), where={})
-    plain = Request(strategy="ddp", strategy_where="a.yaml:1", mixed_precision=Asked(value="bf16", where="a.yaml:2"))
-    clips = replace(plain, strategy="zero2", mixed_precision=None, max_grad_norm=Asked(value=0.5, where="ds.json:3"))
-    assert _alone({"a.yaml": plain, "b.yaml": clips}, config) == {"mixed_precision": "bf16", "max_grad_norm": "0.5"}
-    said = Loaded(config=TrainConfig(task="a:B", max_steps=1, mixed_precision="bf16"), where={})
-    assert _alone({"a.yaml": plain}, said) == {}
-    owns = replace(clips, optimizer=Asked(value={"type": "AdamW"}, where="ds.json:9"))
-    assert _alone({"a.yaml": plain, "b.yaml": owns}, config) is None
+    config = Loaded(config=TrainConfig(task="a:B", max_steps=1), origins={})
+    plain = Request(strategy="ddp", strategy_origin=origin("a.yaml:1"), mixed_precision=sourced("bf16", "a.yaml:2"))
+    clips = replace(plain, strategy="zero2", mixed_precision=None, max_grad_norm=sourced(0.5, "ds.json:3"))
+    assert single_process_settings({"a.yaml": plain, "b.yaml": clips}, config) == {
+        "mixed_precision": "bf16",
+        "max_grad_norm": "0.5",
+    }
+    said = Loaded(config=TrainConfig(task="a:B", max_steps=1, mixed_precision="bf16"), origins={})
+    assert single_process_settings({"a.yaml": plain}, said) == {}
+    owns = replace(clips, optimizer=sourced({"type": "AdamW"}, "ds.json:9"))
+    assert single_process_settings({"a.yaml": plain, "b.yaml": owns}, config) is None
 
 
 def test_thelast_error_is_found() -> None:

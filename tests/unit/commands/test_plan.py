@@ -10,12 +10,12 @@ import pytest
 import torch
 from launchers import ROOT
 
-from trainer.commands.activations import blocks_of, probe
 from trainer.commands.cli import main
-from trainer.commands.write_launch_file import accelerate_yaml
+from trainer.commands.planner.activations import blocks_of, probe
+from trainer.commands.planner.costs import OFFERED
+from trainer.commands.planner.launch_file import accelerate_yaml
 from trainer.launching.files.read import read_accelerate_file
 from trainer.reporting.gpus import gpu_of, peak_of
-from trainer.strategies.costs import OFFERED
 
 GIB = 2**30
 

@@ -13,7 +13,9 @@ import pytest
 
 from trainer.config import annotations as kinds
 from trainer.config.annotations import About
-from trainer.config.load import Loaded, TrainConfig, check_settings, load_config, to_yaml
+from trainer.config.dump import to_yaml
+from trainer.config.load import Loaded, check_settings, load_config
+from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
 
 
@@ -203,7 +205,7 @@ def test_wrong_settings_of_the_command_line(here: Path) -> None:
 
 
 def message_of(cls: type, given: dict[str, Any]) -> str:
-    loaded = Loaded(config=TrainConfig(task="a:B", epochs=1, task_settings=given), where={})
+    loaded = Loaded(config=TrainConfig(task="a:B", epochs=1, task_settings=given), origins={})
     with pytest.raises(ConfigError) as caught:
         check_settings(cls, given, loaded)
     return str(caught.value)

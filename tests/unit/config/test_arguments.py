@@ -10,7 +10,8 @@ import pytest
 from config_loading import KEYS, load, problems
 from launchers import ROOT
 
-from trainer.config.load import TrainConfig, load_config
+from trainer.config.load import load_config
+from trainer.config.train_config import TrainConfig
 from trainer.config.validate import annotations_of
 
 

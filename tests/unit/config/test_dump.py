@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config.load import TrainConfig, load_config, to_yaml
+from trainer.config.dump import to_yaml
+from trainer.config.load import load_config
+from trainer.config.train_config import TrainConfig
 
 words = st.text(max_size=12)
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words
@@ -62,6 +64,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     return TrainConfig(**values)
 
 
+@settings(deadline=None)
 @given(configs())
 def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, config: TrainConfig) -> None:
     path = tmp_path_factory.getbasetemp() / "written.yaml"

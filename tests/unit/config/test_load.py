@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 from config_loading import load
 
-from trainer.config.load import TrainConfig, load_config
+from trainer.config.load import Loaded, load_config
+from trainer.config.train_config import TrainConfig
+
+
+def places(loaded: Loaded) -> dict[str, str]:
+    return {key: origin.place for key, origin in loaded.origins.items()}
 
 
 def test_the_command_line_wins_over_the_file_over_the_defaults(here: Path) -> None:
     Path("train.yaml").write_text("task: digits:Digits\nepochs: 3\nlr: 3e-4\nseed: 1\n")
     loaded = load_config(["--config", "train.yaml", "--lr", "1e-2"])
     assert loaded.config == TrainConfig(task="digits:Digits", epochs=3, lr=0.01, seed=1)
-    assert loaded.where == {
+    assert places(loaded) == {
         "task": "train.yaml:1",
         "epochs": "train.yaml:2",
         "seed": "train.yaml:4",
@@ -62,7 +67,7 @@ def test_a_config_can_stand_on_the_command_line_alone_with_the_files_that_say_ho
         ["--task=a:B", "--epochs=1", "--accel_config", "ddp.yaml", "--deepspeed_config", "ds.json", "--local_rank=1"]
     )
     assert (loaded.accel_config, loaded.deepspeed) == ("ddp.yaml", "ds.json")
-    assert loaded.where == {"task": "command line", "epochs": "command line"}
+    assert places(loaded) == {"task": "command line", "epochs": "command line"}
     assert load_config(["--task=a:B", "--epochs=1", "--local_rank", "1"]).config == loaded.config
 
 
@@ -71,11 +76,11 @@ def test_dotted_keys_change_parts_of_task_settings(here: Path) -> None:
     argv = ["--config=train.yaml", "--task_settings.width", "64", "task_settings.deep.x=7"]
     loaded = load_config(argv)
     assert loaded.config.task_settings == {"width": 64, "deep": {"x": 7, "y": [1, 2]}}
-    assert loaded.where["task_settings.width"] == loaded.where["task_settings.deep.x"] == "command line"
-    assert loaded.where["task_settings.deep.y"] == "train.yaml:5"
+    assert places(loaded)["task_settings.width"] == places(loaded)["task_settings.deep.x"] == "command line"
+    assert places(loaded)["task_settings.deep.y"] == "train.yaml:5"
     whole = load_config(["--config=train.yaml", "--task_settings", "{width: 5}"])
     assert whole.config.task_settings == {"width": 5}
-    assert [key for key in whole.where if key.startswith("task_settings")] == ["task_settings"]
+    assert [key for key in whole.origins if key.startswith("task_settings")] == ["task_settings"]
 
 
 def test_json_and_yaml_give_the_same_config(here: Path) -> None:

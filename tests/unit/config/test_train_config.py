@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config.load import TrainConfig, every_steps
+from trainer.config.train_config import TrainConfig, every_steps
 from trainer.errors import ConfigError
 
 

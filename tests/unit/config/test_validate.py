@@ -12,7 +12,8 @@ from config_loading import KEYS, load, problems
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trainer.config.load import TrainConfig, load_config
+from trainer.config.load import load_config
+from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
 
 

@@ -166,6 +166,11 @@ def test_settings_that_a_stream_cannot_serve() -> None:
     refuse_what_streams_cannot(TrainConfig(task="a:B", max_steps=3, workers=1, eval_every=2), {})
 
 
+def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
+    with pytest.raises(DataError, match=r"a DataLoader where a data set belongs: give its \.dataset"):
+        is_stream(torch.utils.data.DataLoader(Count(4), batch_size=2))
+
+
 def test_what_a_stream_is() -> None:
     class Sized(Count):
         def __len__(self) -> int:

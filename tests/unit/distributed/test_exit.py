@@ -15,7 +15,7 @@ from trainer.errors import *
 from trainer.distributed.exit import Stopped
 def main():
     {}
-trainer.run(main)
+trainer.run_and_exit(main)
 """
 
 
@@ -28,7 +28,7 @@ trainer.run(main)
         ("sys.exit('no data here')", 1, "no data here"),
         ("raise KeyboardInterrupt", 130, ""),
         ("raise Stopped(15, step=1, total_steps=2)", 143, ""),
-        ("raise ConfigError(Problem(where='a.yaml:1', key='lr', rule='is wrong'))", 2, "a.yaml:1: lr: is wrong"),
+        ("raise ConfigError(Problem(origin=Origin('a.yaml', 1, 'lr'), rule='is wrong'))", 2, "a.yaml:1: lr: is wrong"),
         ("raise LaunchError('two, but one runs')", 2, "two, but one runs"),
         ("raise DataError('no rows')", 1, "no rows"),
         ("raise TrainerError('not a number')", 1, "not a number"),

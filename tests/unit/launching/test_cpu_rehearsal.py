@@ -6,14 +6,13 @@ import json
 
 import pytest
 from launch_texts import DDP, FSDP, ZERO, Write
+from origins import origin
 from plans import FOUR_GPUS, HOME, SAID, asked, plan, request
 
+from trainer.launching.cpu_rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
 from trainer.launching.files.read import (
     read_accelerate_file,
     read_deepspeed_file,
-    rehearsal_changes,
-    rehearsal_notices,
-    rehearsal_precision,
 )
 
 
@@ -72,8 +71,8 @@ def test_fp16_of_the_training_config_in_a_rehearsal() -> None:
 
 def test_what_has_no_effect_in_a_rehearsal() -> None:
     zero = {"stage": 3, "overlap_comm": True}
-    where = {"deepspeed.zero_optimization.overlap_comm": f"{HOME} (zero_optimization.overlap_comm)"}
-    asks = request("zero3", deepspeed={"zero_optimization": zero, "fp16": {"loss_scale": 0}}, where=where)
+    origins = {"deepspeed.zero_optimization.overlap_comm": origin(f"{HOME} (zero_optimization.overlap_comm)")}
+    asks = request("zero3", deepspeed={"zero_optimization": zero, "fp16": {"loss_scale": 0}}, origins=origins)
     made = plan(asks)
     assert made.deepspeed == {"zero_optimization": zero}
     assert made.notices == (
@@ -90,8 +89,8 @@ def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:
         "zero_hpz_partition_size": 2,
         "offload_param": {"device": "nvme", "nvme_path": "/nvme"},
     }
-    where = {f"deepspeed.zero_optimization.{key}": f"{HOME} ({key})" for key in zero}
-    asks = request("zero3", deepspeed={"zero_optimization": zero}, where=where)
+    origins = {f"deepspeed.zero_optimization.{key}": origin(f"{HOME} ({key})") for key in zero}
+    asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
     made = plan(asks)
     assert made.deepspeed == {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}
     quantized = "left out of a rehearsal: DeepSpeed quantizes on GPUs only; the numbers are those without"

@@ -10,7 +10,7 @@ from plans import AUTO, SAID, plan, refusal, request, with_optimizer, with_sched
 
 def test_the_optimizer_of_the_json() -> None:
     made = plan(with_optimizer(lr=3e-4, betas=[0.9, 0.95], eps=1e-6, weight_decay=0.1))
-    assert (made.optimizer, made.lr, made.home("lr")) == ("adamw", 3e-4, "ds.json:13 (optimizer.params.lr)")
+    assert (made.optimizer, made.lr, str(made.origin("lr"))) == ("adamw", 3e-4, "ds.json:13 (optimizer.params.lr)")
     assert made.optimizer_settings == {"betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
     assert made.notices == (
         "ds.json:11 (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
@@ -64,7 +64,7 @@ def test_where_a_section_is_silent_the_engines_defaults_hold(
 
 def test_auto_leaves_the_config_its_values() -> None:
     made = plan(with_optimizer(**AUTO), lr=2e-3, weight_decay=0.2, optimizer="adamw")
-    assert (made.lr, made.optimizer_settings["weight_decay"], made.home("lr")) == (2e-3, 0.2, SAID)
+    assert (made.lr, made.optimizer_settings["weight_decay"], made.origin("lr").place) == (2e-3, 0.2, SAID)
 
 
 def test_equal_values_in_json_and_config() -> None:
@@ -89,7 +89,7 @@ def test_the_scheduler_of_the_json(kind: str, schedule: str) -> None:
     made = plan(with_scheduler(kind, warmup_num_steps=4, warmup_type="linear", **ending))
     assert (made.schedule, made.warmup_steps, made.notices) == (schedule, 4, ())
     assert (made.schedule_settings, made.final_lr_ratio) == ({}, ending.get("cos_min_ratio", 0.0))
-    assert made.home("schedule") == "ds.json:21 (scheduler)"
+    assert str(made.origin("schedule")) == "ds.json:21 (scheduler)"
     logarithmic = plan(with_scheduler(kind, warmup_num_steps=4, warmup_type="log", **ending))
     assert (logarithmic.schedule_settings, logarithmic.notices) == ({"warmup_type": "log"}, ())
     assert plan(with_scheduler(kind, warmup_num_steps=4, **ending), warmup_steps=4, schedule=schedule).notices == (
@@ -109,7 +109,7 @@ def test_where_a_schedule_is_silent_the_engines_defaults_hold() -> None:
     assert made.notices == (
         "ds.json:22: no scheduler.params.warmup_num_steps: DeepSpeed's default holds, 1000",
         "ds.json:22: no scheduler.params.cos_min_ratio: DeepSpeed's default holds, 0.0001",
-        "ds.json:21 (scheduler): warmup_steps: the warm-up of 1000 steps is longer than the run: "
+        "ds.json:21: warmup_steps: the warm-up of 1000 steps is longer than the run: "
         "the rate never reaches its full value",
     )
     said = plan(with_scheduler("WarmupCosineLR", warmup_type="linear"), warmup_fraction=0.5, final_lr_ratio=0.1)
@@ -118,7 +118,7 @@ def test_where_a_schedule_is_silent_the_engines_defaults_hold() -> None:
 
 def test_the_rate_after_warm_up_may_stand_in_the_schedule_alone() -> None:
     made = plan(with_scheduler("WarmupDecayLR", warmup_num_steps=2, warmup_type="linear", warmup_max_lr=3e-4))
-    assert (made.lr, made.home("lr")) == (3e-4, "ds.json:23 (scheduler.params.warmup_max_lr)")
+    assert (made.lr, str(made.origin("lr"))) == (3e-4, "ds.json:23 (scheduler.params.warmup_max_lr)")
     silent = with_scheduler("WarmupDecayLR", warmup_num_steps=2, warmup_type="linear")
     assert (plan(silent).lr, plan(silent).notices) == (1e-3, ())
     assert plan(silent, lr=3e-4).notices == (

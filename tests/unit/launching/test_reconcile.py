@@ -46,7 +46,7 @@ def test_a_batch_that_does_not_fit(settings: dict[str, int], rule: str) -> None:
 
 def test_a_batch_of_the_json_that_does_not_fit() -> None:
     line = (
-        f"{HOME} (train_batch_size): global_batch_size: 64: must be micro_batch_size 8 x world_size 2 x "
+        f"{HOME}: train_batch_size: 64: must be micro_batch_size 8 x world_size 2 x "
         "accumulation_steps 2 = 32; change one of them"
     )
     asks = request(global_batch_size=asked(64, "train_batch_size"), accumulation_steps=asked(2))
@@ -57,7 +57,7 @@ def test_the_json_alone_gives_the_batch() -> None:
     asks = request(micro_batch_size=asked(4), global_batch_size=asked(32), accumulation_steps=asked(4))
     made = plan(asks)
     assert (made.micro_batch_size, made.accumulation_steps, made.global_batch_size) == (4, 4, 32)
-    assert made.home("micro_batch_size") == HOME
+    assert made.origin("micro_batch_size").place == HOME
 
 
 # Values with two homes
@@ -84,20 +84,20 @@ def test_two_homes_that_differ(key: str, ours: Any, theirs: Any) -> None:
 def test_two_homes_that_agree(key: str, ours: Any, theirs: Any) -> None:
     made = plan(request(**{key: asked(ours)}), **{key: ours})
     assert getattr(made, key) == (ours or None)
-    assert made.home(key) == SAID
+    assert made.origin(key).place == SAID
 
 
 @pytest.mark.parametrize(("key", "ours", "theirs"), TWO_HOMES)
 def test_the_files_alone(key: str, ours: Any, theirs: Any) -> None:
     made = plan(request(**{key: asked(theirs)}))
-    assert (getattr(made, key), made.home(key)) == (theirs, HOME)
+    assert (getattr(made, key), str(made.origin(key))) == (theirs, HOME)
 
 
 def test_nobody_says_anything() -> None:
     made = plan(request())
     assert (made.mixed_precision, made.max_grad_norm, made.accumulation_steps) == ("no", None, 1)
     assert (made.optimizer, made.schedule, made.lr) == ("adamw", "constant", 1e-3)
-    assert made.home("mixed_precision") == "default"
+    assert str(made.origin("mixed_precision")) == "default"
     assert made.notices == ()
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from origins import origin, sourced
 from plans import CPU, FOUR_GPUS, SAID, asked, launched, plan, refusal, request, with_optimizer
 
 from trainer import TrainConfig
-from trainer.launching.request import Asked, Request
+from trainer.errors import Sourced
+from trainer.launching.request import Request
 from trainer.launching.resolve import resolve
 
 
@@ -59,7 +61,7 @@ def test_more_processes_than_gpus() -> None:
 )
 def test_another_world_than_the_file_asks_for(name: str, hint: str) -> None:
     world = 1 if name == "python" else 3
-    asks = request("fsdp", world_size=Asked(value=2, where="a.yaml:9 (num_processes)"))
+    asks = request("fsdp", world_size=sourced(2, "a.yaml:9 (num_processes)"))
     line = f"a.yaml:9 (num_processes): asks for 2 processes, but {world} run under {name}; {hint}"
     assert refusal(lambda: plan(asks, launcher=launched(world, name))) == line
     assert plan(asks, launcher=launched(2, name)).world_size == 2
@@ -73,8 +75,8 @@ def test_single_with_two_processes() -> None:
 
 
 @pytest.mark.parametrize("name", ["accelerate", "torchrun", "deepspeed", "environment"])
-@pytest.mark.parametrize("asked", [None, Asked(value=2, where="a.yaml:9 (num_processes)")])
-def test_ddp_under_a_launcher_of_one_process(name: str, asked: Asked[int] | None) -> None:
+@pytest.mark.parametrize("asked", [None, sourced(2, "a.yaml:9 (num_processes)")])
+def test_ddp_under_a_launcher_of_one_process(name: str, asked: Sourced[int] | None) -> None:
     made = plan(request("ddp", world_size=asked), launcher=launched(1, name))
     assert (made.strategy, made.world_size, made.rehearsal) == ("single", 1, False)
     assert made.notices == (f"a.yaml:2 (distributed_type): {name} runs one process, thus without DDP",)
@@ -92,20 +94,20 @@ def test_one_process_of_what_shards_runs_as_it_is(strategy: str) -> None:
 
 
 def test_a_second_partition_that_does_not_divide_the_processes() -> None:
-    where = {"deepspeed.zero_optimization.zero_hpz_partition_size": "ds.json:4 (hpz)"}
+    origins = {"deepspeed.zero_optimization.zero_hpz_partition_size": origin("ds.json:4 (hpz)")}
     zero = {"stage": 3, "zero_hpz_partition_size": 16}
-    asks = request("zero3", deepspeed={"zero_optimization": zero}, where=where)
+    asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
     assert refusal(lambda: plan(asks)) == "ds.json:4 (hpz): 16: must divide the number of processes, 2"
     assert plan(asks, world=32).strategy == "zero3"
 
 
 def test_a_compiler_of_the_file_and_none_in_the_config() -> None:
-    where = {"dynamo": "a.yaml:4 (dynamo_backend)"}
-    asks = request("ddp", dynamo={"backend": "inductor"}, where=where)
+    origins = {"dynamo": origin("a.yaml:4 (dynamo_backend)")}
+    asks = request("ddp", dynamo={"backend": "inductor"}, origins=origins)
     assert plan(asks).compile
     config = TrainConfig(task="m:T", max_steps=10)
     line = "train.yaml:7: compile: false: disagrees with a.yaml:4 (dynamo_backend); keep one of the two"
-    assert refusal(lambda: resolve(config, asks, launched(), CPU, {"compile": SAID})) == line
+    assert refusal(lambda: resolve(config, asks, launched(), CPU, {"compile": origin(SAID)})) == line
 
 
 # Learning rate

@@ -1,164 +1,113 @@
-"""Which keys an accelerate file may have, asked of Accelerate itself.
+"""The keys of an accelerate file, held against the table.
 
-Accelerate refuses unknown keys at the top level only: nested ones become launcher arguments that nobody
-reads. The launcher's own parser knows them all.
+Accelerate refuses unknown keys at the top level only: nested ones become launcher arguments that nobody reads.
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 from ...config.documents import Document
-from ...errors import LaunchError
-from .check import Check, Given, unknown
-from .deepspeed_schema import json_path
+from ...config.validate import Validator
+from ...errors import Sourced
+from .tables import accelerate_keys, annotation, deepspeed_keys, table
 
-# Accelerate adds the prefix itself in these sections (commands/launch.py), so both spellings are known.
-_PREFIX_IS_OPTIONAL = ("fsdp_config", "fp8_config", "dynamo_config")
-# Keys of older files that ClusterConfig.process_config converts before it compares keys with its fields.
-_CONVERTED = ("fp16", "dynamo_backend")
+Entries = Mapping[str, Sourced[Any]]  # by key of the top level or, in sections, by argument of the launcher
 OWNER = "accelerate's config file"
-# Read in accelerate_values.py, with rules of their own.
-_OTHER_RULES = (
-    "compute_environment",
-    "distributed_type",
-    "mixed_precision",
-    "num_machines",
-    "num_processes",
-    "use_cpu",
-)
+# Accelerate adds the prefix itself in these sections (commands/launch.py), so both spellings are known.
+_PREFIXES = {"fsdp_config": "fsdp_", "fp8_config": "fp8_", "dynamo_config": "dynamo_"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A nested section: launcher argument names that it may hold."""
-
-    prefix: str
-    arguments: frozenset[str]
-
-    @property
-    def keys(self) -> set[str]:
-        """Every spelling that is known in the file."""
-        short = {name.removeprefix(self.prefix) for name in self.arguments} if self.prefix else set()
-        return set(self.arguments) | short
+def section_names() -> list[str]:
+    return list(table("accelerate")["sections"])
 
 
-@functools.cache
-def parser() -> argparse.ArgumentParser:
-    from accelerate.commands.launch import launch_command_parser
-
-    made = launch_command_parser()
-    assert isinstance(made, argparse.ArgumentParser)
-    return made
+def spellings(section: str) -> set[str]:
+    """Return all names that a section of the file may hold."""
+    arguments = accelerate_keys(section).keys()
+    return {*arguments, *(name.removeprefix(_PREFIXES.get(section, "")) for name in arguments)}
 
 
-@functools.cache
-def top_level() -> dict[str, Any]:
-    """Each known key with its type."""
-    from accelerate.commands.config.config_args import ClusterConfig
-
-    return {**typing.get_type_hints(ClusterConfig), **dict.fromkeys(_CONVERTED)}
-
-
-@functools.cache
-def sections() -> dict[str, Section]:
-    """The nested sections, from the fields that are mappings and the arguments that they turn into."""
-    from accelerate.utils.launch import prepare_multi_gpu_env
-
-    # Some keys (fsdp_ignored_modules) have no argument: the launcher looks them up by name only.
-    code = prepare_multi_gpu_env.__code__
-    looked_up = {name for name in (*code.co_names, *code.co_consts) if isinstance(name, str)}
-    arguments = {action.dest for action in parser()._actions} | looked_up
+def checked(section: str, entries: Entries, check: Validator) -> dict[str, Sourced[Any]]:
+    """Return the entries as they are meant, without those that are of the wrong type."""
+    known = accelerate_keys(section)
     found = {}
-    for name, hint in top_level().items():
-        if dict not in typing.get_args(hint):
-            continue
-        prefix = f"{name}_" if name == "parallelism_config" else name.removesuffix("config")
-        names = {argument for argument in arguments if argument.startswith(prefix)}
-        if name == "deepspeed_config":
-            groups = [{action.dest for action in group._group_actions} for group in parser()._action_groups]
-            names = next(group for group in groups if "zero_stage" in group)
-        found[name] = Section(prefix=prefix if name in _PREFIX_IS_OPTIONAL else "", arguments=frozenset(names))
+    for name, entry in entries.items():
+        if entry.value == "auto" and section == "deepspeed_config":
+            continue  # as in DeepSpeed's JSON: the training config says it
+        value = check.read(annotation(known[name], any_case=True), entry)
+        if value is not None:
+            found[name] = entry.meaning(value)
     return found
 
 
-def check_top_level(doc: Document, check: Check) -> None:
-    """Unknown keys and wrong types of the keys that only the launcher needs."""
-    known = top_level()
-    for key, value in doc.data.items():
-        given = Given(value=value, where=doc.where(key), key=key)
-        if key not in known:
-            if key.startswith("_"):
-                check.fail(given, "accelerate refuses keys that it does not know; write a # comment instead")
-                continue
-            homes = [name for name, section in sections().items() if key in section.arguments]
-            belongs = f"it belongs under {homes[0]}" if homes else ""
-            check.problems.append(unknown(given, key, known, OWNER, belongs))
-            continue
-        kinds = typing.get_args(known[key]) or (known[key],)
-        if key in _OTHER_RULES or for_tpus(key) or (value is None and NoneType in kinds):
-            continue
-        if int in kinds:
-            check.whole(given, at_least=0)
-        elif bool in kinds or key == "fp16":
-            check.switch(given, quoted=False)
-        elif str in kinds:
-            check.text(given)
+def read_top_level(doc: Document, check: Validator) -> dict[str, Sourced[Any]]:
+    """Return the values at the top level that are of the right type; null counts as absent."""
+    known, sections, typed = accelerate_keys(), section_names(), {}
+    for key in doc.data:
+        found = doc.at(key)
+        assert found is not None
+        if key in known and found.value is not None:
+            typed[key] = found
+        elif key.startswith("_"):
+            check.refuse(found, "accelerate refuses keys that it does not know; write a # comment instead")
+        elif key not in known and key not in sections:
+            owners = [name for name in sections if key in accelerate_keys(name)]
+            check.unknown(found, [*known, *sections], (key,), f"it belongs under {owners[0]}" if owners else "")
+    return checked("top_level", typed, check)
 
 
-def for_tpus(key: str) -> bool:
-    """Tell whether a key is read on TPUs only."""
-    return key.startswith("tpu_") or key in ("downcast_bf16", "commands", "command_file")
+def read_sections(doc: Document | None, flags: Entries, check: Validator) -> dict[str, dict[str, Sourced[Any]]]:
+    """Return the entries of all sections; a flag wins over its file."""
+    found = {}
+    for name in section_names():
+        typed = {flag: given for flag, given in flags.items() if flag in accelerate_keys(name)}
+        found[name] = (_section(doc, name, check) if doc else {}) | typed
+    return found
 
 
-def read_section(doc: Document, name: str, check: Check) -> dict[str, Given]:
-    """The values of a nested section by launcher argument name; null counts as absent, as in Accelerate."""
-    data, section = doc.data.get(name), sections()[name]
-    if data is None:
+def _section(doc: Document, name: str, check: Validator) -> dict[str, Sourced[Any]]:
+    section, known = doc.at(name), accelerate_keys(name)
+    if section is None or section.value is None:
         return {}
-    if not isinstance(data, dict):
-        check.fail(Given(value=data, where=doc.where(name), key=name), "must be a mapping")
+    if not isinstance(section.value, dict):
+        check.refuse(section, "must be a mapping")
         return {}
-    found: dict[str, Given] = {}
-    for raw, value in data.items():
-        key = str(raw)
-        if key.startswith("_"):
+    entries: dict[str, Sourced[Any]] = {}
+    for key in map(str, section.value):
+        found = doc.at(name, key)
+        if found is None or key.startswith("_"):
             continue  # a comment
-        argument = key if key in section.arguments else section.prefix + key
-        given = Given(value=value, where=doc.where(name, key), key=f"{name}.{key}")
-        if argument not in section.arguments:
-            check.problems.append(unknown(given, key, section.keys, OWNER, _belongs(key, name, section)))
-        elif argument in found:
-            first = found[argument]
-            check.fail(given, f"stands twice, also as {first.key} at {first.where}; keep one")
-        elif value is not None:
-            found[argument] = given
-    return found
+        argument = key if key in known else _PREFIXES.get(name, "") + key
+        if argument not in known:
+            check.unknown(found, spellings(name), (name, key), _belongs(key, name))
+        elif argument in entries:
+            first = entries[argument].origin
+            check.refuse(found, f"stands twice, also as {first.key} at {first.place}; keep one")
+        elif found.value is not None:
+            entries[argument] = found
+    return entries
 
 
-def _belongs(key: str, name: str, section: Section) -> str:
-    full = f"{name}_{key}"
-    if full in section.arguments:
+def _belongs(key: str, section: str) -> str:
+    """Return where an unknown key of a section belongs; "" where it looks like a misspelling."""
+    if (full := f"{section}_{key}") in accelerate_keys(section):
         return f"did you mean {full!r}?"
-    if key in top_level():
+    if key in accelerate_keys():
         return "it belongs at the top level"
-    others = [other for other, candidate in sections().items() if key in candidate.arguments]
-    if others or name != "deepspeed_config":
-        return f"it belongs under {others[0]}" if others else ""
-    try:
-        path = json_path(key)
-    except LaunchError:  # DeepSpeed is not installed
-        return ""
+    if others := [other for other in section_names() if key in accelerate_keys(other)]:
+        return f"it belongs under {others[0]}"
+    path = _path_in_json(key) if section == "deepspeed_config" else None
     return f"it is {'.'.join(path)} of DeepSpeed's JSON: name one with deepspeed_config_file" if path else ""
 
 
-def with_flags(entries: Mapping[str, Given], flags: Mapping[str, Given], name: str) -> dict[str, Given]:
-    """A flag wins over its file."""
-    arguments = sections()[name].arguments
-    return {**entries, **{argument: given for argument, given in flags.items() if argument in arguments}}
+def _path_in_json(name: str) -> tuple[str, ...] | None:
+    """Return the key of DeepSpeed's JSON that ``name`` means where it is written flat, such as ``bf16_enabled``."""
+    zero = "zero_optimization"
+    for section in ((), (zero,), (zero, "offload_optimizer"), (zero, "offload_param"), ("fp16",), ("bf16",)):
+        for key in deepspeed_keys(section) or ():
+            path = (*section, key)
+            if name in ("_".join(path), "_".join(path[section[:1] == (zero,) :])):
+                return path
+    return None

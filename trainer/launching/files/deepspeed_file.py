@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ...config.documents import Document, read_document
-from ...errors import ConfigError
-from ..request import Asked, Request, Strategy
-from .check import Check, Given, every, lookup
-from .deepspeed_keys import check_document, effective
-from .fsdp_file import refuse_transformers_fsdp
+from ...config.validate import Validator
+from ...errors import ConfigError, Origin, Problem, Sourced
+from ..request import Request, Strategy
+from .accelerate_keys import Entries
+from .deepspeed_keys import OWNER, effective, read_values
+from .fsdp_file import BUILT_WHOLE, refuse_transformers_fsdp
 from .sections import read_optimizer, read_scheduler
+from .tables import annotation
 
 EXPORT = "no effect: the model is written in full precision (float32)"
 _DDP = (
@@ -33,6 +35,8 @@ _OWN_FIELDS = (
     "bf16",
     "bfloat16",
 )
+# Names of an older DeepSpeed, and the sections that they stand for.
+_OLD_OFFLOAD = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}
 
 
 def read_deepspeed_file(path: str | Path) -> Request:
@@ -40,216 +44,165 @@ def read_deepspeed_file(path: str | Path) -> Request:
 
     Raises:
         ConfigError: with every problem of the file.
-        LaunchError: DeepSpeed is not installed.
     """
-    check = Check()
+    check = Validator()
     request = read_json(path, check)
     if check.problems or request is None:
         raise ConfigError(check.problems)
     return replace(request, notices=tuple(check.notices))
 
 
-def read_json(path: str | Path, check: Check) -> Request | None:
-    """The request of a JSON; None, with problems in ``check``, where it says nothing that can run."""
+def read_json(path: str | Path, outer: Validator) -> Request | None:
+    """Return the request of a JSON; None, with problems in ``outer``, where it says nothing that can run."""
+    check = Validator(owner=OWNER)
     try:
         doc = read_document(path, what="DeepSpeed config file")
         refuse_transformers_fsdp(doc)
         if "distributed_type" in doc.data:
             rule = "this is an accelerate config: give it to accelerate launch, or with --accel_config"
-            raise ConfigError(doc.problem((), rule))
+            raise ConfigError(Problem(origin=Origin(doc.path), rule=rule))
+        return _read(doc, check)
     except ConfigError as error:
         check.problems.extend(error.problems)
         return None
-    before = len(check.problems)
-    stage, stage_at = _stage(doc, check)
-    precision, kept = _precision(doc, check)
-    steps = _whole(doc, "gradient_accumulation_steps", check)
-    micro = _whole(doc, "train_micro_batch_size_per_gpu", check)
-    batch = _whole(doc, "train_batch_size", check)
-    _check_product(doc, batch, micro, steps, check)
-    clipping = _typed(doc, "gradient_clipping")
-    norm = check.number(clipping)
-    check_document(doc, stage, check)
+    finally:
+        outer.problems += check.problems
+        outer.notices += check.notices
+
+
+def _read(doc: Document, check: Validator) -> Request | None:
+    stage = _stage(doc, check)
+    values = read_values(doc, stage, check)
+    precision, kept = _precision(doc, values, check)
+    batch, micro = values.get("train_batch_size"), values.get("train_micro_batch_size_per_gpu")
+    steps = values.get("gradient_accumulation_steps")
+    unit = (micro.value if micro else 1) * (steps.value if steps else 1)
+    if batch is not None and batch.value % unit:
+        parts = "train_micro_batch_size_per_gpu x gradient_accumulation_steps"
+        check.refuse(batch, f"must be a multiple of {parts}, {unit}")
     optimizer, scheduler = read_optimizer(doc, check), read_scheduler(doc, check)
     for name in ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"):
-        save = lookup(doc, ("zero_optimization", name))
-        if stage == 3 and save is not None and save.value is True:
+        save = values.get(f"zero_optimization.{name}")
+        if stage == 3 and save is not None and save.value:
             check.notice(save, EXPORT)
     rest = {key: value for key, value in effective(doc.data).items() if key not in _OWN_FIELDS}
-    if len(check.problems) == before:
+    if not check.problems:
         _modernize_offload(rest["zero_optimization"])
-        _check_offload(doc, rest, check)
-    if len(check.problems) > before or stage is None:
+        _check_offload(doc, rest["zero_optimization"], check)
+    if check.problems or stage is None:
         return None
+    origins = {f"deepspeed.{'.'.join(key)}": doc.origin(key) for key in doc.paths()}
+    zero = "deepspeed.zero_optimization."
+    old = {zero + part: origins[zero + name] for part, name in _OLD_OFFLOAD.items() if zero + name in origins}
     return Request(
         strategy=STAGES[stage],
-        strategy_where=stage_at,
+        strategy_origin=doc.origin(("zero_optimization", "stage")),
         mixed_precision=precision,
         accumulation_steps=steps,
         micro_batch_size=micro,
         global_batch_size=batch,
-        max_grad_norm=None if clipping is None or norm is None else clipping.asked(norm),
+        max_grad_norm=values.get("gradient_clipping"),
         optimizer=optimizer,
         scheduler=scheduler,
         deepspeed={**rest, **kept},
         files=(doc.path,),
-        where=_homes(doc),
+        origins=old | origins,
     )
 
 
-def _homes(doc: Document) -> dict[str, str]:
-    homes = {f"deepspeed.{given.key}": given.home for given in every(doc)}
-    zero = "deepspeed.zero_optimization."
-    return {zero + part: homes[zero + old] for part, old in _OLD_OFFLOAD.items() if zero + old in homes} | homes
-
-
-def read_inline(entries: Mapping[str, Given], check: Check, home: str) -> Request | None:
-    """The request of an accelerate file's ``deepspeed_config`` that names no JSON.
+def read_inline(entries: Entries, check: Validator, origin: Origin) -> Request | None:
+    """Return the request of an accelerate file's ``deepspeed_config`` that names no JSON.
 
     Args:
         entries: the section by launcher argument name.
-        home: where DeepSpeed was asked for, for what is missing.
+        origin: of the wish for DeepSpeed, for what is missing.
     """
-    stage_given = entries.get("zero_stage")
-    if stage_given is None:
-        if any(problem.key.startswith("deepspeed_config") for problem in check.problems):
-            return None  # a misspelt zero_stage is told already
-        missing = Given(value=None, where=home, key="deepspeed_config.zero_stage")
-        check.fail(missing, "is missing, which accelerate takes as 2; write zero_stage: 1, 2 or 3")
+    asked = entries.get("zero_stage")
+    if asked is None:
+        if not any(problem.key.startswith("deepspeed_config") for problem in check.problems):  # told already
+            missing = Sourced(None, origin.named("deepspeed_config.zero_stage"))
+            check.refuse(missing, "is missing, which accelerate takes as 2; write zero_stage: 1, 2 or 3")
         return None
-    stage = _known_stage(stage_given, check, "stage 0 is DDP: write distributed_type: MULTI_GPU")
+    stage = _known_stage(asked, check, "stage 0 is DDP: write distributed_type: MULTI_GPU")
     zero: dict[str, Any] = {"stage": stage}
-    homes = {"deepspeed.zero_optimization.stage": stage_given.home}
-    for part in ("offload_optimizer", "offload_param"):
-        device_given, path_given = entries.get(f"{part}_device"), entries.get(f"{part}_nvme_path")
-        device = check.choice(device_given, ("none", "cpu", "nvme"))
-        path = check.text(path_given)
-        if device_given is None or device in (None, "none"):
+    origins = {"deepspeed.zero_optimization.stage": asked.origin}
+    for part in _OLD_OFFLOAD:
+        device, path = entries.get(f"{part}_device"), entries.get(f"{part}_nvme_path")
+        if device is None or device.value == "none":
             continue
-        zero[part] = {"device": device} | ({"nvme_path": path} if device == "nvme" else {})
-        homes[f"deepspeed.zero_optimization.{part}"] = device_given.home
-        _check_device(device_given, part, device, stage, path, check)
+        zero[part] = {"device": device.value}
+        if device.value == "nvme":
+            zero[part]["nvme_path"] = path and path.value
+        origins[f"deepspeed.zero_optimization.{part}"] = device.origin
+        _check_device(device, part, zero[part], stage, check)
     save = entries.get("zero3_save_16bit_model")
-    if check.switch(save) and save is not None:
+    if save is not None and save.value:
         if stage == 3:
             zero["stage3_gather_16bit_weights_on_model_save"] = True
         check.notice(save, EXPORT if stage == 3 else f"no effect in stage {stage}")
     notice_init(entries.get("zero3_init_flag"), stage, check)
-    classes = entries.get("deepspeed_moe_layer_cls_names")
-    if classes is not None:
-        check.fail(classes, "not supported by samecurve; use zero_optimization.leaf_module in a deepspeed_config_file")
-    steps, norm = accumulation_and_clipping(entries, check)
+    if classes := entries.get("deepspeed_moe_layer_cls_names"):
+        rule = "not supported by samecurve; use zero_optimization.leaf_module in a deepspeed_config_file"
+        check.refuse(classes, rule)
     if stage is None:
         return None
     return Request(
         strategy=STAGES[stage],
-        strategy_where=stage_given.home,
-        accumulation_steps=steps,
-        max_grad_norm=norm,
+        strategy_origin=asked.origin,
+        accumulation_steps=entries.get("gradient_accumulation_steps"),
+        max_grad_norm=entries.get("gradient_clipping"),
         deepspeed={"zero_optimization": zero},
-        where=homes,
+        origins=origins,
     )
 
 
-def notice_init(given: Given | None, stage: int | None, check: Check) -> None:
+def notice_init(found: Sourced[bool] | None, stage: int | None, check: Validator) -> None:
     """Say what becomes of ``zero3_init_flag: true``."""
-    if check.switch(given) and given is not None:
-        built = "no effect: each rank builds the whole model in host memory, then keeps its shard"
-        check.notice(given, built if stage == 3 else f"no effect in stage {stage}")
+    if found is not None and found.value:
+        check.notice(found, BUILT_WHOLE if stage == 3 else f"no effect in stage {stage}")
 
 
-def accumulation_and_clipping(
-    entries: Mapping[str, Given], check: Check
-) -> tuple[Asked[int] | None, Asked[float] | None]:
-    """The two values that an accelerate file's section shares with the JSON; None where absent or "auto"."""
-    given = {
-        name: entries[name]
-        for name in ("gradient_accumulation_steps", "gradient_clipping")
-        if name in entries and entries[name].value != "auto"
-    }
-    steps_given, norm_given = given.get("gradient_accumulation_steps"), given.get("gradient_clipping")
-    steps, norm = check.whole(steps_given, at_least=1), check.number(norm_given)
-    return (
-        None if steps_given is None or steps is None else steps_given.asked(steps),
-        None if norm_given is None or norm is None else norm_given.asked(norm),
-    )
-
-
-def _known_stage(given: Given, check: Check, instead: str) -> int | None:
-    if given.value == 0 and not isinstance(given.value, bool):
-        check.fail(given, instead)
-        return None
-    stage = check.whole(given, at_least=1)
+def _known_stage(found: Sourced[Any], check: Validator, instead: str) -> int | None:
+    if found.value == 0 and not isinstance(found.value, bool):
+        check.refuse(found, instead)
+    stage = check.read(annotation("int"), found)
     if stage is not None and stage not in STAGES:
-        check.fail(given, "must be 1, 2 or 3")
-        return None
-    return stage
+        check.refuse(found, "must be 1, 2 or 3")
+    return stage if stage in STAGES else None
 
 
-def _stage(doc: Document, check: Check) -> tuple[int | None, str]:
-    zero, given = lookup(doc, ("zero_optimization",)), lookup(doc, ("zero_optimization", "stage"))
-    if given is not None:
-        return _known_stage(given, check, _DDP), given.home
+def _stage(doc: Document, check: Validator) -> int | None:
+    zero, found = doc.at("zero_optimization"), doc.at("zero_optimization", "stage")
+    if found is not None:
+        return _known_stage(found, check, _DDP)
     if zero is not None and not isinstance(zero.value, dict):
-        check.fail(zero, 'must be a mapping with the stage: {"stage": 1}, 2 or 3')
+        check.refuse(zero, 'must be a mapping with the stage: {"stage": 1}, 2 or 3')
     else:
-        absent = Given(value=None, where=zero.where if zero else f"{doc.path}:1", key="zero_optimization.stage")
-        check.fail(absent, f'is missing, which DeepSpeed takes as 0; write "stage": 1, 2 or 3 ({_DDP})')
-    return None, doc.path
+        missing = Sourced(None, (zero.origin if zero else Origin(doc.path, 1)).named("zero_optimization.stage"))
+        check.refuse(missing, f'is missing, which DeepSpeed takes as 0; write "stage": 1, 2 or 3 ({_DDP})')
+    return None
 
 
-def _typed(doc: Document, key: str) -> Given | None:
-    given = lookup(doc, (key,))
-    return None if given is None or given.value in ("auto", None) else given
-
-
-def _whole(doc: Document, key: str, check: Check) -> Asked[int] | None:
-    given = _typed(doc, key)
-    value = check.whole(given, at_least=1)
-    return None if given is None or value is None else given.asked(value)
-
-
-def _check_product(
-    doc: Document, batch: Asked[int] | None, micro: Asked[int] | None, steps: Asked[int] | None, check: Check
-) -> None:
-    """Refuse a batch that no number of processes can be cut into."""
-    given = lookup(doc, ("train_batch_size",))
-    if given is not None and batch is not None:
-        unit = (micro.value if micro else 1) * (steps.value if steps else 1)
-        if batch.value % unit:
-            parts = "train_micro_batch_size_per_gpu x gradient_accumulation_steps"
-            check.fail(given, f"must be a multiple of {parts}, {unit}")
-
-
-def _precision(doc: Document, check: Check) -> tuple[Asked[str] | None, dict[str, Any]]:
-    """Precision asked for, and what the sections say besides ``enabled``."""
-    on: list[tuple[str, Given]] = []
-    off: list[Given] = []
-    kept: dict[str, Any] = {}
-    open_ = False
-    for key, name in (("fp16", "fp16"), ("bf16", "bf16"), ("bfloat16", "bf16")):
-        section, given = lookup(doc, (key,)), lookup(doc, (key, "enabled"))
-        if section is not None and not isinstance(section.value, dict):
-            check.fail(section, "must be a mapping")
-        elif section is not None and given is not None:
-            if given.value == "auto":
-                open_ = True
-            elif check.switch(given, quoted=False):
-                on.append((name, given))
-            else:
-                off.append(given)
-            details = {detail: value for detail, value in section.value.items() if detail != "enabled"}
-            if details and given.value in ("auto", True):
-                kept[name] = effective(details)
+def _precision(
+    doc: Document, values: Mapping[str, Sourced[Any]], check: Validator
+) -> tuple[Sourced[str] | None, dict[str, Any]]:
+    """Return the precision asked for, and what the sections say besides ``enabled``."""
+    names = {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
+    sections = {key: doc.data[key] for key in names if isinstance(doc.data.get(key), dict)}
+    said = {key: values[f"{key}.enabled"] for key in names if f"{key}.enabled" in values}
+    on = [found.meaning(names[key]) for key, found in said.items() if found.value]
+    off = [found for found in said.values() if not found.value]
     if len(on) > 1:
-        check.fail(on[1][1], f"disagrees with {on[0][1].home}; enable one of them")
+        check.refuse(on[1].meaning(True), f"disagrees with {on[0].origin}; enable one of them")
+    kept = {}
+    for key, section in sections.items():
+        details = {name: value for name, value in section.items() if name != "enabled"}
+        if details and section.get("enabled") in ("auto", True):
+            kept[names[key]] = effective(details)
     if on:
-        return on[0][1].asked(on[0][0]), kept
-    return (off[0].asked("no") if off and not open_ else None), kept
-
-
-# Names of an older DeepSpeed, and the sections that they stand for.
-_OLD_OFFLOAD = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}
+        return on[0], kept
+    left_open = any(section.get("enabled") == "auto" for section in sections.values())
+    return (off[0].meaning("no") if off and not left_open else None), kept
 
 
 def _modernize_offload(zero: dict[str, Any]) -> None:
@@ -260,23 +213,23 @@ def _modernize_offload(zero: dict[str, Any]) -> None:
             zero.setdefault(part, {"device": "cpu"} | ({"pin_memory": True} if pinned else {}))
 
 
-def _check_offload(doc: Document, data: dict[str, Any], check: Check) -> None:
+def _check_offload(doc: Document, zero: dict[str, Any], check: Validator) -> None:
     for part, old in _OLD_OFFLOAD.items():
-        section = data["zero_optimization"].get(part) or {}
-        device = str(section.get("device", "none"))
-        given = lookup(doc, ("zero_optimization", part)) or lookup(doc, ("zero_optimization", old))
-        if given is not None and device != "none":
-            stage = int(data["zero_optimization"]["stage"])
-            _check_device(given, part, device, stage, section.get("nvme_path"), check)
+        found = doc.at("zero_optimization", part) or doc.at("zero_optimization", old)
+        if found is not None:
+            _check_device(found, part, zero.get(part) or {}, zero["stage"], check)
 
 
-def _check_device(given: Given, part: str, device: str, stage: int | None, path: object, check: Check) -> None:
-    """DeepSpeed itself takes a wrong pair without a word and leaves the offload out, or uses the CPU."""
+def _check_device(
+    found: Sourced[Any], part: str, section: Mapping[str, Any], stage: int | None, check: Validator
+) -> None:
+    """Refuse a pair that DeepSpeed itself takes without a word: it leaves the offload out, or uses the CPU."""
+    device = section.get("device", "none")
     if part == "offload_optimizer" and device == "nvme":
-        check.fail(given, "not supported by samecurve, whose checkpoints read the optimizer's state; write cpu")
-    elif stage == 3 and device == "nvme" and not path:
-        check.fail(given, "nvme needs a path: write nvme_path")
-    elif stage in (1, 2) and part == "offload_param":
-        check.fail(given, f"works in stage 3 only, this is stage {stage}; remove it or write stage 3")
+        check.refuse(found, "not supported by samecurve, whose checkpoints read the optimizer's state; write cpu")
+    elif stage == 3 and device == "nvme" and not section.get("nvme_path"):
+        check.refuse(found, "nvme needs a path: write nvme_path")
+    elif stage in (1, 2) and part == "offload_param" and device != "none":
+        check.refuse(found, f"works in stage 3 only, this is stage {stage}; remove it or write stage 3")
     elif stage in (1, 2) and device == "nvme":
-        check.fail(given, f"nvme works in stage 3 only, this is stage {stage}; write cpu")
+        check.refuse(found, f"nvme works in stage 3 only, this is stage {stage}; write cpu")

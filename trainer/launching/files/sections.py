@@ -1,22 +1,22 @@
 """The ``optimizer`` and ``scheduler`` sections of a DeepSpeed JSON, in the words of the training config.
 
-Which settings a type takes, and what it takes where the section is silent, is read off the signatures of the classes
-that DeepSpeed itself would build.
+Which settings a type takes, and what it takes where the section is silent, are those of the class that DeepSpeed itself
+would build.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from ...config.documents import Document
 from ...config.train_config import TrainConfig
-from ...config.validate import Checker
+from ...config.validate import Validator, annotations_of
+from ...errors import Sourced
 from ...text import nearest
-from ..request import Given, Section
-from .check import Check, lookup, unknown
+from ..request import Section
+from .tables import table
 
 # DeepSpeed's `Adam` decouples the weight decay unless told otherwise (adam_w_mode), which makes it AdamW.
 _OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"}
@@ -36,91 +36,72 @@ _OF_SCHEDULES = {
 }
 
 
-def read_optimizer(doc: Document, check: Check) -> Section | None:
+def read_optimizer(doc: Document, check: Validator) -> Section | None:
     """Read the optimizer that the JSON asks for; None where it asks for none, or for one that cannot run."""
-    place, typed, params = _type_and_params(doc, "optimizer", check)
-    if place is None or typed is None:
+    typed, params = _type_and_params(doc, "optimizer", check)
+    if typed is None:
         return None
-    name = str(typed.value).lower()
+    name = typed.value.lower()
     if name in _KERNELS_OF_ADAM:
-        check.fail(typed, 'is the class behind DeepSpeed\'s type "AdamW"; write that')
+        check.refuse(typed, 'is the class behind DeepSpeed\'s type "AdamW"; write that')
         return None
     if name not in _OPTIMIZERS:
         rule = "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are)"
-        check.fail(typed, f"{rule}; build it in Task.build_optimizer, and remove this section")
+        check.refuse(typed, f"{rule}; build it in Task.build_optimizer, and remove this section")
         return None
     mode, by_torch = params.pop("adam_w_mode", None), params.get("torch_adam")
-    decoupled = name == "adamw" or check.switch(mode, quoted=False) is not False
+    decoupled = name == "adamw" or check.read(bool, mode) is not False
     ours = _OPTIMIZERS[name] if decoupled else "adam"
-    taken = _signature(_optimizer_class(ours, by_torch=bool(by_torch and by_torch.value is True)))
+    # torch's AdamW decays weights by default, DeepSpeed's own does not.
+    of_torch = {"sgd": "torch.SGD", "adamw": "torch.AdamW", "adam": "torch.Adam"}[ours]
+    is_torch = name == "sgd" or (by_torch is not None and by_torch.value is True)
+    taken = table("deepspeed")["settings"][of_torch if is_torch else "FusedAdam"]
     if name != "sgd":
-        taken |= dict.fromkeys(("torch_adam", "fp32_optimizer_states"))
-    return _section(place, ours, typed, params, taken, dict(zip(_SETTINGS, _SETTINGS, strict=True)), check)
+        taken = taken | dict.fromkeys(("torch_adam", "fp32_optimizer_states"))
+    return _section(doc, "optimizer", ours, typed, params, taken, dict(zip(_SETTINGS, _SETTINGS, strict=True)), check)
 
 
-def read_scheduler(doc: Document, check: Check) -> Section | None:
+def read_scheduler(doc: Document, check: Validator) -> Section | None:
     """Read the schedule that the JSON asks for; None where it asks for none, or for one that cannot run."""
-    from deepspeed.runtime import lr_schedules
-
-    place, typed, params = _type_and_params(doc, "scheduler", check)
-    if place is None or typed is None:
+    typed, params = _type_and_params(doc, "scheduler", check)
+    if typed is None:
         return None
     if typed.value not in _SCHEDULES:
-        near = nearest(str(typed.value), _SCHEDULES)
+        near = nearest(typed.value, _SCHEDULES)
         hint = f"did you mean {near!r}?" if near else "remove this section, and set schedule in the training config"
-        check.fail(typed, f"not offered ({', '.join(_SCHEDULES)} are); {hint}")
+        check.refuse(typed, f"not offered ({', '.join(_SCHEDULES)} are); {hint}")
         return None
-    kind = params.get("warmup_type")
-    if kind is not None and kind.value not in ("linear", "log", "auto"):
-        check.fail(kind, 'must be "linear" or "log"')
-    taken = _signature(getattr(lr_schedules, str(typed.value)))
-    return _section(place, _SCHEDULES[typed.value], typed, params, taken, _OF_SCHEDULES, check)
+    warmup = params.get("warmup_type")
+    if warmup is not None and warmup.value not in ("linear", "log", "auto"):
+        check.refuse(warmup, 'must be "linear" or "log"')
+    taken = table("deepspeed")["settings"][typed.value]
+    return _section(doc, "scheduler", _SCHEDULES[typed.value], typed, params, taken, _OF_SCHEDULES, check)
 
 
-def _type_and_params(doc: Document, key: str, check: Check) -> tuple[Given | None, Given | None, dict[str, Given]]:
-    """Return a section's place, its type and its settings; None where there is no section that can be read."""
-    section, typed = lookup(doc, (key,)), lookup(doc, (key, "type"))
+def _type_and_params(doc: Document, key: str, check: Validator) -> tuple[Sourced[str] | None, dict[str, Sourced[Any]]]:
+    """Return a section's type and its settings; None where there is no section that can be read."""
+    section, typed = doc.at(key), doc.at(key, "type")
     if section is None or section.value is None:
-        return None, None, {}
+        return None, {}
     params = section.value.get("params") if isinstance(section.value, dict) else []
     params = {} if params is None else params
     if typed is None or not isinstance(typed.value, str) or not isinstance(params, dict):
         if not any(problem.key.startswith(f"{key}.") for problem in check.problems):
-            check.fail(section, 'must be {"type": name, "params": {...}}')
-        return None, None, {}
-    found = {name: lookup(doc, (key, "params", name)) for name in params if not name.startswith("_")}
-    place = Given(value=typed.value, where=section.where, key=key)
-    return place, typed, {name: given for name, given in found.items() if given is not None}
-
-
-def _optimizer_class(ours: str, *, by_torch: bool) -> type:
-    """Return the class that DeepSpeed would build, for its defaults: torch's AdamW decays weights, its own does not."""
-    import torch
-
-    if ours == "sgd":
-        return torch.optim.SGD
-    if by_torch:
-        return torch.optim.AdamW if ours == "adamw" else torch.optim.Adam
-    from deepspeed.ops.adam import FusedAdam
-
-    found: type = FusedAdam
-    return found
-
-
-def _signature(cls: type) -> dict[str, Any]:
-    """Return the settings that a class takes, with their defaults; its first argument is what it works on."""
-    _, *settings = inspect.signature(cls).parameters.values()
-    return {one.name: None if one.default is one.empty else one.default for one in settings}
+            check.refuse(section, 'must be {"type": name, "params": {...}}')
+        return None, {}
+    found = {name: doc.at(key, "params", name) for name in params if not name.startswith("_")}
+    return typed, {name: given for name, given in found.items() if given is not None}
 
 
 def _section(
-    place: Given,
+    doc: Document,
+    key: str,
     name: str,
-    typed: Given,
-    params: Mapping[str, Given],
+    typed: Sourced[str],
+    params: Mapping[str, Sourced[Any]],
     taken: Mapping[str, Any],
     ours: Mapping[str, str],
-    check: Check,
+    check: Validator,
 ) -> Section:
     """Return the section in our words; what has none must be as this run is anyway.
 
@@ -128,35 +109,23 @@ def _section(
         taken: the settings of the class that the section names, with their defaults.
         ours: the training config's key for each setting that has one.
     """
-    values: dict[str, Given] = {}
-    for key, given in params.items():
-        if key == "max_grad_norm" and key not in taken:
-            check.fail(given, 'is no setting of an optimizer; write "gradient_clipping" at the top level')
-        elif key not in taken:
-            check.problems.append(unknown(given, key, taken.keys(), f"DeepSpeed's {typed.value}"))
-        elif given.value == "auto" or key in _ANY_VALUE:
+    values: dict[str, Sourced[Any]] = {}
+    for setting, found in params.items():
+        if setting == "max_grad_norm" and setting not in taken:
+            check.refuse(found, 'is no setting of an optimizer; write "gradient_clipping" at the top level')
+        elif setting not in taken:
+            check.unknown(found, taken, (key, "params", setting))
+        elif found.value == "auto" or setting in _ANY_VALUE:
             continue
-        elif key in ours:
-            if ours[key] == "warmup_type" or _fits(given, ours[key], check):
-                values[ours[key]] = given
-        elif given.value != taken[key]:
-            check.fail(given, f"only {json.dumps(taken[key])} is offered; remove it")
+        elif setting in ours:
+            meant = ours[setting]
+            if meant == "warmup_type" or check.read(annotations_of(TrainConfig)[meant], found) is not None:
+                values[meant] = found
+        elif found.value != taken[setting]:
+            check.refuse(found, f"only {json.dumps(taken[setting])} is offered; remove it")
+    silent = {setting: taken[setting] for setting in ours if setting not in params and taken.get(setting) is not None}
     defaults = {
-        ours[key]: Given(value=_listed(default), where=typed.where, key=f"{place.key}.params.{key}")
-        for key, default in taken.items()
-        if key in ours and key not in params and default is not None
+        ours[setting]: Sourced(default, typed.origin.named(f"{key}.params.{setting}"))
+        for setting, default in silent.items()
     }
-    return Section(name=name, typed=typed, place=place, values=values, defaults=defaults)
-
-
-def _fits(given: Given, ours: str, check: Check) -> bool:
-    """Tell whether a value could stand in the training config under the name of ``ours``."""
-    checker = Checker(lambda _: "")
-    checker.settings(TrainConfig, {ours: given.value})
-    for problem in checker.problems:
-        check.fail(given, problem.rule)
-    return not checker.problems
-
-
-def _listed(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
+    return Section(name=name, typed=typed, origin=doc.origin((key,)), values=values, defaults=defaults)

@@ -70,12 +70,13 @@ MISTAKES = [
     ),
     (
         f"{DDP}mixed_precision: no",
-        "a.yaml:3: mixed_precision: false: write 'no' in quotes: YAML reads it as false",
+        "a.yaml:3: mixed_precision: false: must be one of 'no', 'bf16', 'fp16'; write 'no' in quotes, "
+        "for YAML reads a bare no as false",
     ),
     (f"{DDP}mixed_precision: fp8", "a.yaml:3: mixed_precision: 'fp8': not supported by samecurve; write bf16"),
     (
         f"{DDP}mixed_precision: bf61",
-        "a.yaml:3: mixed_precision: 'bf61': must be one of no, bf16, fp16; did you mean 'bf16'?",
+        "a.yaml:3: mixed_precision: 'bf61': must be one of 'no', 'bf16', 'fp16'; did you mean 'bf16'?",
     ),
     (
         f"{DDP}mixed_precision: bf16\nfp16: true",
@@ -98,7 +99,7 @@ MISTAKES = [
     (f"{DDP}fsdp_config: [1]", "a.yaml:3: fsdp_config: [1]: must be a mapping"),
     (
         f"{DDP}dynamo_config:\n  dynamo_mode: fastest",
-        "a.yaml:4: dynamo_config.dynamo_mode: 'fastest': must be one of default, reduce-overhead, max-autotune",
+        "a.yaml:4: dynamo_config.dynamo_mode: 'fastest': must be one of 'default', 'reduce-overhead', 'max-autotune'",
     ),
     (
         f"{DDP}dynamo_backend: eager\ndynamo_config:\n  backend: inductor",
@@ -124,8 +125,8 @@ MISTAKES = [
     ),
     (
         f"{FSDP1}  fsdp_sharding_strategy: FULL_SHARDS",
-        "a.yaml:5: fsdp_config.fsdp_sharding_strategy: 'FULL_SHARDS': must be one of FULL_SHARD, SHARD_GRAD_OP, "
-        "NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2; did you mean 'FULL_SHARD'?",
+        "a.yaml:5: fsdp_config.fsdp_sharding_strategy: 'FULL_SHARDS': must be one of 'FULL_SHARD', 'SHARD_GRAD_OP', "
+        "'NO_SHARD', 'HYBRID_SHARD', 'HYBRID_SHARD_ZERO2'; did you mean 'FULL_SHARD'?",
     ),
     (
         f"{FSDP1}  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_reshard_after_forward: false",
@@ -152,8 +153,8 @@ MISTAKES = [
     ),
     (
         f"{FSDP}  fsdp_auto_wrap_policy: TRANSFORMER_WRAP",
-        "a.yaml:5: fsdp_config.fsdp_auto_wrap_policy: 'TRANSFORMER_WRAP': must be one of TRANSFORMER_BASED_WRAP, "
-        "SIZE_BASED_WRAP, NO_WRAP; did you mean 'TRANSFORMER_BASED_WRAP'?",
+        "a.yaml:5: fsdp_config.fsdp_auto_wrap_policy: 'TRANSFORMER_WRAP': must be one of 'TRANSFORMER_BASED_WRAP', "
+        "'SIZE_BASED_WRAP', 'NO_WRAP'; did you mean 'TRANSFORMER_BASED_WRAP'?",
     ),
     (
         f"{FSDP}  fsdp_transformer_layer_cls_to_wrap: 3",
@@ -163,7 +164,7 @@ MISTAKES = [
     (
         f"{FSDP}  fsdp_state_dict_type: LOCAL_STATE_DICT",
         "a.yaml:5: fsdp_config.fsdp_state_dict_type: 'LOCAL_STATE_DICT': "
-        "must be one of SHARDED_STATE_DICT, FULL_STATE_DICT; did you mean 'FULL_STATE_DICT'?",
+        "must be one of 'SHARDED_STATE_DICT', 'FULL_STATE_DICT'; did you mean 'FULL_STATE_DICT'?",
     ),
     (f"{ZERO}  zero_stage: 4", "a.yaml:4: deepspeed_config.zero_stage: 4: must be 1, 2 or 3"),
     (
@@ -184,11 +185,11 @@ MISTAKES = [
     ),
     (
         f"{ZERO}  zero_stage: 2\n  gradient_clipping: -1.0",
-        "a.yaml:5: deepspeed_config.gradient_clipping: -1.0: must be 0 or more",
+        "a.yaml:5: deepspeed_config.gradient_clipping: -1.0: must be at least 0",
     ),
     (
         f"{ZERO}  zero_stage: 2\n  offload_optimizer_device: gpu",
-        "a.yaml:5: deepspeed_config.offload_optimizer_device: 'gpu': must be one of none, cpu, nvme; "
+        "a.yaml:5: deepspeed_config.offload_optimizer_device: 'gpu': must be one of 'none', 'cpu', 'nvme'; "
         "did you mean 'cpu'?",
     ),
     (

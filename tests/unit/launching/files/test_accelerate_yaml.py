@@ -7,22 +7,23 @@ import json
 import pytest
 from accelerate.utils import TorchDynamoPlugin
 from launch_texts import DDP, FSDP, Write, Z, complaint, flag
+from origins import sourced
 
-from trainer.launching.files.read import Asked, read_accelerate_file, read_deepspeed_file
+from trainer.launching.files.read import read_accelerate_file, read_deepspeed_file
 
 
 def test_single(write: Write) -> None:
     request = read_accelerate_file(write("a.yaml", "distributed_type: 'NO'\n"))
-    assert (request.strategy, request.strategy_where) == ("single", "a.yaml:1 (distributed_type)")
-    assert request.world_size == Asked(value=1, where="a.yaml:1 (distributed_type)")
+    assert (request.strategy, str(request.strategy_origin)) == ("single", "a.yaml:1 (distributed_type)")
+    assert request.world_size == sourced(1, "a.yaml:1 (distributed_type)")
     assert request.notices == ()
 
 
 def test_ddp_with_its_homes(write: Write) -> None:
     request = read_accelerate_file(write("a.yaml", f"{DDP}mixed_precision: BF16\nuse_cpu: true\n"))
     assert request.strategy == "ddp"
-    assert request.world_size == Asked(value=2, where="a.yaml:2 (num_processes)")
-    assert request.mixed_precision == Asked(value="bf16", where="a.yaml:3 (mixed_precision)")
+    assert request.world_size == sourced(2, "a.yaml:2 (num_processes)")
+    assert request.mixed_precision == sourced("bf16", "a.yaml:3 (mixed_precision)")
     assert request.use_cpu
     assert request.files == ("a.yaml",)
 
@@ -30,7 +31,7 @@ def test_ddp_with_its_homes(write: Write) -> None:
 def test_json_is_read_as_accelerate_does(write: Write) -> None:
     text = json.dumps({"distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2}, indent=1)
     request = read_accelerate_file(write("a.json", text))
-    assert (request.world_size, request.num_machines) == (Asked(value=4, where="a.json:3 (num_processes)"), 2)
+    assert (request.world_size, request.num_machines) == (sourced(4, "a.json:3 (num_processes)"), 2)
 
 
 def test_null_and_empty_sections_count_as_absent(write: Write) -> None:
@@ -41,7 +42,7 @@ def test_null_and_empty_sections_count_as_absent(write: Write) -> None:
 
 def test_older_spelling_of_precision(write: Write) -> None:
     request = read_accelerate_file(write("a.yaml", f"{DDP}fp16: true\n"))
-    assert request.mixed_precision == Asked(value="fp16", where="a.yaml:3 (fp16)")
+    assert request.mixed_precision == sourced("fp16", "a.yaml:3 (fp16)")
 
 
 def test_dynamo(write: Write) -> None:
@@ -76,12 +77,12 @@ def test_the_launcher_says_how_many_processes(write: Write, lines: str) -> None:
     request = read_accelerate_file(write("a.yaml", f"distributed_type: MULTI_GPU\n{lines}"))
     assert (request.strategy, request.world_size, request.num_machines) == ("ddp", None, 1)
     two = read_accelerate_file("a.yaml", overrides=flag(2, "num_processes"))
-    assert two.world_size == Asked(value=2, where="command line (--num_processes)")
+    assert two.world_size == sourced(2, "command line (--num_processes)")
 
 
 def test_one_process_of_ddp(write: Write) -> None:
     request = read_accelerate_file(write("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 1\n"))
-    assert (request.strategy, request.world_size) == ("ddp", Asked(value=1, where="a.yaml:2 (num_processes)"))
+    assert (request.strategy, request.world_size) == ("ddp", sourced(1, "a.yaml:2 (num_processes)"))
 
 
 def test_no_without_quotes_is_what_accelerate_takes_it_for(write: Write) -> None:

@@ -46,7 +46,7 @@ JSON_MISTAKES = [
     ),
     (
         f'{{{Z}, "optimizer": {{"type": "AdamW", "params": {{"lr": "1e-4"}}}}}}',
-        "optimizer.params.lr: '1e-4': is text; remove the quotes",
+        "optimizer.params.lr: '1e-4': must be a number; remove the quotes",
     ),
     ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage: 4: must be 1, 2 or 3"),
     ('{"zero_optimization": {"stage": 0}}', f"zero_optimization.stage: 0: {STAGE_0}"),
@@ -57,19 +57,19 @@ JSON_MISTAKES = [
     ('{"zero_optimization": true}', 'zero_optimization: true: must be a mapping with the stage: {"stage": 1}, 2 or 3'),
     (f'{{{Z}, "train_batch_size": 0}}', "train_batch_size: 0: must be at least 1"),
     (f'{{{Z}, "train_micro_batch_size_per_gpu": 1.5}}', "train_micro_batch_size_per_gpu: 1.5: must be a whole number"),
-    (f'{{{Z}, "gradient_clipping": -1}}', "gradient_clipping: -1: must be 0 or more"),
+    (f'{{{Z}, "gradient_clipping": -1}}', "gradient_clipping: -1: must be at least 0"),
     (f'{{{Z}, "gradient_clipping": "1"}}', "gradient_clipping: '1': must be a number; remove the quotes"),
     (f'{{{Z}, "wall_clock_breakdown": 1}}', "wall_clock_breakdown: 1: must be true or false"),
-    (f'{{{Z}, "prescale_gradients": "true"}}', "prescale_gradients: 'true': is text; remove the quotes"),
+    (f'{{{Z}, "prescale_gradients": "true"}}', "prescale_gradients: 'true': must be true or false; remove the quotes"),
     (f'{{{Z}, "aio": 3}}', "aio: 3: must be a mapping"),
     (f'{{{Z}, "checkpoint": 3}}', "checkpoint: 3: must be a mapping"),
     (
         '{"zero_optimization": {"stage": 2, "reduce_bucket_size": -5}}',
-        "zero_optimization.reduce_bucket_size: -5: DeepSpeed: Input should be greater than 0",
+        "zero_optimization.reduce_bucket_size: -5: must be greater than 0",
     ),
     (
         '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "gpu"}}}',
-        "zero_optimization.offload_optimizer.device: 'gpu': DeepSpeed: Input should be 'none', 'cpu' or 'nvme'",
+        "zero_optimization.offload_optimizer.device: 'gpu': must be one of 'none', 'cpu', 'nvme'; did you mean 'cpu'?",
     ),
     (
         '{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}',
@@ -89,7 +89,7 @@ JSON_MISTAKES = [
     (f'{{{Z}, "fp16": true}}', "fp16: true: must be a mapping"),
     (
         f'{{{Z}, "fp16": {{"enabled": true, "loss_scale": -1}}}}',
-        "fp16.loss_scale: -1: DeepSpeed: fp16.loss_scale must be >= 0 (0 enables dynamic loss scaling)",
+        "fp16.loss_scale: -1: must be at least 0",
     ),
     (
         f'{{{Z}, "gradient_allreduce_op": "sum"}}',

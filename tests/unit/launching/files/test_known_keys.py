@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from launch_texts import DDP, Write, complaint
 
-from trainer.launching.files.accelerate_keys import sections
-from trainer.launching.files.deepspeed_schema import known_keys
+from trainer.launching.files.accelerate_keys import section_names, spellings
 from trainer.launching.files.read import read_accelerate_file, read_deepspeed_file
+from trainer.launching.files.tables import accelerate_keys, deepspeed_keys
 
 
 def _typos(key: str) -> st.SearchStrategy[str]:
@@ -37,7 +37,7 @@ def _one_letter_away(left: str, right: str) -> bool:
     return len(long) - len(short) == 1 and any(long[:i] + long[i + 1 :] == short for i in range(len(long)))
 
 
-NESTED = sorted((name, key) for name, section in sections().items() for key in section.arguments)
+NESTED = sorted((name, key) for name in section_names() for key in accelerate_keys(name))
 PATHS: list[tuple[str, ...]] = [
     (),
     ("zero_optimization",),
@@ -53,7 +53,7 @@ PATHS: list[tuple[str, ...]] = [
 
 
 # With fewer letters, one less leaves nothing to recognise.
-JSON_KEYS = sorted((path, key) for path in PATHS for key in known_keys(path) or () if len(key) > 4)
+JSON_KEYS = sorted((path, key) for path in PATHS for key in deepspeed_keys(path) or () if len(key) > 4)
 
 
 @settings(max_examples=200, deadline=None)
@@ -61,7 +61,7 @@ JSON_KEYS = sorted((path, key) for path in PATHS for key in known_keys(path) or 
 def test_a_typo_in_a_nested_key_is_answered_by_the_key(data: st.DataObject, tmp_path_factory: Any) -> None:
     name, key = data.draw(st.sampled_from(NESTED))
     typo = data.draw(_typos(key))
-    others = {one for section in sections().values() for one in section.keys}
+    others = {one for section in section_names() for one in spellings(section)}
     assume(typo not in others)
     assume(not any(_one_letter_away(typo, other) for other in others - {key}))
     path = tmp_path_factory.getbasetemp() / "typo.yaml"
@@ -75,7 +75,7 @@ def test_a_typo_in_a_nested_key_is_answered_by_the_key(data: st.DataObject, tmp_
 def test_a_typo_in_json_is_answered_by_the_key(data: st.DataObject, tmp_path_factory: Any) -> None:
     path, key = data.draw(st.sampled_from(JSON_KEYS))
     typo = data.draw(_typos(key))
-    known = set(known_keys(path) or ()) | set(known_keys(("zero_optimization",)) or ())
+    known = set(deepspeed_keys(path) or ()) | set(deepspeed_keys(("zero_optimization",)) or ())
     assume(typo not in known)
     assume(not any(_one_letter_away(typo, other) for other in known - {key}))
     content: dict[str, Any] = {"zero_optimization": {"stage": 3}}
@@ -92,12 +92,12 @@ def test_a_typo_in_json_is_answered_by_the_key(data: st.DataObject, tmp_path_fac
 def test_known_keys_are_deepspeeds_own() -> None:
     fields = DeepSpeedZeroConfig.model_fields
     aliases = {field.alias for field in fields.values() if field.alias}
-    assert set(known_keys(("zero_optimization",)) or ()) == set(fields) | aliases
-    assert {"optimizer", "aio", "wandb", "train_batch_size"} <= set(known_keys(()) or ())
+    assert set(deepspeed_keys(("zero_optimization",)) or ()) == set(fields) | aliases
+    assert {"optimizer", "aio", "wandb", "train_batch_size"} <= set(deepspeed_keys(()) or ())
 
 
 def test_all_keys_of_a_written_accelerate_file_are_known(write: Write) -> None:
     """Also those that have no argument of the launcher."""
-    assert "fsdp_ignored_modules" in sections()["fsdp_config"].arguments
-    assert "ignored_modules" in sections()["fsdp_config"].keys
-    assert "tp_size" not in sections()["parallelism_config"].keys
+    assert "fsdp_ignored_modules" in accelerate_keys("fsdp_config")
+    assert "ignored_modules" in spellings("fsdp_config")
+    assert "tp_size" not in spellings("parallelism_config")

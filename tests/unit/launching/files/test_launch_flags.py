@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from launch_texts import DDP, FULL, Write, complaint, flag
+from origins import sourced
 
-from trainer.errors import ConfigError
-from trainer.launching.files.read import Asked, Given, read_accelerate_file, read_launch_flags, read_request
+from trainer.errors import ConfigError, Sourced
+from trainer.launching.files.read import read_accelerate_file, read_launch_flags, read_request
 
 
 def test_flags_are_read_by_accelerates_parser(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,9 +44,9 @@ def test_a_flag_wins_over_its_file(write: Write) -> None:
         flag(4, "num_processes") | flag("no", "mixed_precision") | flag(True, "use_fsdp") | flag("2", "fsdp_version")
     )
     request = read_accelerate_file(path, overrides=typed)
-    assert (request.strategy, request.strategy_where) == ("fsdp", "command line (--use_fsdp)")
-    assert request.world_size == Asked(value=4, where="command line (--num_processes)")
-    assert request.mixed_precision == Asked(value="no", where="command line (--mixed_precision)")
+    assert (request.strategy, str(request.strategy_origin)) == ("fsdp", "command line (--use_fsdp)")
+    assert request.world_size == sourced(4, "command line (--num_processes)")
+    assert request.mixed_precision == sourced("no", "command line (--mixed_precision)")
     assert request.notices == ()
 
 
@@ -80,7 +82,7 @@ def test_a_flag_wins_over_its_file(write: Write) -> None:
         ),
     ],
 )
-def test_a_mistake_in_flags_is_one_line(write: Write, typed: dict[str, Given], line: str) -> None:
+def test_a_mistake_in_flags_is_one_line(write: Write, typed: dict[str, Sourced[Any]], line: str) -> None:
     assert complaint(lambda: read_accelerate_file(write("a.yaml", DDP), overrides=typed)) == line
 
 
@@ -103,11 +105,11 @@ def test_launch_without_a_file(gpus: Callable[[int], None]) -> None:
     gpus(0)
     single = read_request(None, {})
     assert (single.strategy, single.files) == ("single", ())
-    assert single.world_size == Asked(value=1, where="command line (accelerate launch)")
+    assert single.world_size == sourced(1, "command line (accelerate launch)")
     on_cpu = read_request(None, flag(True, "cpu"))
     assert (on_cpu.strategy, on_cpu.use_cpu) == ("single", True)
     ddp = read_request(None, flag(True, "multi_gpu") | flag(2, "num_processes"))
-    assert (ddp.strategy, ddp.world_size) == ("ddp", Asked(value=2, where="command line (--num_processes)"))
+    assert (ddp.strategy, ddp.world_size) == ("ddp", sourced(2, "command line (--num_processes)"))
 
 
 def test_launch_without_a_file_on_gpus(gpus: Callable[[int], None]) -> None:
@@ -116,7 +118,7 @@ def test_launch_without_a_file_on_gpus(gpus: Callable[[int], None]) -> None:
     every = read_request(None, {})
     assert (every.strategy, every.world_size) == (
         "ddp",
-        Asked(value=4, where="command line (every GPU of this machine)"),
+        sourced(4, "command line (every GPU of this machine)"),
     )
     assert read_request(None, flag(1, "num_processes")).strategy == "single"
 

@@ -9,12 +9,11 @@ import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 from launch_texts import DDP, FSDP, ZERO, Write, complaint
 
+from trainer.launching.cpu_rehearsal import rehearsal_changes, rehearsal_notices
 from trainer.launching.files.read import (
     read_accelerate_file,
     read_deepspeed_file,
     read_launch_file,
-    rehearsal_changes,
-    rehearsal_notices,
 )
 
 

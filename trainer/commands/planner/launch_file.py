@@ -1,4 +1,4 @@
-"""An accelerate YAML for a strategy: what ``trainer plan --write`` leaves behind. ``files.py`` reads it back."""
+"""The accelerate YAML that ``trainer plan --write`` leaves; ``launching/files/read.py`` reads it back."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ fsdp_config:
   fsdp_cpu_ram_efficient_loading: false
   fsdp_state_dict_type: SHARDED_STATE_DICT
 """
-_KINDS = {"single": "'NO'", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
+_DISTRIBUTED_TYPES = {"single": "'NO'", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
 
 
 def accelerate_yaml(strategy: str, *, world_size: int, num_machines: int, mixed_precision: str, offload: str) -> str:
-    """The file's text. ``offload``: ``none``, ``optimizer`` or ``all``, as in ``strategies.costs``."""
+    """Return the file's text. ``offload``: ``none``, ``optimizer`` or ``all``, as in ``costs.Case``."""
     lines = [
         f"# {strategy}{'' if offload == 'none' else f', {offload} offloaded'}: written by trainer plan",
         "compute_environment: LOCAL_MACHINE",
-        f"distributed_type: {_KINDS.get(strategy, 'DEEPSPEED')}",
+        f"distributed_type: {_DISTRIBUTED_TYPES.get(strategy, 'DEEPSPEED')}",
     ]
     if strategy == "fsdp":
         lines += [_FSDP.rstrip(), *(["  fsdp_offload_params: true"] if offload == "all" else [])]

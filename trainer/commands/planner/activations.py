@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward pass, by one probing step: for real, or without memory and time.
+"""Count what a forward pass keeps for its backward pass, in one probing pass: for real, or without memory and time.
 
 The tensors that autograd saves are counted where they are saved (``saved_tensors_hooks``), each storage once, without
 parameters and buffers. With recomputation (activation checkpointing) each block of the model keeps its input only, and
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """Bytes of one micro-batch on one rank.
+    """The bytes of one micro-batch on one rank.
 
     Args:
         saved: by autograd, in the whole forward pass.
@@ -33,14 +33,14 @@ class Activations:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of a model: the children of its largest ``ModuleList``; none where there is no such list."""
+    """List the repeated layers of a model: the children of its largest ``ModuleList``, if there is one."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
     largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=None)
     return list(largest or [])
 
 
 def largest_unit(model: nn.Module) -> int:
-    """Elements of the largest block, or of all that stands outside of blocks: what sharding gathers at once."""
+    """Count the elements of the largest block, or of all outside of blocks: what sharding gathers at once."""
     blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
     return max([*blocks, sum(p.numel() for p in model.parameters()) - sum(blocks)])
 
@@ -62,7 +62,7 @@ def probe(model: nn.Module, forward: Callable[[], Tensor]) -> Activations:
 
 
 class _Counter:
-    """Bytes of the storages that autograd saves: all of them, and those of each block."""
+    """A count of the bytes that autograd saves: of all storages, and of those within each block."""
 
     def __init__(self, model: nn.Module) -> None:
         held = [*model.parameters(), *model.buffers()]
@@ -74,6 +74,7 @@ class _Counter:
         self.inside = False
 
     def pack(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that is saved; returns it."""
         key = _storage(tensor)
         if key not in self.own and key not in self.saved:
             self.saved[key] = tensor.untyped_storage().nbytes()
@@ -84,9 +85,11 @@ class _Counter:
 
     @contextlib.contextmanager
     def watching(self, blocks: list[nn.Module]) -> Iterator[None]:
+        """Note which block is running."""
+
         def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
-            given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.requires_grad]
-            self.inputs.append(sum(value.untyped_storage().nbytes() for value in given))
+            inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.requires_grad]
+            self.inputs.append(sum(value.untyped_storage().nbytes() for value in inputs))
             self.within.append(0)
             self.inside = True
 

@@ -1,4 +1,4 @@
-"""What only shows once data, model and optimizer are built: ``trainer check --build``. In one process, on the CPU."""
+"""Find what only shows once data, model and optimizer are built, in one process on the CPU: ``check --build``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from ..errors import Problem, TrainerError
+from ..errors import Origin, Problem, TrainerError
 from ..launching.model import model_problems
 from ..text import did_you_mean
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def built_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[str]:
+def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[str]:
     """Build what ``task`` builds under the config's seed, and return what does not fit the plans, one line each."""
     from accelerate.utils import set_seed
 
@@ -39,22 +39,23 @@ def built_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
         lines.found += model_problems(plan, model)
         lines.attempt("build_optimizer", task.build_optimizer, model, plan)
     if data is not None and (data.evaluation is not None or config.best_metric is not None):
-        names = lines.attempt("evaluation_step", _evaluated, task, loaded, data, model)
+        names = lines.attempt("evaluation_step", _evaluation_names, task, loaded, data, model)
         if names is not None and config.best_metric is not None and config.best_metric not in names:
             rule = f"the task measures no such value; {did_you_mean(config.best_metric, names)}"
-            where = loaded.where.get("best_metric", "TrainConfig")
-            lines.found.append(str(Problem(where=where, key="best_metric", value=config.best_metric, rule=rule)))
+            origin = loaded.origins.get("best_metric", Origin("TrainConfig", key="best_metric"))
+            lines.found.append(str(Problem(origin=origin, value=config.best_metric, rule=rule)))
     return list(dict.fromkeys(lines.found))
 
 
 class _Lines:
-    """Collects errors, the task's own ones with the method that raised them."""
+    """A collection of errors, the task's own ones with the method that raised them."""
 
     def __init__(self, task: str) -> None:
         self.task = task
         self.found: list[str] = []
 
     def attempt(self, method: str, work: Callable[..., T], *arguments: Any) -> T | None:
+        """Return what ``work`` returns; None where it raises."""
         try:
             return work(*arguments)
         except TrainerError as error:
@@ -65,8 +66,8 @@ class _Lines:
         return None
 
 
-class _Alone:
-    """The one process, for which a reduction changes nothing."""
+class _OneProcess:
+    """The strategy of one process: a reduction changes nothing."""
 
     device = torch.device("cpu")
 
@@ -75,7 +76,7 @@ class _Alone:
         return tensor
 
 
-def _evaluated(task: Task, loaded: Loaded, data: Data, model: nn.Module) -> list[str]:
+def _evaluation_names(task: Task, loaded: Loaded, data: Data, model: nn.Module) -> list[str]:
     """Return the names of what an evaluation reports, from one batch of it."""
     from ..data.batches import Layout
     from ..data.evaluation import evaluation_batches
@@ -89,4 +90,4 @@ def _evaluated(task: Task, loaded: Loaded, data: Data, model: nn.Module) -> list
     model.eval()
     with torch.no_grad():
         sums.add(task.evaluation_step(model, batch))
-    return [f"eval/{name}" for name in task.summarize(sums.reduce(cast(Any, _Alone)))]
+    return [f"eval/{name}" for name in task.summarize(sums.reduce(cast(Any, _OneProcess)))]

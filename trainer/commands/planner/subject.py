@@ -1,4 +1,4 @@
-"""What ``trainer plan`` plans for: parameters and activations of a count, a Hugging Face config or a task."""
+"""The subject of ``trainer plan``: parameters and activations of a count, a Hugging Face config or a task."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError, Problem
-from ..strategies.costs import Part, elements, parts_of
+from ..usage import usage_error
+from .costs import Part, elements, parts_of
 
 if TYPE_CHECKING:
     import torch
@@ -41,32 +41,32 @@ class Subject:
     notes: tuple[str, ...] = ()
 
 
-def subject_of(args: argparse.Namespace) -> Subject:
-    """Tell the three kinds of ``args.what`` apart, and measure.
+def measure_subject(args: argparse.Namespace) -> Subject:
+    """Tell the three kinds of ``args.what`` apart, and measure it.
 
     Raises:
         ConfigError: it is none of them, or cannot be read.
     """
     if count := _COUNT.fullmatch(args.what):
         if args.lora:
-            raise _wrong("lora", args.lora, "needs the shapes of the layers: give a Hugging Face config")
-        return _of_count(round(float(count[1]) * _UNITS[count[2]]), args.what, args.gpus)
+            raise usage_error("lora", args.lora, "needs the shapes of the layers: give a Hugging Face config")
+        return _measure_count(round(float(count[1]) * _UNITS[count[2]]), args.what, args.gpus)
     if args.what.endswith((".yaml", ".yml")) or (args.what.endswith(".json") and Path(args.what).name != "config.json"):
-        return _of_task(args)
-    return _of_config(args)
+        return _measure_task(args)
+    return _measure_config(args)
 
 
-def _of_count(total: int, said: str, gpus: int) -> Subject:
+def _measure_count(total: int, text: str, gpus: int) -> Subject:
     notes = (
         f"activations: not known from a count; buffers: layers of 1/{_LAYERS} of the model are assumed.",
         "Give a Hugging Face config instead to have both.",
     )
     share = -(-total // gpus)  # a count says nothing of the tensors: as if each GPU had its own, none on a border
     parts = [Part(numel=share, rows=share, count=gpus)]
-    return Subject(title=f"{said} parameters", parts=parts, unit=max(1, total // _LAYERS), notes=notes)
+    return Subject(title=f"{text} parameters", parts=parts, unit=max(1, total // _LAYERS), notes=notes)
 
 
-def _of_config(args: argparse.Namespace) -> Subject:
+def _measure_config(args: argparse.Namespace) -> Subject:
     import torch
     import transformers
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -76,17 +76,17 @@ def _of_config(args: argparse.Namespace) -> Subject:
         config = transformers.AutoConfig.from_pretrained(path.parent if path.name == "config.json" else args.what)
     except (OSError, ValueError) as error:
         rule = f"neither a parameter count, a training config nor a Hugging Face config: {str(error).splitlines()[0]}"
-        raise _wrong("what", args.what, rule) from None
+        raise usage_error("what", args.what, rule) from None
     config.use_cache = False
     longest = min(getattr(config, "max_position_embeddings", None) or 512, 4096)
     args.sequence = args.sequence or longest
     names = getattr(config, "architectures", None) or ["AutoModelForCausalLM"]
-    kind = getattr(transformers, names[0], transformers.AutoModelForCausalLM)
-    build = getattr(kind, "_from_config", None) or kind.from_config
+    model_class = getattr(transformers, names[0], transformers.AutoModelForCausalLM)
+    from_config = getattr(model_class, "_from_config", None) or model_class.from_config
     ids_shape = (args.micro_batch, args.sequence)
 
-    def made(dtype: torch.dtype | None) -> tuple[nn.Module, Callable[[], Tensor]]:
-        model = build(config, dtype=dtype or torch.float32)
+    def build(dtype: torch.dtype | None) -> tuple[nn.Module, Callable[[], Tensor]]:
+        model = from_config(config, dtype=dtype or torch.float32)
         ids = torch.zeros(ids_shape, dtype=torch.long)
 
         def forward() -> Tensor:
@@ -97,63 +97,67 @@ def _of_config(args: argparse.Namespace) -> Subject:
 
     # Fake tensors have shapes and no memory, so that 70 billion parameters take seconds on a laptop.
     with FakeTensorMode():
-        return _measured(f"{args.what} ({names[0]})", made, args)
+        return _measure_model(f"{args.what} ({names[0]})", build, args)
 
 
-def _of_task(args: argparse.Namespace) -> Subject:
+def _measure_task(args: argparse.Namespace) -> Subject:
     from torch.utils.data import default_collate
 
-    from ..config.load import load_config
-    from ..data.batches import is_stream
-    from ..data.seeds import generator_of
-    from ..script import load_task
-    from ..strategies.base import compute_in
-    from ..task import split_loss
+    from ...config.load import load_config
+    from ...data.batches import is_stream
+    from ...data.seeds import generator_of
+    from ...script import load_task
+    from ...strategies.base import compute_in
+    from ...task import split_loss
 
     loaded = load_config(["--config", args.what])
     task, _ = load_task(loaded)
     args.micro_batch = loaded.config.micro_batch_size
     data = task.build_data()
     rows = iter(data.train) if is_stream(data.train) else map(data.train.__getitem__, range(len(data.train)))
-    items = list(itertools.islice(itertools.cycle(rows), args.micro_batch))
-    batch = (data.collate or default_collate)(
-        [data.augment(i, generator_of(0)) for i in items] if data.augment else items
-    )
+    samples = list(itertools.islice(itertools.cycle(rows), args.micro_batch))
+    if data.augment:
+        samples = [data.augment(sample, generator_of(0)) for sample in samples]
+    batch = (data.collate or default_collate)(samples)
 
-    def made(dtype: torch.dtype | None) -> tuple[nn.Module, Callable[[], Tensor]]:
+    def build(dtype: torch.dtype | None) -> tuple[nn.Module, Callable[[], Tensor]]:
         model = task.build_model()
         if dtype is not None:
             compute_in(model.to(dtype), dtype)
         return model, lambda: split_loss(task.training_step(model, batch))[0]
 
-    return _measured(loaded.config.task, made, args)
+    return _measure_model(loaded.config.task, build, args)
 
 
-def _measured(
+def _measure_model(
     title: str,
-    made: Callable[[torch.dtype | None], tuple[nn.Module, Callable[[], Tensor]]],
+    build: Callable[[torch.dtype | None], tuple[nn.Module, Callable[[], Tensor]]],
     args: argparse.Namespace,
 ) -> Subject:
-    """``made`` gives a model in full precision, or one that is kept in a dtype, with its forward pass."""
+    """Measure a model.
+
+    Args:
+        build: returns a model in full precision, or one that is kept in the dtype given, and its forward pass.
+    """
     import torch
 
     from .activations import largest_unit, probe
 
     dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
-    model, forward = made(None)
+    model, forward = build(None)
     unit, parts, notes = largest_unit(model), parts_of(model), []
     if args.lora:
-        parts = _adapted(model, args.lora, width=4 if dtype is None else 2)
+        parts = _with_adapters(model, args.lora, width=4 if dtype is None else 2)
         notes.append(
             f"LoRA of rank {args.lora} on the linear layers of the blocks; the rest is frozen in the compute dtype."
         )
     kept: dict[bool, Activations] = {}
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         kept[True] = probe(model, forward)
-    kept[False] = kept[True] if dtype is None else probe(*made(dtype))
-    learn = elements(parts, learning=True)
+    kept[False] = kept[True] if dtype is None else probe(*build(dtype))
+    trainable = elements(parts, trainable=True)
     return Subject(
-        title=f"{title}: {elements(parts):,} parameters, {learn:,} of them learn",
+        title=f"{title}: {elements(parts):,} parameters, {trainable:,} of them learn",
         parts=parts,
         unit=unit,
         activations=kept,
@@ -161,7 +165,8 @@ def _measured(
     )
 
 
-def _adapted(model: nn.Module, rank: int, *, width: int) -> list[Part]:
+def _with_adapters(model: nn.Module, rank: int, *, width: int) -> list[Part]:
+    """List the parameters of a model that is frozen, but for LoRA adapters on the linear layers of its blocks."""
     import torch
 
     from .activations import blocks_of
@@ -173,9 +178,5 @@ def _adapted(model: nn.Module, rank: int, *, width: int) -> list[Part]:
                 adapters += [Part(numel=rank * module.in_features, rows=rank)]
                 adapters += [Part(numel=rank * module.out_features, rows=module.out_features)]
     if not adapters:
-        raise _wrong("lora", rank, "the model has no linear layers in repeated blocks")
-    return [*(replace(part, learns=False, width=width) for part in parts_of(model)), *adapters]
-
-
-def _wrong(key: str, value: object, rule: str) -> ConfigError:
-    return ConfigError(Problem(where="command line", key=key, value=value, rule=rule))
+        raise usage_error("lora", rank, "the model has no linear layers in repeated blocks")
+    return [*(replace(part, trainable=False, width=width) for part in parts_of(model)), *adapters]

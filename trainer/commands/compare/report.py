@@ -1,4 +1,4 @@
-"""Runs beside each other: which learned under the same settings, whether their curves are one, and what each cost."""
+"""Compare runs: which learned under the same settings, whether their curves are the same, and what each cost."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..config.fingerprint import fingerprint
-from ..errors import ConfigError, Problem
-from ..text import size
-from .runs import Run
-from .trial import BOUNDS, Bounds, gap
+from ...config.fingerprint import fingerprint
+from ...errors import ConfigError, Origin, Problem
+from ...text import size
+from ..planner.costs import sent_by_plan
+from ..runs import Run
+from ..trials import BOUNDS, Bounds, measure_gap
 
-# How a run may run without learning anything else.
+# Settings that say how a run is laid out; what it learns does not depend on them.
 _LAYOUT = ("strategy", "world_size", "launcher", "device", "distributed_type", "micro_batch_size", "accumulation_steps")
-_CALLED = {"no": "full precision", "bf16": "bf16", "fp16": "fp16"}
+_PRECISIONS = {"no": "full precision", "bf16": "bf16", "fp16": "fp16"}
 
 
-def report(runs: Sequence[Run]) -> dict[str, Any]:
+def make_report(runs: Sequence[Run]) -> dict[str, Any]:
     """Collect everything that the table, the JSON and the page show.
 
     Runs whose settings decide the same numbers form a group, and are held against the first run of their group. The
@@ -28,10 +29,10 @@ def report(runs: Sequence[Run]) -> dict[str, Any]:
         ConfigError: no run has logged a step.
     """
     if not any(map(_logged, runs)):
-        named = ", ".join(run.path for run in runs)
-        raise ConfigError(Problem(where=named, key="", rule="no step was logged; there is nothing to compare"))
-    names = _names(runs)
-    groups = _groups(runs)
+        paths = ", ".join(run.path for run in runs)
+        raise ConfigError(Problem(origin=Origin(paths), rule="no step was logged; there is nothing to compare"))
+    names = _distinct_names(runs)
+    groups = _group_by_settings(runs)
     main = max(groups, key=len)
     entries = [_entry(run, name) for run, name in zip(runs, names, strict=True)]
     usual = _settings(runs[main[0]])
@@ -40,28 +41,27 @@ def report(runs: Sequence[Run]) -> dict[str, Any]:
         own = _settings(run) if run.plan else usual
         keys = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
         entry["differs"] = {key: [usual.get(key), own.get(key)] for key in keys}
-    told = [_judge([runs[at] for at in group], [names[at] for at in group]) for group in groups]
-    chosen = [entries[at] for at in main]
+    judged = [_judge([runs[at] for at in group], [names[at] for at in group]) for group in groups]
     return {
         "runs": entries,
-        "groups": told,
+        "groups": judged,
         "main": groups.index(main),
-        "settings": _same_and_different(runs, names),
-        "recommendation": _recommendation(chosen, told[groups.index(main)], len(entries)),
+        "settings": _split_settings(runs, names),
+        "recommendation": _recommend([entries[at] for at in main], judged[groups.index(main)], len(entries)),
     }
 
 
 def _logged(run: Run) -> bool:
-    return any(row.get("loss") is not None for row in run.rows)
+    return any(loss is not None for loss in run.curve("loss").values())
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _distinct_names(runs: Sequence[Run]) -> list[str]:
     short = [run.name for run in runs]
     return short if len(set(short)) == len(short) else [f"{run.name} ({at})" for at, run in enumerate(runs, 1)]
 
 
-def _groups(runs: Sequence[Run]) -> list[list[int]]:
-    """Number the runs that logged something, by equal fingerprints."""
+def _group_by_settings(runs: Sequence[Run]) -> list[list[int]]:
+    """Group the positions of the runs that logged something by equal settings."""
     found: dict[str, list[int]] = {}
     for at, run in enumerate(runs):
         if _logged(run):
@@ -70,7 +70,7 @@ def _groups(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Give what decides the numbers by dotted keys, without what is not set."""
+    """Return the settings that decide the numbers by dotted key, without those that are not set."""
     return {key: value for key, value in _flat(fingerprint(run.plan)) if value is not None}
 
 
@@ -82,7 +82,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _same_and_different(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _split_settings(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Split the settings into those that all runs share and, for each other key, the value of each run."""
     found = {
         name: {key: run.plan[key] for key in _LAYOUT if key in run.plan} | _settings(run)
@@ -103,7 +103,7 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
     last = logged[-1] if logged else {"step": 0}
     # The first reading also holds what is paid once.
     steady = sorted(row["samples_per_second"] for row in logged[1:] if row.get("samples_per_second"))
-    sent = run.plan.get("sent_bytes_per_step")
+    sent = sent_by_plan(run.plan)
     return {
         "name": name,
         "path": run.path,
@@ -117,7 +117,7 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
         "peak_memory_bytes": run.summary.get("peak_memory_bytes") or _known(last.get("peak_memory_bytes")),
         "state_bytes_per_rank": run.plan.get("state_bytes_per_rank"),
         "sent_bytes_per_step": sent,
-        "sent_bytes": None if sent is None else int(sent) * int(last["step"]),
+        "sent_bytes": None if sent is None else sent * int(last["step"]),
         "seconds": run.summary.get("seconds", {}),
         "final": {
             **({"loss": last["loss"]} if logged else {}),
@@ -135,7 +135,7 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
 
 
 def _state(run: Run, step: int) -> str:
-    """Say what became of a run that did not reach its last step; empty for one that did."""
+    """Describe what became of a run that did not reach its last step; empty for one that did."""
     total = run.plan.get("total_steps")
     of = "" if total is None else f" of {total}"
     if run.error:
@@ -152,28 +152,24 @@ def _known(value: float | None) -> list[int]:
 
 
 def _seconds_at(logged: Sequence[Mapping[str, Any]], step: int) -> float:
-    """Seconds of training at the last logged step up to ``step``: evaluation rows carry no clock."""
+    """Return the seconds of training at the last logged step up to ``step``: evaluation rows carry no clock."""
     return max((float(row.get("seconds", 0)) for row in logged if row["step"] <= step), default=0.0)
 
 
 def _judge(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
-    """Hold the curves of a group against that of its first run."""
+    """Compare the curves of a group with that of its first run."""
     precision = str(runs[0].plan.get("mixed_precision", "no"))
-    bounds, reference = BOUNDS[precision], _curve(runs[0])
+    bounds, reference = BOUNDS[precision], runs[0].curve("loss")
     against: list[dict[str, Any]] = []
     for run, name in zip(runs[1:], names[1:], strict=True):
-        apart = gap(_curve(run), reference)
-        if apart is None:
+        gap = measure_gap(run.curve("loss"), reference)
+        if gap is None:
             against.append({"name": name, "same": None})
             continue
-        same = apart.first <= bounds.first and apart.mean <= bounds.mean
-        against.append({"name": name, "same": same, **{k: _finite(v) for k, v in vars(apart).items()}})
+        same = gap.first <= bounds.first and gap.mean <= bounds.mean
+        against.append({"name": name, "same": same, **{k: _finite(v) for k, v in vars(gap).items()}})
     verdict, why = _verdict(names[0], against, bounds, precision)
     return {"runs": list(names), "verdict": verdict, "why": why, "against": against}
-
-
-def _curve(run: Run) -> dict[int, float | None]:
-    return {int(row["step"]): row["loss"] for row in run.rows if "loss" in row}
 
 
 def _finite(value: float) -> float | None:
@@ -181,14 +177,16 @@ def _finite(value: float) -> float | None:
 
 
 def _verdict(first: str, against: Sequence[Mapping[str, Any]], bounds: Bounds, precision: str) -> tuple[str, str]:
-    within = f"bounds for {_CALLED[precision]}: first step {bounds.first:g}, mean {bounds.mean:g}"
+    within = f"bounds for {_PRECISIONS[precision]}: first step {bounds.first:g}, mean {bounds.mean:g}"
     apart = [entry for entry in against if entry["same"] is False]
     alike = [entry for entry in against if entry["same"]]
     unlike = "; ".join(
         f"{entry['name']} logged no step that {first} logged" for entry in against if entry["same"] is None
     )
     if apart:
-        numbers = ", ".join(f"{e['name']} (first step {_exact(e['first'])}, mean {_exact(e['mean'])})" for e in apart)
+        numbers = ", ".join(
+            f"{e['name']} (first step {_scientific(e['first'])}, mean {_scientific(e['mean'])})" for e in apart
+        )
         return "different curves", "; ".join(filter(None, [f"apart from {first}: {numbers}", within, unlike]))
     if alike:
         worst = max(alike, key=lambda entry: float(entry["largest"]))
@@ -200,11 +198,11 @@ def _verdict(first: str, against: Sequence[Mapping[str, Any]], bounds: Bounds, p
     return ("no common step", unlike) if unlike else ("one run", "no other run has these settings")
 
 
-def _exact(value: float | None) -> str:
+def _scientific(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.1e}"
 
 
-def _recommendation(entries: Sequence[Mapping[str, Any]], group: Mapping[str, Any], runs: int) -> str:
+def _recommend(entries: Sequence[Mapping[str, Any]], group: Mapping[str, Any], runs: int) -> str:
     if runs == 1:
         return "One run alone: there is nothing to choose."
     if len(entries) == 1:

@@ -1,4 +1,4 @@
-"""``trainer plan WHAT``: what fits on which GPUs, before anything is bought. (What runs is ``launching/plan.py``.)
+"""``trainer plan WHAT``: what fits on which GPUs, before anything is bought.
 
 WHAT is a parameter count (7.5B), a Hugging Face configuration (a folder or a name), or a training config.
 """
@@ -12,13 +12,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, Problem
-from ..reporting.gpus import KNOWN, Gpu, gpu_of
-from ..strategies import strategy_class
-from ..strategies.costs import COMPUTE_IN_COPIES, OFFERED, PAPER_STAGE, Case, Footprint, elements, paper_bytes
-from ..text import size
-from .planned import Subject, subject_of
-from .write_launch_file import accelerate_yaml
+from ...reporting.gpus import KNOWN, Gpu, gpu_of
+from ...text import columns, size
+from ..usage import usage_error
+from .costs import (
+    COMPUTE_IN_COPIES,
+    OFFERED,
+    OFFERED_ALONE,
+    PAPER_STAGE,
+    Case,
+    Footprint,
+    elements,
+    footprint,
+    paper_bytes,
+    sent_bytes,
+)
+from .launch_file import accelerate_yaml
+from .subject import Subject, measure_subject
 
 RESERVED = 1 << 30  # the driver's context, and the libraries' workspaces
 USABLE = 0.92  # of the rest: an allocator cannot fill every hole
@@ -26,7 +36,7 @@ USABLE = 0.92  # of the rest: an allocator cannot fill every hole
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One strategy on one rank, in bytes; ``activations`` None where the model's shape is not known."""
+    """One strategy on one rank, in bytes; ``activations`` is None where the model's shape is not known."""
 
     strategy: str
     offload: str
@@ -38,22 +48,27 @@ class Row:
 
     @property
     def device(self) -> int:
+        """Sum what lies on the GPU, activations included."""
         return self.footprint.device + (self.activations or 0)
 
     def fits(self, gpu: Gpu) -> bool:
+        """Tell whether it fits into the memory that is usable."""
         return self.device + RESERVED <= USABLE * gpu.gib * 2**30
 
     @property
     def name(self) -> str:
+        """Return what people call it."""
         offload = {"none": "", "optimizer": " + optimizer in host memory", "all": " + states in host memory"}
         return self.strategy + offload[self.offload]
 
 
-def rows_of(subject: Subject, args: argparse.Namespace) -> list[Row]:
-    """Every offer, first without and then with recomputed activations."""
+def make_rows(subject: Subject, args: argparse.Namespace) -> list[Row]:
+    """Compute every offer, first without and then with recomputed activations."""
     rows = []
+    parameters, trainable = elements(subject.parts), elements(subject.parts, trainable=True)
+    in_paper = parameters == trainable and args.optimizer != "sgd"
     for recompute in (False, True) if subject.activations else (False,):
-        for strategy, offload in OFFERED if args.gpus > 1 else (("single", "none"), *OFFERED[-4:-1]):
+        for strategy, offload in OFFERED if args.gpus > 1 else OFFERED_ALONE:
             case = Case(
                 strategy=strategy,
                 world_size=args.gpus,
@@ -63,30 +78,27 @@ def rows_of(subject: Subject, args: argparse.Namespace) -> list[Row]:
                 offload=offload,
                 unit=subject.unit,
             )
-            kind = strategy_class(strategy)
-            kept = subject.activations.get(strategy in COMPUTE_IN_COPIES) if subject.activations else None
+            kept = subject.activations[strategy in COMPUTE_IN_COPIES] if subject.activations else None
+            paper = paper_bytes(PAPER_STAGE[strategy], parameters, args.gpus)
             rows.append(
                 Row(
                     strategy=strategy,
                     offload=offload,
                     recompute=recompute,
-                    footprint=kind.footprint(case, subject.parts),
+                    footprint=footprint(case, subject.parts),
                     activations=None if kept is None else kept.recomputed if recompute else kept.saved,
-                    sent=kind.sent_bytes(case, subject.parts),
-                    paper=_paper(PAPER_STAGE[strategy], subject, args) if offload == "none" else None,
+                    sent=sent_bytes(case, parameters, trainable),
+                    paper=paper if in_paper and offload == "none" else None,
                 )
             )
     return rows
 
 
-def _paper(stage: int, subject: Subject, args: argparse.Namespace) -> float | None:
-    whole = elements(subject.parts) == elements(subject.parts, learning=True) and args.optimizer != "sgd"
-    return paper_bytes(stage, elements(subject.parts), args.gpus) if whole else None
-
-
 def choose(rows: Sequence[Row], gpu: Gpu) -> tuple[Row | None, str]:
-    """The first that fits. The offers stand in the order of speed; recomputing costs a third more arithmetic, and
-    host memory costs more than that."""
+    """Return the first row that fits, and why in one sentence.
+
+    The offers stand in the order of speed; recomputing costs a third more arithmetic, host memory costs more than that.
+    """
     order = sorted(rows, key=lambda row: (row.offload != "none", row.recompute))
     row = next((row for row in order if row.fits(gpu)), None)
     if row is None:
@@ -103,23 +115,22 @@ def choose(rows: Sequence[Row], gpu: Gpu) -> tuple[Row | None, str]:
 
 
 def run(argv: Sequence[str]) -> int:
-    """0: something fits, or no GPU was named. 1: nothing does."""
+    """Return 0 where something fits or no GPU was named, 1 where nothing does."""
     args = _parser().parse_args(argv)
     gpu = None if args.gpu is None else gpu_of(args.gpu)
-    subject = subject_of(args)
-    rows = rows_of(subject, args)
+    subject = measure_subject(args)
+    rows = make_rows(subject, args)
     chosen, why = (None, "") if gpu is None else choose(rows, gpu)
     if args.json:
-        told = {"subject": subject.title, "gpu": None if gpu is None else asdict(gpu), "recommended": why}
-        print(json.dumps({**told, "rows": [_plain(row, gpu) for row in rows]}, indent=2))
+        head = {"subject": subject.title, "gpu": None if gpu is None else asdict(gpu), "recommended": why}
+        print(json.dumps({**head, "rows": [_as_json(row, gpu) for row in rows]}, indent=2))
     else:
-        print("\n".join(_table(subject, rows, gpu, args)))
+        print("\n".join(_as_table(subject, rows, gpu, args)))
         if gpu is not None:
             print(f"\n{why}")
     if args.write is not None:
         if chosen is None:
-            rule = "nothing to write: name a --gpu that something fits on"
-            raise ConfigError(Problem(where="command line", key="write", value=args.write, rule=rule))
+            raise usage_error("write", args.write, "nothing to write: name a --gpu that something fits on")
         text = accelerate_yaml(
             chosen.strategy,
             world_size=args.gpus,
@@ -132,7 +143,7 @@ def run(argv: Sequence[str]) -> int:
     return 1 if gpu is not None and chosen is None else 0
 
 
-def _plain(row: Row, gpu: Gpu | None) -> dict[str, Any]:
+def _as_json(row: Row, gpu: Gpu | None) -> dict[str, Any]:
     return {
         "strategy": row.strategy,
         "offload": row.offload,
@@ -146,50 +157,35 @@ def _plain(row: Row, gpu: Gpu | None) -> dict[str, Any]:
     }
 
 
-def _table(subject: Subject, rows: Sequence[Row], gpu: Gpu | None, args: argparse.Namespace) -> list[str]:
-    batch = f"micro-batch {args.micro_batch}" + (f" x {args.sequence} tokens" if args.sequence else "")
-    lines = [subject.title, f"{args.gpus} GPUs, {args.precision}, {args.optimizer}, {batch}; per GPU:", ""]
-    heads = [
-        "strategy",
-        "parameters",
-        "gradients",
-        "optimizer",
-        "activations",
-        "buffers",
-        "on the GPU",
-        "in host memory",
-    ]
-    heads += ["sent a step", "ZeRO paper", *(["fits"] if gpu else [])]
-    cells = [heads]
-    for row in rows:
-        f = row.footprint
-        activations = "?" if row.activations is None else size(row.activations)
-        cell = [row.name + (" + recompute" if row.recompute else ""), size(f.parameters), size(f.gradients)]
-        cell += [size(f.optimizer), activations, size(f.buffers), size(row.device), size(f.host), size(row.sent)]
-        cell += ["" if row.paper is None or row.recompute else _decimal(row.paper)]
-        cells.append(cell + ([("yes" if row.fits(gpu) else "no")] if gpu else []))
-    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    for line in cells:
-        lines.append(
-            "  ".join(
-                text.ljust(w) if at == 0 else text.rjust(w)
-                for at, (text, w) in enumerate(zip(line, widths, strict=True))
-            )
-        )
-    return [*lines, "", *subject.notes, *_NOTES]
-
-
-def _decimal(count: float) -> str:
-    """As the paper writes it: powers of ten."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
+_HEADS = (
+    "strategy", "parameters", "gradients", "optimizer", "activations", "buffers", "on the GPU", "in host memory",
+    "sent a step", "ZeRO paper",
+)  # fmt: skip
 _NOTES = (
     "parameters, gradients, optimizer: formulas, held to live bytes on two processes within 1 %.",
     "ZeRO paper: 2 bytes a parameter, 2 a gradient, 12 for Adam. Here replicas and torch's own sharding keep "
     "4 + 4 + 8; the ZeRO engine keeps 2 + 2 + 12 under bf16 and fp16, 4 + 4 + 12 in full precision.",
     "buffers come and go within a step; the sum is an upper bound, for gradients grow while activations shrink.",
 )
+
+
+def _as_table(subject: Subject, rows: Sequence[Row], gpu: Gpu | None, args: argparse.Namespace) -> list[str]:
+    batch = f"micro-batch {args.micro_batch}" + (f" x {args.sequence} tokens" if args.sequence else "")
+    cells = [[*_HEADS, *(["fits"] if gpu else [])]]
+    for row in rows:
+        states = row.footprint
+        activations = "?" if row.activations is None else size(row.activations)
+        cell = [row.name + (" + recompute" if row.recompute else ""), size(states.parameters), size(states.gradients)]
+        cell += [size(states.optimizer), activations, size(states.buffers), size(row.device), size(states.host)]
+        cell += [size(row.sent), "" if row.paper is None or row.recompute else _decimal(row.paper)]
+        cells.append(cell + ([("yes" if row.fits(gpu) else "no")] if gpu else []))
+    head = [subject.title, f"{args.gpus} GPUs, {args.precision}, {args.optimizer}, {batch}; per GPU:", ""]
+    return [*head, *columns(cells, left=1), "", *subject.notes, *_NOTES]
+
+
+def _decimal(count: float) -> str:
+    """Write bytes as the paper does: in powers of ten."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def _parser() -> argparse.ArgumentParser:

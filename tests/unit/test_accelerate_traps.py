@@ -1,0 +1,303 @@
+"""Traps of Accelerate 1.15 and what lies below it that one process shows: a plain use gives this, ours gives that.
+
+Those that need two processes are in ``tests/jobs/test_traps.py``; all stand in ``docs/accelerate_traps.md``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import accelerate.optimizer
+import pytest
+import torch
+from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, PartialState, skip_first_batches
+from accelerate.commands import launch as accelerate_launch
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
+from accelerate.utils.fsdp_utils import fsdp2_apply_ac
+from launch_texts import FSDP
+from one_process import fit
+from plans import plan, request
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from trainer import TrainConfig, launch
+from trainer.strategies.deepspeed import engine_config
+from trainer.strategies.fsdp import FSDP2
+
+pytestmark = [pytest.mark.usefixtures("fresh_accelerate")]
+
+
+@pytest.fixture(autouse=True)
+def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def forget() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def config(**settings: Any) -> TrainConfig:
+    return TrainConfig(task="m:T", max_steps=1, **settings)
+
+
+# Starting, and what is left of an earlier start
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "called"),
+    [
+        ("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n", [], "simple_launcher"),
+        ("distributed_type: MULTI_GPU\nnum_processes: 2\n", ["--cpu", "--num_processes", "2"], "simple_launcher"),
+        (f"{FSDP}", [], "multi_gpu_launcher"),
+    ],
+)
+def test_accelerate_launch_starts_one_process_for_cpus(
+    text: str, flags: list[str], called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``test_refusals.py`` has ours, which refuses the first two."""
+    found: list[str] = []
+    for name in ("simple_launcher", "multi_gpu_launcher"):
+        monkeypatch.setattr(accelerate_launch, name, lambda args, name=name: found.append(name))
+    (tmp_path / "a.yaml").write_text(f"compute_environment: LOCAL_MACHINE\n{text}")
+    words = ["--config_file", str(tmp_path / "a.yaml"), *flags, "train.py"]
+    accelerate_launch.launch_command(accelerate_launch.launch_command_parser().parse_args(words))
+    assert found == [called]
+
+
+def test_one_process_with_a_rank_is_several_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert str(PartialState._prepare_backend(SimpleNamespace())[1]).endswith("MULTI_GPU")  # type: ignore[arg-type]
+
+
+def test_a_variable_wins_over_the_argument_for_accumulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert Accelerator(cpu=True, gradient_accumulation_steps=2).gradient_accumulation_steps == 4
+    assert launch(config(accumulation_steps=2)).accelerator.gradient_accumulation_steps == 2
+
+
+def test_a_second_precision_in_one_process_is_refused() -> None:
+    Accelerator(cpu=True)
+    with pytest.raises(ValueError, match="AcceleratorState has already been initialized"):
+        Accelerator(cpu=True, mixed_precision="bf16")
+    assert launch(config()).accelerator.mixed_precision == "no"
+    assert launch(config(mixed_precision="bf16")).accelerator.mixed_precision == "bf16"
+
+
+def test_fp16_on_a_cpu_is_left_out_without_a_word() -> None:
+    bare = Accelerator(cpu=True, mixed_precision="fp16")
+    assert (bare.mixed_precision, bare.native_amp, bare.scaler) == ("fp16", False, None)
+    ours = launch(config(mixed_precision="fp16")).accelerator
+    assert (ours.mixed_precision, ours.native_amp) == ("fp16", True) and ours.scaler is not None
+
+
+def test_deepspeed_compiles_an_operator_at_the_start_on_cpus() -> None:
+    import deepspeed.ops
+
+    from trainer.launching.start import _without_compiled_op
+
+    name = "deepspeed_shm_comm"
+    assert name in deepspeed.ops.__compatible_ops__
+    _without_compiled_op()
+    assert deepspeed.ops.__compatible_ops__[name] is False
+
+
+# FSDP2 and DeepSpeed
+
+
+def test_fsdp_is_version_1_unless_it_is_told_otherwise() -> None:
+    assert FullyShardedDataParallelPlugin().fsdp_version == 1
+
+
+def test_fsdp_reduces_gradients_in_the_dtype_of_the_model() -> None:
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    plugin.set_mixed_precision("bf16")
+    assert plugin.mixed_precision_policy.reduce_dtype == torch.bfloat16  # type: ignore[union-attr]
+    made = SimpleNamespace(plan=SimpleNamespace(mixed_precision="bf16"))
+    assert FSDP2._precision(made).reduce_dtype == torch.float32  # type: ignore[arg-type]
+
+
+def gradient(recompute: Callable[[nn.Module], object] | None) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), nn.Linear(8, 1))
+    model._no_split_modules = ["Sequential"]  # type: ignore[assignment]
+    if recompute is not None:
+        recompute(model)
+    torch.manual_seed(1)
+    model(torch.ones(4, 8)).sum().backward()
+    return next(model.parameters()).grad  # type: ignore[return-value]
+
+
+def test_fsdp_recomputes_with_another_dropout() -> None:
+    settings = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_cls_names_to_wrap": ["Sequential"]}
+
+    def bare(model: nn.Module) -> None:
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=True, **settings)  # type: ignore[arg-type]
+        plugin.set_auto_wrap_policy(model)
+        fsdp2_apply_ac(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)), model)
+
+    def ours(model: nn.Module) -> None:
+        made = SimpleNamespace(plan=SimpleNamespace(fsdp=settings))
+        FSDP2._checkpointed(made, model, [model[0]])  # type: ignore[arg-type, index]
+
+    assert not torch.equal(gradient(bare), gradient(None))
+    assert torch.equal(gradient(ours), gradient(None))
+
+
+def test_transformers_divides_models_as_soon_as_the_plugin_is_chosen() -> None:
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    plugin = DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 3}}, zero3_init_flag=False)
+    plugin.select(_from_accelerator_state=True)
+    assert is_deepspeed_zero3_enabled(), "though zero3_init_flag is false"
+    plugin.dschf = None  # as the strategy does
+    assert not is_deepspeed_zero3_enabled()
+
+
+def test_the_engine_is_told_what_it_would_guess() -> None:
+    """``tests/jobs/test_traps.py`` shows what it guesses for the first two."""
+    made = engine_config(plan(request("zero3")))
+    assert made["gradient_clipping"] == 0.0
+    assert made["zero_force_ds_cpu_optimizer"] is False
+    narrow = engine_config(plan(request("zero2"), mixed_precision="bf16"))
+    assert narrow["communication_data_type"] == "fp32"
+
+
+def test_the_bucket_of_a_small_model_has_half_a_billion_elements() -> None:
+    """``test_memory.py`` has ours, which are as many as the model."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    assert DeepSpeedZeroConfig().reduce_bucket_size == 500_000_000
+
+
+# Optimizer and data
+
+
+def test_a_prepared_optimizer_looks_for_a_package_at_each_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(accelerate.optimizer, "is_lomo_available", lambda: looked.append(1))
+    model = nn.Linear(1, 1)
+    _, optimizer = Accelerator(cpu=True).prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    optimizer.step()
+    assert len(looked) == 2
+    fit(tmp_path / "run", max_steps=2, save_every=None)
+    assert len(looked) == 2
+
+
+class Count(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+def test_a_stream_is_read_by_the_main_process_for_all() -> None:
+    """``test_stream.py`` has ours, where each rank reads its own samples."""
+    assert type(Accelerator(cpu=True).prepare(DataLoader(Count()))).__name__ == "DataLoaderDispatcher"
+
+
+def continued(folder: Path, *, seedable: bool) -> list[int]:
+    """Stop in the middle of the second epoch, load, skip what was seen: the samples of the whole epoch."""
+
+    def start() -> tuple[Accelerator, Any]:
+        forget()
+        made = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable))
+        set_seed(0)
+        return made, made.prepare(DataLoader(torch.arange(8), shuffle=True))
+
+    accelerator, loader = start()
+    first = [int(batch) for batch in loader]
+    assert sorted(first) == list(range(8))
+    batches = iter(loader)
+    seen = [int(next(batches)) for _ in range(4)]
+    accelerator.save_state(str(folder))
+    accelerator, loader = start()
+    accelerator.load_state(str(folder))
+    return sorted(seen + [int(batch) for batch in skip_first_batches(loader, 4)])
+
+
+@pytest.mark.parametrize("seedable", [False, True])
+def test_an_epoch_that_is_resumed_in_its_middle_repeats_samples(seedable: bool, tmp_path: Path) -> None:
+    """``test_order.py`` has ours, where any start gives the rest."""
+    samples = continued(tmp_path, seedable=seedable)
+    assert len(samples) == 8 and len(set(samples)) < 8
+
+
+# Checkpoints and models
+
+
+def test_the_last_checkpoint_is_deleted_before_the_new_one_is_written(tmp_path: Path) -> None:
+    """``test_saver.py`` and ``test_store.py`` have ours."""
+    keep_one = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True, total_limit=1)
+    accelerator = Accelerator(cpu=True, project_config=keep_one)
+    accelerator.prepare(nn.Linear(1, 1))
+    accelerator.save_state()
+    assert [path.name for path in tmp_path.rglob("*.safetensors")] == ["model.safetensors"]
+
+    def fill_disk(*_: object) -> None:
+        raise OSError("no space left")
+
+    accelerator.register_save_state_pre_hook(fill_disk)
+    with pytest.raises(OSError, match="no space left"):
+        accelerator.save_state()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_damaged_and_missing_files_load_as_if_nothing_were_wrong(tmp_path: Path) -> None:
+    """``test_store.py`` has ours: damage is found and named."""
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(nn.Linear(2, 1))
+    accelerator.save_state(str(tmp_path))
+    weights, before = tmp_path / "model.safetensors", model.weight.clone()
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 64
+    weights.write_bytes(content)
+    (tmp_path / "random_states_0.pkl").write_bytes(b"damaged")
+    state = random.getstate()
+    accelerator.load_state(str(tmp_path))
+    assert not torch.equal(model.weight, before)
+    (tmp_path / "random_states_0.pkl").unlink()
+    accelerator.load_state(str(tmp_path))
+    assert random.getstate() == state
+
+
+class MakesFolder:
+    """Its pickle makes a folder when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.path,)
+
+
+def test_a_registered_state_runs_code_when_it_is_loaded(tmp_path: Path) -> None:
+    """``test_hostile_manifests.py`` has ours, which holds no pickle."""
+    accelerator = Accelerator(cpu=True)
+    accelerator.register_for_checkpointing(SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None))
+    accelerator.save_state(str(tmp_path))
+    torch.save({"forged": MakesFolder(tmp_path / "made")}, tmp_path / "custom_checkpoint_0.pkl")
+    accelerator.load_state(str(tmp_path))
+    assert (tmp_path / "made").is_dir()
+
+
+def test_a_pretrained_model_has_the_dtype_of_its_file(tmp_path: Path) -> None:
+    """``tests/jobs/test_brought.py`` has ours, which learns in float32."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    small = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    LlamaForCausalLM(small).to(torch.bfloat16).save_pretrained(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
+
+
+def test_wandb_waits_for_a_minute_and_a_half() -> None:
+    """``test_wandb_run.py`` has ours."""
+    import wandb
+
+    assert wandb.Settings().init_timeout == 90.0

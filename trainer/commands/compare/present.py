@@ -1,0 +1,67 @@
+"""The report of ``trainer compare`` for people: a table for a terminal, and one HTML page."""
+
+from __future__ import annotations
+
+import html
+import json
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...text import columns, size
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def as_page(report: Mapping[str, Any]) -> str:
+    """Write one HTML file with all data in it; nothing is loaded from anywhere."""
+    data = json.dumps(report).replace("<", "\\u003c")  # a name with </script> in it stays a name
+    text = TEMPLATE.read_text(encoding="utf-8")
+    return text.replace("{{title}}", html.escape(str(report["title"]))).replace("{{data}}", data)
+
+
+def as_table(report: Mapping[str, Any]) -> str:
+    """Write the report for a terminal."""
+    lines = columns(_rows(report), left=2)
+    settings = report["settings"]
+    different = {key: row for key, row in settings["different"].items() if key not in ("strategy", "world_size")}
+    if different:
+        rows = [
+            [run["name"], *(_plain(row.get(run["name"], "")) for row in different.values())] for run in report["runs"]
+        ]
+        lines += ["", "settings that differ", *columns([["run", *different], *rows], left=1)]
+    lines.append("")
+    for run in report["runs"]:
+        others = ", ".join(f"{key} {_plain(usual)} -> {_plain(own)}" for key, (usual, own) in run["differs"].items())
+        if remarks := "; ".join(filter(None, [run["state"], others and f"other settings: {others}"])):
+            lines.append(f"{run['name']}: {remarks}")
+    for group in report["groups"]:
+        if len(group["runs"]) > 1:
+            lines.append(f"parity of {', '.join(group['runs'])}: {group['verdict']}: {group['why']}")
+    same = ", ".join(f"{key} {_plain(value)}" for key, value in settings["same"].items())
+    lines += textwrap.wrap(f"the same in all: {same}", 118, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*lines, report["recommendation"]])
+
+
+def _rows(report: Mapping[str, Any]) -> list[list[str]]:
+    heads = ["run", "strategy", "world", "samples/s", "peak memory", "states", "sent a step", "final loss"]
+    metrics = list(dict.fromkeys(key for run in report["runs"] for key in run["final"] if key != "loss"))
+    rows = [[*heads, *metrics]]
+    for run in report["runs"]:
+        speed = run["samples_per_second"]
+        counts = (max(run["peak_memory_bytes"], default=None), run["state_bytes_per_rank"], run["sent_bytes_per_step"])
+        rows.append(
+            [
+                run["name"],
+                *("" if run[key] is None else str(run[key]) for key in ("strategy", "world_size")),
+                f"{speed:.0f}" if speed else "",
+                *("" if count is None else size(count) for count in counts),
+                *(f"{run['final'][key]:.4f}" if key in run["final"] else "" for key in ("loss", *metrics)),
+            ]
+        )
+    return rows
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value, default=str)
