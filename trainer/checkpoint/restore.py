@@ -170,12 +170,12 @@ def _load_tensors(parts: Parts, store: Ranges, places: Places) -> list[str]:
             flat = torch.empty_like(buffer).reshape(-1)
             store.read(*places[name], 0, flat)
             buffer.copy_(flat.view_as(buffer))
-    for shard, average in parts.average.parts():
+    for shard, average in parts.averages or ():
         if store.holds("average", shard.name):
             store.read("average", shard.name, shard.start, average)
         else:
             average.copy_(shard.tensor)
-    lacks = parts.average.decay is not None and not store.names("average")
+    lacks = parts.averages is not None and not store.names("average")
     return ["the checkpoint holds no moving average: it starts with the weights"] if lacks else []
 
 
