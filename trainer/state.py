@@ -245,7 +245,7 @@ class TrainState:
             counters={name: getattr(self, name) for name in COUNTERS},
             strategy=self.strategy,
             optimizer_form=self.optimizer_form,
-            average=None if self.config.ema_decay is None else self.average.parts(),
+            averages=None if self.config.ema_decay is None else self.average.parts(),
             schedule=self.schedule,
             data=self.train_data,
             task=self.task,

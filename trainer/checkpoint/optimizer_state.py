@@ -80,9 +80,7 @@ class OptimizerForm:
                 elif (isinstance(value, Tensor) and value.dim() == 0) or isinstance(value, int | float):
                     values[key] = isinstance(value, Tensor)
                 elif value is not None:
-                    form = (
-                        f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                    )
+                    form = f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
                     what = f"{key!r} {form} for a parameter of shape {tuple(tensor.shape)}"
                     raise _unsavable(kind, f"{what}: it cannot be saved by ranges of the parameter")
         return cls(kind=kind, ranges=ranges, values=values, groups=groups)

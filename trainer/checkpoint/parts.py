@@ -36,7 +36,7 @@ class Parts:
     Args:
         step: optimizer steps done.
         counters: what else ``state.json`` keeps by these names, and ``load`` gives back.
-        average: this rank's moving averages, by the shard that each belongs to; None where none are kept.
+        averages: the moving averages of the shards that this rank owns; None where none is kept.
         settings: all that is known of the run by key, of which the fingerprint takes what decides the numbers.
         config, plan: for people who read ``state.json``.
     """
@@ -45,7 +45,7 @@ class Parts:
     counters: Mapping[str, Any]
     strategy: Strategy
     optimizer_form: OptimizerForm
-    average: Sequence[tuple[Shard, Tensor]] | None
+    averages: Sequence[tuple[Shard, Tensor]] | None
     schedule: LRScheduler
     data: TrainData
     task: Task
@@ -81,7 +81,7 @@ class Parts:
         strategy, form = self.strategy, self.optimizer_form
         if problem := changed_buffer(strategy):
             raise CheckpointError(problem)
-        averages = {shard.name: average for shard, average in self.average or ()}
+        averages = {shard.name: average for shard, average in self.averages or ()}
         for shard, low, high in self._dealt(strategy.shards()):
             start = shard.start + low
             yield Key("parameter", shard.name, start), shard.tensor[low:high]
@@ -113,7 +113,7 @@ class Parts:
 
     def bytes(self) -> int:
         """Count what this rank will write, to within some kilobytes; known before the optimizer has any state."""
-        state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values()) + 4 * bool(self.average)
+        state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values()) + 4 * bool(self.averages)
         learning, frozen = self._dealt(self.strategy.shards()), self._dealt(self.strategy.frozen_shards())
         count = sum((high - low) * (shard.tensor.itemsize + state) for shard, low, high in learning)
         count += sum((high - low) * shard.tensor.itemsize for shard, low, high in frozen)

@@ -53,11 +53,9 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     now, before = fingerprint(parts), state["mathematics"]
     if not before.get("task_settings"):  # of a task that was built in Python checkpoints did not always keep them
         before = {**before, "task_settings": now["task_settings"]}
-    frozen = _frozen_otherwise(parts, places)
-    notices = [
-        f"changed since the checkpoint: {line}"
-        for line in check_same(before, now, frozen, allowed=allow_change, source=info.path)
-    ]
+    moved = _frozen_otherwise(parts, places)
+    changes = check_same(before, now, moved, allowed=allow_change, source=info.path)
+    notices = [f"changed since the checkpoint: {line}" for line in changes]
     notices += _load_tensors(parts, store, places)
     if before["optimizer"] == now["optimizer"]:
         notices += load_state(strategy, parts.optimizer_form, store)
@@ -172,12 +170,12 @@ def _load_tensors(parts: Parts, store: Ranges, places: Places) -> list[str]:
             flat = torch.empty_like(buffer).reshape(-1)
             store.read(*places[name], 0, flat)
             buffer.copy_(flat.view_as(buffer))
-    for shard, average in parts.average or ():
+    for shard, average in parts.averages or ():
         if store.holds("average", shard.name):
             store.read("average", shard.name, shard.start, average)
         else:
             average.copy_(shard.tensor)
-    lacks = parts.average is not None and not store.names("average")
+    lacks = parts.averages is not None and not store.names("average")
     return ["the checkpoint holds no moving average: it starts with the weights"] if lacks else []
 
 

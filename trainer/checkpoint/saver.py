@@ -132,13 +132,12 @@ class Saver:
             return
         self.last_step = parts.step
         lost, problem = parts.not_finite(), ""
-        files: Mapping[str, bytes] = {}
-        tensors: Mapping[str, Tensor] = {}
+        document: tuple[Mapping[str, bytes], Mapping[str, Tensor]] = {}, {}
         try:
             for _ in parts.pieces():
                 pass
             if parts.rank == 0 and not lost:
-                files, tensors = self._begin(parts)
+                document = self._begin(parts)
         except (TrainerError, OSError) as error:
             problem = str(error)
         found = self.agreement.gather((lost, problem))
@@ -151,7 +150,7 @@ class Saver:
         if any(problem for _, problem in found):
             return self._fail([problem for _, problem in found])
         parts.strategy.agree_buffers()
-        self._snapshot = snapshot = take(parts, files, tensors, copied=self.policy.in_background)
+        self._snapshot = snapshot = take(parts, *document, copied=self.policy.in_background)
         temporary = store.temporary_of(self.folder, parts.step)
         self._task = BackgroundTask(lambda: snapshot.write(temporary))
         if not self.policy.in_background:

@@ -22,9 +22,8 @@ class Unreadable(CheckpointError):
 
 def parts_of(name: object) -> list[str]:
     """Take apart a name with ``/`` between its parts; ``CheckpointError`` if it could leave its folder."""
-    parts = name.split("/") if isinstance(name, str) else []
-    odd = not isinstance(name, str) or any(letter in "\\\x7f" or letter < " " for letter in name)
-    if odd or any(part in ("", ".", "..") for part in parts):
+    parts = name.split("/") if isinstance(name, str) else [""]
+    if {"", ".", ".."} & {*parts} or any(letter in "\\\x7f" or letter < " " for letter in "".join(parts)):
         raise CheckpointError(f"{name!r} is no name of a file inside the folder")
     return parts
 

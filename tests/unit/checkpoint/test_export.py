@@ -15,8 +15,7 @@ from resuming import Odd
 from torch import Tensor, nn
 
 from trainer import CheckpointError, TrainerError
-from trainer.checkpoint import discover
-from trainer.checkpoint import saver as background
+from trainer.checkpoint import discover, saver
 from trainer.commands import cli
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -30,14 +29,14 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 def test_a_failed_last_save_leaves_the_model(
     broken: int, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = background.Snapshot.write
+    real = saver.Snapshot.write
 
-    def write(self: background.Snapshot, folder: Path) -> Any:
+    def write(self: saver.Snapshot, folder: Path) -> Any:
         if self.step == broken:
             raise OSError(28, "No space left on device")
         return real(self, folder)
 
-    monkeypatch.setattr(background.Snapshot, "write", write)
+    monkeypatch.setattr(saver.Snapshot, "write", write)
     with pytest.raises(
         CheckpointError, match=f"the checkpoint of step {broken} was not saved: OSError: .*No space left"
     ):

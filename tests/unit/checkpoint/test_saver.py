@@ -11,9 +11,7 @@ import pytest
 from one_process import fit, rows, steps
 
 from trainer import Callback, CheckpointError, ConfigError, LaunchError, StepInfo, Trainer
-from trainer.checkpoint import disk as space
-from trainer.checkpoint import saver as background
-from trainer.checkpoint import store
+from trainer.checkpoint import disk, saver, store
 from trainer.checkpoint.disk import check_shared
 from trainer.distributed.agreement import Control
 
@@ -23,14 +21,14 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk takes no tensors after step 4."""
-    real = background.Snapshot.write
+    real = saver.Snapshot.write
 
-    def write(self: background.Snapshot, folder: Path) -> Any:
+    def write(self: saver.Snapshot, folder: Path) -> Any:
         if self.step > 4:
             raise OSError(28, "No space left on device")
         return real(self, folder)
 
-    monkeypatch.setattr(background.Snapshot, "write", write)
+    monkeypatch.setattr(saver.Snapshot, "write", write)
 
 
 @pytest.mark.usefixtures("broken")
@@ -68,7 +66,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def test_a_full_disk_is_found_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda path: Usage(1, 1, 3000))
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: Usage(1, 1, 3000))
     with pytest.raises(CheckpointError, match=r"room for 4 checkpoints of 1016 B needs 4.0 KiB, but 2.9 KiB are free"):
         fit(tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -78,7 +76,7 @@ def test_a_disk_that_fills_up_is_named_at_the_save(tmp_path: Path, monkeypatch: 
     class Fills(Callback):
         def on_step(self, trainer: Trainer, info: StepInfo) -> None:
             if info.step == 4:
-                monkeypatch.setattr(space.shutil, "disk_usage", lambda path: Usage(1, 1, 10))
+                monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: Usage(1, 1, 10))
 
     with pytest.raises(CheckpointError, match=r"step 4 was not saved: .*a checkpoint needs .* but 10 B are free"):
         fit(tmp_path, None, Fills())
