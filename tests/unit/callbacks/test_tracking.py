@@ -23,9 +23,7 @@ from trainer.errors import ConfigError
 def test_trackers_that_are_not_there(name: str, rule: str) -> None:
     origins = {"trackers": origin("train.yaml:3 (trackers)")}
     with pytest.raises(ConfigError, match=f"train.yaml:3: trackers: '{name}': ") as caught:
-        configured_callbacks(
-            TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], {"trackers": origin("train.yaml:3 (trackers)")}
-        )
+        configured_callbacks(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], origins)
     assert rule in str(caught.value)
 
 

@@ -161,10 +161,10 @@ def refuse_transformers_fsdp(doc: Document) -> None:
     section = doc.data.get("fsdp_config")
     data = {**doc.data, **(section if isinstance(section, dict) else {})}
     keys = {str(key).removeprefix("fsdp_"): value for key, value in data.items()}
-    told = keys.keys() & set(table("accelerate")["transformers"]) or any(
+    typical = keys.keys() & set(table("accelerate")["transformers"]) or any(
         str(key).startswith("fsdp_") for key in doc.data.keys() - {"fsdp_config"}
     )
-    if "compute_environment" in doc.data or not ("fsdp" in doc.data or told):
+    if "compute_environment" in doc.data or not ("fsdp" in doc.data or typical):
         return
     words = str(keys.get("fsdp", "")).split()
     classes, size = keys.get("transformer_layer_cls_to_wrap"), keys.get("min_num_params")
