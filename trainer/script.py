@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def train(argv: Sequence[str]) -> dict[str, float]:
-    """The same without leaving: returns the last evaluation, raises on failure."""
+    """Train as ``main`` does, without leaving the process; return the last evaluation."""
     loaded = load_config(argv)  # first, and without torch: a wrong key is answered in a blink
 
     from .launching import launch
@@ -54,7 +54,7 @@ def train(argv: Sequence[str]) -> dict[str, float]:
 
 
 def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
-    """The task that a config names, and the config with all of its settings.
+    """Return the task that a config names, and the config with all of its settings.
 
     Raises:
         ConfigError: there is no such task, or it cannot have these settings.

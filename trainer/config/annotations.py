@@ -45,7 +45,7 @@ class Typed(str):
 
 @dataclass(frozen=True)
 class About:
-    """What ``Annotated[int, About("channels", minimum=1)]`` says beside the type.
+    """The note in ``Annotated[int, About("channels", minimum=1)]``: help and limits beside the type.
 
     Args:
         help: one line.

@@ -9,6 +9,7 @@ import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import COMMAND_LINE, DEFAULT, ConfigError, Origin, Problem
@@ -16,10 +17,11 @@ from .annotations import Typed
 from .arguments import Arguments, help_text, misplaced, put, split_command_line
 from .documents import Document, Key, read_document
 from .dump import to_yaml
-from .train_config import ALIASES, TrainConfig, broken_rules
+from .train_config import TrainConfig, broken_rules
 from .validate import Validator
 
 S = TypeVar("S")
+_ALIASES = Path(__file__).with_name("aliases.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
         print(help_text())
         raise SystemExit(0)
     document = _document(typed)
-    of_file, of_line = Validator(document.origin, ALIASES), Validator(COMMAND_LINE, ALIASES)
+    aliases = read_document(_ALIASES).data
+    of_file, of_line = Validator(document.origin, aliases), Validator(COMMAND_LINE, aliases)
     values = of_file.settings(TrainConfig, document.data)
     _lay_over(values, of_line.settings(TrainConfig, typed.nested()), typed.texts)
     problems = [*of_file.problems, *typed.problems, *misplaced(typed.words), *of_line.problems]

@@ -31,7 +31,7 @@ _failing: list[Callable[[], object]] = []
 
 
 def when_failing(work: Callable[[], object]) -> Callable[[], None]:
-    """Have ``work`` done first when the job fails: what is still in memory is lost otherwise. Returns its undoing."""
+    """Have ``work`` done first when the job fails, which saves what is still in memory; return how to undo it."""
     _failing.append(work)
     return lambda: _failing.remove(work)
 
@@ -117,16 +117,16 @@ def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
             "find_unused_parameters: true"
         )
     _write_error_file(message)
-    where = f"rank {rank}: " if rank is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
-    print(f"\n{where}{message.rstrip()}", file=sys.stderr, flush=True)
+    prefix = f"rank {rank}: " if rank is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    print(f"\n{prefix}{message.rstrip()}", file=sys.stderr, flush=True)
 
 
 def _write_error_file(message: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        told = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
+        report = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"message": told}, file)
+            json.dump({"message": report}, file)
 
 
 def _claim() -> str | None:

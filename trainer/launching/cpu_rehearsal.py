@@ -1,4 +1,4 @@
-"""What of a request means something else on a CPU rehearsal, said and not hidden.
+"""The parts of a request that mean something else in a rehearsal on CPUs, said and not hidden.
 
 Measured with DeepSpeed 0.19.8 on gloo: pin_memory, overlap_comm and offloads to the CPU run, with equal
 losses, and change nothing. fp16 is refused ("Type fp16 is not supported on your device"); quantized communication and

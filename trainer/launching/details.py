@@ -1,4 +1,4 @@
-"""How a strategy is set up, as rows of a table: files that ask for different things look different."""
+"""Rows of a table that say how a strategy is set up: files that ask for different things look different."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launch files say about the modules of a model, held against one that is built but not prepared yet."""
+"""Names of modules in launch files, held against a model that is built but not prepared yet."""
 
 from __future__ import annotations
 

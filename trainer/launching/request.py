@@ -1,4 +1,4 @@
-"""What the launch files and flags ask for, resolved as far as they alone can."""
+"""The record of what launch files and flags ask for, resolved as far as they alone can."""
 
 from __future__ import annotations
 

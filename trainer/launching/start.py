@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..distributed.launcher import Launcher, detect
-from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Problem
+from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Problem, Sourced
 from ..plan import Plan
 from ..strategies import Strategy, strategy_class
 from .resolve import Machine, resolve
@@ -80,28 +80,25 @@ def launch(
 
 
 def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: str | None) -> Request | None:
-    """What the files ask for, wherever their names were typed; None where nothing was asked."""
-    from .files import read as files
-
-    if accel_config and deepspeed:
-        rule = "two homes for one job: give --accel_config or --deepspeed, not both"
-        raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="deepspeed"), value=deepspeed, rule=rule))
-    if launcher.name == "accelerate":
-        path, flags = files.read_launch_flags(list(launcher.arguments))
-        if deepspeed or (accel_config and (path is None or os.path.realpath(path) != os.path.realpath(accel_config))):
-            rule = "accelerate launch has a file of its own already; remove this one"
-            key = "deepspeed" if deepspeed else "accel_config"
-            raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key=key), value=deepspeed or accel_config, rule=rule))
-        return files.read_request(path, flags)
-    if accel_config:
-        return files.read_accelerate_file(accel_config)
-    if deepspeed:
-        return files.read_deepspeed_file(deepspeed)
-    if launcher.name == "deepspeed":
+    """Read what the files ask for, wherever their names were typed; None where nothing was asked."""
+    if launcher.name == "deepspeed" and not (accel_config or deepspeed):
         raise LaunchError(
             "started by the deepspeed launcher, but no configuration: add --deepspeed ds_configs/zero2.json"
         )
-    return None
+    if launcher.name != "accelerate" and not (accel_config or deepspeed):
+        return None
+    from .files import read as files  # which a training without them does not need
+
+    key, path = ("deepspeed", deepspeed) if deepspeed else ("accel_config", accel_config)
+    named = Sourced(path, Origin(COMMAND_LINE, key=key))
+    if accel_config and deepspeed:
+        raise ConfigError(named.problem("two homes for one job: give --accel_config or --deepspeed, not both"))
+    if launcher.name == "accelerate":
+        own, flags = files.read_launch_flags(list(launcher.arguments))
+        if deepspeed or (accel_config and (own is None or os.path.realpath(own) != os.path.realpath(accel_config))):
+            raise ConfigError(named.problem("accelerate launch has a file of its own already; remove this one"))
+        return files.read_request(own, flags)
+    return files.read_accelerate_file(accel_config) if accel_config else files.read_deepspeed_file(str(deepspeed))
 
 
 def check_environment(plan: Plan, launcher: Launcher, precision: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from origins import origin
 
 from trainer.callbacks.configured import configured_callbacks
 from trainer.callbacks.tracking import without_secrets
@@ -20,8 +21,9 @@ from trainer.errors import ConfigError
     ],
 )
 def test_trackers_that_are_not_there(name: str, rule: str) -> None:
+    origins = {"trackers": origin("train.yaml:3 (trackers)")}
     with pytest.raises(ConfigError, match=f"train.yaml:3: trackers: '{name}': ") as caught:
-        configured_callbacks(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], {"trackers": "train.yaml:3"})
+        configured_callbacks(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], origins)
     assert rule in str(caught.value)
 
 

@@ -12,6 +12,7 @@ from datasets import IterableDataset as HuggingFaceStream
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import heavy, layout, shaken
+from origins import origin
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import is_stream
@@ -156,7 +157,7 @@ def test_streams_that_end_too_early(workers: int) -> None:
 def test_settings_that_a_stream_cannot_serve() -> None:
     config = TrainConfig(task="a:B", epochs=1, max_steps=3, workers=2, eval_every="1 epoch", save_every="2 epochs")
     with pytest.raises(ConfigError) as caught:
-        refuse_what_streams_cannot(config, {"epochs": "train.yaml:3"})
+        refuse_what_streams_cannot(config, {"epochs": origin("train.yaml:3 (epochs)")})
     assert str(caught.value).splitlines() == [
         "train.yaml:3: epochs: 1: a stream has no known length; use max_steps",
         "TrainConfig: workers: 2: a stream is read in order, by one process a rank; use 0 or 1",

@@ -75,9 +75,10 @@ def _section(doc: Document, name: str, check: Validator) -> dict[str, Sourced[An
         check.refuse(section, "must be a mapping")
         return {}
     entries: dict[str, Sourced[Any]] = {}
-    for key in map(str, section.value):
-        found = doc.at(name, key)
-        if found is None or key.startswith("_"):
+    for raw, value in section.value.items():
+        key = str(raw)
+        found = Sourced(value, doc.origin((name, key)))
+        if key.startswith("_"):
             continue  # a comment
         argument = key if key in known else _PREFIXES.get(name, "") + key
         if argument not in known:

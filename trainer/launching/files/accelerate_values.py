@@ -1,4 +1,4 @@
-"""What the keys of an accelerate file and the launcher's flags mean: strategy, processes, precision, compiler."""
+"""The meaning of an accelerate file's keys and the launcher's flags: strategy, processes, precision, compiler."""
 
 from __future__ import annotations
 

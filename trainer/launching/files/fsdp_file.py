@@ -17,20 +17,6 @@ from ...errors import ConfigError, Origin, Problem, Sourced
 from .accelerate_keys import Entries, checked
 from .tables import annotation, table
 
-# Keys of transformers' fsdp_config that no other file has, without their prefix.
-_OF_TRANSFORMERS = {
-    "transformer_layer_cls_to_wrap",
-    "backward_prefetch",
-    "forward_prefetch",
-    "limit_all_gathers",
-    "use_orig_params",
-    "sync_module_states",
-    "cpu_ram_efficient_loading",
-    "xla",
-    "xla_fsdp_v2",
-    "xla_fsdp_settings",
-    "xla_fsdp_grad_ckpt",
-}
 _RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 # The policy that reads a key.
 _OF_POLICY = {
@@ -175,10 +161,10 @@ def refuse_transformers_fsdp(doc: Document) -> None:
     section = doc.data.get("fsdp_config")
     data = {**doc.data, **(section if isinstance(section, dict) else {})}
     keys = {str(key).removeprefix("fsdp_"): value for key, value in data.items()}
-    told = _OF_TRANSFORMERS & keys.keys() or any(
+    typical = keys.keys() & set(table("accelerate")["transformers"]) or any(
         str(key).startswith("fsdp_") for key in doc.data.keys() - {"fsdp_config"}
     )
-    if "compute_environment" in doc.data or not ("fsdp" in doc.data or told):
+    if "compute_environment" in doc.data or not ("fsdp" in doc.data or typical):
         return
     words = str(keys.get("fsdp", "")).split()
     classes, size = keys.get("transformer_layer_cls_to_wrap"), keys.get("min_num_params")

@@ -98,6 +98,10 @@ MISTAKES = [
     ("zero_optimization: {stage: 2}", "a.yaml: this is a DeepSpeed config: give it with --deepspeed"),
     (f"{DDP}fsdp_config: [1]", "a.yaml:3: fsdp_config: [1]: must be a mapping"),
     (
+        f"{FSDP}  2: true",
+        "a.yaml:5: fsdp_config.2: true: unknown key; accelerate's config file has none of this name; remove it",
+    ),
+    (
         f"{DDP}dynamo_config:\n  dynamo_mode: fastest",
         "a.yaml:4: dynamo_config.dynamo_mode: 'fastest': must be one of 'default', 'reduce-overhead', 'max-autotune'",
     ),
