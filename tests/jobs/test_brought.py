@@ -37,18 +37,22 @@ UNSAID = {
 }
 ENDS = ("ddp", "on_some_ranks_unsaid")  # one rank has its error while the other one is inside of an exchange
 DEEPSPEED = "zero3 by its launcher"
-# ZeRO-1 is ZeRO-2 with gradients that are exchanged later: what is brought meets the same code.
-QUICK = some_quick("ddp", "fsdp", "zero2", "zero3")
+# ZeRO-1 and ZeRO-2 wrap models as ZeRO-3 does, with less to do: what is brought meets the same code.
+QUICK = some_quick("ddp", "fsdp", "zero3")
+# Cases like others: of a model of the same kind, or of the same model in bfloat16. They are slow tests.
+MORE = ("on_some_ranks_accumulated", "llama_tied", "gpt2", "pretrained_bf16", "lora_bf16", "lora_narrow_bf16")
 BFLOAT16 = 2e-2  # three digits
 ROUNDING = 1e-5
 
 
 @cache
-def results(strategy: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """All cases under one strategy."""
-    if strategy != DEEPSPEED:
-        start(strategy, folder, [*(name for name in CASES if (strategy, name) != ENDS), "two"])
-    return {path.stem: json.loads(path.read_text()) for path in (folder / strategy).glob("*.json")}
+def results(strategy: str, folder: Path, more: bool = False) -> dict[str, dict[str, Any]]:
+    """The cases under one strategy, or more of them."""
+    names = MORE if more else [*(name for name in CASES if (strategy, name) != ENDS and name not in MORE), "two"]
+    if strategy == DEEPSPEED:
+        names = ["pretrained"]
+    start(strategy, folder, list(names))
+    return {name: json.loads((folder / strategy / f"{name}.json").read_text()) for name in names}
 
 
 def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
@@ -70,9 +74,10 @@ def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
     return done.stderr
 
 
+@pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", QUICK)
-def test_what_users_bring_has_the_numbers_of_one_process(strategy: str, folder: Path) -> None:
-    alone, found = results("single", folder), results(strategy, folder)
+def test_what_users_bring_has_the_numbers_of_one_process(strategy: str, more: bool, folder: Path) -> None:
+    alone, found = results("single", folder, more), results(strategy, folder, more)
     wrong = []
     for name in found.keys() - {"two"}:
         if name in REFUSED or (name, strategy) in UNSAID:
@@ -81,7 +86,7 @@ def test_what_users_bring_has_the_numbers_of_one_process(strategy: str, folder: 
             if rule not in theirs or (name in REFUSED and rule not in ours):
                 wrong.append(f"{name}: {theirs!r}")
             continue
-        problem = alone[name].get("error") or found[name].get("error") or difference(name, folder, strategy)
+        problem = alone[name].get("error") or found[name].get("error") or difference(name, folder, strategy, more)
         if problem:
             wrong.append(f"{name}: {problem}")
     assert wrong == []
@@ -95,9 +100,9 @@ def model_file(folder: Path) -> Path:
     return path
 
 
-def difference(name: str, folder: Path, strategy: str) -> str:
+def difference(name: str, folder: Path, strategy: str, more: bool = False) -> str:
     """The first thing that is further from one process than rounding explains, in words."""
-    alone, found = (results(one, folder)[name] for one in ("single", strategy))
+    alone, found = (results(one, folder, more)[name] for one in ("single", strategy))
     bound = BFLOAT16 if name.endswith("bf16") else ROUNDING
     if len(alone["rows"]) != len(found["rows"]):
         return f"{len(found['rows'])} steps instead of {len(alone['rows'])}"
@@ -117,8 +122,8 @@ def difference(name: str, folder: Path, strategy: str) -> str:
     return ""
 
 
+@pytest.mark.slow  # the launcher alone is another one
 def test_a_pretrained_model_under_the_deepspeed_launcher_has_the_numbers_of_one_process(folder: Path) -> None:
-    start(DEEPSPEED, folder, ["pretrained"])
     found = results(DEEPSPEED, folder)["pretrained"]
     assert (found["model_class"], found["world_size"]) == ("DeepSpeedEngine", 2)
     assert difference("pretrained", folder, DEEPSPEED) == ""

@@ -39,12 +39,13 @@ USUAL = {
     "cnn": {"ddp": "accelerate", "fsdp": "torchrun", "zero1": "torchrun", "zero2": "accelerate", "zero3": "deepspeed"},
     "llama": dict.fromkeys(STRATEGIES, "ranks"),
 }
+SLOW = [("llama", "ddp"), ("llama", "zero1"), ("llama", "zero2")]  # test_brought.py trains a Llama under these
 CASES = [
     pytest.param(
         name,
         strategy,
         launcher,
-        marks=() if launcher == USUAL[name][strategy] else pytest.mark.slow,
+        marks=() if launcher == USUAL[name][strategy] and (name, strategy) not in SLOW else pytest.mark.slow,
     )
     for name in TASKS
     for strategy, launcher in LAUNCHES
@@ -112,8 +113,14 @@ def test_export_is_the_model_that_was_trained(name: str, strategy: str, launcher
     assert evaluate_here(task, model)["loss"] == pytest.approx(done.evaluation["eval/loss"], rel=2e-6)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        pytest.param(name, strategy, marks=pytest.mark.slow if (name, strategy) in SLOW else ())
+        for name in TASKS
+        for strategy in STRATEGIES
+    ],
+)
 def test_files_and_curves_equal_one_process(name: str, strategy: str, folder: Path) -> None:
     alone, done = job(name, "single", "ranks", folder), job(name, strategy, USUAL[name][strategy], folder)
     ours, theirs = (load_file(run.output_dir / "model" / "model.safetensors") for run in (alone, done))

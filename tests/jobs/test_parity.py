@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launchers import BIN, ROOT, clean_environment, launch_file
+from launchers import BIN, ROOT, clean_environment
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--steps", "4", "--micro_batch_size", "16"]
 
@@ -34,6 +34,7 @@ def test_the_same_numbers_under_two_strategies(tmp_path: Path) -> None:
     assert logs == ["0-one-process", "1-ddp", "2-zero2"]
 
 
+@pytest.mark.slow
 def test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds(tmp_path: Path) -> None:
     """Sums in another order are 1e-2 apart under bf16: by the bounds of full precision no run is the same."""
     shutil.copy(ROOT / "examples/digits_cnn.py", tmp_path / "mine.py")
@@ -49,20 +50,17 @@ def test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds(tmp_pa
     assert norm > 1e-5, "the case is one that needs bounds of its own"
 
 
-@pytest.mark.slow
-def test_a_task_that_depends_on_the_layout_differs() -> None:
-    done = parity("accel_configs/ddp.yaml", *DIGITS[:-1], "64", "--task", "tests.workers.failing:NormalisedByBatch")
+@pytest.mark.parametrize("task", [pytest.param("NormalisedByBatch", marks=pytest.mark.slow), "ByRank"])
+def test_a_task_that_depends_on_the_layout_differs(task: str) -> None:
+    done = parity("accel_configs/ddp.yaml", *DIGITS[:-1], "64", "--task", f"tests.workers.failing:{task}")
     assert done.returncode == 1, done.stdout + done.stderr
     assert verdicts(done) == ["reference", "differs"]
     assert "NOT the same" in done.stdout
 
 
-def test_a_run_that_differs_and_one_that_fails_are_told_apart(tmp_path: Path) -> None:
-    """Each rank has a loss of its own, and the third one an error: two processes differ, three end with it."""
-    three = launch_file(tmp_path / "three.yaml", "ddp", 3)
-    words = ["--task", "tests.workers.failing:ByRank", "--task_settings.bad_rank", "2", "--global_batch_size", "48"]
-    done = parity("accel_configs/ddp.yaml", str(three), *DIGITS, *words)
+@pytest.mark.slow  # test_compare.py shows one that the same code started
+def test_a_run_that_fails_is_shown_with_its_error() -> None:
+    done = parity("accel_configs/ddp.yaml", *DIGITS, "--task", "tests.workers.failing:FailsOnOneRank")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert verdicts(done) == ["reference", "differs", "failed"]
-    assert "NOT the same" in done.stdout
-    assert f"{three}: RuntimeError: the cat sat on rank 2" in done.stdout
+    assert verdicts(done) == ["reference", "failed"]
+    assert "accel_configs/ddp.yaml: RuntimeError: the cat sat on rank 1" in done.stdout

@@ -151,15 +151,16 @@ def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(launcher: str, tmp_p
     ]
 
 
-def test_a_yaml_that_leaves_the_processes_to_the_launcher(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
+def test_a_yaml_that_leaves_the_processes_to_the_launcher(launcher: str, tmp_path: Path) -> None:
     """As people on Slurm have them; with fp16, which accelerate hands over in a variable, and a key for TPUs."""
     path = tmp_path / "a.yaml"
     path.write_text(
         "distributed_type: DEEPSPEED\ndowncast_bf16: true\nmixed_precision: fp16\nnum_processes: null\n"
         "deepspeed_config:\n  zero_stage: 2\n"
     )
-    words = command("accelerate", str(path))
-    words[-1:-1] = ["--num_processes", "2"]
+    words = command(launcher, str(path))
+    words[-1:-1] = ["--num_processes", "2"] if launcher == "accelerate" else []
     plan = run([*words, *DIGITS, "--warmup_steps", "10"], tmp_path / "run").ok().plan
     assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("zero2", 2, "bf16")
     assert plan["notices"] == [

@@ -38,7 +38,7 @@ def answered(job: Job, *lines: str) -> None:
 # Files that a launcher takes without a word
 
 
-@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
+@pytest.mark.parametrize("launcher", ["accelerate", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_nested_typos(launcher: str, tmp_path: Path) -> None:
     yaml = written(tmp_path / "a.yaml", TYPOS)
     job = run([*command(launcher, yaml), *DIGITS], tmp_path / "run")

@@ -18,7 +18,7 @@ TASKS = {
     "llama": ["--config", "examples/configs/llama_stdlib.yaml", "--task_settings.max_bytes", "300000", *COMMON],
 }
 LAYOUTS = (("single", 1), ("ddp", 2), ("fsdp", 3), ("zero1", 2), ("zero2", 3), ("zero3", 2))
-QUICK = {("llama", "zero3", "fsdp"), ("cnn", "fsdp", "single")}
+QUICK = {("cnn", "fsdp", "single")}
 CASES = [
     pytest.param(task, before, after, marks=() if (task, before[0], after[0]) in QUICK else pytest.mark.slow)
     for task in TASKS

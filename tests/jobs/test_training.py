@@ -42,7 +42,8 @@ def test_compiling_changes_nothing_but_rounding(strategy: str, tmp_path: Path) -
     assert ours.keys() == theirs.keys()
 
 
-def test_a_loop_of_ones_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
+def test_a_loop_of_ones_own(launcher: str, tmp_path: Path) -> None:
     """It has the trainer's numbers, and other strategies go on from its checkpoint, the trainer too."""
     words = [*DIGITS, "--drop_last", "true", "--max_steps", "30", "--save_every", "20"]
 
@@ -54,7 +55,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
         return [float(line.rpartition(" ")[2]) for line in job.out.splitlines() if line.startswith("step ")]
 
     losses = run([*command("ranks", "single", world=0), *words], tmp_path / "trainer").ok().losses
-    unbroken = own_loop("accelerate", "zero2")
+    unbroken = own_loop(launcher, "zero2")
     assert unbroken == pytest.approx(losses, rel=1e-5, abs=1e-6) and len(unbroken) == 30
     middle = ("--resume", str(tmp_path / "zero2" / "checkpoints" / "step-00000020"))
     for strategy in ("fsdp", "zero3", "single"):

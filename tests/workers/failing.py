@@ -72,8 +72,8 @@ class NormalisedByBatch(DigitsCNN):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByRank(FailsOnOneRank):
-    """Each rank has a loss of its own; and one of them, where there is such a rank, fails."""
+class ByRank(DigitsCNN):
+    """Each rank has a loss of its own."""
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return super().training_step(model, batch) * (1 + int(os.environ.get("RANK", "0")))
