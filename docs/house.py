@@ -29,10 +29,11 @@ RINGS: dict[str, tuple[str, int | None]] = {
     ),
     "checkpoints": ("checkpoint", 1600),
     "front door": (
-        "__init__ __main__ errors text plan config launching script distributed/launcher distributed/exit",
+        "__init__ __main__ config launching script distributed/launcher distributed/exit",
         2500,
     ),
     "reporting": ("reporting callbacks/tracking callbacks/wandb_run callbacks/profiling", 750),
+    "ground": ("errors text plan", None),
     "commands": ("commands", None),
 }
 NO_CODE = {getattr(tokenize, name) for name in ["COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"]}

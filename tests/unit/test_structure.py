@@ -40,6 +40,8 @@ AT_HOME = ("launching", "strategies", "planner", "external_checkpoint.py")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
     "check.py": {"deepspeed"},  # its help
+    "launcher.py": {"deepspeed"},  # who starts processes
+    "plan.py": {"deepspeed", "fsdp"},  # settings of the engine that runs
     "load.py": {"deepspeed"},  # the value of that option ...
     "script.py": {"deepspeed"},  # ... on its way to launch()
     "text.py": {"deepspeed"},  # versions of packages in plan.json

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from ..errors import Origin, Problem, TrainerError
-from ..launching.model import model_problems
+from ..strategies import strategy_class
 from ..text import did_you_mean
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
         lines.found.append("the model has no trainable parameters")
         return lines.found
     for plan in plans:
-        lines.found += model_problems(plan, model)
+        lines.found += map(str, strategy_class(plan.strategy).model_problems(plan, model))
         lines.attempt("build_optimizer", task.build_optimizer, model, plan)
     if data is not None and (data.evaluation is not None or config.best_metric is not None):
         names = lines.attempt("evaluation_step", _evaluation_names, task, loaded, data, model)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError, Problem
 from .buffers import agree
 from .tensors import canonical_names, canonical_state, full, local_bytes, unwrapped
 
@@ -80,8 +81,15 @@ class Strategy(ABC):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         """Return the plugins and handlers that make ``Accelerator`` run this strategy as the plan says."""
 
+    @classmethod
+    def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
+        """Hold what launch files say of the model's modules against a model that is built but not prepared yet."""
+        return []
+
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
+        if problems := self.model_problems(self.plan, model):
+            raise ConfigError(problems)
         self._names = canonical_names(model)
         self.wrap(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).

@@ -92,7 +92,6 @@ class FSDP2(Strategy):
         A module that shares a parameter with another part of the model (a tied embedding) stays in the unit around it.
         """
         settings, policy = self.plan.fsdp, self.plan.fsdp.get("auto_wrap_policy", "NO_WRAP")
-        self._check_wrap_classes(model)
         classes = set(settings.get("transformer_cls_names_to_wrap") or _layer_classes(model))
         places: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -134,22 +133,33 @@ class FSDP2(Strategy):
             wrapped.append(module)
         return wrapped
 
+    @classmethod
+    def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
+        found: list[Problem] = []
+        classes = {type(module).__name__ for module in model.modules()}
+        origin = plan.origin("fsdp.transformer_cls_names_to_wrap")
+        for name in plan.fsdp.get("transformer_cls_names_to_wrap") or ():
+            if name not in classes:
+                rule = f"the model has no module of this class; {did_you_mean(name, classes)}"
+                found.append(Problem(origin=origin, value=name, rule=rule))
+        if pattern := plan.fsdp.get("ignored_modules"):
+            names = [name for name, _ in model.named_modules() if name]
+            try:
+                matched = any(re.fullmatch(str(pattern), name) for name in names)
+                rule = "" if matched else f"matches the name of no module, such as {names[0] if names else 'none'!r}"
+            except re.error as error:
+                rule = f"not a regular expression: {error}"
+            if rule:
+                found.append(Problem(origin=plan.origin("fsdp.ignored_modules"), value=pattern, rule=rule))
+        return found
+
     def _ignored(self, model: nn.Module) -> set[nn.Parameter]:
         """Return the parameters of ``fsdp_ignored_modules``, which stay whole on every rank; they must not learn."""
         pattern = self.plan.fsdp.get("ignored_modules")
-        if not pattern:
-            return set()
-        modules = [module for name, module in model.named_modules() if re.fullmatch(str(pattern), name)]
+        modules = [module for name, module in model.named_modules() if pattern and re.fullmatch(str(pattern), name)]
         found = {parameter for module in modules for parameter in module.parameters()}
-        learns = [
-            name for name, parameter in model.named_parameters() if parameter in found and parameter.requires_grad
-        ]
-        if not modules or learns:
-            rule = (
-                f"{listed(learns)} would learn on each rank alone; freeze them, or shard them"
-                if learns
-                else "no such module"
-            )
+        if learns := [name for name, p in model.named_parameters() if p in found and p.requires_grad]:
+            rule = f"{listed(learns)} would learn on each rank alone; freeze them, or shard them"
             raise ConfigError(Problem(origin=self.plan.origin("fsdp.ignored_modules"), value=pattern, rule=rule))
         for parameter in found:
             parameter.data = parameter.data.to(self.accelerator.device)
@@ -165,15 +175,6 @@ class FSDP2(Strategy):
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.forward = torch.compile(module.forward, **settings)
-
-    def _check_wrap_classes(self, model: nn.Module) -> None:
-        asked = self.plan.fsdp.get("transformer_cls_names_to_wrap") or []
-        known = {type(module).__name__ for module in model.modules()}
-        for name in asked:
-            if name not in known:
-                rule = f"the model has no module of this class; {did_you_mean(name, known)}"
-                origin = self.plan.origin("fsdp.transformer_cls_names_to_wrap")
-                raise ConfigError(Problem(origin=origin, value=name, rule=rule))
 
     def verify(self) -> None:
         from torch.distributed.fsdp import FSDPModule

@@ -227,9 +227,9 @@ def test_what_only_a_built_model_shows(check: Check, tmp_path: Path) -> None:
     done = check(*words, "--build")
     assert done.returncode == 2
     assert [line.replace(f"{tmp_path}/", "") for line in done.stderr.splitlines()] == [
-        "a.yaml:6 (fsdp_config.fsdp_transformer_layer_cls_to_wrap): 'Liner': "
+        "a.yaml:6: fsdp_config.fsdp_transformer_layer_cls_to_wrap: 'Liner': "
         "the model has no module of this class; did you mean 'Linear'?",
-        "a.yaml:7 (fsdp_config.fsdp_ignored_modules): 'hed.*': matches the name of no module, such as 'body'",
+        "a.yaml:7: fsdp_config.fsdp_ignored_modules: 'hed.*': matches the name of no module, such as 'body'",
         "Small.build_optimizer: KeyError: 'no such parameter'",
         "train.yaml:4: best_metric: 'eval/los': the task measures no such value; did you mean 'eval/loss'?",
     ]
