@@ -180,9 +180,9 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path) -> 
 
 
 def _everyone(launched: Launched, value: str) -> list[str]:
-    from trainer.distributed.agreement import Control
+    from trainer.distributed.agreement import Agreement
 
-    return Control().gather(value)
+    return Agreement().gather(value)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def train(name: str, accumulation: int, place: Path, steps: int) -> dict[str, li
         launch(config, accel_config=str(place / "accel.yaml")),
     )
     rows = [info.metrics for info in running.steps()]
-    running.control.close()
+    running.agreement.close()
     running.close()
     return {"loss": [row["loss"] for row in rows if row], "norm": [row["grad_norm"] for row in rows if row]}
 

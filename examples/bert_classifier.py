@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from trainer import Data, DataError, Task, prepared
+from trainer import Data, DataError, Task, prepare_once
 
 LIBRARIES = {"numpy": "numpy", "pandas": "pandas", "scipy": "scipy", "sklearn": "scikit-learn", "torch": "torch"}
 NAMES = list(LIBRARIES)  # of the classes; the values are the distributions that they are installed by
@@ -157,7 +157,7 @@ class BertClassifier(Task):
                 raise DataError(f"{name} is not installed; its docstrings are data here: pip install {LIBRARIES[name]}")
         versions = {name: version(distribution) for name, distribution in LIBRARIES.items()}
         made_of = ["bert_classifier", CACHE_FORMAT, versions, self.texts, self.held_out, self.vocab_size]
-        return prepared(self.cache_dir, made_of, self._write)
+        return prepare_once(self.cache_dir, made_of, self._write)
 
     def _write(self, folder: Path) -> None:
         parts: dict[str, list[tuple[str, int]]] = {"train": [], "evaluation": []}

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainer import Data, Task, prepared
+from trainer import Data, Task, prepare_once
 from trainer.errors import ConfigError, DataError, Origin, Problem
 from trainer.text import did_you_mean
 
@@ -150,7 +150,7 @@ class LlamaStdlib(Task):
         def make(folder: Path) -> None:
             _write(folder, documents, held_out=self.held_out, vocab_size=self.vocab_size)
 
-        return prepared(self.cache_dir, made_of, make)
+        return prepare_once(self.cache_dir, made_of, make)
 
     def _sources(self) -> Iterable[bytes]:
         if self.corpus.startswith("hf:"):

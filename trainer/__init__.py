@@ -18,7 +18,7 @@ _MODULES = {
 }
 __all__ = sorted(_MODULES)
 # Public names of the release before, which still work with a warning.
-_RENAMED = {"run": "run_and_exit"}
+_RENAMED = {"prepared": "prepare_once", "run": "run_and_exit"}
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,7 @@ from .callbacks.base import StepInfo as StepInfo
 from .checkpoint.export import load_export as load_export
 from .config.load import load_config as load_config
 from .config.train_config import TrainConfig as TrainConfig
-from .data.cache import prepared as prepared
+from .data.cache import prepare_once as prepare_once
 from .distributed.exit import run_and_exit as run_and_exit
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError

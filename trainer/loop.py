@@ -22,10 +22,11 @@ from .distributed.exit import Stopped
 from .errors import DataError, Origin
 from .launching import Launched
 from .metrics import WeightedSums
-from .reporting.meter import told
+from .reporting.meter import summary_text
 from .state import TrainState
-from .strategies.buffers import kept
+from .strategies.buffers import restored_buffers
 from .task import Task, split_loss, weighted
+from .text import renamed_arguments
 
 
 class Trainer(TrainState):
@@ -42,6 +43,7 @@ class Trainer(TrainState):
         ConfigError, LaunchError, DataError: before the first step, on every rank.
     """
 
+    @renamed_arguments(where="origins")
     def __init__(
         self,
         task: Task,
@@ -70,16 +72,16 @@ class Trainer(TrainState):
         """
         if self.finished:
             return self.last_evaluation
-        with self.control.listening():
+        with self.agreement.listening():
             for _ in self.steps():
                 pass
             self.export(self.directory.path / "model")
             summary = self._summary()
             self.directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
-            self.say(told(summary, self.directory.path / "model"))
+            self.say(summary_text(summary, self.directory.path / "model"))
             for callback in self.callbacks:
                 callback.on_end(self, summary)
-            self.control.close()
+            self.agreement.close()
         self.directory.release()
         if self.stopped_by is not None and self.stopped_by > 0:
             raise Stopped(self.stopped_by, step=self.step, total_steps=self.total_steps)
@@ -98,7 +100,7 @@ class Trainer(TrainState):
             for number, micro in enumerate(window.micros, 1):
                 batch = send_to_device(micro.batch, device, non_blocking=True)
                 with (
-                    kept(self.model, when=not micro.weight),
+                    restored_buffers(self.model, when=not micro.weight),
                     strategy.micro_step(boundary=number == len(window.micros)),
                 ):
                     result = task.training_step(self.model, batch)
@@ -116,7 +118,7 @@ class Trainer(TrainState):
             self.advance(window, skipped=outcome.skipped)
             self.meter.step(window.samples)
             # 5 Agree on stopping.
-            self.stopped_by = self.control.poll(strategy.fingerprint)
+            self.stopped_by = self.agreement.poll(strategy.fingerprint)
             last = self.step >= self.total_steps or self.stopped_by is not None
             # 6 Log, the only wait for the device; 7 evaluate; 8 callbacks, of which the last one saves.
             logs = last or self.step == 1 or self.step % self.config.log_every == 0
@@ -144,7 +146,7 @@ class Trainer(TrainState):
         # Examples are counted by the plan of the data; tokens are known to each rank for its own part only.
         if self.train_data.weight_of is None:
             return float(window.samples)
-        total = self.control.sum(sum(micro.weight for micro in window.micros))
+        total = self.agreement.sum(sum(micro.weight for micro in window.micros))
         if total <= 0:
             raise DataError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
         self.meter.count(total)
@@ -163,7 +165,7 @@ class Trainer(TrainState):
             "skipped_steps": self.skipped_steps,
             **self.meter.read(self.total_steps - self.step),
         }
-        more = reported.reduce(self.accelerator, self.control.gather)
+        more = reported.reduce(self.accelerator, self.agreement.gather)
         more.pop("loss", None)
         if taken := sorted(own.keys() & more.keys()):
             raise DataError(f"training_step reports {taken[0]!r}, a name of the trainer's own; give it another one")
@@ -177,7 +179,7 @@ class Trainer(TrainState):
             "steps": self.step,
             "total_steps": self.total_steps,
             "samples": self.samples,
-            **self.meter.summary(self.control.gather, operations, self.plan.world_size),
+            **self.meter.summary(self.agreement.gather, operations, self.plan.world_size),
             "evaluation": self.last_evaluation,
         }
 
@@ -191,7 +193,7 @@ class Trainer(TrainState):
         batches = evaluation_batches(
             self.data.evaluation, self.layout, batch_size=size, collate=self.data.collate, workers=self.config.workers
         )
-        self.strategy.agree_buffers()
+        self.strategy.sync_buffers()
         self.model.eval()
         with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
             for batch, examples in batches:
@@ -201,7 +203,7 @@ class Trainer(TrainState):
                 else:
                     values = self.task.evaluation_step(self.model, batch)
                 sums.add(values, counts=examples > 0)
-            means = self.task.summarize(sums.reduce(self.accelerator, self.control.gather))
+            means = self.task.summarize(sums.reduce(self.accelerator, self.agreement.gather))
         self.train_mode()
         self.last_evaluation = {f"eval/{name}": float(value) for name, value in means.items()}
         return self.last_evaluation

@@ -24,7 +24,7 @@ from .config.train_config import TrainConfig, every_steps
 from .data.batches import Layout, Window
 from .data.indexed import IndexedData
 from .data.seeds import seed_of
-from .distributed.agreement import Control
+from .distributed.agreement import Agreement
 from .errors import DEFAULT, ConfigError, DataError, Origin, Problem
 from .launching import Launched, launch
 from .optim.ema import Average
@@ -33,6 +33,7 @@ from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
 from .reporting.meter import Meter
 from .task import Task, own_optimizer
+from .text import renamed_arguments
 
 COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation")  # kept in checkpoints beside the step
 
@@ -70,6 +71,7 @@ class TrainState:
         ConfigError, LaunchError, DataError: before the first step, on every rank.
     """
 
+    @renamed_arguments(where="origins")
     def __init__(
         self,
         task: Task,
@@ -86,14 +88,14 @@ class TrainState:
         # One of its own: several trainings may share a launch, one after the other or side by side.
         self.strategy = type(launched.strategy)(launched.plan, launched.accelerator)
         self.is_main = self.accelerator.is_main_process
-        self.control = Control()
+        self.agreement = Agreement()
         self.meter = Meter(self.accelerator.device)
         self.directory = RunDirectory(config.output_dir, main=self.is_main)
         origins, folder = origins or {}, self.directory.path / "checkpoints"
         home = origins.get("output_dir", DEFAULT).place
-        with self.directory.locked(self.control, home=home):
-            start = find_start(config.resume, folder, self.control, home=origins.get("resume", DEFAULT).place)
-            self.directory.claim(self.control, overwrite=config.overwrite, home=home, continues=start.continues)
+        with self.directory.locked(self.agreement, home=home):
+            start = find_start(config.resume, folder, self.agreement, home=origins.get("resume", DEFAULT).place)
+            self.directory.claim(self.agreement, overwrite=config.overwrite, home=home, continues=start.continues)
         notices = self._build(origins, start)
         policy = SavePolicy(
             keep_last=config.keep_last,
@@ -101,7 +103,7 @@ class TrainState:
             on_save_error=config.on_save_error,
             in_background=config.save_in_background,
         )
-        self.saver = Saver(folder, self.control, policy, self.say)
+        self.saver = Saver(folder, self.agreement, policy, self.say)
         warnings = self.saver.prepare(self._parts(), 0 if self.finished else self._most_checkpoints())
         self._announce([*notices, *self.load(start), *warnings, *self.directory.notices])
 
@@ -121,7 +123,7 @@ class TrainState:
         self._check_same_data()
         self.total_steps = self._last_step(start)
         ended = start.continues and start.step == self.total_steps == self.directory.ended_at()
-        [self.finished, *_] = self.control.gather(ended)
+        [self.finished, *_] = self.agreement.gather(ended)
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
         self.plan = plan = plan.with_length(self.total_steps)
         model, of_model = build_model(task, config, plan)
@@ -158,7 +160,7 @@ class TrainState:
 
     def _check_same_data(self) -> None:
         """Raise ``DataError`` where ranks have data sets of different sizes: some samples would come twice."""
-        sizes = self.control.gather((self.train_data.size, evaluation_size(self.data.evaluation)))
+        sizes = self.agreement.gather((self.train_data.size, evaluation_size(self.data.evaluation)))
         for rank, size in enumerate(sizes):
             if size != sizes[0]:
                 raise DataError(
@@ -191,7 +193,7 @@ class TrainState:
             parameters=self.parameters,
             trainable_parameters=self.trainable,
             optimizer=plan.optimizer if own is None else f"{type(optimizer).__name__} of {own}",
-            state_bytes_per_rank=max(self.control.gather(self.strategy.state_bytes())),
+            state_bytes_per_rank=max(self.agreement.gather(self.strategy.state_bytes())),
             output_dir=str(self.directory.path),
             checkpoint_bytes=self.saver.bytes,
             notices=[*plan.notices, *notices],
@@ -279,11 +281,11 @@ class TrainState:
         elif start.continues:
             notices.append(f"resume: auto: {self.directory.path} holds no checkpoint: starts at step 0")
         if start.found is None and self.config.weights is not None:
-            notices += restore.load_weights(self._parts(), Path(self.config.weights), self.control)
+            notices += restore.load_weights(self._parts(), Path(self.config.weights), self.agreement)
         if start.continues and start.found is not None:
             self.saver.last_step = self.step
         if start.continues and not self.finished:
-            self.control.on_main(lambda: store.set_aside(start.passed_over))
+            self.agreement.run_on_main(lambda: store.set_aside(start.passed_over))
             self.directory.cut_rows(self.step)
         return notices
 
@@ -299,7 +301,7 @@ class TrainState:
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors."""
         with self.meter.paused("saving"), self.average.applied():
-            export_model(self.strategy, self.control, self.task, self.model_file, Path(directory))
+            export_model(self.strategy, self.agreement, self.task, self.model_file, Path(directory))
 
     def stop(self, reason: str = "", *, agreed: bool = False) -> None:
         """End training at a step boundary that all ranks agree on. Any rank may ask alone.
@@ -309,7 +311,7 @@ class TrainState:
         """
         if reason:
             self.say(f"stopping: {reason}")
-        self.control.stop(agreed=agreed)
+        self.agreement.stop(agreed=agreed)
 
     def close(self) -> None:
         """Wait for the save in flight, and give the engine back. A script of your own calls it last."""

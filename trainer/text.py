@@ -1,10 +1,15 @@
-"""Text for people: sizes, tables, lists, what a misspelt name may mean."""
+"""Text for people: sizes, tables, lists, what a misspelt or a former name means."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import platform
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -74,3 +79,19 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found | {"python": platform.python_version()}
+
+
+def renamed_arguments(**names: str) -> Callable[[F], F]:
+    """Let a function take arguments under the names of the release before, with a warning: ``old="new"``."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for old in names.keys() & kwargs.keys():
+                warnings.warn(f"{old}= is called {names[old]}= now", DeprecationWarning, stacklevel=2)
+                kwargs[names[old]] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate

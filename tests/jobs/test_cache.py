@@ -13,7 +13,7 @@ from launchers import ROOT, clean_environment
 MAKER = """
 import os, sys, time
 from pathlib import Path
-from trainer import prepared
+from trainer import prepare_once
 
 cache = Path(sys.argv[1])
 
@@ -25,7 +25,7 @@ def make(folder):
     time.sleep(float(sys.argv[2]))
     (folder / "whole").write_text("two")
 
-print(prepared(cache, ["format 1", {"rows": 3}], make), flush=True)
+print(prepare_once(cache, ["format 1", {"rows": 3}], make), flush=True)
 """
 
 

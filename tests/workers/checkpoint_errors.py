@@ -101,11 +101,11 @@ def differences(run: Trainer, path: Path) -> list[str]:
         out = torch.empty_like(shard.tensor)
         kept.ranges.read(str(kept.kind(shard.name)), shard.name, shard.start, out)
         wrong += [] if torch.equal(out, shard.tensor) else [shard.name]
-        held = strategy.optimizer.state.get(shard.holder, {}).get("exp_avg") if shard.holder is not None else None
+        held = strategy.optimizer.state.get(shard.state_key, {}).get("exp_avg") if shard.state_key is not None else None
         if held is None:
             continue
         flat = getattr(held, "to_local", lambda held=held: held)().reshape(-1)
-        moment = flat[shard.offset : shard.offset + out.numel()]
+        moment = flat[shard.state_offset : shard.state_offset + out.numel()]
         out.zero_()  # of one that was frozen there is none
         if kept.ranges.holds("optimizer.exp_avg", shard.name):
             kept.ranges.read("optimizer.exp_avg", shard.name, shard.start, out)

@@ -133,7 +133,7 @@ def measure(case: Case, accel_config: str, folder: Path) -> dict[str, float]:
         info = next(infos)
     infos.close()
     after = weights(running)
-    running.control.close()
+    running.agreement.close()
     running.close()
 
     assert info.metrics is not None and info.samples == info.step * samples

@@ -17,7 +17,7 @@ import trainer
 from trainer import Task
 from trainer.checkpoint.export import ModelFile, export_model, load_export
 from trainer.config.train_config import TrainConfig
-from trainer.distributed.agreement import Control
+from trainer.distributed.agreement import Agreement
 from trainer.launching import launch
 from trainer.optim.ema import Average
 from trainer.strategies import Strategy
@@ -83,7 +83,7 @@ def main() -> None:
     for name, _, _, handle in strategy.named_tensors():
         torch.testing.assert_close(strategy.gather(name, handle), after[name], rtol=0, atol=0)
 
-    export_model(strategy, Control(), _Nothing(), ModelFile(), folder)
+    export_model(strategy, Agreement(), _Nothing(), ModelFile(), folder)
     loaded = Odd()
     load_export(loaded, folder)
     for name, value in after.items():

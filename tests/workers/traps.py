@@ -75,7 +75,7 @@ def trained(accel_config: str, folder: Path, **settings: Any) -> tuple[Trainer, 
         now = float(ours.strategy.gather(name, handle).norm())
         ways.append(now - before)
         before = now
-    ours.control.close()
+    ours.agreement.close()
     return ours, norms, ways
 
 
@@ -153,7 +153,7 @@ def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
     sums = WeightedSums()
     sums.add({name: torch.ones(1) for name in "abc"})
     with reductions() as packed:
-        sums.reduce(ours.accelerator, ours.control.gather)
+        sums.reduce(ours.accelerator, ours.agreement.gather)
     result = {
         "processes": ours.accelerator.num_processes,
         "reductions": packed[0],

@@ -115,7 +115,7 @@ class Best(Callback):
     def _hold_to_folder(self, trainer: TrainState) -> None:
         """Forget a best model that is not here: a run that branches off into a new folder brings its memory along."""
         self.loaded = False
-        [there, *_] = trainer.control.gather((trainer.directory.path / "best").is_dir())
+        [there, *_] = trainer.agreement.gather((trainer.directory.path / "best").is_dir())
         if self.best_step is not None and not there:
             trainer.say(f"note: best/, of step {self.best_step}, is not in this output_dir: {self.metric} starts anew")
             self.best, self.waited, self.best_step = math.inf, 0, None
@@ -165,7 +165,7 @@ class SaveCheckpoints(Callback):
         """
         if trainer.config.keep_last == 0 or (trainer.plan.mixed_precision == "fp16" and trainer.skipped_in_a_row):
             return
-        loss = trainer.control.sum(float(info.loss))
+        loss = trainer.agreement.sum(float(info.loss))
         if not math.isfinite(loss):
             _refuse(trainer, info, loss)
 

@@ -40,7 +40,7 @@ class Profile(Callback):
         if trainer.accelerator.device.type == "cuda":
             torch.cuda.synchronize()  # what was started belongs to the steps
         # A collective writes its end into the profiler's record, which is freed below: seen as an abort a step later.
-        trainer.control.settle()
+        trainer.agreement.settle()
         self.profiler.stop()
         folder = trainer.directory.path / "profile"
         folder.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from ..distributed.agreement import Control
+from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, ConfigError, Origin, Problem
 from .contents import STATE, Contents, is_rank_file
 from .disk import hash_file
@@ -158,7 +158,7 @@ def _check_files(info: CheckpointInfo) -> None:
             raise CheckpointError(f"{name if name.isprintable() else ascii(name)} does not belong to it")
 
 
-def verify(info: CheckpointInfo, agreement: Control | None = None) -> CheckpointInfo:
+def verify(info: CheckpointInfo, agreement: Agreement | None = None) -> CheckpointInfo:
     """Read every byte, and hold the tensors to the model that state.json lists.
 
     Args:
@@ -210,7 +210,7 @@ class Start:
         return int(self.found.manifest["samples"]) if self.found else 0
 
 
-def find_start(resume: str, folder: Path, agreement: Control, *, home: str) -> Start:
+def find_start(resume: str, folder: Path, agreement: Agreement, *, home: str) -> Start:
     """Choose the checkpoint that ``resume`` asks for, once every byte of it was read. Collective.
 
     Args:
@@ -248,7 +248,7 @@ def find_start(resume: str, folder: Path, agreement: Control, *, home: str) -> S
     return Start(continues=True)
 
 
-def _start_at(path: Path, folder: Path, own: list[CheckpointInfo], agreement: Control, home: str) -> Start:
+def _start_at(path: Path, folder: Path, own: list[CheckpointInfo], agreement: Agreement, home: str) -> Start:
     def wrong(rule: str) -> ConfigError:
         return ConfigError(Problem(origin=Origin(home, key="resume"), value=str(path), rule=rule))
 
@@ -269,8 +269,8 @@ def _start_at(path: Path, folder: Path, own: list[CheckpointInfo], agreement: Co
     return Start(found=info, continues=continues)
 
 
-def _from_main(agreement: Control, work: Callable[[], T]) -> T:
+def _from_main(agreement: Agreement, work: Callable[[], T]) -> T:
     """Do ``work`` on the main process; its result, or its error, is everybody's."""
     results: list[T] = []
-    agreement.on_main(lambda: results.append(work()))
+    agreement.run_on_main(lambda: results.append(work()))
     return agreement.gather(results)[0][0]  # type: ignore[no-any-return]

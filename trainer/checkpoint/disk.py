@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from ..distributed.agreement import Control
+from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, LaunchError
 from ..text import size
 
@@ -97,7 +97,7 @@ def check_free(folder: Path, needed: int, what: str) -> None:
         )
 
 
-def check_shared(folder: Path, agreement: Control) -> None:
+def check_shared(folder: Path, agreement: Agreement) -> None:
     """Hold a folder to be the same one on every rank: a checkpoint is made by all of them. Collective.
 
     Raises:
@@ -113,10 +113,10 @@ def check_shared(folder: Path, agreement: Control) -> None:
         except OSError as error:
             raise CheckpointError(f"{folder}: no checkpoint can be written there: {error.strerror}") from None
 
-    agreement.on_main(write)
+    agreement.run_on_main(write)
     # Listing the folder makes a network file system look anew, where asking for the file may answer from its cache.
     seen = agreement.gather(folder.is_dir() and any(entry.name == name for entry in folder.iterdir()))
-    agreement.on_main((folder / name).unlink)
+    agreement.run_on_main((folder / name).unlink)
     blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
     if blind:
         raise LaunchError(

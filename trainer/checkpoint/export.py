@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..distributed.agreement import Control
+from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
@@ -57,7 +57,7 @@ class ModelFile:
         return name if self.names is None else self.names.get(name)
 
 
-def export_model(strategy: Strategy, agreement: Control, task: Task, form: ModelFile, directory: Path) -> None:
+def export_model(strategy: Strategy, agreement: Agreement, task: Task, form: ModelFile, directory: Path) -> None:
     """Write the model to ``directory``, which then replaces what stood there. Collective: call on every rank.
 
     Args:
@@ -68,7 +68,7 @@ def export_model(strategy: Strategy, agreement: Control, task: Task, form: Model
     """
     if problem := next(filter(None, agreement.gather(changed_buffer(strategy))), ""):
         raise CheckpointError(problem)
-    strategy.agree_buffers()
+    strategy.sync_buffers()
     named = [entry for entry in strategy.named_tensors() if form.name(entry[0]) is not None]
     tensors = (strategy.gather(name, handle).to(dtype) for name, _, dtype, handle in named)
 

@@ -150,11 +150,11 @@ def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> Iterato
     Raises:
         CheckpointError: the state has got a shape that it had not when the optimizer was looked at.
     """
-    assert shard.holder is not None, f"{shard.name} does not learn"
-    for key, value in optimizer.state.get(shard.holder, {}).items():
-        if key in form.ranges and isinstance(value, Tensor) and value.shape == shard.holder.shape:
+    assert shard.state_key is not None, f"{shard.name} does not learn"
+    for key, value in optimizer.state.get(shard.state_key, {}).items():
+        if key in form.ranges and isinstance(value, Tensor) and value.shape == shard.state_key.shape:
             flat = local(value).detach().reshape(-1)
-            yield PREFIX + key, flat[shard.offset : shard.offset + shard.tensor.numel()]
+            yield PREFIX + key, flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
         elif key in form.values:
             yield PREFIX + key, torch.as_tensor(value).detach()
         elif value is not None:
@@ -168,11 +168,11 @@ def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges) -> list[s
     """
     held: dict[int, list[Shard]] = defaultdict(list)
     for shard in strategy.shards():
-        held[id(shard.holder)].append(shard)
+        held[id(shard.state_key)].append(shard)
     notices = []
     for members in held.values():
-        holder = members[0].holder
-        assert holder is not None, "frozen parameters have no state"
+        state_key = members[0].state_key
+        assert state_key is not None, "frozen parameters have no state"
         kept: dict[str, list[Shard]] = defaultdict(list)
         for shard in members:
             for kind in store.kinds(shard.name):
@@ -181,10 +181,10 @@ def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges) -> list[s
         state: dict[str, Any] = {}
         for key, shards in sorted(kept.items()):
             if key in form.ranges:
-                state[key] = torch.zeros_like(holder, dtype=form.ranges[key], requires_grad=False)
+                state[key] = torch.zeros_like(state_key, dtype=form.ranges[key], requires_grad=False)
                 flat = local(state[key]).view(-1)
                 for shard in shards:
-                    out = flat[shard.offset : shard.offset + shard.tensor.numel()]
+                    out = flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
                     store.read(PREFIX + key, shard.name, shard.start, out)
             elif key in form.values:
                 found = {shard.name: store.value(PREFIX + key, shard.name) for shard in shards}
@@ -195,14 +195,14 @@ def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges) -> list[s
                         f"for all, also for {least}, which had {float(found[least]):g}"
                     )
                 value = found[largest]
-                state[key] = _placed(value, holder, strategy.optimizer) if form.values[key] else value.item()
+                state[key] = _placed(value, state_key, strategy.optimizer) if form.values[key] else value.item()
         if kept:
-            strategy.optimizer.state[holder] = state
+            strategy.optimizer.state[state_key] = state
     return notices
 
 
-def _placed(value: Tensor, holder: Tensor, optimizer: Optimizer) -> Tensor:
+def _placed(value: Tensor, state_key: Tensor, optimizer: Optimizer) -> Tensor:
     """Put a value where torch keeps it: fused and capturable optimizers beside the parameter, others on the CPU."""
     group = optimizer.param_groups[0]
     beside = group.get("fused") or group.get("capturable")
-    return value.to(local(holder).device) if beside else value
+    return value.to(local(state_key).device) if beside else value

@@ -101,12 +101,12 @@ class Parts:
     def _dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
         """Yield ``(shard, low, high)``: the part to write. What every rank has is cut into equal parts, one a rank."""
         shards = list(held)
-        total = sum(shard.tensor.numel() for shard in shards if shard.copied)
+        total = sum(shard.tensor.numel() for shard in shards if shard.replicated)
         first, last = total * self.rank // self.world_size, total * (self.rank + 1) // self.world_size
         at = 0
         for shard in shards:
             low, high = 0, shard.tensor.numel()
-            if shard.copied:
+            if shard.replicated:
                 low, high, at = max(0, first - at), min(high, last - at), at + high
             if low < high:
                 yield shard, low, high

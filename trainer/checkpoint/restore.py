@@ -16,7 +16,7 @@ from accelerate.utils import set_seed
 from torch import nn
 
 from ..data.seeds import seed_of
-from ..distributed.agreement import Control
+from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
 from ..strategies.tensors import canonical_state
 from ..text import listed
@@ -77,7 +77,7 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     return {**counters, "step": state["step"], "samples": samples}, notices
 
 
-def load_weights(parts: Parts, path: Path, agreement: Control) -> list[str]:
+def load_weights(parts: Parts, path: Path, agreement: Agreement) -> list[str]:
     """Set parameters and buffers; everything else stays as it is. Collective; returns notices.
 
     Raises:

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..distributed.agreement import AsyncMax, Control
+from ..distributed.agreement import Agreement, AsyncMax
 from ..errors import CheckpointError, TrainerError
 from ..text import size
 from . import discover, store
@@ -83,7 +83,7 @@ class Saver:
         bytes: of a checkpoint, all ranks together; known once it is prepared.
     """
 
-    def __init__(self, folder: Path, agreement: Control, policy: SavePolicy, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, agreement: Agreement, policy: SavePolicy, say: Callable[[str], None]) -> None:
         self.folder, self.agreement, self.policy, self.say = folder, agreement, policy, say
         self.last_step: int | None = None
         self.bytes = 0
@@ -111,9 +111,9 @@ class Saver:
             missing = max(1, saves - len(discover.listing(self.folder)))  # the others have their room already
             check_free(self.folder, missing * self.bytes, f"room for {missing} checkpoints of {size(self.bytes)}")
 
-        self.agreement.on_main(check_room)
+        self.agreement.run_on_main(check_room)
         try:
-            self.agreement.on_main(lambda: describe(parts))
+            self.agreement.run_on_main(lambda: describe(parts))
         except CheckpointError as error:
             if self.policy.on_save_error == "stop":
                 raise CheckpointError(f"no checkpoint of this run could be written: {error}") from None
@@ -142,14 +142,14 @@ class Saver:
             problem = str(error)
         found = self.agreement.gather((lost, problem))
         if lost := next((lost for lost, _ in found if lost), ""):
-            self.agreement.on_main(self._sweep)
+            self.agreement.run_on_main(self._sweep)
             raise TrainerError(
                 f"step {parts.step}: {lost} holds values that are not finite: no checkpoint of it is written, those "
                 "before are kept; lower lr, set max_grad_norm, or look at the data"
             )
         if any(problem for _, problem in found):
             return self._fail([problem for _, problem in found])
-        parts.strategy.agree_buffers()
+        parts.strategy.sync_buffers()
         self._snapshot = snapshot = take(parts, *document, copied=self.policy.in_background)
         temporary = store.temporary_of(self.folder, parts.step)
         self._task = BackgroundTask(lambda: snapshot.write(temporary))
@@ -210,7 +210,7 @@ class Saver:
             shutil.rmtree(left, ignore_errors=True)
 
     def _fail(self, errors: list[str]) -> None:
-        self.agreement.on_main(self._sweep)
+        self.agreement.run_on_main(self._sweep)
         reasons = dict.fromkeys(error for error in errors if error)
         text = f"the checkpoint of step {self.last_step} was not saved: {'; '.join(reasons)}"
         if self.policy.on_save_error == "stop":

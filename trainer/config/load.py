@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,12 @@ class Loaded:
     accel_config: str | None = None
     deepspeed: str | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def where(self) -> Mapping[str, Origin]:
+        """Return ``origins`` under its name of the release before."""
+        warnings.warn("Loaded.where is called Loaded.origins now", DeprecationWarning, stacklevel=2)
+        return self.origins
 
 
 def load_config(argv: Sequence[str]) -> Loaded:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def prepared(cache: str | Path, content: object, make: Callable[[Path], object]) -> Path:
+def prepare_once(cache: str | Path, content: object, make: Callable[[Path], object]) -> Path:
     """Return the folder that ``make`` fills from ``content``: made by the first process that asks, found by others.
 
     The folder's name is a hash of ``content``, so other content is another folder. It appears by one rename, when

@@ -22,7 +22,7 @@ from .launcher import is_alive, launcher_processes
 STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that asked
 
 
-class Control:
+class Agreement:
     """Stop requests from any rank, and work that only the main process does. Every rank enters every method."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Control:
         self.group: Any = dist.new_group(backend="gloo") if self.distributed else None
         self.rank = dist.get_rank() if self.distributed else 0
         self.world_size = dist.get_world_size() if self.distributed else 1
-        self._wish = self._due = 0
+        self._stop_request = self._due = 0
         self._agreed = False
         self._pending: tuple[Any, torch.Tensor] | None = None
         self._in_flight: list[Any] = []
@@ -42,7 +42,7 @@ class Control:
         Args:
             agreed: every rank asks at this very step, by numbers that are the same on all: the next step is the last.
         """
-        self._wish = max(self._wish, STOP | number)
+        self._stop_request = max(self._stop_request, STOP | number)
         self._agreed |= agreed
 
     def poll(self, fingerprint: int = 0) -> int | None:
@@ -59,13 +59,13 @@ class Control:
         """
         self._notice_orphaned()
         if self._agreed:
-            return self._wish & 0xFF
+            return self._stop_request & 0xFF
         if not self.distributed:
-            due, self._due = self._due, self._wish
+            due, self._due = self._due, self._stop_request
             return due & 0xFF if due else None
         agreed = self._collect()
-        flags = torch.tensor([self._wish, fingerprint, -fingerprint])
-        self._pending = self.largest(flags), flags
+        flags = torch.tensor([self._stop_request, fingerprint, -fingerprint])
+        self._pending = self.all_reduce_max(flags), flags
         return agreed & 0xFF if agreed else None
 
     def _collect(self) -> int:
@@ -82,7 +82,7 @@ class Control:
             )
         return int(wish)
 
-    def largest(self, number: torch.Tensor) -> Any:
+    def all_reduce_max(self, number: torch.Tensor) -> Any:
         """Begin to take the maximum over ranks, in place; the work to wait for. Only where there are several."""
         work = dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group, async_op=True)
         self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()] + [work]
@@ -109,7 +109,7 @@ class Control:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def on_main(self, work: Callable[[], object]) -> None:
+    def run_on_main(self, work: Callable[[], object]) -> None:
         """Do ``work`` on the main process; all wait for it, and its error is everybody's error."""
         told: list[Any] = [None]
         if not self.distributed or dist.get_rank() == 0:
@@ -135,7 +135,7 @@ class Control:
             return
 
         def ask(number: int, frame: FrameType | None) -> None:
-            if self._wish and number == signal.SIGINT:
+            if self._stop_request and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.stop(number)
 
@@ -151,7 +151,7 @@ class Control:
         if time.monotonic() - self._looked < 1.0:
             return
         self._looked = time.monotonic()
-        if not self._wish and not all(map(is_alive, self._launchers)):
+        if not self._stop_request and not all(map(is_alive, self._launchers)):
             self.stop(signal.SIGTERM)
 
     def close(self) -> None:
@@ -162,15 +162,15 @@ class Control:
 class AsyncMax:
     """The largest of all ranks' numbers, asked at one step boundary and known at the next: nobody waits in between."""
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
         self._pending: tuple[Any, torch.Tensor] | None = None
 
     def start(self, number: int) -> None:
         """Begin to compare this rank's number with the others'; the result before it was read."""
         assert self._pending is None, "one at a time"
         value = torch.tensor([number])
-        self._pending = self._control.largest(value) if self._control.distributed else None, value
+        self._pending = self._agreement.all_reduce_max(value) if self._agreement.distributed else None, value
 
     def result(self) -> int | None:
         """Return the largest number; None where none was given."""

@@ -17,6 +17,7 @@ from ..distributed.launcher import Launcher, detect
 from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Problem, Sourced
 from ..plan import Plan
 from ..strategies import Strategy, strategy_class
+from ..text import renamed_arguments
 from .resolve import Machine, resolve
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Launched:
     strategy: Strategy
 
 
+@renamed_arguments(where="origins")
 def launch(
     config: TrainConfig,
     *,

@@ -25,7 +25,7 @@ from ..checkpoint.disk import part_of, publish
 from ..checkpoint.export import exported_file
 from ..checkpoint.store import is_ours
 from ..checkpoint.untrusted import read_json
-from ..distributed.agreement import Control
+from ..distributed.agreement import Agreement
 from ..errors import ConfigError, Origin, Problem
 from .lock import LOCK, FolderLock, Locked
 
@@ -53,7 +53,7 @@ class RunDirectory:
         return [self._lock.notice] if self._lock is not None and self._lock.notice else []
 
     @contextlib.contextmanager
-    def locked(self, control: Control, *, home: str) -> Iterator[None]:
+    def locked(self, agreement: Agreement, *, home: str) -> Iterator[None]:
         """Make the folder and lock it, before anything in it is read or changed. Collective.
 
         Raises:
@@ -72,7 +72,7 @@ class RunDirectory:
                 rule = f"another run is writing there ({holder}); end it, or give another folder"
                 raise self._wrong(home, rule) from None
 
-        control.on_main(take)
+        agreement.run_on_main(take)
         try:
             yield
         except BaseException:
@@ -84,7 +84,7 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.release(undo=undo)
 
-    def claim(self, control: Control, *, overwrite: bool, home: str, continues: bool = False) -> None:
+    def claim(self, agreement: Agreement, *, overwrite: bool, home: str, continues: bool = False) -> None:
         """Take the locked folder for this run. A used one is an error, or emptied of a former run's files.
 
         Args:
@@ -110,7 +110,7 @@ class RunDirectory:
                 raise self._wrong(home, rule)
             self._empty(entries, home)
 
-        control.on_main(make)
+        agreement.run_on_main(make)
 
     def _is_of_a_run(self) -> bool:
         """Tell whether a run wrote here: the lock that it held tells, or its plan."""

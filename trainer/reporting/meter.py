@@ -138,7 +138,7 @@ class Meter:
         return {"mfu": round(operations_per_second / (peak * 1e12), 4)}
 
 
-def told(summary: Mapping[str, Any], model: object) -> str:
+def summary_text(summary: Mapping[str, Any], model: object) -> str:
     """Return the last lines of a run, for people."""
     seconds = dict(summary["seconds"])
     wall, training = seconds.pop("wall"), seconds.pop("training")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, Problem
-from .buffers import agree
+from .buffers import sync
 from .tensors import canonical_names, canonical_state, full, local_bytes, unwrapped
 
 if TYPE_CHECKING:
@@ -36,17 +36,17 @@ class Shard:
         name: the parameter's name in the model that the task built.
         start: first element of the range within the flattened parameter.
         tensor: live 1-D view of the full-precision values; changes reach the model after ``write_back``.
-        holder: the tensor that the optimizer keeps this parameter's state under; None for one that does not learn.
-        offset: where the range begins within the flattened holder (this rank's part of it, if it is distributed).
-        copied: whether every rank has the same range.
+        state_key: the tensor that the optimizer keeps this parameter's state under; None for one that does not learn.
+        state_offset: where the range begins within the flattened ``state_key`` (this rank's part, if distributed).
+        replicated: whether every rank has the same range.
     """
 
     name: str
     start: int
     tensor: Tensor
-    holder: Tensor | None = None
-    offset: int = 0
-    copied: bool = False
+    state_key: Tensor | None = None
+    state_offset: int = 0
+    replicated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +162,9 @@ class Strategy(ABC):
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def agree_buffers(self) -> None:
+    def sync_buffers(self) -> None:
         """Make buffers the same on every rank before they are used or written: means, and rank 0's whole numbers."""
-        agree(self.model, self.accelerator)
+        sync(self.model, self.accelerator)
 
     def settle(self) -> None:  # noqa: B027  (most strategies have nothing to do)
         """Bring parameters into the state between steps, in which they can be read and changed."""
@@ -185,8 +185,15 @@ class Strategy(ABC):
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         """Return one whole parameter in full precision. Collective where the strategy shards."""
 
-    def learning(self, learns: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the prepared model's trainable (or frozen) parameters under the task's names, shared ones once."""
+    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the prepared model's trainable parameters under the task's names, shared ones once."""
+        return self._parameters(learns=True)
+
+    def frozen_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters that do not learn likewise."""
+        return self._parameters(learns=False)
+
+    def _parameters(self, *, learns: bool) -> Iterator[tuple[str, nn.Parameter]]:
         self.settle()
         seen: set[int] = set()
         for name, tensor in canonical_state(self.model):
@@ -245,7 +252,7 @@ class Strategy(ABC):
         Counts the prepared model's parameters, the optimizer's own full-precision copies of them, ``state_slots``
         tensors for each that it steps, and ``gradient_bytes``; no buffers, no activations.
         """
-        stepped = {shard.holder for shard in self.shards() if shard.holder is not None}
+        stepped = {shard.state_key for shard in self.shards() if shard.state_key is not None}
         kept = stepped.union(self.model.parameters())
         return local_bytes(kept) + self.state_slots() * local_bytes(stepped) + self.gradient_bytes()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def kept(model: nn.Module, *, when: bool) -> Iterator[None]:
+def restored_buffers(model: nn.Module, *, when: bool) -> Iterator[None]:
     """Put the buffers back afterwards, if ``when``: for a batch that does not count, also where they are replaced."""
     places = [(module, key) for module in model.modules() for key in module._buffers] if when else []
     before = [
@@ -28,7 +28,7 @@ def kept(model: nn.Module, *, when: bool) -> Iterator[None]:
 
 
 @torch.no_grad()
-def agree(model: nn.Module, accelerator: Accelerator) -> None:
+def sync(model: nn.Module, accelerator: Accelerator) -> None:
     """Make the buffers the same on every rank: the mean of floating ones, rank 0's of the others.
 
     Collective: call on every rank. One packed reduction in float64, and one broadcast of bytes where there are others.
@@ -54,7 +54,7 @@ def _real(buffer: Tensor) -> Tensor:
     return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
-def kept_in_full(model: nn.Module) -> Callable[[torch.device], None]:
+def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
     """Take note of an unprepared model's floating buffers; the answer puts them back where an engine has cast them.
 
     A tenth of each batch's mean is added to running statistics, which bfloat16 with its three digits would mostly

@@ -65,7 +65,7 @@ class DDP(Strategy):
             numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
             if numbers is None:
                 raise
-            names = [name for name, _ in self.learning()]  # in the order in which DDP numbers them
+            names = [name for name, _ in self.trainable_parameters()]  # in the order in which DDP numbers them
             unused = [names[int(number)] for number in numbers[1].split()]
             raise LaunchError(
                 f"the loss of this step does not depend on {listed(unused)}: no gradient was averaged over the ranks; "
@@ -73,12 +73,12 @@ class DDP(Strategy):
             ) from None
 
     def shards(self) -> Iterator[Shard]:
-        for name, parameter in self.learning():
-            yield Shard(name=name, start=0, tensor=parameter.data.view(-1), holder=parameter, copied=True)
+        for name, parameter in self.trainable_parameters():
+            yield Shard(name=name, start=0, tensor=parameter.data.view(-1), state_key=parameter, replicated=True)
 
     def frozen_shards(self) -> Iterator[Shard]:
-        for name, parameter in self.learning(False):
-            yield Shard(name=name, start=0, tensor=parameter.data.view(-1), copied=True)
+        for name, parameter in self.frozen_parameters():
+            yield Shard(name=name, start=0, tensor=parameter.data.view(-1), replicated=True)
 
     def write_back(self) -> None:
         """Do nothing: the shards are the parameters."""

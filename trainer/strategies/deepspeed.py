@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from ..text import listed
 from .base import Shard, StepResult, Strategy, compute_in
-from .buffers import kept_in_full
+from .buffers import keep_buffers_fp32
 from .tensors import hold_scalars_as_vectors, local_bytes
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ZeRO(Strategy):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
-        put_back = kept_in_full(model)
+        put_back = keep_buffers_fp32(model)
         # A bucket of the default 5e8 gradients is 2 GB also for a model of a thousand.
         asked = self.plan.deepspeed.get("zero_optimization", {}).get("reduce_bucket_size")
         zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
@@ -76,7 +76,7 @@ class ZeRO(Strategy):
             for hook in getattr(self.zero, "_leaf_module_hooks", ()):
                 hook.remove()  # they would look for missing gradients before those of the model have come
         else:
-            for number, (_, parameter) in enumerate(self.learning()):
+            for number, (_, parameter) in enumerate(self.trainable_parameters()):
                 parameter.register_post_accumulate_grad_hook(self._note_use(number))  # type: ignore[no-untyped-call]
         dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.mixed_precision]
         if dtype is not None:
@@ -117,7 +117,7 @@ class ZeRO(Strategy):
 
     def _fill_gradients(self) -> None:
         """Give zeros to the parameters that this rank's micro-batches did not reach."""
-        for _, parameter in self.learning():
+        for _, parameter in self.trainable_parameters():
             if parameter.grad is None and getattr(parameter, "grad_accum", None) is None:
                 shape, kept = getattr(parameter, "ds_shape", parameter.shape), parameter.data
                 parameter.data = kept.new_empty(shape)  # torch wants the gradient in the parameter's shape
@@ -143,7 +143,7 @@ class ZeRO(Strategy):
                 seen.add(node)
                 reached.add(id(getattr(node, "variable", None)))
                 waiting += [below for below, _ in node.next_functions]
-        used = {name for name, parameter in self.learning() if id(parameter) in reached}
+        used = {name for name, parameter in self.trainable_parameters() if id(parameter) in reached}
         if self.used is None:
             uses, which = gather_object([used]), "only some ranks"
             self.used = used
@@ -171,40 +171,46 @@ class ZeRO(Strategy):
         return StepResult(grad_norm=tensor, skipped=skipped)
 
     def shards(self) -> Iterator[Shard]:
-        for name, tensor in self.learning():
+        for name, tensor in self.trainable_parameters():
             if self.plan.strategy == "zero3":
                 flat, group = self.zero._get_fp32_opt_state_partition(tensor, release_swap_buffers=False)
-                holder = self.zero.fp32_partitioned_groups_flat[group]
-                yield self._slice(name, tensor, flat, holder=holder, offset=self._offset(tensor))
+                state_key = self.zero.fp32_partitioned_groups_flat[group]
+                yield self._slice(name, tensor, flat, state_key=state_key, state_offset=self._offset(tensor))
             elif tensor._hp_mapping is not None:  # type: ignore[attr-defined]
                 mapping = tensor._hp_mapping  # type: ignore[attr-defined]
                 yield Shard(
                     name=name,
                     start=mapping.lp_fragment_address.start,
                     tensor=mapping.hp_fragment.view(-1),
-                    holder=self.zero.single_partition_of_fp32_groups[mapping.param_group_index],
-                    offset=mapping.hp_fragment_address.start,
+                    state_key=self.zero.single_partition_of_fp32_groups[mapping.param_group_index],
+                    state_offset=mapping.hp_fragment_address.start,
                 )
 
     def frozen_shards(self) -> Iterator[Shard]:
-        for name, tensor in self.learning(False):
+        for name, tensor in self.frozen_parameters():
             if self.plan.strategy == "zero3":
                 yield self._slice(name, tensor, tensor.ds_tensor.data)  # type: ignore[attr-defined]
             else:
-                yield Shard(name=name, start=0, tensor=tensor.data.view(-1), copied=True)
+                yield Shard(name=name, start=0, tensor=tensor.data.view(-1), replicated=True)
 
     def _offset(self, parameter: nn.Parameter) -> int:
         _, offset, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
         return int(offset)
 
     def _slice(
-        self, name: str, parameter: nn.Parameter, flat: Tensor, *, holder: Tensor | None = None, offset: int = 0
+        self,
+        name: str,
+        parameter: nn.Parameter,
+        flat: Tensor,
+        *,
+        state_key: Tensor | None = None,
+        state_offset: int = 0,
     ) -> Shard:
         # Slices of ceil(numel / world); the last one is padded, and the padding is not ours to show.
         whole: int = parameter.ds_numel  # type: ignore[attr-defined]
         start = min(self.accelerator.process_index * flat.numel(), whole)
         values = flat[: max(0, min(flat.numel(), whole - start))]
-        return Shard(name=name, start=start, tensor=values, holder=holder, offset=offset)
+        return Shard(name=name, start=start, tensor=values, state_key=state_key, state_offset=state_offset)
 
     def scaler_state(self) -> dict[str, float]:
         scaler = self.zero.loss_scaler
@@ -253,7 +259,9 @@ class ZeRO(Strategy):
         # Stage 3 keeps slices of all parameters, beside the small ones that stay whole. With offload the optimizer's
         # gradients are there from the start, and in stages 1 and 2 what goes back to the device.
         beside = [getattr(parameter, "ds_tensor", None) for parameter in self.model.parameters()]
-        beside += [holder.grad for holder in {shard.holder for shard in self.shards()} if holder is not None]
+        beside += [
+            state_key.grad for state_key in {shard.state_key for shard in self.shards()} if state_key is not None
+        ]
         beside += getattr(self.zero, "param_buffer_of_bit16_for_cpu_offload_groups", [])
         return super().state_bytes() + local_bytes(tensor for tensor in beside if tensor is not None)
 

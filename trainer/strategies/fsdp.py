@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, LaunchError, Problem
 from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
-from .buffers import kept_in_full
+from .buffers import keep_buffers_fp32
 from .tensors import canonical_state, full, hold_scalars_as_vectors, local, unwrapped
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class FSDP2(Strategy):
         return {"fsdp_plugin": plugin}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        put_back = kept_in_full(model)
+        put_back = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
         if self.plan.mixed_precision != "no":
             put_back(self.accelerator.device)
@@ -183,14 +183,14 @@ class FSDP2(Strategy):
             raise LaunchError(f"asked for fsdp, but the model became {type(self.model).__name__}")
 
     def shards(self) -> Iterator[Shard]:
-        for name, parameter in self.learning():
-            yield self._rows(name, parameter, holder=parameter)
+        for name, parameter in self.trainable_parameters():
+            yield self._rows(name, parameter, state_key=parameter)
 
     def frozen_shards(self) -> Iterator[Shard]:
-        for name, parameter in self.learning(False):
-            yield self._rows(name, parameter, holder=None)
+        for name, parameter in self.frozen_parameters():
+            yield self._rows(name, parameter, state_key=None)
 
-    def _rows(self, name: str, parameter: Tensor, *, holder: Tensor | None) -> Shard:
+    def _rows(self, name: str, parameter: Tensor, *, state_key: Tensor | None) -> Shard:
         whole = not hasattr(parameter, "to_local")
         # Shard(0) gives rank r the rows [r*c, (r+1)*c) with c = ceil(rows / world), the last ones maybe none.
         rows = parameter.shape[0] if parameter.dim() else 1
@@ -198,7 +198,7 @@ class FSDP2(Strategy):
         row = parameter.numel() // rows if rows else 0
         start = 0 if whole else min(self.accelerator.process_index * chunk, rows) * row
         values = local(parameter).detach().view(-1)
-        return Shard(name=name, start=start, tensor=values, holder=holder, copied=whole)
+        return Shard(name=name, start=start, tensor=values, state_key=state_key, replicated=whole)
 
     def write_back(self) -> None:
         self.settle()

@@ -13,7 +13,7 @@ from one_process import fit, rows, steps
 from trainer import Callback, CheckpointError, ConfigError, LaunchError, StepInfo, Trainer
 from trainer.checkpoint import disk, saver, store
 from trainer.checkpoint.disk import check_shared
-from trainer.distributed.agreement import Control
+from trainer.distributed.agreement import Agreement
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -90,7 +90,7 @@ def test_a_read_only_place_is_named(tmp_path: Path) -> None:
 
 
 def test_a_disk_of_each_nodes_own_is_refused(tmp_path: Path) -> None:
-    class Nodes(Control):
+    class Nodes(Agreement):
         """Two ranks, the second of which sees nothing."""
 
         def gather(self, value: Any) -> list[Any]:
@@ -98,5 +98,5 @@ def test_a_disk_of_each_nodes_own_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(LaunchError, match="rank 1 does not see what the main process writes there"):
         check_shared(tmp_path, Nodes())
-    check_shared(tmp_path, Control())
+    check_shared(tmp_path, Agreement())
     assert os.listdir(tmp_path) == []

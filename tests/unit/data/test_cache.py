@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from trainer import prepared
+from trainer import prepare_once
 
 
 def test_an_error_leaves_nothing_and_other_content_is_another_folder(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        prepared(tmp_path, 1, lambda folder: 1 / 0)
-    first = prepared(tmp_path, 1, lambda folder: (folder / "x").touch())
-    second = prepared(tmp_path, 2, lambda folder: (folder / "y").touch())
+        prepare_once(tmp_path, 1, lambda folder: 1 / 0)
+    first = prepare_once(tmp_path, 1, lambda folder: (folder / "x").touch())
+    second = prepare_once(tmp_path, 2, lambda folder: (folder / "y").touch())
     assert (os.listdir(first), os.listdir(second)) == (["x"], ["y"])
-    assert prepared(tmp_path, 1, lambda folder: 1 / 0) == first
+    assert prepare_once(tmp_path, 1, lambda folder: 1 / 0) == first

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.reporting.meter import Meter, told
+from trainer.reporting.meter import Meter, summary_text
 
 
 def slowly(count: int, seconds: float) -> Any:
@@ -43,7 +43,7 @@ def test_the_wall_time_is_split_without_rest() -> None:
     assert summary["tokens_per_second"] == pytest.approx(300 / seconds["training"], rel=0.02)
     assert "mfu" not in summary, "no peak is known for a CPU"
 
-    lines = told(summary, "runs/x/model").splitlines()
+    lines = summary_text(summary, "runs/x/model").splitlines()
     assert lines[0] == "done: 3 steps, 24 samples, eval/loss 0.5000"
     assert f"(data {seconds['data']:.1f}, forward and backward" in lines[1] and "tokens/s" in lines[1]
     assert len(re.findall(r"\d [MG]iB", lines[2])) == 2 and lines[3] == "model: runs/x/model"
