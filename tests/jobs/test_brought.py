@@ -45,9 +45,13 @@ BFLOAT16 = 2e-2  # three digits
 ROUNDING = 1e-5
 
 
-@cache
 def results(strategy: str, folder: Path, more: bool = False) -> dict[str, dict[str, Any]]:
     """The cases under one strategy, or more of them."""
+    return started(strategy, folder, more)
+
+
+@cache
+def started(strategy: str, folder: Path, more: bool) -> dict[str, dict[str, Any]]:
     names = MORE if more else [*(name for name in CASES if (strategy, name) != ENDS and name not in MORE), "two"]
     if strategy == DEEPSPEED:
         names = ["pretrained"]
