@@ -55,7 +55,7 @@ class Origin:
 
     @property
     def place(self) -> str:
-        """The origin without its key, for a text that names the key itself."""
+        """Return the origin without its key, for a text that names the key itself."""
         return self.source if self.line is None else f"{self.source}:{self.line}"
 
     def named(self, key: str) -> Origin:

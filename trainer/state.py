@@ -1,4 +1,4 @@
-"""What a training is made of, without its loop: built from a task, at a position, saved and gone on with.
+"""A training without its loop: its parts, built from a task, and its position, saved and gone on with.
 
 ``Trainer`` is one with a loop. A loop of your own takes this, and writes plain Accelerate around it
 (``examples/own_loop.py``): it has the exact data order and the checkpoints, under every strategy.
@@ -41,8 +41,8 @@ COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation")  
 class TrainState:
     """A task's data, model, optimizer and schedule, prepared under the strategy that was launched, and how far it is.
 
-    It goes on from a checkpoint where ``config.resume`` says so, and claims ``config.output_dir``. Every rank enters
-    every method.
+    It goes on from a checkpoint where ``config.resume`` says so, and claims ``config.output_dir``. Every method is
+    collective: call it on every rank.
 
     Args:
         task: what to learn.
@@ -201,7 +201,7 @@ class TrainState:
 
     @property
     def model(self) -> nn.Module:
-        """The prepared model: what computes."""
+        """Return the prepared model: what computes."""
         return self.strategy.model
 
     def train_mode(self) -> None:
@@ -212,17 +212,17 @@ class TrainState:
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer as ``accelerator.prepare`` gives it, for loops that step it themselves."""
+        """Return the optimizer as ``accelerator.prepare`` gives it, for loops that step it themselves."""
         return self.strategy.prepared_optimizer
 
     def windows(self) -> Iterator[Window]:
-        """The optimizer steps that are left: this rank's micro-batches of each, on the CPU, in the global order."""
+        """Yield the optimizer steps that are left: this rank's micro-batches, on the CPU, in the global order."""
         if self.train_data.skips:
             self.say(f"the stream keeps no state: {self.train_data.skips:,} samples are read over first")
         return self.train_data.windows(self.samples, self.total_steps - self.step)
 
     def advance(self, window: Window, *, skipped: bool = False) -> None:
-        """The optimizer was stepped with this window: count it, move schedule and average on, and a save in flight.
+        """Count a step of the optimizer with this window: move schedule and average on, and a save in flight.
 
         Args:
             skipped: the fp16 scaler left the step out; then neither schedule nor average moves.
@@ -320,7 +320,7 @@ class TrainState:
         self.directory.release()
 
     def say(self, text: str) -> None:
-        """One line to the terminal and to log.txt, from the main process."""
+        """Print one line, and add it to log.txt, from the main process."""
         if self.is_main:
             print(text, flush=True)
             self.directory.line(text)

@@ -45,7 +45,7 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people: ``1.5 GiB``."""
+    """Return bytes for people: ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -69,7 +69,7 @@ def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide what runs; those not installed are left out."""
+    """Return the versions of the packages that decide what runs; those not installed are left out."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}

@@ -37,7 +37,12 @@ class StepInfo:
 
 
 class Callback:
-    """Subclass and override ``on_step``; ``every`` is in optimizer steps."""
+    """Subclass and override ``on_step``; ``every`` is in optimizer steps.
+
+    Callbacks are called on every rank once a step was logged and evaluated, at every ``every``-th step and at the last:
+    the built-in ones first, then yours, and at last the one that saves, so that all others are in the checkpoint. One
+    that writes guards itself with ``trainer.is_main``.
+    """
 
     every: int = 1
 

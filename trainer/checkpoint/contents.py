@@ -97,7 +97,7 @@ class Contents:
 
     @property
     def model_file(self) -> ModelFile:
-        """What of the model is exported; checkpoints of peft models say so."""
+        """Return what of the model is exported; checkpoints of peft models say so."""
         export = self.state.get("export")
         return ModelFile(file=export["file"], names=export["names"]) if export else ModelFile()
 

@@ -175,7 +175,7 @@ class Saver:
             self.poll()
 
     def poll(self) -> None:
-        """At a step boundary: move a save on that all ranks are through with.
+        """Move a save on that all ranks are through with, at a step boundary.
 
         Raises:
             CheckpointError: it failed on some rank, and ``on_save_error`` is ``stop``.

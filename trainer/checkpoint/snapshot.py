@@ -54,7 +54,7 @@ class Snapshot:
 
 
 def take(parts: Parts, files: Mapping[str, bytes], tensors: Mapping[str, Tensor], *, copied: bool) -> Snapshot:
-    """Take what this rank owns to host memory. Every rank calls it; nothing is exchanged.
+    """Take what this rank owns to host memory. Call it on every rank; nothing is exchanged.
 
     Args:
         files, tensors: what ``describe`` gave on the main process.

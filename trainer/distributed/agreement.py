@@ -23,7 +23,7 @@ STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that aske
 
 
 class Agreement:
-    """Stop requests from any rank, and work that only the main process does. Every rank enters every method."""
+    """Stop requests from any rank, and what only the main process does. Collective: call each method on every rank."""
 
     def __init__(self) -> None:
         self.distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

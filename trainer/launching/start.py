@@ -57,7 +57,7 @@ def launch(
     deepspeed: str | None = None,
     optimizer_built_by: str | None = None,
 ) -> Launched:
-    """Turn files, launcher and machine into a running, verified Accelerator. Every rank calls it once.
+    """Turn files, launcher and machine into a running, verified Accelerator. Collective: call it once on every rank.
 
     Args:
         config: the training config; batch, precision and clipping are held against the launch files.
