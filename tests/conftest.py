@@ -14,7 +14,14 @@ import psutil
 import pytest
 
 # pytest's own note of the test that runs; what torch and deepspeed set when they are imported for the first time.
-_FREE_TO_CHANGE = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_", "PYTORCH_NVML_BASED_CUDA_CHECK")
+_FREE_TO_CHANGE = (
+    "PYTEST_CURRENT_TEST",
+    "KMP_",
+    "TORCHINDUCTOR_",
+    "TRITON_",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",  # Accelerate, when DeepSpeed is imported
+    "TOKENIZERS_PARALLELISM",  # datasets, before it starts processes
+)
 
 
 def left_behind() -> dict[str, Any]:

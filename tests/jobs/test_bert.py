@@ -50,7 +50,7 @@ def assert_same_curve(done: Job, alone: Job, strategy: str) -> None:
     assert ours["eval/accuracy"] == pytest.approx(theirs["eval/accuracy"], abs=0.01), "one text of 136 may tip over"
 
 
-@pytest.mark.parametrize("strategy", some_quick("fsdp"))
+@pytest.mark.parametrize("strategy", some_quick())
 def test_bert_has_the_curve_of_one_process(strategy: str, folder: Path) -> None:
     assert_same_curve(bert(strategy, folder), bert("single", folder), strategy)
 

@@ -92,6 +92,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
 
 
+@pytest.mark.slow  # each rank gets it as the one in the test before
 def test_a_signal_to_the_launcher_stops_the_job(tmp_path: Path) -> None:
     """As a scheduler does it: the launcher hands the signal on to every rank."""
     folder = tmp_path / "run"

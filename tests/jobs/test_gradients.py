@@ -26,8 +26,7 @@ CASES = 11  # for each precision and accumulation
 EVERY = [("single", 1), *((s, world) for s in STRATEGIES for world in (1, 2, 3, 4) if (s, world) != ("ddp", 1))]
 HALVES = [layout for layout in EVERY if not layout[0].startswith("zero")]  # DeepSpeed has no fp16 on a CPU
 # Strategies differ in what they do between the micro-batches of a step.
-WORLD_TWO = [("ddp", 2, "1,4"), ("fsdp", 2, "4"), ("zero2", 2, "4"), ("zero3", 2, "4")]
-WORLD_THREE = [("fsdp", 3, "2")]
+WORLD_TWO = [("ddp", 2, "4"), ("fsdp", 2, "4"), ("zero2", 2, "4"), ("zero3", 2, "4")]
 WHOLE = [pytest.param(*layout, "1,2,4", marks=pytest.mark.slow) for layout in EVERY]
 WHOLE_HALF = [pytest.param(*layout, "1,2,4", marks=pytest.mark.slow) for layout in HALVES]
 
@@ -50,7 +49,7 @@ def beyond(table: Table, bound: float) -> Table:
     return {case: e for case, e in table.items() if not all(e[key] <= bound for key in ("gradient", "loss", "norm"))}
 
 
-@pytest.mark.parametrize(("strategy", "world", "accumulations"), [*WORLD_TWO, *WORLD_THREE, *WHOLE])
+@pytest.mark.parametrize(("strategy", "world", "accumulations"), [*WORLD_TWO, *WHOLE])
 def test_the_step_follows_the_global_mean(strategy: str, world: int, accumulations: str, folder: Path) -> None:
     """Also the logged loss, the logged norm (the one before clipping) and the length of a clipped step."""
     table = errors(strategy, world, accumulations, "no", folder)

@@ -50,7 +50,8 @@ def test_a_folder_of_ones_own_needs_no_script_and_bf16_has_its_own_bounds(tmp_pa
     assert norm > 1e-5, "the case is one that needs bounds of its own"
 
 
-@pytest.mark.parametrize("task", [pytest.param("NormalisedByBatch", marks=pytest.mark.slow), "ByRank"])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["NormalisedByBatch", "ByRank"])
 def test_a_task_that_depends_on_the_layout_differs(task: str) -> None:
     done = parity("accel_configs/ddp.yaml", *DIGITS[:-1], "64", "--task", f"tests.workers.failing:{task}")
     assert done.returncode == 1, done.stdout + done.stderr

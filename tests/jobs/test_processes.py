@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 from launchers import ROOT, clean_environment, command
 
 from trainer.distributed.launcher import is_alive
@@ -36,6 +37,7 @@ def wait_for(path: Path, seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_workers_of_a_killed_launcher_save_and_end(tmp_path: Path) -> None:
     with started(command("torchrun", "ddp"), tmp_path / "run") as job:
         wait_for(tmp_path / "run" / "metrics.jsonl")

@@ -110,7 +110,9 @@ def check_same_layout(run: Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
             assert_equal(checkpoint(whole, step), checkpoint(again, step), streams=True)
 
 
-@pytest.mark.parametrize(("layout", "task"), [(("zero3", 2), "plain"), (("fsdp", 3), "sgd")])
+@pytest.mark.parametrize(
+    ("layout", "task"), [(("zero3", 2), "plain"), pytest.param(("fsdp", 3), "sgd", marks=pytest.mark.slow)]
+)
 def test_any_layout_goes_on_from_any_other(layout: Layout, task: str, folder: Path) -> None:
     check_any_to(layout, QUICK, task, folder)
 
