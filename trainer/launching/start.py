@@ -99,7 +99,7 @@ def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: 
         own, flags = files.read_launch_flags(list(launcher.arguments))
         if deepspeed or (accel_config and (own is None or os.path.realpath(own) != os.path.realpath(accel_config))):
             raise ConfigError(named.problem("accelerate launch has a file of its own already; remove this one"))
-        return files.read_request(own, flags)
+        return files.read_accelerate_file(own, overrides=flags)
     return files.read_accelerate_file(accel_config) if accel_config else files.read_deepspeed_file(str(deepspeed))
 
 
