@@ -13,12 +13,11 @@ from trainer.config.documents import Document
 from trainer.config.validate import Validator
 from trainer.distributed.launcher import Launcher
 from trainer.errors import Sourced
-from trainer.launching import Machine
 from trainer.launching.files.sections import read_optimizer, read_scheduler
 from trainer.launching.request import Request, Section
 from trainer.launching.resolve import resolve
 
-CPU, FOUR_GPUS = Machine(gpus=0), Machine(gpus=4)
+CPU, FOUR_GPUS = 0, 4
 SAID = "train.yaml:7"
 HOME = "ds.json:3"
 
@@ -43,7 +42,7 @@ def plan(
     *,
     world: int = 2,
     launcher: Launcher | None = None,
-    machine: Machine = CPU,
+    machine: int = CPU,
     built_by: str | None = None,
     **settings: Any,
 ) -> Plan:

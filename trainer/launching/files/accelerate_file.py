@@ -16,7 +16,7 @@ from typing import Any
 from ...config.documents import Document, read_document
 from ...config.validate import Validator
 from ...errors import COMMAND_LINE, ConfigError, Origin, Problem, Sourced
-from ..request import Request
+from ..request import Request, visible_gpus
 from .deepspeed_file import notice_init, read_inline, read_json
 from .fsdp_file import read_fsdp, refuse_transformers_fsdp
 from .tables import Entries, accelerate_keys, annotation, checked, deepspeed_keys, table
@@ -265,7 +265,7 @@ def strategy_of(doc: Document | None, typed: Entries, flags: Entries, check: Val
         return in_file
     number = flags.get("num_processes")
     # Accelerate starts DDP of its own accord on a machine with several GPUs.
-    several = _gpus() > 1 and (number is None or number.value != 1)
+    several = visible_gpus() > 1 and (number is None or number.value != 1)
     return ("MULTI_GPU" if several else "NO"), Origin(COMMAND_LINE, key="accelerate launch")
 
 
@@ -311,7 +311,7 @@ def processes(
     if origin is None or ("num_processes" in given and number is None):
         return None, machines  # one of them is wrong already: the number says nothing
     if number is None or number.value == -1:
-        gpus = 0 if in_file or asked == "NO" else _gpus()
+        gpus = 0 if in_file or asked == "NO" else visible_gpus()
         if asked == "NO":
             return Sourced(1, origin), machines
         if not in_file and not gpus:
@@ -337,12 +337,6 @@ def _one_process(origin: Origin, in_file: bool) -> str:
     if in_file:
         return "accelerate starts one process under distributed_type 'NO'; write MULTI_GPU, or num_processes: 1"
     return "accelerate starts one process without --multi_gpu; add it"
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def mixed_precision(given: Entries, check: Validator) -> Sourced[str] | None:
