@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...config.arguments import put
 from ...config.documents import Document, Key, read_document
 from ...config.validate import Validator
 from ...errors import ConfigError, Origin, Problem, Sourced
@@ -43,24 +44,29 @@ def read_deepspeed_file(path: str | Path) -> Request:
 
 def read_json(path: str | Path, outer: Validator) -> Request | None:
     """Return the request of a JSON; None, with problems in ``outer``, where it says nothing that can run."""
-    check = Validator(owner=OWNER)
     try:
         doc = read_document(path, what="DeepSpeed config file")
         refuse_transformers_fsdp(doc)
         if "distributed_type" in doc.data:
             rule = "this is an accelerate config: give it to accelerate launch, or with --accel_config"
             raise ConfigError(Problem(origin=Origin(doc.path), rule=rule))
-        return _read(doc, check)
     except ConfigError as error:
-        check.problems.extend(error.problems)
+        outer.problems.extend(error.problems)
         return None
-    finally:
-        outer.problems += check.problems
-        outer.notices += check.notices
+    request = _read(doc, outer, _DDP)
+    return request and replace(request, files=(doc.path,))
 
 
-def _read(doc: Document, check: Validator) -> Request | None:
-    stage = _stage(doc, check)
+def _read(doc: Document, outer: Validator, no_stage_0: str) -> Request | None:
+    check = Validator(owner=OWNER)
+    request = _request(doc, check, no_stage_0)
+    outer.problems += check.problems
+    outer.notices += check.notices
+    return request
+
+
+def _request(doc: Document, check: Validator, no_stage_0: str) -> Request | None:
+    stage = _stage(doc, check, no_stage_0)
     values = read_values(doc, stage, check)
     precision, kept = _precision(doc, values, check)
     batch, micro = values.get("train_batch_size"), values.get("train_micro_batch_size_per_gpu")
@@ -94,7 +100,6 @@ def _read(doc: Document, check: Validator) -> Request | None:
         optimizer=optimizer,
         scheduler=scheduler,
         deepspeed={**rest, **kept},
-        files=(doc.path,),
         origins=old | origins,
     )
 
@@ -112,37 +117,25 @@ def read_inline(entries: Entries, check: Validator, origin: Origin) -> Request |
             missing = Sourced(None, origin.named("deepspeed_config.zero_stage"))
             check.refuse(missing, "is missing, which accelerate takes as 2; write zero_stage: 1, 2 or 3")
         return None
-    stage = _known_stage(asked, check, "stage 0 is DDP: write distributed_type: MULTI_GPU")
-    zero: dict[str, Any] = {"stage": stage}
-    origins = {"deepspeed.zero_optimization.stage": asked.origin}
+    stage, data, origins = asked.value, dict[str, Any](), dict[Key, Origin]()
+    typed = {name: entry for name, entry in entries.items() if entry.value is not False and entry.value != "none"}
+    if stage != 3 and (save := typed.pop("zero3_save_16bit_model", None)):
+        check.notice(save, f"no effect in stage {stage}")
     for part in _OLD_OFFLOAD:
-        device, path = entries.get(f"{part}_device"), entries.get(f"{part}_nvme_path")
-        if device is None or device.value == "none":
-            continue
-        zero[part] = {"device": device.value}
-        if device.value == "nvme":
-            zero[part]["nvme_path"] = path and path.value
-        origins[f"deepspeed.zero_optimization.{part}"] = device.origin
-        _check_device(device, part, zero[part], stage, check)
-    save = entries.get("zero3_save_16bit_model")
-    if save is not None and save.value:
-        if stage == 3:
-            zero["stage3_gather_16bit_weights_on_model_save"] = True
-        check.notice(save, EXPORT if stage == 3 else f"no effect in stage {stage}")
-    notice_init(entries.get("zero3_init_flag"), stage, check)
+        if (device := typed.get(f"{part}_device")) is None or device.value != "nvme":
+            typed.pop(f"{part}_nvme_path", None)
+    for name, path in table("deepspeed")["inline"].items():
+        if name in typed:
+            put(data, path, typed[name].value)
+            for end in range(1, len(path) + 1):
+                origins.setdefault(tuple(path[:end]), typed[name].origin)
     if classes := entries.get("deepspeed_moe_layer_cls_names"):
         rule = "not supported by samecurve; use zero_optimization.leaf_module in a deepspeed_config_file"
         check.refuse(classes, rule)
-    if stage is None:
-        return None
-    return Request(
-        strategy=STAGES[stage],
-        strategy_origin=asked.origin,
-        accumulation_steps=entries.get("gradient_accumulation_steps"),
-        max_grad_norm=entries.get("gradient_clipping"),
-        deepspeed={"zero_optimization": zero},
-        origins=origins,
-    )
+    doc = Document(path=asked.origin.source, data=data, origins=origins)
+    request = _read(doc, check, "stage 0 is DDP: write distributed_type: MULTI_GPU")
+    notice_init(entries.get("zero3_init_flag"), stage, check)
+    return request
 
 
 def notice_init(found: Sourced[bool] | None, stage: int | None, check: Validator) -> None:
@@ -151,19 +144,15 @@ def notice_init(found: Sourced[bool] | None, stage: int | None, check: Validator
         check.notice(found, BUILT_WHOLE if stage == 3 else f"no effect in stage {stage}")
 
 
-def _known_stage(found: Sourced[Any], check: Validator, instead: str) -> int | None:
-    if found.value == 0 and not isinstance(found.value, bool):
-        check.refuse(found, instead)
-    stage = check.read(annotation("int"), found)
-    if stage is not None and stage not in STAGES:
-        check.refuse(found, "must be 1, 2 or 3")
-    return stage if stage in STAGES else None
-
-
-def _stage(doc: Document, check: Validator) -> int | None:
+def _stage(doc: Document, check: Validator, no_stage_0: str) -> int | None:
     zero, found = doc.at("zero_optimization"), doc.at("zero_optimization", "stage")
     if found is not None:
-        return _known_stage(found, check, _DDP)
+        if found.value == 0 and not isinstance(found.value, bool):
+            check.refuse(found, no_stage_0)
+        stage = check.read(annotation("int"), found)
+        if stage is not None and stage not in STAGES:
+            check.refuse(found, "must be 1, 2 or 3")
+        return stage if stage in STAGES else None
     if zero is not None and not isinstance(zero.value, dict):
         check.refuse(zero, 'must be a mapping with the stage: {"stage": 1}, 2 or 3')
     else:
@@ -204,7 +193,7 @@ def _modernize_offload(zero: dict[str, Any]) -> None:
 
 def _check_offload(doc: Document, zero: dict[str, Any], check: Validator) -> None:
     for part, old in _OLD_OFFLOAD.items():
-        found = doc.at("zero_optimization", part) or doc.at("zero_optimization", old)
+        found = doc.at("zero_optimization", part, "device") or doc.at("zero_optimization", old)
         if found is not None:
             _check_device(found, part, zero.get(part) or {}, zero["stage"], check)
 
