@@ -12,13 +12,12 @@ from trainer import ConfigError, LaunchError, Plan, TrainConfig
 from trainer.config.documents import Document
 from trainer.config.validate import Validator
 from trainer.distributed.launcher import Launcher
-from trainer.errors import Sourced
-from trainer.launching import Machine
+from trainer.errors import Origin, Sourced
 from trainer.launching.files.sections import read_optimizer, read_scheduler
 from trainer.launching.request import Request, Section
 from trainer.launching.resolve import resolve
 
-CPU, FOUR_GPUS = Machine(gpus=0), Machine(gpus=4)
+CPU, FOUR_GPUS = 0, 4
 SAID = "train.yaml:7"
 HOME = "ds.json:3"
 
@@ -43,7 +42,7 @@ def plan(
     *,
     world: int = 2,
     launcher: Launcher | None = None,
-    machine: Machine = CPU,
+    machine: int = CPU,
     built_by: str | None = None,
     **settings: Any,
 ) -> Plan:
@@ -59,8 +58,8 @@ def refusal(make: Callable[[], Plan]) -> str:
     return str(caught.value)
 
 
-LINES = {
-    (name, *rest): line
+PLACES = {
+    (name, *rest): Origin("ds.json", line, ".".join((name, *rest)))
     for name, first in (("optimizer", 11), ("scheduler", 21))
     for line, rest in enumerate(((), ("type",), ("params",)), first)
 }
@@ -69,7 +68,7 @@ OPTIMIZER, SCHEDULER = "ds.json:13: optimizer.params", "ds.json:23: scheduler.pa
 
 def section(name: str, kind: str, params: dict[str, Any]) -> Section:
     """As it is read from lines 11 to 13 (optimizer) or 21 to 23 (scheduler) of ds.json."""
-    doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, lines=LINES)
+    doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, origins=PLACES)
     check = Validator()
     found = (read_optimizer if name == "optimizer" else read_scheduler)(doc, check)
     if check.problems or found is None:

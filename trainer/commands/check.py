@@ -25,8 +25,8 @@ from ..errors import COMMAND_LINE, ConfigError, TrainerError
 from ..launching.cpu_rehearsal import rehearsal_notices
 from ..launching.details import request_rows
 from ..launching.files.read import kind_of, read_launch_file
-from ..launching.request import Request
-from ..launching.resolve import Machine, check_partitions, resolve
+from ..launching.request import Request, visible_gpus
+from ..launching.resolve import check_partitions, resolve
 from ..plan import Plan
 from ..reporting.banner import plan_rows
 from ..script import load_task
@@ -70,7 +70,7 @@ class _Check:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.machine = Machine.here()
+        self.gpus = visible_gpus()
         self.answer: list[str] = []
         self.problems: list[str] = []
         self.requests: list[tuple[str, Request]] = []
@@ -102,7 +102,7 @@ class _Check:
         for path, request in self.requests:
             self.answer.append(f"{path}: {request.strategy}{self._describe_world(request)}")
             if not self.configs:
-                rehearsal = request.strategy != "single" and (request.use_cpu or not self.machine.gpus)
+                rehearsal = request.strategy != "single" and (request.use_cpu or not self.gpus)
                 world = request.world_size.value if request.world_size else self.args.processes
                 if world is not None:
                     self.catch(check_partitions, request, world)
@@ -121,19 +121,18 @@ class _Check:
                     ]
             if self.args.build and task is not None:
                 alone = [] if self.requests else [self.catch(resolve, loaded.config, None, Launcher(name="python"),
-                                                             self.machine, loaded.origins)]  # fmt: skip
+                                                             self.gpus, loaded.origins)]  # fmt: skip
                 self.add_problems(build_problems(task, loaded, [plan for plan in [*plans, *alone] if plan is not None]))
 
     def _plan(self, loaded: Loaded, request: Request, task: Task | None) -> Plan:
         world = request.world_size.value if request.world_size else self.args.processes or _DEFAULT_PROCESSES
         local = -(-world // request.num_machines)
         launcher = Launcher(name="accelerate", world_size=world, rank=0, local_rank=0, local_world_size=local)
-        gpus = self.machine.gpus
-        machine = self.machine if gpus in (0, local) or gpus > local else Machine(gpus=local)
+        gpus = max(self.gpus, local) if self.gpus else 0
         built_by = None if task is None else own_optimizer(task)
-        plan = resolve(loaded.config, request, launcher, machine, loaded.origins, optimizer_built_by=built_by)
-        if machine is not self.machine and plan.device != "cpu":
-            notice = f"this machine has {gpus} of the {local} GPUs that each machine needs"
+        plan = resolve(loaded.config, request, launcher, gpus, loaded.origins, optimizer_built_by=built_by)
+        if gpus > self.gpus and plan.device != "cpu":
+            notice = f"this machine has {self.gpus} of the {local} GPUs that each machine needs"
             plan = dataclasses.replace(plan, notices=(*plan.notices, notice))
         return plan
 

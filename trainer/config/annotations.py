@@ -157,6 +157,15 @@ def fits(member: Any, value: object) -> bool:
     return base in (bool, str, type(None)) and isinstance(value, base)
 
 
+def matched(members: Members, value: Any, *, any_case: bool = False) -> tuple[Any, Any]:
+    """Return a value as it is meant, and the member that it fits; None where it fits none."""
+    if isinstance(value, Typed):
+        value = read_text(members, str(value))
+    elif any_case and isinstance(value, str):
+        value = in_any_case(members, value)
+    return value, next((member for member in members if fits(member, value)), None)
+
+
 def read_text(members: Members, text: str) -> Any:
     """Return command-line text as what it is meant as: ``no`` is text where text is wanted, though false in YAML."""
     value = parse_scalar(text)

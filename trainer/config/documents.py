@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,16 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A parsed file. ``data`` is the root mapping, ``lines`` gives the line of each key path."""
+    """A parsed file. ``data`` is the root mapping, ``origins`` gives the line of each key path."""
 
     path: str
     data: dict[str, Any]
-    lines: dict[Key, int] = field(default_factory=dict)
+    origins: Mapping[Key, Origin] = field(default_factory=dict)
 
     def origin(self, key: Key) -> Origin:
         """Return the origin of a key: its line, or that of the nearest parent that stands in the file."""
-        around = (self.lines[key[:end]] for end in range(len(key), 0, -1) if key[:end] in self.lines)
-        return Origin(self.path, next(around, None), ".".join(key))
+        around = (self.origins[key[:end]] for end in range(len(key) - 1, 0, -1) if key[:end] in self.origins)
+        return self.origins.get(key) or next(around, Origin(self.path)).named(".".join(key))
 
     def at(self, *key: str) -> Sourced[Any] | None:
         """Return what stands in the file under ``key``; None where nothing does."""
@@ -69,7 +69,8 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
     if not isinstance(data, dict):
         kind = "nothing" if data is None else f"a {type(data).__name__}"
         raise _wrong(name, f"the root of the {what} must be a mapping, not {kind}")
-    return Document(path=name, data={str(key): value for key, value in data.items()}, lines=lines)
+    origins = {key: Origin(name, line, ".".join(key)) for key, line in lines.items()}
+    return Document(path=name, data={str(key): value for key, value in data.items()}, origins=origins)
 
 
 def _wrong(path: str, rule: str, line: int | None = None, key: str = "") -> ConfigError:

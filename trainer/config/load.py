@@ -140,7 +140,7 @@ def _lay_over(values: dict[str, Any], top: Mapping[str, Any], texts: Mapping[str
 
 
 def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
-    paths = [*document.lines, *((key,) for key in document.data)]
+    paths = [*document.origins, *((key,) for key in document.data)]
     origins = {".".join(path): document.origin(path) for path in paths}
     for key in texts:
         origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}

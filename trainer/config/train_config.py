@@ -21,6 +21,8 @@ from .validate import Validator, default_of
 
 _INTERVAL = "steps such as 100, or epochs such as '1 epoch'"
 _EPOCHS = re.compile(r"([1-9][0-9]*) epochs?")
+Optimizer = Literal["adamw", "adam", "sgd"]
+Precision = Literal["no", "bf16", "fp16"]
 _PATHS = ("output_dir", "resume", "weights")
 
 
@@ -54,9 +56,7 @@ class TrainConfig:
     drop_last: Annotated[bool, About("leave out the last, short step of an epoch")] = False
     workers: Annotated[int, About("data loading processes per rank", minimum=0)] = 0
 
-    optimizer: Annotated[Literal["adamw", "adam", "sgd"] | None, About("else from the DeepSpeed JSON, else adamw")] = (
-        None
-    )
+    optimizer: Annotated[Optimizer | None, About("else from the DeepSpeed JSON, else adamw")] = None
     lr: Annotated[float, About("learning rate", above=0)] = 1e-3
     lr_scaling: Annotated[Literal["none", "linear", "sqrt"], About("how lr follows the global batch")] = "none"
     reference_batch_size: Annotated[int | None, About("the global batch that lr belongs to", minimum=1)] = None
@@ -81,9 +81,7 @@ class TrainConfig:
         float | None, About("clip to this norm, 0: do not; else from the launch files, else 0", minimum=0)
     ] = None
 
-    mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, About("else from the launch files, else 'no'")] = (
-        None
-    )
+    mixed_precision: Annotated[Precision | None, About("else from the launch files, else 'no'")] = None
     sync_batchnorm: Annotated[bool, About("BatchNorm over the micro-batches of all ranks; GPUs only")] = False
     compile: Annotated[bool, About("torch.compile the model")] = False
     find_unused_parameters: Annotated[

@@ -18,20 +18,7 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigError, Origin, Problem, Sourced
 from ..text import did_you_mean, nearest
-from .annotations import (
-    About,
-    Typed,
-    base_of,
-    fits,
-    in_any_case,
-    is_a,
-    is_number,
-    misfit,
-    plain,
-    read_text,
-    union_members,
-    unpacked,
-)
+from .annotations import About, base_of, is_a, is_number, matched, misfit, plain, union_members, unpacked
 from .documents import Key
 
 S = TypeVar("S")
@@ -148,11 +135,7 @@ class Validator:
         annotation, about = unpacked(annotation)
         limits = outer if about == _NOTHING else about
         members = union_members(annotation)
-        if isinstance(value, Typed):
-            value = read_text(members, str(value))
-        elif about.any_case and isinstance(value, str):
-            value = in_any_case(members, value)
-        member = next((member for member in members if fits(member, value)), None)
+        value, member = matched(members, value, any_case=about.any_case)
         if member is None:
             return self._problem(key, misfit(members, value, about.wanted), value)
         if member is Any and isinstance(value, list | dict):
@@ -183,7 +166,7 @@ class Validator:
                 return self._problem(key, "keys must be text; put it in quotes", unnamed[0])
             item = (*args, Any, Any)[1]
             return {name: self._value(item, got, (*key, name), limits) for name, got in value.items()}
-        return self.build(member, value, key) if dataclasses.is_dataclass(member) and is_a(member, object) else value
+        return self.build(base, value, key) if dataclasses.is_dataclass(member) and is_a(member, object) else value
 
 
 @functools.cache

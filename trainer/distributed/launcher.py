@@ -7,9 +7,10 @@ typos were dropped. So the launcher's own command line is read from the parent p
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
@@ -59,7 +60,7 @@ class Launcher:
 def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Sequence[str]] | None = None) -> Launcher:
     """Read the launcher from the environment and the parents' command lines."""
     env = os.environ if environment is None else environment
-    lines = parent_command_lines() if ancestors is None else ancestors
+    lines = [line for _, line in _parents()] if ancestors is None else ancestors
     name, arguments = _nearest(lines)
     if name == "python":
         if environment is None and (connected := _connected()) is not None:
@@ -101,27 +102,18 @@ def _refuse_unconnected(env: Mapping[str, str]) -> None:
             )
 
 
-def parent_command_lines() -> list[list[str]]:
-    """List the command lines from the parent upwards; empty where the system hides them."""
-    lines = []
-    try:
+def _parents() -> Iterator[tuple[psutil.Process, list[str]]]:
+    """Yield each process from the parent upwards, with its command line; none where the system hides them."""
+    with contextlib.suppress(psutil.Error):
         for process in psutil.Process().parents():
-            lines.append(process.cmdline())
-    except psutil.Error:
-        pass
-    return lines
+            yield process, process.cmdline()
 
 
 def launcher_processes() -> list[psutil.Process]:
     """List the launchers above this process, the nearest first; empty where it was started by hand."""
-    found = []
-    with contextlib.suppress(psutil.Error):
-        for process in psutil.Process().parents():
-            program, _ = _program(process.cmdline())
-            if program not in _PROGRAMS and program not in _WITH_COMMANDS:
-                break
-            found.append(process)
-    return found
+    launchers = {*_PROGRAMS, *_WITH_COMMANDS}
+    above = itertools.takewhile(lambda parent: _program(parent[1])[0] in launchers, _parents())
+    return [process for process, _ in above]
 
 
 def is_alive(process: psutil.Process) -> bool:

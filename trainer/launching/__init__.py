@@ -11,7 +11,6 @@ details.py        how a strategy is set up, for the table that people read
 from __future__ import annotations
 
 from ..plan import Plan
-from .resolve import Machine
 from .start import Launched, launch
 
-__all__ = ["Launched", "Machine", "Plan", "launch"]
+__all__ = ["Launched", "Plan", "launch"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..config.schedules import TO_FINAL
 from ..config.train_config import DEFAULTS
@@ -13,9 +13,6 @@ from ..errors import Origin, Problem, Sourced
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
     from .request import Request, Section
-
-T = TypeVar("T")
-D = TypeVar("D")
 
 
 class Reconciler:
@@ -38,21 +35,27 @@ class Reconciler:
     def origin(self, key: str) -> Origin:
         return self.origins.get(key, Origin("TrainConfig", key=key))
 
-    def agree(self, key: str, ours: T | None, asked: Sourced[T] | None, default: D) -> T | D:
-        """Return the value of ``key``: the config's, the files', or the default; a disagreement is recorded."""
+    def agree(self, key: str, asked: Sourced[Any] | None) -> Any:
+        """Return the value of ``key``: the launch files', else the config's; a disagreement is recorded."""
+        ours = getattr(self.config, key)
         if asked is None:
-            return default if ours is None else ours
-        if ours is not None and ours != asked.value:
+            return ours
+        if self.says(key) and ours not in (None, asked.value):
             rule = f"disagrees with {asked.value!r} at {asked.origin}; keep one of the two, or make them equal"
             self.refuse(key, ours, rule)
         self.origins.setdefault(key, asked.origin)
         return asked.value
 
-    def section(self, values: dict[str, Any], section: Section) -> None:
+    def section(self, name: str, values: dict[str, Any], section: Section) -> None:
         """Lay over ``values``, those of the training config, what a section says, and what it means where it is silent.
+
+        ``name``, optimizer or schedule, is the training config's key for the type of the section.
 
         A value that both say, and differently, is recorded as a problem; a default that changes one, as a notice.
         """
+        if (ours := getattr(self.config, name)) not in (None, section.name):
+            self.disagree(section.typed, name, ours)
+        self.origins[name] = section.origin
         for key in values:
             said, default = section.values.get(key), section.defaults.get(key)
             if said is not None:
@@ -92,14 +95,11 @@ def choose_optimizer(
     name: str = config.optimizer or "adamw"
     if section is not None:
         typed = section.typed
-        if config.optimizer not in (None, section.name):
-            both.disagree(typed, "optimizer", config.optimizer)
+        both.section("optimizer", values, section)
         if built_by is not None:
             rule = f"{built_by} builds the optimizer already; remove one of the two"
             both.problems.append(Problem(origin=section.origin, value=typed.value, rule=rule))
         name = section.name
-        both.section(values, section)
-        both.origins["optimizer"] = section.origin
         both.notices.append(
             f"{section.origin}: optimizer {typed.value} runs as torch's {name}, the same under every strategy"
         )
@@ -116,16 +116,13 @@ def choose_schedule(config: TrainConfig, request: Request, both: Reconciler, lr:
     name = config.schedule or "constant"
     if section is not None:
         typed = section.typed
-        if config.schedule not in (None, section.name):
-            both.disagree(typed, "schedule", config.schedule)
         name = section.name
         lr = _peak(section, both, lr)
         _check_length(config, section, both)
-        both.section(values, _without_other_units(section, both))
+        both.section("schedule", values, _without_other_units(section, both))
         warms_up = values["warmup_steps"] or config.warmup_samples or config.warmup_fraction
         if warms_up and _warmup_type(section, both) == "log":
             settings["warmup_type"] = "log"
-        both.origins["schedule"] = section.origin
     ratio = config.final_lr_ratio
     if ratio and name not in TO_FINAL:
         both.refuse("final_lr_ratio", ratio, f"has no effect on schedule {name}; remove it")

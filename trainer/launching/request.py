@@ -68,3 +68,10 @@ class Request:
     notices: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     origins: Mapping[str, Origin] = field(default_factory=dict)
+
+
+def visible_gpus() -> int:
+    """Return how many GPUs this process sees."""
+    import torch
+
+    return torch.cuda.device_count()

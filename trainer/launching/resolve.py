@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..distributed.launcher import Launcher
@@ -20,25 +19,15 @@ from .request import Request
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
 
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What this machine offers: visible GPUs."""
-
-    gpus: int
-
-    @classmethod
-    def here(cls) -> Machine:
-        import torch
-
-        return cls(gpus=torch.cuda.device_count())
+# Fields of the plan that are as in the training config.
+_AS_CONFIGURED = ("lr_scaling", "warmup_samples", "warmup_fraction", "find_unused_parameters")
 
 
 def resolve(
     config: TrainConfig,
     request: Request | None,
     launcher: Launcher,
-    machine: Machine,
+    gpus: int,
     origins: Mapping[str, Origin],
     *,
     optimizer_built_by: str | None = None,
@@ -46,6 +35,7 @@ def resolve(
     """Hold the config, the request and the launched processes against each other.
 
     Args:
+        gpus: that this machine has.
         origins: of the config's values, for messages.
         optimizer_built_by: the method by which the task builds an optimizer of its own, if it does.
 
@@ -63,27 +53,22 @@ def resolve(
         strategy = "single"
     else:
         _check_world(request, launcher)
-    device = "cuda" if machine.gpus and not request.use_cpu else "cpu"
-    if device == "cuda" and launcher.local_world_size > machine.gpus:
+    device = "cuda" if gpus and not request.use_cpu else "cpu"
+    if device == "cuda" and launcher.local_world_size > gpus:
         raise LaunchError(
-            f"{launcher.local_world_size} processes on this machine, but only {machine.gpus} GPUs are visible; "
-            f"launch at most {machine.gpus}, or set use_cpu: true to rehearse on the CPU"
+            f"{launcher.local_world_size} processes on this machine, but only {gpus} GPUs are visible; "
+            f"launch at most {gpus}, or set use_cpu: true to rehearse on the CPU"
         )
 
     if config.sync_batchnorm and (device == "cpu" or strategy.startswith("zero")):
         rule = "torch has it on GPUs only" if device == "cpu" else "not offered under DeepSpeed; use DDP or FSDP2"
         raise ConfigError(Problem(origin=both.origin("sync_batchnorm"), value=True, rule=rule))
 
-    precision = both.agree("mixed_precision", config.mixed_precision, request.mixed_precision, "no")
-    micro = both.agree(
-        "micro_batch_size",
-        config.micro_batch_size if both.says("micro_batch_size") else None,
-        request.micro_batch_size,
-        config.micro_batch_size,
-    )
-    asked_global = both.agree("global_batch_size", config.global_batch_size, request.global_batch_size, None)
-    accumulation = both.agree("accumulation_steps", config.accumulation_steps, request.accumulation_steps, None)
-    clip = both.agree("max_grad_norm", config.max_grad_norm, request.max_grad_norm, None)
+    precision = both.agree("mixed_precision", request.mixed_precision) or "no"
+    micro = both.agree("micro_batch_size", request.micro_batch_size)
+    asked_global = both.agree("global_batch_size", request.global_batch_size)
+    accumulation = both.agree("accumulation_steps", request.accumulation_steps)
+    clip = both.agree("max_grad_norm", request.max_grad_norm)
     optimizer, settings, lr = choose_optimizer(config, request, both, optimizer_built_by)
     schedule, lr = choose_schedule(config, request, both, lr)
     if request.dynamo and both.says("compile") and not config.compile:
@@ -121,12 +106,8 @@ def resolve(
         optimizer_settings=settings,
         lr=scaled_lr(lr, config.lr_scaling, reference, batch),
         lr_reference=lr,
-        lr_scaling=config.lr_scaling,
         reference_batch_size=reference,
-        warmup_samples=config.warmup_samples,
-        warmup_fraction=config.warmup_fraction,
         compile=config.compile or bool(request.dynamo),
-        find_unused_parameters=config.find_unused_parameters,
         fsdp=fsdp,
         deepspeed=deepspeed,
         dynamo=request.dynamo or ({"backend": "inductor"} if config.compile else {}),
@@ -134,6 +115,7 @@ def resolve(
         notices=tuple(dict.fromkeys(notices)),
         origins={**request.origins, **both.origins, "strategy": request.strategy_origin},
         **schedule,
+        **{key: getattr(config, key) for key in _AS_CONFIGURED},
     )
     if config.max_steps is None or (config.epochs is not None and config.warmup_fraction is not None):
         return plan

@@ -18,13 +18,13 @@ from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Problem, So
 from ..plan import Plan
 from ..strategies import Strategy, strategy_class
 from ..text import renamed_arguments
-from .resolve import Machine, resolve
+from .request import Request, visible_gpus
+from .resolve import resolve
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..config.train_config import TrainConfig
-    from .request import Request
 
 # Variables that `accelerate launch` makes from its file. The file itself was read, strictly; what is left in
 # the environment would be read a second time, loosely, by Accelerate's plugins.
@@ -71,7 +71,7 @@ def launch(
     """
     launcher = detect()
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
-    plan = resolve(config, request, launcher, Machine.here(), origins or {}, optimizer_built_by=optimizer_built_by)
+    plan = resolve(config, request, launcher, visible_gpus(), origins or {}, optimizer_built_by=optimizer_built_by)
     asked = (
         plan.mixed_precision if request is None or request.mixed_precision is None else request.mixed_precision.value
     )
@@ -99,7 +99,7 @@ def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: 
         own, flags = files.read_launch_flags(list(launcher.arguments))
         if deepspeed or (accel_config and (own is None or os.path.realpath(own) != os.path.realpath(accel_config))):
             raise ConfigError(named.problem("accelerate launch has a file of its own already; remove this one"))
-        return files.read_request(own, flags)
+        return files.read_accelerate_file(own, overrides=flags)
     return files.read_accelerate_file(accel_config) if accel_config else files.read_deepspeed_file(str(deepspeed))
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from trainer.distributed.launcher import Launcher
 from trainer.errors import ConfigError, LaunchError
-from trainer.launching import Machine
 from trainer.launching.files.read import read_deepspeed_file
 from trainer.launching.resolve import resolve
 from trainer.launching.start import _check_engine_config
@@ -24,7 +23,7 @@ def plan_of(tmp_path: Path, text: str) -> Plan:
     (tmp_path / "ds.json").write_text(text)
     request = read_deepspeed_file(tmp_path / "ds.json")
     config = TrainConfig(task="m:T", max_steps=1)
-    return resolve(config, request, Launcher(name="torchrun", world_size=2, local_world_size=2), Machine(gpus=0), {})
+    return resolve(config, request, Launcher(name="torchrun", world_size=2, local_world_size=2), 0, {})
 
 
 def test_value_that_deepspeed_refuses_is_one_line(tmp_path: Path) -> None:

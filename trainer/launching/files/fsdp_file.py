@@ -14,22 +14,9 @@ import yaml
 from ...config.documents import Document
 from ...config.validate import Validator
 from ...errors import ConfigError, Origin, Problem, Sourced
-from .accelerate_keys import Entries, checked
-from .tables import annotation, table
+from .tables import Entries, annotation, checked, table
 
 _RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
-# The policy that reads a key.
-_OF_POLICY = {
-    "fsdp_transformer_layer_cls_to_wrap": "TRANSFORMER_BASED_WRAP",
-    "fsdp_min_num_params": "SIZE_BASED_WRAP",
-}
-_NOT_IN_FSDP2 = (
-    "fsdp_use_orig_params",
-    "fsdp_sync_module_states",
-    "fsdp_backward_prefetch",
-    "fsdp_forward_prefetch",
-)
-_MIN_NUM_PARAMS = 100_000_000  # Accelerate's default
 BUILT_WHOLE = "no effect: each rank builds the whole model in host memory, then keeps its shard"
 
 
@@ -40,52 +27,42 @@ def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[
         entries: the section by launcher argument name.
         origin: of the wish for FSDP, for what is missing.
     """
+    known = table("accelerate")
     version = _version(entries.get("fsdp_version"), check, origin)
     state_dict = entries.get("fsdp_state_dict_type")
     if state_dict is not None and version == 1 and str(state_dict.value).upper() == "LOCAL_STATE_DICT":
         check.notice(state_dict, "FSDP2 does not have it; checkpoints of samecurve do not need it")
         entries = {name: entry for name, entry in entries.items() if entry is not state_dict}
     typed, entries = entries, checked("fsdp_config", entries, check)
-    values = {name.removeprefix("fsdp_"): entry.value for name, entry in entries.items()}
+    plugin = {name: (entries.get(key), default) for name, (key, default) in known["fsdp_plugin"].items()}
+    values = {name: default if entry is None else entry.value for name, (entry, default) in plugin.items()}
     reshard = _reshard(entries, version, check)
-    if dropped := [typed[name] for name in _NOT_IN_FSDP2 if name in typed]:
+    if dropped := [typed[name] for name in known["fsdp1"] if name in typed]:
         check.notices.append(f"{dropped[0].origin.place}: no effect under FSDP2: {_names(dropped)}")
-    if values.get("cpu_ram_efficient_loading"):
+    if values["cpu_ram_efficient_loading"]:
         check.notice(entries["fsdp_cpu_ram_efficient_loading"], BUILT_WHOLE)
-    checkpointing = values.get("activation_checkpointing", False)
-    offload = values.get("activation_checkpointing_offload", False)
+    checkpointing, offload = values["activation_checkpointing"], values["activation_checkpointing_offload"]
     if offload and not checkpointing:
         offloaded = entries["fsdp_activation_checkpointing_offload"]
         check.refuse(offloaded, "needs fsdp_activation_checkpointing: true")
-    policy = values.get("auto_wrap_policy", "NO_WRAP")
-    idle = [entries[name] for name, other in _OF_POLICY.items() if name in entries and other != policy]
+    policy = values["auto_wrap_policy"]
+    idle = [entries[name] for name, other in known["fsdp_policies"].items() if name in entries and other != policy]
     if idle := [entry for entry in idle if entry.value not in (0, "", [])]:
         check.notices.append(f"{idle[0].origin.place}: no effect under fsdp_auto_wrap_policy {policy}: {_names(idle)}")
-    if values.get("state_dict_type") == "FULL_STATE_DICT":
+    if values["state_dict_type"] == "FULL_STATE_DICT":
         whole = "no effect: in checkpoints each rank writes its part; the model is exported whole"
         check.notice(entries["fsdp_state_dict_type"], whole)
     classes = _classes(entries.get("fsdp_transformer_layer_cls_to_wrap"), check)
-    arguments = {
+    values |= {
         "fsdp_version": 2,
         "reshard_after_forward": reshard,
-        "cpu_offload": values.get("offload_params", False),
-        "auto_wrap_policy": policy,
         "transformer_cls_names_to_wrap": classes if policy == "TRANSFORMER_BASED_WRAP" else None,
-        "min_num_params": values.get("min_num_params", _MIN_NUM_PARAMS),
-        "activation_checkpointing": checkpointing,
         "activation_checkpointing_offload": offload and checkpointing,
-        # An empty list, not None: the plugin would ask the environment.
-        "ignored_modules": values.get("ignored_modules") or [],
+        "ignored_modules": values["ignored_modules"] or [],
         "cpu_ram_efficient_loading": False,
-        "state_dict_type": values.get("state_dict_type", "SHARDED_STATE_DICT"),
         "backward_prefetch": "NO_PREFETCH",
     }
-    called = {
-        "cpu_offload": "fsdp_offload_params",
-        "transformer_cls_names_to_wrap": "fsdp_transformer_layer_cls_to_wrap",
-    }
-    named = {name: called.get(name, f"fsdp_{name}") for name in arguments}
-    return arguments, {f"fsdp.{name}": entries[key].origin for name, key in named.items() if key in entries}
+    return values, {f"fsdp.{name}": entry.origin for name, (entry, _) in plugin.items() if entry}
 
 
 def _names(entries: list[Sourced[Any]]) -> str:

@@ -18,23 +18,6 @@ from ...text import nearest
 from ..request import Section
 from .tables import table
 
-# DeepSpeed's `Adam` decouples the weight decay unless told otherwise (adam_w_mode), which makes it AdamW.
-_OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"}
-# DeepSpeed's own classes for the kernels behind its "AdamW".
-_KERNELS_OF_ADAM = ("fusedadam", "cpuadam", "deepspeedcpuadam")
-_SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum")
-# Which kernel computes, and how it keeps its memory: not which mathematics.
-_ANY_VALUE = ("torch_adam", "set_grad_none", "fp32_optimizer_states", "foreach", "fused", "capturable")
-
-_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-_OF_SCHEDULES = {
-    "warmup_num_steps": "warmup_steps",
-    "cos_min_ratio": "final_lr_ratio",
-    "warmup_max_lr": "lr",
-    "total_num_steps": "max_steps",
-    "warmup_type": "warmup_type",
-}
-
 
 def read_optimizer(doc: Document, check: Validator) -> Section | None:
     """Read the optimizer that the JSON asks for; None where it asks for none, or for one that cannot run."""
@@ -42,23 +25,23 @@ def read_optimizer(doc: Document, check: Validator) -> Section | None:
     if typed is None:
         return None
     name = typed.value.lower()
-    if name in _KERNELS_OF_ADAM:
+    if name in table("deepspeed")["kernels"]:
         check.refuse(typed, 'is the class behind DeepSpeed\'s type "AdamW"; write that')
         return None
-    if name not in _OPTIMIZERS:
+    if name not in table("deepspeed")["optimizers"]:
         rule = "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are)"
         check.refuse(typed, f"{rule}; build it in Task.build_optimizer, and remove this section")
         return None
     mode, by_torch = params.pop("adam_w_mode", None), params.get("torch_adam")
     decoupled = name == "adamw" or check.read(bool, mode) is not False
-    ours = _OPTIMIZERS[name] if decoupled else "adam"
+    ours = table("deepspeed")["optimizers"][name] if decoupled else "adam"
     # torch's AdamW decays weights by default, DeepSpeed's own does not.
     of_torch = {"sgd": "torch.SGD", "adamw": "torch.AdamW", "adam": "torch.Adam"}[ours]
     is_torch = name == "sgd" or (by_torch is not None and by_torch.value is True)
     taken = table("deepspeed")["settings"][of_torch if is_torch else "FusedAdam"]
     if name != "sgd":
         taken = taken | dict.fromkeys(("torch_adam", "fp32_optimizer_states"))
-    return _section(doc, "optimizer", ours, typed, params, taken, dict(zip(_SETTINGS, _SETTINGS, strict=True)), check)
+    return _section(doc, "optimizer", ours, typed, params, taken, check)
 
 
 def read_scheduler(doc: Document, check: Validator) -> Section | None:
@@ -66,16 +49,17 @@ def read_scheduler(doc: Document, check: Validator) -> Section | None:
     typed, params = _type_and_params(doc, "scheduler", check)
     if typed is None:
         return None
-    if typed.value not in _SCHEDULES:
-        near = nearest(typed.value, _SCHEDULES)
+    schedules = table("deepspeed")["schedules"]
+    if typed.value not in schedules:
+        near = nearest(typed.value, schedules)
         hint = f"did you mean {near!r}?" if near else "remove this section, and set schedule in the training config"
-        check.refuse(typed, f"not offered ({', '.join(_SCHEDULES)} are); {hint}")
+        check.refuse(typed, f"not offered ({', '.join(schedules)} are); {hint}")
         return None
     warmup = params.get("warmup_type")
     if warmup is not None and warmup.value not in ("linear", "log", "auto"):
         check.refuse(warmup, 'must be "linear" or "log"')
     taken = table("deepspeed")["settings"][typed.value]
-    return _section(doc, "scheduler", _SCHEDULES[typed.value], typed, params, taken, _OF_SCHEDULES, check)
+    return _section(doc, "scheduler", schedules[typed.value], typed, params, taken, check)
 
 
 def _type_and_params(doc: Document, key: str, check: Validator) -> tuple[Sourced[str] | None, dict[str, Sourced[Any]]]:
@@ -100,22 +84,21 @@ def _section(
     typed: Sourced[str],
     params: Mapping[str, Sourced[Any]],
     taken: Mapping[str, Any],
-    ours: Mapping[str, str],
     check: Validator,
 ) -> Section:
     """Return the section in our words; what has none must be as this run is anyway.
 
     Args:
         taken: the settings of the class that the section names, with their defaults.
-        ours: the training config's key for each setting that has one.
     """
+    ours, any_value = table("deepspeed")["ours"][key], table("deepspeed")["any_value"]
     values: dict[str, Sourced[Any]] = {}
     for setting, found in params.items():
         if setting == "max_grad_norm" and setting not in taken:
             check.refuse(found, 'is no setting of an optimizer; write "gradient_clipping" at the top level')
         elif setting not in taken:
             check.unknown(found, taken, (key, "params", setting))
-        elif found.value == "auto" or setting in _ANY_VALUE:
+        elif found.value == "auto" or setting in any_value:
             continue
         elif setting in ours:
             meant = ours[setting]

@@ -7,13 +7,17 @@ asks the installed packages; what they say is committed, so that a file is check
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 
 from ...config.annotations import About
+from ...config.validate import Validator
+from ...errors import Sourced
 
+Entries = Mapping[str, Sourced[Any]]  # by key of the top level or, in sections, by argument of the launcher
 _TYPES = {"bool": bool, "flag": bool, "int": int, "whole": float, "number": float, "text": str, "any": Any}
 _LIMITS = {">=": "minimum", ">": "above", "<=": "maximum", "<": "below"}
 
@@ -57,3 +61,16 @@ def deepspeed_keys(path: tuple[str, ...] = ()) -> dict[str, Any] | None:
         return None
     own = table("deepspeed")["own"]
     return {name: own.get(".".join((*path, name)), spec) for name, spec in known.items()}
+
+
+def checked(section: str, entries: Entries, check: Validator) -> dict[str, Sourced[Any]]:
+    """Return the entries as they are meant, without those that are of the wrong type."""
+    known = accelerate_keys(section)
+    found = {}
+    for name, entry in entries.items():
+        if entry.value == "auto" and section == "deepspeed_config":
+            continue  # as in DeepSpeed's JSON: the training config says it
+        value = check.read(annotation(known[name], any_case=True), entry)
+        if value is not None:
+            found[name] = entry.meaning(value)
+    return found

@@ -73,12 +73,12 @@ JSON_MISTAKES = [
     ),
     (
         '{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}',
-        "zero_optimization.offload_param: {'device': 'cpu'}: works in stage 3 only, this is stage 2; "
+        "zero_optimization.offload_param.device: 'cpu': works in stage 3 only, this is stage 2; "
         "remove it or write stage 3",
     ),
     (
         '{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/n"}}}',
-        "zero_optimization.offload_optimizer: {'device': 'nvme', 'nvme_path': '/n'}: "
+        "zero_optimization.offload_optimizer.device: 'nvme': "
         "not supported by samecurve, whose checkpoints read the optimizer's state; write cpu",
     ),
     (

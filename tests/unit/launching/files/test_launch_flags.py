@@ -11,7 +11,7 @@ from launch_texts import DDP, FULL, Write, complaint, flag
 from origins import sourced
 
 from trainer.errors import ConfigError, Sourced
-from trainer.launching.files.read import read_accelerate_file, read_launch_flags, read_request
+from trainer.launching.files.read import read_accelerate_file, read_launch_flags
 
 
 def test_flags_are_read_by_accelerates_parser(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,49 +89,49 @@ def test_a_mistake_in_flags_is_one_line(write: Write, typed: dict[str, Sourced[A
 def test_flag_beside_a_json(write: Write) -> None:
     write("ds.json", json.dumps(FULL))
     typed = flag(True, "use_deepspeed") | flag("ds.json", "deepspeed_config_file") | flag(2, "num_processes")
-    assert read_request(None, typed).strategy == "zero2"
-    assert complaint(lambda: read_request(None, typed | flag(3, "zero_stage"))) == (
+    assert read_accelerate_file(None, overrides=typed).strategy == "zero2"
+    assert complaint(lambda: read_accelerate_file(None, overrides=typed | flag(3, "zero_stage"))) == (
         "command line: --zero_stage: 3: stands beside --deepspeed_config_file at command line, which must say it; "
         "remove it here"
     )
     full = json.dumps({**FULL, "bf16": {"enabled": True}, "fp16": {"enabled": False}})
     write("ds.json", full)
-    assert complaint(lambda: read_request(None, typed | flag("no", "mixed_precision"))) == (
+    assert complaint(lambda: read_accelerate_file(None, overrides=typed | flag("no", "mixed_precision"))) == (
         "command line: --mixed_precision: 'no': disagrees with 'bf16' at ds.json:1 (bf16.enabled); keep one of them"
     )
 
 
 def test_launch_without_a_file(gpus: Callable[[int], None]) -> None:
     gpus(0)
-    single = read_request(None, {})
+    single = read_accelerate_file(None, overrides={})
     assert (single.strategy, single.files) == ("single", ())
     assert single.world_size == sourced(1, "command line (accelerate launch)")
-    on_cpu = read_request(None, flag(True, "cpu"))
+    on_cpu = read_accelerate_file(None, overrides=flag(True, "cpu"))
     assert (on_cpu.strategy, on_cpu.use_cpu) == ("single", True)
-    ddp = read_request(None, flag(True, "multi_gpu") | flag(2, "num_processes"))
+    ddp = read_accelerate_file(None, overrides=flag(True, "multi_gpu") | flag(2, "num_processes"))
     assert (ddp.strategy, ddp.world_size) == ("ddp", sourced(2, "command line (--num_processes)"))
 
 
 def test_launch_without_a_file_on_gpus(gpus: Callable[[int], None]) -> None:
     """As in Accelerate: several GPUs mean DDP on all of them, unless one process is asked for."""
     gpus(4)
-    every = read_request(None, {})
+    every = read_accelerate_file(None, overrides={})
     assert (every.strategy, every.world_size) == (
         "ddp",
         sourced(4, "command line (every GPU of this machine)"),
     )
-    assert read_request(None, flag(1, "num_processes")).strategy == "single"
+    assert read_accelerate_file(None, overrides=flag(1, "num_processes")).strategy == "single"
 
 
 def test_launch_without_a_file_starts_one_process(gpus: Callable[[int], None]) -> None:
     gpus(0)
-    assert complaint(lambda: read_request(None, flag(2, "num_processes"))) == (
+    assert complaint(lambda: read_accelerate_file(None, overrides=flag(2, "num_processes"))) == (
         "command line: --num_processes: 2: accelerate starts one process without --multi_gpu; add it"
     )
-    assert complaint(lambda: read_request(None, flag(True, "cpu") | flag(2, "num_processes"))) == (
+    assert complaint(lambda: read_accelerate_file(None, overrides=flag(True, "cpu") | flag(2, "num_processes"))) == (
         "command line: --num_processes: 2: --cpu makes accelerate start one process; leave it out: "
         "without a GPU the job rehearses on the CPU"
     )
-    assert complaint(lambda: read_request(None, flag(True, "use_fsdp"))) == (
+    assert complaint(lambda: read_accelerate_file(None, overrides=flag(True, "use_fsdp"))) == (
         "command line: --num_processes: is missing; write how many processes run"
     )

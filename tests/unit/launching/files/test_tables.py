@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from known_keys import accelerate_keys, deepspeed_keys
 
-from trainer.launching.files.fsdp_file import _MIN_NUM_PARAMS
 from trainer.launching.files.tables import annotation, table
 
 
@@ -35,7 +34,10 @@ def test_own_rules_name_keys_that_exist() -> None:
 def test_defaults_are_those_of_accelerates_launcher() -> None:
     from accelerate.commands.launch import launch_command_parser
 
-    assert launch_command_parser().get_default("fsdp_min_num_params") == _MIN_NUM_PARAMS
+    assert (
+        launch_command_parser().get_default("fsdp_min_num_params")
+        == table("accelerate")["fsdp_plugin"]["min_num_params"][1]
+    )
 
 
 def test_every_type_of_the_tables_is_understood() -> None:
