@@ -90,12 +90,13 @@ class TrainState:
         self.is_main = self.accelerator.is_main_process
         self.agreement = Agreement()
         self.meter = Meter(self.accelerator.device)
-        self.directory = RunDirectory(config.output_dir, main=self.is_main)
-        origins, folder = origins or {}, self.directory.path / "checkpoints"
-        home = origins.get("output_dir", DEFAULT).place
-        with self.directory.locked(self.agreement, home=home):
-            start = find_start(config.resume, folder, self.agreement, home=origins.get("resume", DEFAULT).place)
-            self.directory.claim(self.agreement, overwrite=config.overwrite, home=home, continues=start.continues)
+        origins = origins or {}
+        at = origins.get("output_dir", DEFAULT)
+        self.directory = RunDirectory(config.output_dir, main=self.is_main, origin=at)
+        folder = self.directory.path / "checkpoints"
+        with self.directory.locked(self.agreement):
+            start = find_start(config.resume, folder, self.agreement, origin=origins.get("resume", DEFAULT))
+            self.directory.claim(self.agreement, overwrite=config.overwrite, continues=start.continues)
         notices = self._build(origins, start)
         policy = SavePolicy(
             keep_last=config.keep_last,

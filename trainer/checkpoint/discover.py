@@ -210,13 +210,13 @@ class Start:
         return int(self.found.manifest["samples"]) if self.found else 0
 
 
-def find_start(resume: str, folder: Path, agreement: Agreement, *, home: str) -> Start:
+def find_start(resume: str, folder: Path, agreement: Agreement, *, origin: Origin) -> Start:
     """Choose the checkpoint that ``resume`` asks for, once every byte of it was read. Collective.
 
     Args:
         resume: ``none``, ``auto`` (the newest complete checkpoint in ``folder``, if there is one) or a path.
         folder: of the run's own checkpoints.
-        home: where ``resume`` was set, for messages.
+        origin: of ``resume``, for messages.
 
     Raises:
         ConfigError: the path names no checkpoint, or one that newer ones follow.
@@ -227,7 +227,7 @@ def find_start(resume: str, folder: Path, agreement: Agreement, *, home: str) ->
         return Start()
     own = _from_main(agreement, lambda: listing(folder))
     if resume != "auto":
-        return _start_at(Path(resume), folder, own, agreement, home)
+        return _start_at(Path(resume), folder, own, agreement, origin)
     damaged: list[CheckpointInfo] = []
     for candidate in own:
         info = verify(candidate, agreement)
@@ -248,9 +248,9 @@ def find_start(resume: str, folder: Path, agreement: Agreement, *, home: str) ->
     return Start(continues=True)
 
 
-def _start_at(path: Path, folder: Path, own: list[CheckpointInfo], agreement: Agreement, home: str) -> Start:
+def _start_at(path: Path, folder: Path, own: list[CheckpointInfo], agreement: Agreement, origin: Origin) -> Start:
     def wrong(rule: str) -> ConfigError:
-        return ConfigError(Problem(origin=Origin(home, key="resume"), value=str(path), rule=rule))
+        return ConfigError(Problem(origin=origin.named("resume"), value=str(path), rule=rule))
 
     def inspect_path() -> CheckpointInfo:
         for inside in () if os.path.lexists(path / MANIFEST) else (path, path / "checkpoints"):

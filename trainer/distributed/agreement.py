@@ -74,13 +74,13 @@ class Agreement:
         work, flags = self._pending
         work.wait()
         self._pending = None
-        wish, most, least = flags.tolist()
+        asked, most, least = flags.tolist()
         if most != -least:
             raise LaunchError(
                 "ranks used different parameters in the step before, and gradients were added to those of others; set "
                 "find_unused_parameters: true, and resume from a checkpoint of an earlier step"
             )
-        return int(wish)
+        return int(asked)
 
     def all_reduce_max(self, number: torch.Tensor) -> Any:
         """Begin to take the maximum over ranks, in place; the work to wait for. Only where there are several."""
@@ -111,18 +111,18 @@ class Agreement:
 
     def run_on_main(self, work: Callable[[], object]) -> None:
         """Do ``work`` on the main process; all wait for it, and its error is everybody's error."""
-        told: list[Any] = [None]
+        failure: list[Any] = [None]
         if not self.distributed or dist.get_rank() == 0:
             try:
                 work()
             except (TrainerError, OSError) as error:
                 if not self.distributed:
                     raise
-                told = [error]
+                failure = [error]
         if self.distributed:
-            dist.broadcast_object_list(told, src=0, group=self.group)
-            if told[0] is not None:
-                raise told[0]
+            dist.broadcast_object_list(failure, src=0, group=self.group)
+            if failure[0] is not None:
+                raise failure[0]
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from ..checkpoint.export import exported_file
 from ..checkpoint.store import is_ours
 from ..checkpoint.untrusted import read_json
 from ..distributed.agreement import Agreement
-from ..errors import ConfigError, Origin, Problem
+from ..errors import DEFAULT, ConfigError, Origin, Problem
 from .lock import LOCK, FolderLock, Locked
 
 CHECKPOINTS = "checkpoints"
@@ -41,10 +41,11 @@ class RunDirectory:
     Args:
         path: the folder; parents are made.
         main: whether this is the main process.
+        origin: of ``output_dir``, for messages.
     """
 
-    def __init__(self, path: str, *, main: bool) -> None:
-        self.path, self.main = Path(path), main
+    def __init__(self, path: str, *, main: bool, origin: Origin = DEFAULT) -> None:
+        self.path, self.main, self.origin = Path(path), main, origin.named("output_dir")
         self._lock: FolderLock | None = None
 
     @property
@@ -53,7 +54,7 @@ class RunDirectory:
         return [self._lock.notice] if self._lock is not None and self._lock.notice else []
 
     @contextlib.contextmanager
-    def locked(self, agreement: Agreement, *, home: str) -> Iterator[None]:
+    def locked(self, agreement: Agreement) -> Iterator[None]:
         """Make the folder and lock it, before anything in it is read or changed. Collective.
 
         Raises:
@@ -65,12 +66,12 @@ class RunDirectory:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = FolderLock(self.path)
             except FileExistsError:
-                raise self._wrong(home, "is a file; give a folder") from None
+                raise self._wrong("is a file; give a folder") from None
             except OSError as error:
-                raise self._wrong(home, f"cannot be made: {error.strerror}") from None
+                raise self._wrong(f"cannot be made: {error.strerror}") from None
             except Locked as holder:
                 rule = f"another run is writing there ({holder}); end it, or give another folder"
-                raise self._wrong(home, rule) from None
+                raise self._wrong(rule) from None
 
         agreement.run_on_main(take)
         try:
@@ -84,7 +85,7 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.release(undo=undo)
 
-    def claim(self, agreement: Agreement, *, overwrite: bool, home: str, continues: bool = False) -> None:
+    def claim(self, agreement: Agreement, *, overwrite: bool, continues: bool = False) -> None:
         """Take the locked folder for this run. A used one is an error, or emptied of a former run's files.
 
         Args:
@@ -103,12 +104,12 @@ class RunDirectory:
             if continues and self._is_of_a_run():
                 links = [entry.name for entry in entries if entry.name in _FILES and entry.is_symlink()]
                 if links:
-                    raise self._wrong(home, f"holds {links[0]} as a link, through which another file would be changed")
+                    raise self._wrong(f"holds {links[0]} as a link, through which another file would be changed")
                 return
             if not overwrite:
                 rule = "holds files already; give a new folder, or --overwrite to replace a former run"
-                raise self._wrong(home, rule)
-            self._empty(entries, home)
+                raise self._wrong(rule)
+            self._empty(entries)
 
         agreement.run_on_main(make)
 
@@ -121,7 +122,7 @@ class RunDirectory:
         ours = isinstance(plan, dict) and {"strategy", "world_size", "versions"} <= plan.keys()
         return ours or (self._lock is not None and self._lock.was_ours)
 
-    def _empty(self, entries: list[Path], home: str) -> None:
+    def _empty(self, entries: list[Path]) -> None:
         """Delete what a run wrote, once it is known that there is nothing else."""
         if self._is_of_a_run():
             foreign = sorted(name for entry in entries for name in _foreign(entry))
@@ -129,7 +130,7 @@ class RunDirectory:
             foreign = sorted(entry.name for entry in entries)
         if foreign:
             rule = f"holds files that no run wrote ({', '.join(foreign[:3])}); they are not deleted: give a new folder"
-            raise self._wrong(home, rule)
+            raise self._wrong(rule)
         try:
             for entry in entries:
                 # A link to another disk stays, and is emptied.
@@ -137,10 +138,10 @@ class RunDirectory:
                 for one in list(entry.iterdir()) if linked else [entry]:
                     shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
         except OSError as error:
-            raise self._wrong(home, f"cannot be emptied: {error}") from None
+            raise self._wrong(f"cannot be emptied: {error}") from None
 
-    def _wrong(self, home: str, rule: str) -> ConfigError:
-        return ConfigError(Problem(origin=Origin(home, key="output_dir"), value=str(self.path), rule=rule))
+    def _wrong(self, rule: str) -> ConfigError:
+        return ConfigError(Problem(origin=self.origin, value=str(self.path), rule=rule))
 
     def ended_at(self) -> int | None:
         """Return the step at which a run ended here, with its model written; None if none has."""

@@ -118,15 +118,15 @@ class Meter:
         self._settle()
         rest = max(training - sum(self.within.values()), 0.0)
         seconds = {**self.spent, **self.within, "forward and backward": rest, "training": training, "wall": wall}
-        told: dict[str, Any] = {
+        found: dict[str, Any] = {
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "samples_per_second": round(self.total_samples / training, 3),
             "peak_memory_bytes": gather(peak_memory(self.device)),
         }
         if self.total_tokens:
-            told["tokens_per_second"] = round(self.total_tokens / training, 1)
-            told |= self._utilisation(operations * self.total_tokens / training / world_size)
-        return told
+            found["tokens_per_second"] = round(self.total_tokens / training, 1)
+            found |= self._utilisation(operations * self.total_tokens / training / world_size)
+        return found
 
     def _utilisation(self, operations_per_second: float) -> dict[str, float]:
         if self.device.type != "cuda":

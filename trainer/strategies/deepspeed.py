@@ -279,7 +279,7 @@ class ZeRO(Strategy):
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:
-    """Return the DeepSpeed configuration with nothing left to guess: no ``auto``, no value with a second home."""
+    """Return the DeepSpeed configuration with nothing left to guess: no ``auto``, no value that stands twice."""
     config = copy.deepcopy(dict(plan.deepspeed))
     zero = config.setdefault("zero_optimization", {})
     assert zero.get("stage") == STAGES[plan.strategy], "the reader of launch files sets the stage"
