@@ -64,6 +64,7 @@ def test_pretrained_bert_has_the_curve_of_one_process(strategy: str, folder: Pat
     assert done.losses[0] < 1.45, "it begins with what was learnt before"
 
 
+@pytest.mark.slow
 def test_exported_bert_is_one_to_begin_with(task: BertClassifier, folder: Path) -> None:
     from transformers import pipeline
 

@@ -37,8 +37,8 @@ UNSAID = {
 }
 ENDS = ("ddp", "on_some_ranks_unsaid")  # one rank has its error while the other one is inside of an exchange
 DEEPSPEED = "zero3 by its launcher"
-# ZeRO-1 and ZeRO-2 wrap models as ZeRO-3 does, with less to do; DDP wraps nothing inside of them.
-QUICK = some_quick("fsdp", "zero3")
+# ZeRO-3 asks most of what is brought; the others are slow tests.
+QUICK = some_quick("zero3")
 # Cases like others: of a model of the same kind, or of the same model in bfloat16. They are slow tests.
 MORE = ("on_some_ranks_accumulated", "llama_tied", "gpt2", "pretrained_bf16", "lora_bf16", "lora_narrow_bf16")
 BFLOAT16 = 2e-2  # three digits

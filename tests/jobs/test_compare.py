@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
 from comparison_page import data_of
 from launchers import BIN, ROOT, clean_environment
 
 
+@pytest.mark.slow
 def test_launch_keeps_going_where_a_training_fails(tmp_path: Path) -> None:
     """The task fails on rank 1, so under DDP and not in one process. No script: the config names the task."""
     files = ["accel_configs/ddp.yaml", "accel_configs/single.yaml"]

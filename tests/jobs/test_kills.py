@@ -109,6 +109,7 @@ def check_end(whole: Path, run: Path) -> None:
     assert [one.step for one in discover.listing(run / "checkpoints")] == [STEPS, 100, 50]
 
 
+@pytest.mark.slow
 def test_a_kill_of_all_processes(tmp_path: Path) -> None:
     check_kills(1, tmp_path, seed=1)
 

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from launchers import STRATEGIES, launch_file, ranks
+from launchers import launch_file, ranks, some_quick
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("no", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["llama", pytest.param("cnn", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("how", [*STRATEGIES, pytest.param("zero3_offload", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", [*some_quick("fsdp", "zero2", "zero3"), pytest.param("zero3_offload", marks=pytest.mark.slow)]
+)
 def test_live_bytes_are_those_of_the_formula(how: str, name: str, precision: str, tmp_path: Path) -> None:
     config = launch_file(tmp_path / "accel.yaml", how, mixed_precision=precision)
     done = ranks(["tests/workers/memory.py", config, name])

@@ -63,6 +63,7 @@ def test_ctrl_c_says_where_training_stopped(tmp_path: Path) -> None:
     assert "done:" not in said
 
 
+@pytest.mark.slow
 def test_accelerates_own_launchers_connect_the_processes(tmp_path: Path) -> None:
     """Both in one process, one after the other."""
     code = "import accelerate; from from_launcher import from_debug_launcher as work\n"

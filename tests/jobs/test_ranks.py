@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import STRATEGIES, ranks
+from launchers import ranks, some_quick
 from rank_numbers import Images, Masked, Scored, masked_items
 from torch.utils.data import default_collate
 from torchmetrics.functional.regression import spearman_corrcoef
@@ -17,6 +17,7 @@ from torchmetrics.functional.regression import spearman_corrcoef
 from trainer import load_export
 from trainer.data.indexed import epoch_order
 
+QUICK = some_quick("ddp", "fsdp", "zero3")  # ZeRO-1 and ZeRO-2 reduce as ZeRO-3 does: slow tests
 CASES = ("masked", "batch_norm", "batch_norm_bf16", "curve_bf16", "dropout", "objects")
 SCALED = ("curve_fp16", "overflow")  # DeepSpeed has no fp16 on a CPU
 
@@ -50,7 +51,7 @@ def masked_reference() -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", QUICK)
 def test_masked_batches_add_nothing_though_their_loss_is_no_number(strategy: str, folder: Path) -> None:
     nothing = default_collate([item for item in masked_items() if not item["mask"]][:2])
     model = Masked().build_model()
@@ -62,7 +63,7 @@ def test_masked_batches_add_nothing_though_their_loss_is_no_number(strategy: str
 
 
 @pytest.mark.parametrize("case", ["batch_norm", "batch_norm_bf16"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", QUICK)
 def test_buffers_are_agreed_before_they_are_used(strategy: str, case: str, folder: Path) -> None:
     first, second = results(strategy, folder)[case]
     assert first["buffers"] == second["buffers"]
@@ -72,7 +73,7 @@ def test_buffers_are_agreed_before_they_are_used(strategy: str, case: str, folde
     assert first["buffers"]["1.num_batches_tracked"] == [6.0]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", QUICK)
 def test_the_exported_model_evaluates_alike(strategy: str, folder: Path) -> None:
     said = results(strategy, folder)["batch_norm"][0]
     model = Images().build_model()
@@ -85,7 +86,7 @@ def test_the_exported_model_evaluates_alike(strategy: str, folder: Path) -> None
     assert values["accuracy"].double().mean().item() == said["evaluation"]["eval/accuracy"]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+@pytest.mark.parametrize("strategy", QUICK[1:])
 def test_batch_normalised_training_is_the_same_under_every_strategy(strategy: str, folder: Path) -> None:
     ours, ddp = results(strategy, folder)["batch_norm"][0], results("ddp", folder)["batch_norm"][0]
     assert ours["losses"] == pytest.approx(ddp["losses"], rel=1e-5)
@@ -94,7 +95,7 @@ def test_batch_normalised_training_is_the_same_under_every_strategy(strategy: st
 
 
 @pytest.mark.parametrize("case", ["curve_bf16", "batch_norm_bf16"])
-@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+@pytest.mark.parametrize("strategy", QUICK[1:])
 def test_bf16_curves_agree(strategy: str, case: str, folder: Path) -> None:
     """bfloat16 keeps 8 bits: each activation is off by up to 2**-9, and strategies round at different places.
 
@@ -126,7 +127,7 @@ def test_a_step_that_the_scaler_skips_does_not_move_the_schedule(strategy: str, 
     assert said["lrs"] == pytest.approx([1e-3 * (1 - steps / 12) for steps in moved])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", QUICK)
 def test_objects_of_torchmetrics_see_each_sample_once(strategy: str, folder: Path) -> None:
     first, second = results(strategy, folder)["objects"]
     assert repr(first["eleven"]) == repr(second["eleven"]) and repr(first["one"]) == repr(second["one"])
@@ -146,7 +147,7 @@ def test_objects_of_torchmetrics_see_each_sample_once(strategy: str, folder: Pat
     assert first["one"]["eval/ids"] == labels[0].item() == first["one"]["eval/loss"]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", QUICK)
 def test_deterministic_runs_repeat_bit_by_bit_and_ranks_drop_out_differently(strategy: str, folder: Path) -> None:
     first, second = results(strategy, folder)["dropout"]
     for said in (first, second):

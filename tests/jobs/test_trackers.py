@@ -15,6 +15,7 @@ from trackers import inspect, quiet
 from trainer.commands.runs import read_run
 
 
+@pytest.mark.slow
 def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
     """Two processes, three trackers at once; nobody is logged in, so W&B is offline at once."""
     words = [*command("ranks", "zero2"), "--config", "examples/configs/digits_cnn.yaml", "--max_steps", "25"]

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from launchers import ROOT, clean_environment
 from tracked import SECRET
 from trackers import inspect, quiet
@@ -42,6 +43,7 @@ def continued(tmp_path: Path, first: int, end: int, **environment: str) -> tuple
     return done.stdout + done.stderr, time.monotonic() - begin
 
 
+@pytest.mark.slow
 def test_two_resumes_are_one_run_and_secrets_stay_here(tmp_path: Path) -> None:
     said = [continued(tmp_path, first, first + 3, WANDB_API_KEY="")[0] for first in (1, 4, 7)]
     folders = sorted((tmp_path / "out" / "wandb").glob("offline-run-*"))
