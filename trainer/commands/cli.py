@@ -28,6 +28,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     # The deepspeed launcher puts --local_rank first; the environment says the same.
     name, *rest = [word for word in words if not word.startswith("--local_rank=")] or ["--help"]
+    try:
+        code = _run(name, rest)
+        sys.stdout.flush()  # here, where a reader that has gone can be answered
+        return code
+    except TrainerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(name: str, rest: list[str]) -> int:
     if name in ("-h", "--help"):
         print(_help())
         return 0
@@ -37,14 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"trainer: no command {name!r}; {did_you_mean(name, COMMANDS)}", file=sys.stderr)
         return 2
-    try:
-        return int(importlib.import_module(f".{COMMANDS[name][0]}", __package__).run(rest))
-    except TrainerError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return int(importlib.import_module(f".{COMMANDS[name][0]}", __package__).run(rest))
 
 
 def _help() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -30,3 +31,20 @@ def test_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
 def test_local_rank_before_the_command_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--local_rank=1", "--version"]) == 0
     assert capsys.readouterr().out.startswith("samecurve ")
+
+
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_a_reader_that_has_gone_is_no_error(word: str) -> None:
+    """As ``trainer --version | head -1`` leaves it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer", word],
+            cwd=ROOT,
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
