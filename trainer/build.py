@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,12 +12,16 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from .checkpoint import Parts
+from .checkpoint.restore import load_weights
 from .data.batches import Layout, TrainData, is_stream, sized
 from .data.indexed import IndexedData
+from .distributed.agreement import Agreement
 from .errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Problem
 from .optim.schedule import build_schedule, refuse_plateau
 from .strategies.base import compute_in
-from .task import Data, Task, own_optimizer
+from .strategies.blank import Blank, is_blank
+from .task import Data, Pretrained, Task, own_optimizer
 from .text import listed
 
 if TYPE_CHECKING:
@@ -60,6 +65,42 @@ def build_data(
     return data, windows
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unfilled:
+    """A model that was built without values, on the meta device: how it gets them once it is divided over the ranks."""
+
+    blank: Blank
+    source: Pretrained | None
+
+    @classmethod
+    def of(cls, model: nn.Module, task: Task, seed: int, *, resumes: bool) -> Unfilled | None:
+        """Give the buffers of a model that is not prepared yet their values; None where nothing else is to be done.
+
+        Args:
+            resumes: the parameters' values come from a checkpoint.
+        """
+        if not is_blank(model):
+            return None
+        blank = Blank(model, task.initialize, seed)
+        return None if resumes else cls(source=task.pretrained(model), blank=blank)
+
+    def fill(self, parts: Parts, agreement: Agreement) -> list[str]:
+        """Give the prepared model its values. Collective; returns notices.
+
+        Raises:
+            CheckpointError: the folder of the task does not hold this model.
+            LaunchError: nobody gives a parameter a value.
+        """
+        names = {name for name, *_, tensor in parts.strategy.named_tensors() if isinstance(tensor, nn.Parameter)}
+        source = self.source
+        parts.strategy.fill(self.blank.first_values(names if source is None else names.intersection(source.new)))
+        for shard, average in parts.averages or ():
+            average.copy_(shard.tensor)
+        if source is None:
+            return []
+        return load_weights(parts, source.folder, agreement, names=source.names, without=source.new)
+
+
 def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:
     """Build the task's model, as every strategy can take it: trainable weights in full precision, each in one piece.
 
@@ -76,8 +117,6 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise LaunchError(f"{name} has no shape yet: run a batch through a lazy model in build_model")
-        if tensor.is_meta:
-            raise LaunchError(f"{name} has no values (it is on the meta device): load them in build_model")
     notices = [*_widen(model, plan), *_straighten(model)]
     for module in model.modules():
         for name in [name for name, value in module._parameters.items() if value is not None and not value.numel()]:

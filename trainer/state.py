@@ -15,7 +15,7 @@ from typing import Any
 from accelerate.utils import set_seed
 from torch import nn
 
-from .build import build_data, build_model, evaluation_size, held_in_evaluation, optimizer_of, schedule_of
+from .build import Unfilled, build_data, build_model, evaluation_size, held_in_evaluation, optimizer_of, schedule_of
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, find_start, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
 from .config.dump import to_yaml
@@ -97,7 +97,7 @@ class TrainState:
         with self.directory.locked(self.agreement):
             start = find_start(config.resume, folder, self.agreement, origin=origins.get("resume", DEFAULT))
             self.directory.claim(self.agreement, overwrite=config.overwrite, continues=start.continues)
-        notices = self._build(origins, start)
+        notices, unfilled = self._build(origins, start)
         policy = SavePolicy(
             keep_last=config.keep_last,
             keep_every=config.keep_every,
@@ -106,10 +106,13 @@ class TrainState:
         )
         self.saver = Saver(folder, self.agreement, policy, self.say)
         warnings = self.saver.prepare(self._parts(), 0 if self.finished else self._most_checkpoints())
-        self._announce([*notices, *self.load(start), *warnings, *self.directory.notices])
+        filled = [] if unfilled is None else unfilled.fill(self._parts(), self.agreement)
+        self._announce([*notices, *filled, *self.load(start), *warnings, *self.directory.notices])
 
-    def _build(self, origins: Mapping[str, Origin], start: Start) -> list[str]:
-        """Build everything, in the order and under the seeds that every layout shares; returns notices."""
+    def _build(self, origins: Mapping[str, Origin], start: Start) -> tuple[list[str], Unfilled | None]:
+        """Build everything, in the order and under the seeds that every layout shares; returns notices, and what is to
+        be filled yet.
+        """
         plan, config, task, strategy = self.plan, self.config, self.task, self.strategy
         check_schedule(plan)
         self.layout = Layout(
@@ -128,6 +131,7 @@ class TrainState:
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
         self.plan = plan = plan.with_length(self.total_steps)
         model, of_model = build_model(task, config, plan)
+        unfilled = Unfilled.of(model, task, config.seed, resumes=start.found is not None)
         check_storable(model)
         self.model_file = ModelFile.of(model)
         self._held = held_in_evaluation(model)
@@ -142,7 +146,7 @@ class TrainState:
         self.average = Average(strategy, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
-        return of_model + of_optimizer
+        return of_model + of_optimizer, unfilled
 
     def _last_step(self, start: Start) -> int:
         """Return the optimizer step at which training ends: by epochs from where it starts, or by max_steps."""

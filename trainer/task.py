@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,21 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """Where the values of a model stand that was built on the meta device.
+
+    Args:
+        folder: with safetensors files, of which each rank reads its own parts.
+        names: what tensors are called in the model, by their names in the files; the others are called the same.
+        new: parameters that the files do not hold (an adapter, a head), which ``initialize`` gives their first values.
+    """
+
+    folder: Path
+    names: Mapping[str, str] = field(default_factory=dict)
+    new: Collection[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """What to learn. Subclass it as a frozen dataclass; the fields are its settings.
 
@@ -49,8 +64,29 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.build_data")
 
     def build_model(self) -> nn.Module:
-        """Build the model on the CPU, with its initial or pretrained weights; what learns is kept in float32."""
+        """Build the model on the CPU, with its initial or pretrained weights; what learns is kept in float32.
+
+        Or, for a model that no process can hold whole, build its form alone, under ``with torch.device("meta")``: it is
+        divided over the ranks first, and then gets what ``pretrained`` or ``initialize`` gives.
+        """
         raise NotImplementedError(f"{type(self).__name__}.build_model")
+
+    def pretrained(self, model: nn.Module) -> Pretrained | None:
+        """Say where the values of a model on the meta device stand; None: ``initialize`` draws them."""
+        return None
+
+    def initialize(self, model: nn.Module, module: nn.Module) -> None:
+        """Give a module of a model on the meta device the first values of its own parameters and buffers.
+
+        Called on modules from the inside out, with values that are the same on every layout; by default as transformers
+        and torch's layers do it.
+        """
+        whole: Any = model
+        part: Any = module
+        if hasattr(model, "_init_weights"):
+            whole._init_weights(module)
+        elif hasattr(module, "reset_parameters"):
+            part.reset_parameters()
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
         """Return the scalar mean loss over the items of one micro-batch; ``weight`` says over how many.

@@ -137,7 +137,7 @@ def _probe(optimizer: Optimizer, kind: str) -> Mapping[Tensor, Mapping[str, Any]
 
 
 def _tiny(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-    likes = {(max(1, p.dim()), p.dtype, p.device): None for p in parameters}
+    likes = {(max(1, p.dim()), p.dtype, "cpu" if p.is_meta else p.device): None for p in parameters}
     for dimensions, dtype, device in likes:
         tensor = torch.zeros((3, 2, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
         tensor.grad = torch.zeros_like(tensor)

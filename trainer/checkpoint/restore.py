@@ -6,7 +6,7 @@ Each rank reads the ranges that it owns, so no rank ever holds the whole model.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,19 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     return {**counters, "step": state["step"], "samples": samples}, notices
 
 
-def load_weights(parts: Parts, path: Path, agreement: Agreement) -> list[str]:
+def load_weights(
+    parts: Parts,
+    path: Path,
+    agreement: Agreement,
+    *,
+    names: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
+) -> list[str]:
     """Set parameters and buffers; everything else stays as it is. Collective; returns notices.
+
+    Args:
+        names: what tensors are called in the model, by their names in the files of a model folder.
+        without: parameters that it need not hold.
 
     Raises:
         CheckpointError: the folder does not hold this model, or is a damaged checkpoint.
@@ -96,8 +107,8 @@ def load_weights(parts: Parts, path: Path, agreement: Agreement) -> list[str]:
         # A folder with the adapter of a peft model leaves the model below it as build_model has made it.
         if os.path.lexists(path / ADAPTER_FILE):
             adapter = parts.model_file.names or {}
-        store, shapes = of_model_folder(path, {written: name for name, written in adapter.items()})
-    places, unused = _find(parts, store, kinds, shapes, path, only=adapter)
+        store, shapes = of_model_folder(path, names or {written: name for name, written in adapter.items()})
+    places, unused = _find(parts, store, kinds, shapes, path, only=adapter, without=without)
     _load_tensors(parts, store, places)
     notices = [f"starts with the weights of {path}"]
     return notices + ([f"{len(unused)} tensors of {path} are not in the model: {listed(unused)}"] if unused else [])
@@ -111,13 +122,14 @@ def _find(
     source: Path,
     *,
     only: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
 ) -> tuple[Places, list[str]]:
     """Find each tensor of the model in a store, a shared one under any of its names; and name what else is there.
 
     Args:
         kinds: as what it may be stored, the one to prefer first.
         shapes: of what is stored.
-        only: the tensors that must be there; by default all.
+        only: the tensors that must be there; by default all but those in ``without``.
 
     Raises:
         CheckpointError: one is missing, or has another shape.
@@ -135,7 +147,7 @@ def _find(
             wrong.append(f"{name} has shape {theirs}, the model's is {shape}{hint}")
         elif found or 0 in shape:  # nothing is read of an empty one
             places[name] = found[0] if found else (kinds[0], name)
-        elif not only or only.keys() & aliases[id(handle)]:
+        elif name not in without and (not only or only.keys() & aliases[id(handle)]):
             wrong.append(f"{name} is missing")
     if wrong:
         raise _another_model(source, wrong)

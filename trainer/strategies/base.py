@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, Problem
+from .blank import allocate
 from .buffers import sync
 from .tensors import canonical_names, canonical_state, full, local_bytes, unwrapped
 
@@ -100,6 +101,7 @@ class Strategy(ABC):
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Set ``model`` and ``prepared_optimizer`` to what trains."""
+        allocate(model, self.accelerator.device)
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:
@@ -176,6 +178,16 @@ class Strategy(ABC):
     @abstractmethod
     def frozen_shards(self) -> Iterator[Shard]:
         """Yield the same for the parameters that do not learn, in the dtype that the model computes with."""
+
+    @torch.no_grad()
+    def fill(self, values: Iterable[tuple[str, Tensor]]) -> None:
+        """Set parameters to whole tensors by name, of which this rank takes its part. Collective, as ``write_back``."""
+        shards = {shard.name: shard for shard in (*self.shards(), *self.frozen_shards())}
+        for name, whole in values:
+            if name in shards:
+                part = shards[name]
+                part.tensor.copy_(whole.reshape(-1)[part.start : part.start + part.tensor.numel()])
+        self.write_back()
 
     @abstractmethod
     def write_back(self) -> None:

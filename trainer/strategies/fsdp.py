@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, LaunchError, Problem
 from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
+from .blank import allocate
 from .buffers import keep_buffers_fp32
 from .tensors import canonical_state, full, hold_scalars_as_vectors, local, unwrapped
 
@@ -64,7 +65,9 @@ class FSDP2(Strategy):
             "ignored_params": self._ignored(model),
         }
         for unit in units:
+            allocate(unit, device)
             fully_shard(unit, **options, reshard_after_forward=self.plan.fsdp["reshard_after_forward"])
+        allocate(model, device)
         fully_shard(model, **options)  # the root stays whole until its backward pass, which follows at once
         for module in model.modules():
             # Ranks that use different parameters reduce the same ones; torch before 2.13 has no word for it.
