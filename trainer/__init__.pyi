@@ -18,4 +18,5 @@ from .script import load_task as load_task
 from .script import main as main
 from .state import TrainState as TrainState
 from .task import Data as Data
+from .task import Pretrained as Pretrained
 from .task import Task as Task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -194,6 +195,17 @@ def test_a_pretrained_model_of_bfloat16_is_exported_as_the_float32_that_it_has(s
     assert {tensor.dtype for tensor in load_file(exported / "model.safetensors").values()} == {torch.float32}
     model = AutoModelForCausalLM.from_pretrained(exported)
     assert model.dtype == torch.float32 and not model.training
+
+
+@pytest.mark.parametrize("strategy", ["single", *QUICK])
+def test_a_model_that_is_filled_after_it_was_divided_has_the_numbers_of_a_loaded_one(
+    strategy: str, folder: Path
+) -> None:
+    found = results(strategy, folder)
+    loaded = found["pretrained"]["rows"]
+    assert found["blank_pretrained"]["rows"] == loaded  # to the bit: the same values, wherever they were read
+    assert found["blank"]["rows"][0]["loss"] == pytest.approx(math.log(40), rel=0.02)  # of a guess among 40 tokens
+    assert all("error" not in found[name] for name in ("blank_bert", "blank_head"))
 
 
 @pytest.mark.parametrize("strategy", ["single", *QUICK])

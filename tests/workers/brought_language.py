@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from trainer import Data, Task
+from trainer import Data, Pretrained, Task
 
 
 def hugging_face(kind: str) -> Callable[[], nn.Module]:
@@ -56,16 +57,24 @@ def hugging_face(kind: str) -> Callable[[], nn.Module]:
 
 @dataclass(frozen=True, kw_only=True)
 class Language(Task):
-    """A transformers model from a configuration, or from a folder (``from_pretrained``)."""
+    """A transformers model from a configuration, or from a folder (``from_pretrained``).
+
+    Args:
+        blank: built on the meta device, and filled when it is divided over the ranks.
+    """
 
     kind: str = "llama"
     folder: str = ""
+    blank: bool = False
 
     def build_data(self) -> Data:
         ids = torch.randint(0, 40, (32, 10), generator=torch.Generator().manual_seed(3))
         return Data(train=[{"ids": row, "label": row.sum() % 3} for row in ids])
 
     def build_model(self) -> nn.Module:
+        if self.blank:
+            with torch.device("meta"):
+                return self._form()
         if self.kind.startswith("lora"):
             from peft import LoraConfig, get_peft_model
 
@@ -84,8 +93,22 @@ class Language(Task):
         assert model.dtype == torch.bfloat16, "as the file has it"
         return model
 
+    def _form(self) -> nn.Module:
+        if not self.folder:
+            return hugging_face(self.kind)()
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+        if self.kind == "head":
+            config = AutoConfig.from_pretrained(self.folder, num_labels=3, pad_token_id=0)
+            return AutoModelForSequenceClassification.from_config(config)
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(self.folder))
+
+    def pretrained(self, model: nn.Module) -> Pretrained | None:
+        new = ["score.weight"] if self.kind == "head" else []
+        return Pretrained(folder=Path(self.folder), new=new) if self.folder else None
+
     def training_step(self, model: nn.Module, batch: Any) -> Any:
-        labels = batch["label"] if self.kind == "bert" else batch["ids"]
+        labels = batch["label"] if self.kind in ("bert", "head") else batch["ids"]
         return model(input_ids=batch["ids"], labels=labels).loss
 
 
