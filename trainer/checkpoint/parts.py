@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -99,15 +100,16 @@ class Parts:
                 yield Key("buffer", name), buffer.detach().reshape(-1)
 
     def _dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
-        """Yield ``(shard, low, high)``: the part to write. What every rank has is cut into equal parts, one a rank."""
-        shards = list(held)
-        total = sum(shard.tensor.numel() for shard in shards if shard.replicated)
-        first, last = total * self.rank // self.world_size, total * (self.rank + 1) // self.world_size
-        at = 0
+        """Yield ``(shard, low, high)``: the part to write. What several ranks have is cut into equal parts for them."""
+        shards, at = list(held), Counter[int]()  # elements so far, by how many ranks have them
+        total = Counter[int]()
         for shard in shards:
-            low, high = 0, shard.tensor.numel()
-            if shard.replicated:
-                low, high, at = max(0, first - at), min(high, last - at), at + high
+            total[shard.copies] += shard.tensor.numel()
+        for shard in shards:
+            n, whole = shard.copies, total[shard.copies]
+            low, high = whole * shard.copy // n - at[n], whole * (shard.copy + 1) // n - at[n]
+            at[n] += shard.tensor.numel()
+            low, high = max(0, low), min(shard.tensor.numel(), high)
             if low < high:
                 yield shard, low, high
 

@@ -144,10 +144,13 @@ def _check_world(request: Request, launcher: Launcher) -> None:
 
 def check_partitions(request: Request, world: int) -> None:
     """Raise LaunchError where the groups that hold a second copy of the parameters do not divide the processes."""
-    groups = request.deepspeed.get("zero_optimization", {}).get("zero_hpz_partition_size") or 1
-    if world % groups:
-        origin = request.origins["deepspeed.zero_optimization.zero_hpz_partition_size"]
-        raise LaunchError(f"{origin}: {groups}: must divide the number of processes, {world}")
+    zero = request.deepspeed.get("zero_optimization", {})
+    for key, groups in (
+        ("deepspeed.zero_optimization.zero_hpz_partition_size", zero.get("zero_hpz_partition_size")),
+        ("fsdp.dp_replicate_size", request.fsdp.get("dp_replicate_size")),
+    ):
+        if world % (groups or 1):
+            raise LaunchError(f"{request.origins[key]}: {groups}: must divide the number of processes, {world}")
 
 
 def _fit_batch(asked: int | None, micro: int, accumulation: int | None, world: int, both: Reconciler) -> int:

@@ -39,7 +39,7 @@ class Shard:
         tensor: live 1-D view of the full-precision values; changes reach the model after ``write_back``.
         state_key: the tensor that the optimizer keeps this parameter's state under; None for one that does not learn.
         state_offset: where the range begins within the flattened ``state_key`` (this rank's part, if distributed).
-        replicated: whether every rank has the same range.
+        copy, copies: which of the ranks that have this same range this one is, and how many have it.
     """
 
     name: str
@@ -47,7 +47,8 @@ class Shard:
     tensor: Tensor
     state_key: Tensor | None = None
     state_offset: int = 0
-    replicated: bool = False
+    copy: int = 0
+    copies: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,11 @@ class Strategy(ABC):
             skipped = bool(scaler.get_scale() < before)
         optimizer.zero_grad(set_to_none=True)
         return StepResult(grad_norm=full(norm), skipped=skipped)
+
+    def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
+        """Return the shard of a parameter that every rank has whole."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        return Shard(name=name, start=0, tensor=values.view(-1), state_key=state_key, copy=rank, copies=world)
 
     # -- weights ----------------------------------------------------------------------------------
 

@@ -74,11 +74,11 @@ class DDP(Strategy):
 
     def shards(self) -> Iterator[Shard]:
         for name, parameter in self.trainable_parameters():
-            yield Shard(name=name, start=0, tensor=parameter.data.view(-1), state_key=parameter, replicated=True)
+            yield self.replicated(name, parameter.data, parameter)
 
     def frozen_shards(self) -> Iterator[Shard]:
         for name, parameter in self.frozen_parameters():
-            yield Shard(name=name, start=0, tensor=parameter.data.view(-1), replicated=True)
+            yield self.replicated(name, parameter.data)
 
     def write_back(self) -> None:
         """Do nothing: the shards are the parameters."""

@@ -191,7 +191,7 @@ class ZeRO(Strategy):
             if self.plan.strategy == "zero3":
                 yield self._slice(name, tensor, tensor.ds_tensor.data)  # type: ignore[attr-defined]
             else:
-                yield Shard(name=name, start=0, tensor=tensor.data.view(-1), replicated=True)
+                yield self.replicated(name, tensor.data)
 
     def _offset(self, parameter: nn.Parameter) -> int:
         _, offset, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]

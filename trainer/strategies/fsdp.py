@@ -20,6 +20,7 @@ from .buffers import keep_buffers_fp32
 from .tensors import canonical_state, full, hold_scalars_as_vectors, local, unwrapped
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
     from ..plan import Plan
@@ -33,7 +34,8 @@ class FSDP2(Strategy):
         from accelerate import FullyShardedDataParallelPlugin
 
         # It tells Accelerate which strategy runs; the sharding is done below, by the plan.
-        plugin = FullyShardedDataParallelPlugin(**{**plan.fsdp, "auto_wrap_policy": "NO_WRAP", "cpu_offload": False})
+        settings = {key: value for key, value in plan.fsdp.items() if key != "dp_replicate_size"}
+        plugin = FullyShardedDataParallelPlugin(**{**settings, "auto_wrap_policy": "NO_WRAP", "cpu_offload": False})
         return {"fsdp_plugin": plugin}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -49,7 +51,6 @@ class FSDP2(Strategy):
         Accelerate 1.15 does this too, but shards the input embedding and the last norm as units of their own: it fails
         on models whose embedding lies in a unit already (BERT) and on heads that are not called.
         """
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
         hold_scalars_as_vectors(model)
@@ -59,7 +60,7 @@ class FSDP2(Strategy):
             units = self._checkpointed(model, units)
         device = self.accelerator.device
         options: dict[str, Any] = {
-            "mesh": init_device_mesh(device.type, (self.plan.world_size,)),
+            "mesh": self._mesh(device),
             "mp_policy": self._precision(),
             "offload_policy": CPUOffloadPolicy() if self.plan.fsdp.get("cpu_offload") else OffloadPolicy(),
             "ignored_params": self._ignored(model),
@@ -78,6 +79,19 @@ class FSDP2(Strategy):
             group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
         self.model, self.prepared_optimizer = model, self.accelerator.prepare_optimizer(optimizer)
         self.accelerator._models.append(model)
+
+    @property
+    def _copies(self) -> int:
+        """Return how many groups of ranks hold the whole model each (HSDP); 1: all ranks together."""
+        return int(self.plan.fsdp.get("dp_replicate_size", 1))
+
+    def _mesh(self, device: torch.device) -> DeviceMesh:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        ranks = self.plan.world_size // self._copies
+        if self._copies == 1:
+            return init_device_mesh(device.type, (ranks,))
+        return init_device_mesh(device.type, (self._copies, ranks), mesh_dim_names=("replicate", "shard"))
 
     def _precision(self) -> Any:
         from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -194,14 +208,17 @@ class FSDP2(Strategy):
             yield self._rows(name, parameter, state_key=None)
 
     def _rows(self, name: str, parameter: Tensor, *, state_key: Tensor | None) -> Shard:
-        whole = not hasattr(parameter, "to_local")
-        # Shard(0) gives rank r the rows [r*c, (r+1)*c) with c = ceil(rows / world), the last ones maybe none.
-        rows = parameter.shape[0] if parameter.dim() else 1
-        chunk = -(-rows // self.plan.world_size)
-        row = parameter.numel() // rows if rows else 0
-        start = 0 if whole else min(self.accelerator.process_index * chunk, rows) * row
         values = local(parameter).detach().view(-1)
-        return Shard(name=name, start=start, tensor=values, state_key=state_key, replicated=whole)
+        if not hasattr(parameter, "to_local"):
+            return self.replicated(name, values, state_key)
+        # Shard(0) gives rank r the rows [r*c, (r+1)*c) with c = ceil(rows / ranks), the last ones maybe none.
+        copies = self._copies
+        copy, part = divmod(self.accelerator.process_index, self.plan.world_size // copies)
+        rows = parameter.shape[0] if parameter.dim() else 1
+        chunk = -(-rows // (self.plan.world_size // copies))
+        row = parameter.numel() // rows if rows else 0
+        start = min(part * chunk, rows) * row
+        return Shard(name=name, start=start, tensor=values, state_key=state_key, copy=copy, copies=copies)
 
     def write_back(self) -> None:
         self.settle()

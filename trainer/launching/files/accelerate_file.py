@@ -18,7 +18,7 @@ from ...config.validate import Validator
 from ...errors import COMMAND_LINE, ConfigError, Origin, Problem, Sourced
 from ..request import Request, visible_gpus
 from .deepspeed_file import notice_init, read_inline, read_json
-from .fsdp_file import read_fsdp, refuse_transformers_fsdp
+from .fsdp_file import read_copies, read_fsdp, refuse_transformers_fsdp
 from .tables import Entries, accelerate_keys, annotation, checked, deepspeed_keys, table
 
 OWNER = "accelerate's config file"
@@ -53,6 +53,8 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     request = Request(strategy="ddp" if asked == "MULTI_GPU" else "single", strategy_origin=origin or Origin(""))
     if asked == "FSDP":
         fsdp, origins = read_fsdp(sections["fsdp_config"], check, request.strategy_origin)
+        copies, copied = read_copies(sections["parallelism_config"], world, check)
+        fsdp, origins = {**fsdp, **copies}, {**origins, **copied}
         request = replace(request, strategy="fsdp", fsdp=fsdp, origins=origins)
     elif asked == "DEEPSPEED":
         request = _deepspeed(sections["deepspeed_config"], given, machines, check, request.strategy_origin) or request
@@ -384,8 +386,9 @@ def refuse_unsupported(
                 check.refuse(entry, f"{name} is not supported by samecurve; remove it")
             else:
                 check.notices.append(f"{entry.origin.place}: {name}: no effect under {asked}")
-    for argument, entry in checked("parallelism_config", sections["parallelism_config"], check).items():
-        if argument.endswith("_size") and entry.value > 1:
+    sections["parallelism_config"] = checked("parallelism_config", sections["parallelism_config"], check)
+    for argument, entry in sections["parallelism_config"].items():
+        if argument.endswith("_size") and entry.value > 1 and not (asked == "FSDP" and "_dp_" in argument):
             check.refuse(entry, "more than 1 is not supported by samecurve yet; write 1, or remove it")
     idle = [given[name] for name in given if name in table("accelerate")["tpu"]]
     if idle := [entry for entry in idle if entry.value not in (None, False, "no", "", [])]:

@@ -65,6 +65,23 @@ def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[
     return values, {f"fsdp.{name}": entry.origin for name, (entry, _) in plugin.items() if entry}
 
 
+def read_copies(
+    entries: Entries, world: Sourced[int] | None, check: Validator
+) -> tuple[dict[str, int], dict[str, Origin]]:
+    """Return how many groups of processes hold the whole model each (HSDP), and its origin; {} where one does.
+
+    Args:
+        entries: the section parallelism_config, of the right types.
+    """
+    copies, ranks = (entries.get(f"parallelism_config_dp_{name}_size") for name in ("replicate", "shard"))
+    number = 1 if copies is None else copies.value
+    if ranks is not None and world is not None and number * ranks.value not in (1, world.value):
+        check.refuse(ranks, f"times dp_replicate_size {number} must be the number of processes, {world.value}")
+    if copies is None or number == 1:
+        return {}, {}
+    return {"dp_replicate_size": number}, {"fsdp.dp_replicate_size": copies.origin}
+
+
 def _names(entries: list[Sourced[Any]]) -> str:
     return ", ".join(entry.origin.key.rsplit(".", 1)[-1] for entry in entries)
 
@@ -116,8 +133,8 @@ def _by_strategy(found: Sourced[Any], check: Validator) -> bool | None:
     if name == "NO_SHARD":
         check.refuse(found, "NO_SHARD is DDP: write distributed_type: MULTI_GPU")
     else:
-        rule = "hybrid sharding is parallelism_config (dp_replicate_size, dp_shard_size) under FSDP2"
-        check.refuse(found, f"{rule}, which samecurve does not support yet; write fsdp_reshard_after_forward: true")
+        rule = "hybrid sharding is parallelism_config under FSDP2: write there parallelism_config_dp_replicate_size and"
+        check.refuse(found, f"{rule} parallelism_config_dp_shard_size, and here fsdp_reshard_after_forward: true")
     return None
 
 

@@ -124,8 +124,13 @@ MISTAKES = [
     (
         f"{FSDP1}  fsdp_sharding_strategy: HYBRID_SHARD",
         "a.yaml:5: fsdp_config.fsdp_sharding_strategy: 'HYBRID_SHARD': hybrid sharding is parallelism_config "
-        "(dp_replicate_size, dp_shard_size) under FSDP2, which samecurve does not support yet; "
-        "write fsdp_reshard_after_forward: true",
+        "under FSDP2: write there parallelism_config_dp_replicate_size and parallelism_config_dp_shard_size, and here "
+        "fsdp_reshard_after_forward: true",
+    ),
+    (
+        f"{FSDP}parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4",
+        "a.yaml:7: parallelism_config.parallelism_config_dp_shard_size: 4: times dp_replicate_size 2 must be the number "
+        "of processes, 2",
     ),
     (
         f"{FSDP1}  fsdp_sharding_strategy: FULL_SHARDS",

@@ -65,6 +65,13 @@ def test_parallelism_of_one_is_nothing(write: Write) -> None:
     assert read_accelerate_file(write("a.yaml", text)).strategy == "fsdp"
 
 
+def test_groups_that_hold_the_whole_model_each(write: Write) -> None:
+    text = f"{FSDP}parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"
+    request = read_accelerate_file(write("a.yaml", text))
+    assert request.fsdp["dp_replicate_size"] == 2
+    assert str(request.origins["fsdp.dp_replicate_size"]).startswith("a.yaml:6")
+
+
 # Keys that cannot change what runs
 
 

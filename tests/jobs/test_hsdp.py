@@ -1,0 +1,50 @@
+"""FSDP2 in groups (HSDP): the curve of one process, and checkpoints that come from anywhere and go anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from launchers import Job, command, run
+
+DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "2", "--max_steps", "4"]
+BATCH = ["--global_batch_size", "64", "--micro_batch_size", "8", "--save_every", "2"]
+WORLD = {"single": 0, "fsdp": 2, "hsdp": 4}
+
+
+def job(folder: Path, how: str, *more: str, launcher: str = "ranks") -> Job:
+    words = command(launcher, how, world=WORLD[how])
+    if launcher == "accelerate":
+        words[words.index("--num_processes") : words.index("--num_processes") + 2] = []  # the file says it
+    return run([*words, *DIGITS, *BATCH, *more], folder).ok()
+
+
+def assert_equal(found: Sequence[float], wanted: Sequence[float]) -> None:
+    assert found == pytest.approx(wanted, rel=1e-6) and len(found) == len(wanted)
+
+
+@pytest.mark.parametrize("launcher", ["ranks", pytest.param("accelerate", marks=pytest.mark.slow)])
+def test_two_groups_of_two_have_the_curve_of_one_process_and_share_its_checkpoints(
+    launcher: str, tmp_path: Path
+) -> None:
+    alone = job(tmp_path / "single", "single")
+    groups = job(tmp_path / "hsdp", "hsdp", launcher=launcher)
+    assert groups.plan["fsdp"]["dp_replicate_size"] == 2 and groups.plan["world_size"] == 4
+    assert groups.plan["distributed_type"] == "FSDP"
+    assert_equal(groups.losses, alone.losses)
+    for source, how in (("hsdp", "fsdp"), ("single", "hsdp")):
+        checkpoint = tmp_path / source / "checkpoints" / "step-00000002"
+        resumed = job(tmp_path / f"{source}_{how}", how, "--resume", str(checkpoint))
+        assert_equal(resumed.losses, alone.losses[2:])
+
+
+def test_the_ranks_of_all_groups_write_each_element_once(tmp_path: Path) -> None:
+    sizes = {}
+    for how in ("single", "hsdp"):
+        run_folder = job(tmp_path / how, how).output_dir
+        files = [*run_folder.glob("checkpoints/step-00000002/rank-*.safetensors")]
+        sizes[how] = [path.stat().st_size for path in sorted(files)]
+    headers = 4 * 40_000
+    assert len(sizes["hsdp"]) == 4 and sum(sizes["hsdp"]) < sum(sizes["single"]) + headers
+    assert max(sizes["hsdp"]) < 2 * min(sizes["hsdp"])
