@@ -67,6 +67,8 @@ def _fsdp(arguments: Mapping[str, Any]) -> Rows:
         ("offload", "parameters, gradients and optimizer state to the CPU" if arguments["cpu_offload"] else "none"),
         ("activation checkpointing", checkpointing),
     ]
+    if copies := arguments.get("dp_replicate_size"):
+        rows.insert(0, ("groups", f"{copies}, each with the whole model divided over its processes"))
     ignored = arguments["ignored_modules"]
     return [*rows, ("ignored modules", str(ignored))] if ignored else rows
 

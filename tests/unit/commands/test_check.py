@@ -49,7 +49,8 @@ def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 def test_committed_files_are_in_order(check: Check) -> None:
     launch_files = sorted([*ROOT.glob("accel_configs/*.yaml"), *ROOT.glob("ds_configs/*.json")])
-    single = [path for path in launch_files if path.stem == "single"]
+    # One process has no part in a batch for two; four have smaller micro-batches.
+    single = [path for path in launch_files if path.stem in ("single", "hsdp")]
     configs = sorted(ROOT.glob("examples/configs/*.yaml"))
     done = check(*(str(path) for path in launch_files + configs if path not in single))
     assert done.returncode == 0, done.stderr

@@ -59,6 +59,7 @@ class Case:
         reshard: whether gathered layers are let go after the forward pass and gathered again in the backward pass.
         unit: elements of the largest group of parameters that is gathered at once; 0: the whole model.
         bucket: elements of the buffer in which gradients are exchanged; None for the engine's default.
+        copies: groups of ranks that hold a whole model each, divided (HSDP).
     """
 
     strategy: str
@@ -70,6 +71,7 @@ class Case:
     reshard: bool = True
     unit: int = 0
     bucket: int | None = None
+    copies: int = 1
 
     @property
     def compute_width(self) -> int:
@@ -78,8 +80,13 @@ class Case:
 
     @property
     def ring(self) -> float:
-        """Return the share of a tensor that a rank sends in a reduce-scatter or all-gather: (world - 1) / world."""
-        return (self.world_size - 1) / self.world_size
+        """Return the share of a tensor that a rank sends in a reduce-scatter or all-gather: (ranks - 1) / ranks."""
+        return (self.group - 1) / self.group
+
+    @property
+    def group(self) -> int:
+        """Return the ranks among which a tensor is divided, or exchanged."""
+        return self.world_size // self.copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +130,7 @@ def case_of(plan: Mapping[str, Any], *, slots: int = 2) -> Case:
         offload="all" if everything else "optimizer" if devices[0] != "none" else "none",
         reshard=plan["fsdp"].get("reshard_after_forward") is not False,
         bucket=zero.get("reduce_bucket_size"),
+        copies=plan["fsdp"].get("dp_replicate_size", 1),
     )
 
 
@@ -155,7 +163,9 @@ def sent_bytes(case: Case, parameters: int, trainable: int) -> int:
     Args:
         parameters, trainable: elements of all parameters, and of the trainable ones.
     """
-    return int(case.ring * _SENT[case.strategy](case, parameters, trainable))
+    # Groups add up their parts of the gradients in full precision: an all-reduce is two rings.
+    between = 2 * 4 * trainable / case.group * (case.copies - 1) / case.copies
+    return int(case.ring * _SENT[case.strategy](case, parameters, trainable) + between)
 
 
 def sent_by_plan(plan: Mapping[str, Any]) -> int | None:
@@ -181,8 +191,8 @@ def _replicated_sent(case: Case, parameters: int, trainable: int) -> int:
 
 
 def _fsdp_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
-    # Rank 0 has the most: ceil(rows / world) rows of each tensor.
-    mine = [dataclasses.replace(p, numel=-(-p.rows // case.world_size) * (p.numel // max(1, p.rows))) for p in parts]
+    # Rank 0 has the most: ceil(rows / ranks) rows of each tensor.
+    mine = [dataclasses.replace(p, numel=-(-p.rows // case.group) * (p.numel // max(1, p.rows))) for p in parts]
     trainable = elements(mine, trainable=True)
     # Before the boundary (no_sync) gradients are neither reduced nor cut.
     gradients = elements(parts, trainable=True) if case.accumulation_steps > 1 else trainable

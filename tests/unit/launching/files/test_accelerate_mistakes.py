@@ -129,8 +129,8 @@ MISTAKES = [
     ),
     (
         f"{FSDP}parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4",
-        "a.yaml:7: parallelism_config.parallelism_config_dp_shard_size: 4: times dp_replicate_size 2 must be the number "
-        "of processes, 2",
+        "a.yaml:7: parallelism_config.parallelism_config_dp_shard_size: 4: times dp_replicate_size 2 must be the "
+        "number of processes, 2",
     ),
     (
         f"{FSDP1}  fsdp_sharding_strategy: FULL_SHARDS",
