@@ -97,6 +97,7 @@ class TrainState:
         with self.directory.locked(self.agreement):
             start = find_start(config.resume, folder, self.agreement, origin=origins.get("resume", DEFAULT))
             self.directory.claim(self.agreement, overwrite=config.overwrite, continues=start.continues)
+        self.base_weights: str | None = None
         notices, unfilled = self._build(origins, start)
         policy = SavePolicy(
             keep_last=config.keep_last,
@@ -107,6 +108,7 @@ class TrainState:
         self.saver = Saver(folder, self.agreement, policy, self.say)
         warnings = self.saver.prepare(self._parts(), 0 if self.finished else self._most_checkpoints())
         filled = [] if unfilled is None else unfilled.fill(self._parts(), self.agreement)
+        self.base_weights = self._parts().base_weights(self.agreement)
         self._announce([*notices, *filled, *self.load(start), *warnings, *self.directory.notices])
 
     def _build(self, origins: Mapping[str, Origin], start: Start) -> tuple[list[str], Unfilled | None]:
@@ -131,9 +133,10 @@ class TrainState:
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
         self.plan = plan = plan.with_length(self.total_steps)
         model, of_model = build_model(task, config, plan)
-        unfilled = Unfilled.of(model, task, config.seed, resumes=start.found is not None)
-        check_storable(model)
         self.model_file = ModelFile.of(model)
+        whole = start.found is not None and self.model_file.names is None  # is in the checkpoint
+        unfilled = Unfilled.of(model, task, config.seed, resumes=whole)
+        check_storable(model)
         self._held = held_in_evaluation(model)
         optimizer, of_optimizer = optimizer_of(task, model, plan)
         self.parameters = sum(p.numel() for p in model.parameters())
@@ -247,6 +250,8 @@ class TrainState:
     def _parts(self) -> Parts:
         """Return what a checkpoint of this step is made of."""
         facts = {**self.task_facts, "train_samples": self.train_data.size, "total_steps": self.total_steps}
+        if self.base_weights is not None:
+            facts["base_weights"] = self.base_weights
         return Parts(
             step=self.step,
             counters={name: getattr(self, name) for name in COUNTERS},

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..data.batches import TrainData
+from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
 from ..strategies import Shard, Strategy
+from ..strategies.tensors import content_sum
 from ..task import Task
 from .export import ModelFile, changed_buffer
 from .optimizer_state import OptimizerForm, state_of
@@ -93,11 +96,30 @@ class Parts:
                     yield Key(kind, shard.name), tensor
             if shard.name in averages:
                 yield Key("average", shard.name, start), averages[shard.name][low:high]
-        for shard, low, high in self._dealt(strategy.frozen_shards()):
+        for shard, low, high in self._kept_frozen():
             yield Key("frozen", shard.name, shard.start + low), shard.tensor[low:high]
         if self.rank == 0:
             for name, buffer in strategy.buffers():
                 yield Key("buffer", name), buffer.detach().reshape(-1)
+
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor of the model is not written: one of the model below an adapter, which was loaded."""
+        return self.model_file.names is not None and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+
+    def _kept_frozen(self) -> Iterable[tuple[Shard, int, int]]:
+        return self._dealt(self.strategy.frozen_shards()) if self.model_file.names is None else ()
+
+    def base_weights(self, agreement: Agreement) -> str | None:
+        """Return a checksum of what ``leaves_out``, the same on every layout; None where nothing is. Collective."""
+        if self.model_file.names is None:
+            return None
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.strategy.plan.mixed_precision, torch.float32)
+        held = self._dealt(self.strategy.frozen_shards())
+        own = [
+            zlib.crc32(shard.name.encode()) * content_sum(shard.tensor[low:high], shard.start + low, dtype)
+            for shard, low, high in held
+        ]
+        return f"{sum(agreement.gather(sum(own))) % (1 << 64):016x}"
 
     def _dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
         """Yield ``(shard, low, high)``: the part to write. What several ranks have is cut into equal parts for them."""
@@ -116,7 +138,7 @@ class Parts:
     def bytes(self) -> int:
         """Count what this rank will write, to within some kilobytes; known before the optimizer has any state."""
         state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values()) + 4 * bool(self.averages)
-        learning, frozen = self._dealt(self.strategy.shards()), self._dealt(self.strategy.frozen_shards())
+        learning, frozen = self._dealt(self.strategy.shards()), self._kept_frozen()
         count = sum((high - low) * (shard.tensor.itemsize + state) for shard, low, high in learning)
         count += sum((high - low) * shard.tensor.itemsize for shard, low, high in frozen)
         return count + (sum(buffer.nbytes for _, buffer in self.strategy.buffers()) if self.rank == 0 else 0)

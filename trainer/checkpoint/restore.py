@@ -45,14 +45,16 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     contents, strategy = info.open(), parts.strategy
     state, store = contents.state, contents.ranges
     shapes = {name: shape for name, shape, _ in contents.model}
-    places, unused = _find(parts, store, WEIGHTS, shapes, info.path)
+    base = [name for name, *_, handle in strategy.named_tensors() if parts.leaves_out(handle)]
+    places, unused = _find(parts, store, WEIGHTS, shapes, info.path, without=base)
     wrong = [f"{name} is not in the model" for name in unused]
     wrong += [f"{name} is called {stored} there" for name, (_, stored) in places.items() if stored != name]
     if wrong:
         raise _another_model(info.path, wrong)
     now, before = fingerprint(parts), state["mathematics"]
-    if not before.get("task_settings"):  # of a task that was built in Python checkpoints did not always keep them
-        before = {**before, "task_settings": now["task_settings"]}
+    for key in ("task_settings", "base_weights"):  # which checkpoints did not always keep
+        if now.get(key) and not before.get(key):
+            before = {**before, key: now[key]}
     moved = _frozen_otherwise(parts, places)
     changes = check_same(before, now, moved, allowed=allow_change, source=info.path)
     notices = [f"changed since the checkpoint: {line}" for line in changes]
@@ -164,8 +166,8 @@ def _frozen_otherwise(parts: Parts, places: Places) -> list[str]:
     """Say how many parameters learn now and did not, or the other way."""
     named = parts.strategy.named_tensors()
     learns = {name: handle.requires_grad for name, _, _, handle in named if isinstance(handle, nn.Parameter)}
-    thawed = sum(learns[name] and places[name][0] == "frozen" for name in learns)
-    frozen = sum(not learns[name] and places[name][0] == "parameter" for name in learns)
+    thawed = sum(learns[name] and places[name][0] == "frozen" for name in learns.keys() & places)
+    frozen = sum(not learns[name] and places[name][0] == "parameter" for name in learns.keys() & places)
     said = [f"{thawed} tensors learn now that were frozen: their optimizer state starts anew"] if thawed else []
     return said + ([f"{frozen} tensors are frozen now that learnt"] if frozen else [])
 

@@ -72,7 +72,7 @@ def take(parts: Parts, files: Mapping[str, bytes], tensors: Mapping[str, Tensor]
 def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     """Return state.json and the tensors that it names; ``CheckpointError`` if some state in it cannot be saved."""
     tensors: dict[str, Tensor] = {}
-    named = parts.strategy.named_tensors()
+    named = (entry for entry in parts.strategy.named_tensors() if not parts.leaves_out(entry[3]))
     groups, callbacks = map(settings, parts.strategy.optimizer.param_groups), parts.named_callbacks()
     try:
         state = {

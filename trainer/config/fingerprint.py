@@ -14,7 +14,7 @@ from .schedules import TO_FINAL
 # Keys of the training config, of plan.json and of a checkpoint; each of them knows some. How a job runs (strategy,
 # processes, the cut of the global batch), what it logs and where it writes is not here.
 SETTINGS = (
-    "task", "task_settings", "parameters", "weights", "seed",
+    "task", "task_settings", "parameters", "weights", "base_weights", "seed",
     "train_samples", "global_batch_size", "drop_last",
     "optimizer", "optimizer_settings", "optimizer_groups", "lr", "max_grad_norm",
     "schedule", "schedule_settings", "schedule_class", "warmup_steps",

@@ -25,6 +25,21 @@ def full(tensor: Tensor) -> Tensor:
     return whole() if whole is not None else tensor
 
 
+def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
+    """Return a checksum of a flat part of a tensor, rounded to ``dtype``: those of all parts add up to the whole's.
+
+    Args:
+        start: of the part within the whole tensor, in elements.
+    """
+    bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    total, step = 0, 1 << 22
+    for low in range(0, values.numel(), step):
+        part = values[low : low + step].to(dtype).view(bits).long()
+        place = torch.arange(start + low, start + low + len(part), device=part.device)
+        total += int((part * (place * 0x9E3779B97F4A7C1 + 1)).sum())  # integers wrap around, wherever they are cut
+    return total % (1 << 64)
+
+
 def _canonical(name: str) -> str:
     """Return a parameter's name without what compiling and activation checkpointing add."""
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
