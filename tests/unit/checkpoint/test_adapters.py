@@ -11,8 +11,9 @@ from brought import configured
 from brought_language import Language
 from launchers import ROOT
 from safetensors.torch import load_file
+from torch import nn
 
-from trainer import Trainer, TrainState, launch
+from trainer import ConfigError, Trainer, TrainState, launch
 from trainer.commands import cli
 from trainer.strategies.tensors import canonical_state
 
@@ -60,6 +61,33 @@ def test_an_exported_adapter_gives_the_weights_to_start_with(tmp_path: Path) -> 
         assert there is None or torch.equal(tensor, there), name
     assert tensors.keys() == built.keys()
     run.close()
+
+
+def test_a_checkpoint_leaves_out_what_the_adapter_lies_on(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    [newest, *_] = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
+    held = {key for path in newest.glob("rank-*.safetensors") for key in load_file(path)}
+    assert any("lora_" in key for key in held) and all("lora_" in key or key.startswith("rng.") for key in held), held
+    adapter = (folder / "model" / "adapter_model.safetensors").stat().st_size
+    assert sum(path.stat().st_size for path in newest.iterdir()) < 3 * adapter + 2**20
+
+
+def test_going_on_over_other_weights_than_the_adapter_learnt_on_is_refused(tmp_path: Path) -> None:
+    checkpoints = finished(tmp_path / "run") / "checkpoints"
+    newest = str(max(checkpoints.glob("step-*")))
+    config = configured(1, output_dir=str(tmp_path / "new"), task="brought_language:Language", resume=newest)
+    with pytest.raises(ConfigError, match=r'base_weights: "[0-9a-f]{16}" -> "[0-9a-f]{16}"'):
+        Trainer(OtherBase(kind="lora"), config, launch(config))
+
+
+class OtherBase(Language):
+    """The same settings, but other weights below the adapter."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        with torch.no_grad():
+            model.get_parameter("base_model.model.lm_head.weight")[0, 0] += 1.0
+        return model
 
 
 @pytest.mark.slow  # two launches: that adapters are the same under every strategy, test_brought.py shows
