@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +23,7 @@ from .errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Proble
 from .optim.schedule import build_schedule, refuse_plateau
 from .strategies.base import compute_in
 from .strategies.blank import Blank, is_blank
+from .strategies.tensors import content_sum
 from .task import Data, Pretrained, Task, own_optimizer
 from .text import listed
 
@@ -98,7 +101,22 @@ class Unfilled:
             average.copy_(shard.tensor)
         if source is None:
             return []
-        return load_weights(parts, source.folder, agreement, names=source.names, without=source.new)
+        return load_weights(parts, Path(source.folder), agreement, names=source.names, without=source.new)
+
+
+def base_weights(parts: Parts, agreement: Agreement) -> str | None:
+    """Return a checksum of the weights below an adapter, which no checkpoint holds; None without one. Collective.
+
+    It is the same on every layout of one precision.
+    """
+    if parts.model_file.names is None:
+        return None
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(parts.strategy.plan.mixed_precision, torch.float32)
+    own = 0
+    for shard, low, high in parts.dealt(parts.strategy.frozen_shards()):
+        part = content_sum(shard.tensor[low:high], shard.start + low, dtype)
+        own += zlib.crc32(shard.name.encode()) * part
+    return f"{sum(agreement.gather(own)) % (1 << 64):016x}"
 
 
 def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:

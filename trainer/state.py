@@ -15,7 +15,16 @@ from typing import Any
 from accelerate.utils import set_seed
 from torch import nn
 
-from .build import Unfilled, build_data, build_model, evaluation_size, held_in_evaluation, optimizer_of, schedule_of
+from .build import (
+    Unfilled,
+    base_weights,
+    build_data,
+    build_model,
+    evaluation_size,
+    held_in_evaluation,
+    optimizer_of,
+    schedule_of,
+)
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, find_start, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
 from .config.dump import to_yaml
@@ -108,7 +117,7 @@ class TrainState:
         self.saver = Saver(folder, self.agreement, policy, self.say)
         warnings = self.saver.prepare(self._parts(), 0 if self.finished else self._most_checkpoints())
         filled = [] if unfilled is None else unfilled.fill(self._parts(), self.agreement)
-        self.base_weights = self._parts().base_weights(self.agreement)
+        self.base_weights = base_weights(self._parts(), self.agreement)
         self._announce([*notices, *filled, *self.load(start), *warnings, *self.directory.notices])
 
     def _build(self, origins: Mapping[str, Origin], start: Start) -> tuple[list[str], Unfilled | None]:

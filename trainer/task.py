@@ -46,7 +46,7 @@ class Pretrained:
         new: parameters that the files do not hold (an adapter, a head), which ``initialize`` gives their first values.
     """
 
-    folder: Path
+    folder: str | Path
     names: Mapping[str, str] = field(default_factory=dict)
     new: Collection[str] = ()
 

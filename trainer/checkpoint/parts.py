@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..data.batches import TrainData
-from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
 from ..strategies import Shard, Strategy
-from ..strategies.tensors import content_sum
 from ..task import Task
 from .export import ModelFile, changed_buffer
 from .optimizer_state import OptimizerForm, state_of
@@ -86,7 +83,7 @@ class Parts:
         if problem := changed_buffer(strategy):
             raise CheckpointError(problem)
         averages = {shard.name: average for shard, average in self.averages or ()}
-        for shard, low, high in self._dealt(strategy.shards()):
+        for shard, low, high in self.dealt(strategy.shards()):
             start = shard.start + low
             yield Key("parameter", shard.name, start), shard.tensor[low:high]
             for kind, tensor in state_of(strategy.optimizer, shard, form):
@@ -107,21 +104,9 @@ class Parts:
         return self.model_file.names is not None and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
     def _kept_frozen(self) -> Iterable[tuple[Shard, int, int]]:
-        return self._dealt(self.strategy.frozen_shards()) if self.model_file.names is None else ()
+        return self.dealt(self.strategy.frozen_shards()) if self.model_file.names is None else ()
 
-    def base_weights(self, agreement: Agreement) -> str | None:
-        """Return a checksum of what ``leaves_out``, the same on every layout; None where nothing is. Collective."""
-        if self.model_file.names is None:
-            return None
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.strategy.plan.mixed_precision, torch.float32)
-        held = self._dealt(self.strategy.frozen_shards())
-        own = [
-            zlib.crc32(shard.name.encode()) * content_sum(shard.tensor[low:high], shard.start + low, dtype)
-            for shard, low, high in held
-        ]
-        return f"{sum(agreement.gather(sum(own))) % (1 << 64):016x}"
-
-    def _dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
+    def dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
         """Yield ``(shard, low, high)``: the part to write. What several ranks have is cut into equal parts for them."""
         shards, at = list(held), Counter[int]()  # elements so far, by how many ranks have them
         total = Counter[int]()
@@ -138,7 +123,7 @@ class Parts:
     def bytes(self) -> int:
         """Count what this rank will write, to within some kilobytes; known before the optimizer has any state."""
         state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values()) + 4 * bool(self.averages)
-        learning, frozen = self._dealt(self.strategy.shards()), self._kept_frozen()
+        learning, frozen = self.dealt(self.strategy.shards()), self._kept_frozen()
         count = sum((high - low) * (shard.tensor.itemsize + state) for shard, low, high in learning)
         count += sum((high - low) * shard.tensor.itemsize for shard, low, high in frozen)
         return count + (sum(buffer.nbytes for _, buffer in self.strategy.buffers()) if self.rank == 0 else 0)
