@@ -175,11 +175,12 @@ class Trainer(TrainState):
         """Return what summary.json holds. Collective: call on every rank."""
         # Two operations a parameter and token forward, as many for the activations' gradients, and for the weights'.
         operations = 4 * self.parameters + 2 * self.trainable
+        compute = self.plan.precision["compute"]
         return {
             "steps": self.step,
             "total_steps": self.total_steps,
             "samples": self.samples,
-            **self.meter.summary(self.agreement.gather, operations, self.plan.world_size),
+            **self.meter.summary(self.agreement.gather, operations, self.plan.world_size, compute),
             "evaluation": self.last_evaluation,
         }
 
