@@ -182,6 +182,7 @@ class Trainer(TrainState):
             "samples": self.samples,
             **self.meter.summary(self.agreement.gather, operations, self.plan.world_size, compute),
             "evaluation": self.last_evaluation,
+            "machine": self.facts["machine"],
         }
 
     # -- around it --------------------------------------------------------------------------------

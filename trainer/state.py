@@ -31,6 +31,7 @@ from .optim.ema import Average
 from .optim.schedule import check_schedule
 from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
+from .reporting.machine import machine
 from .reporting.meter import Meter
 from .task import Task, own_optimizer
 from .text import renamed_arguments
@@ -185,6 +186,7 @@ class TrainState:
             plan,
             model_class=type(self.model).__name__,
             distributed_type=str(self.accelerator.distributed_type).rsplit(".", 1)[-1],
+            machine=machine(self.accelerator.device, self.agreement.gather),
             seed=self.config.seed,
             **self.task_facts,
             train_samples=self.train_data.size,

@@ -1,14 +1,12 @@
-"""Accelerators by name: memory and peak arithmetic, from their makers' data sheets.
-
-Memory in GiB as a program can allocate it at most; peaks in TFLOP/s of dense matrix products, without sparsity. The
-sheets were not at hand: NVIDIA's H100, H200, B200, B300 and A100 were held against other programs' tables and vendors'
-pages (2026-11-22), the others are from memory.
-"""
+"""Accelerators by name: memory and peak arithmetic, from the table ``gpus.yaml``."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from ..text import did_you_mean
@@ -19,7 +17,8 @@ class Gpu:
     """One accelerator.
 
     Args:
-        teraflops: in bf16 (fp16 where a chip has no bf16); None where it is not known.
+        gib: memory, in GiB.
+        teraflops: the peak of dense matrix products in bf16 (fp16 where a chip has none); None where it is not known.
         tf32, fp32: in these; ``tf32`` is None where a chip computes such products in fp32.
     """
 
@@ -30,38 +29,9 @@ class Gpu:
     fp32: float | None = None
 
 
-# Name, GiB, TFLOP/s in bf16, tf32, fp32.
-_ROWS: tuple[tuple[str, float, float, float | None, float], ...] = (
-    ("V100-16", 16, 125, None, 15.7),
-    ("V100-32", 32, 125, None, 15.7),
-    ("V100-PCIe", 16, 112, None, 14),
-    ("T4", 15, 65, None, 8.1),
-    ("A10", 24, 125, 62.5, 31.2),
-    ("A10G", 24, 70, 35, 35),
-    ("A100-40", 40, 312, 156, 19.5),
-    ("A100-80", 80, 312, 156, 19.5),
-    ("A800-40", 40, 312, 156, 19.5),
-    ("A800-80", 80, 312, 156, 19.5),
-    ("A6000", 48, 155, 77.4, 38.7),
-    ("L4", 24, 121, 60, 30.3),
-    ("L40S", 48, 362, 183, 91.6),
-    ("RTX3090", 24, 71, 35.6, 35.6),
-    ("RTX4090", 24, 165, 82.6, 82.6),
-    ("H100", 80, 989, 495, 67),
-    ("H100-PCIe", 80, 756, 378, 51),
-    ("H100-NVL", 94, 835, 418, 60),
-    ("H800", 80, 989, 495, 67),
-    ("H800-PCIe", 80, 756, 378, 51),
-    ("GH200", 95, 989, 495, 67),
-    ("H200", 140, 989, 495, 67),
-    ("H200-NVL", 140, 835, 418, 60),
-    ("B200", 179, 2250, 1125, 75),
-    ("B300", 268, 2250, 1125, 75),
-    ("MI250X", 64, 191, None, 47.9),  # one of its two dies, which is one device
-    ("MI300X", 192, 1307, 654, 163),
-)
 KNOWN = {
-    name.lower(): Gpu(name=name, gib=gib, teraflops=half, tf32=tf32, fp32=fp32) for name, gib, half, tf32, fp32 in _ROWS
+    name.lower(): Gpu(name=name, gib=gib, teraflops=half, tf32=tf32, fp32=fp32)
+    for name, (gib, half, tf32, fp32) in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }
 _OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MIG"}  # such a word after a name makes it another one, or a part of it
 
