@@ -135,7 +135,9 @@ class TrainState:
         optimizer, of_optimizer = optimizer_of(task, model, plan)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self.optimizer_form = OptimizerForm.of(model, optimizer, saved=config.keep_last > 0)
+        self.optimizer_form = OptimizerForm.of(
+            model, optimizer, saved=config.keep_last > 0, device=strategy.step_device
+        )
         strategy.prepare(model, optimizer)
         strategy.verify()
         set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
