@@ -17,7 +17,7 @@ from .callbacks.base import Callback, StepInfo
 from .callbacks.configured import configured_callbacks
 from .config.train_config import TrainConfig, every_steps
 from .data.batches import Window
-from .data.evaluation import evaluation_batches
+from .data.evaluation import EvaluationBatches
 from .distributed.exit import Stopped
 from .errors import DataError, Origin
 from .launching import Launched
@@ -61,6 +61,14 @@ class Trainer(TrainState):
         kind = type(task)
         self._counts_examples = kind.evaluation_step is Task.evaluation_step and kind.weight is Task.weight
         self.stopped_by: int | None = None
+        self._evaluation_batches = EvaluationBatches(
+            self.data.evaluation,
+            self.layout,
+            batch_size=config.evaluation_batch_size or self.plan.micro_batch_size,
+            collate=self.data.collate,
+            workers=config.workers,
+            pin_memory=self.plan.device == "cuda",
+        )
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -140,6 +148,7 @@ class Trainer(TrainState):
                     callback.on_step(self, info)
             yield info
             if last:
+                self._evaluation_batches.close()
                 return
 
     def _total_weight(self, window: Window) -> float:
@@ -191,14 +200,10 @@ class Trainer(TrainState):
         """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank."""
         device = self.accelerator.device
         sums = WeightedSums({name: metric.to(device) for name, metric in self.task.build_metrics().items()})
-        size = self.config.evaluation_batch_size or self.plan.micro_batch_size
-        batches = evaluation_batches(
-            self.data.evaluation, self.layout, batch_size=size, collate=self.data.collate, workers=self.config.workers
-        )
         self.strategy.sync_buffers()
         self.model.eval()
         with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
-            for batch, examples in batches:
+            for batch, examples in self._evaluation_batches:
                 batch = send_to_device(batch, device, non_blocking=True)
                 if self._counts_examples:
                     values: Mapping[str, Any] = weighted(self.task.training_step(self.model, batch), float(examples))
