@@ -6,7 +6,8 @@ The order of operations of one optimizer step is written beside the lines of ``T
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ class Trainer(TrainState):
         device, world, strategy, task = self.accelerator.device, self.plan.world_size, self.strategy, self.task
         self.train_mode()
         self.meter.start(self.samples)
-        # 1 Fetch the window: all micro-batches of the step, so that its total weight is known.
+        # 1 Fetch the window: all micro-batches of the step, and ask the ranks for its total weight.
         for window in self.meter.waiting("data", self.windows()):
             total = self._total_weight(window)
             loss, reported = torch.zeros((), device=device), WeightedSums()
@@ -113,7 +114,7 @@ class Trainer(TrainState):
                 ):
                     result = task.training_step(self.model, batch)
                     mean, values = split_loss(result)
-                    share = mean * (micro.weight / total)
+                    share = mean * (micro.weight / total())  # known by now: asked before the first forward pass
                     strategy.backward(share * world)
                 loss += share.detach()
                 if values:
@@ -151,15 +152,22 @@ class Trainer(TrainState):
                 self._evaluation_batches.close()
                 return
 
-    def _total_weight(self, window: Window) -> float:
+    def _total_weight(self, window: Window) -> Callable[[], float]:
+        """Ask for the total weight; the result waits for it. Collective: call on every rank."""
         # Examples are counted by the plan of the data; tokens are known to each rank for its own part only.
         if self.train_data.weight_of is None:
-            return float(window.samples)
-        total = self.agreement.sum(sum(micro.weight for micro in window.micros))
-        if total <= 0:
-            raise DataError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
-        self.meter.count(total)
-        return total
+            return lambda: float(window.samples)
+        summed = self.agreement.begin_sum(sum(micro.weight for micro in window.micros))
+
+        @cache
+        def read() -> float:
+            total = summed()
+            if total <= 0:
+                raise DataError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
+            self.meter.count(total)
+            return total
+
+        return read
 
     def _log(self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, lr: float) -> dict[str, float]:
         """Return the global values of this step. Collective: call on every rank."""
