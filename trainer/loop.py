@@ -6,7 +6,8 @@ The order of operations of one optimizer step is written beside the lines of ``T
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from .callbacks.base import Callback, StepInfo
 from .callbacks.configured import configured_callbacks
 from .config.train_config import TrainConfig, every_steps
 from .data.batches import Window
-from .data.evaluation import evaluation_batches
+from .data.evaluation import EvaluationBatches
 from .distributed.exit import Stopped
 from .errors import DataError, Origin
 from .launching import Launched
@@ -61,6 +62,14 @@ class Trainer(TrainState):
         kind = type(task)
         self._counts_examples = kind.evaluation_step is Task.evaluation_step and kind.weight is Task.weight
         self.stopped_by: int | None = None
+        self._evaluation_batches = EvaluationBatches(
+            self.data.evaluation,
+            self.layout,
+            batch_size=config.evaluation_batch_size or self.plan.micro_batch_size,
+            collate=self.data.collate,
+            workers=config.workers,
+            pin_memory=self.plan.device == "cuda",
+        )
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -92,7 +101,7 @@ class Trainer(TrainState):
         device, world, strategy, task = self.accelerator.device, self.plan.world_size, self.strategy, self.task
         self.train_mode()
         self.meter.start(self.samples)
-        # 1 Fetch the window: all micro-batches of the step, so that its total weight is known.
+        # 1 Fetch the window: all micro-batches of the step, and ask the ranks for its total weight.
         for window in self.meter.waiting("data", self.windows()):
             total = self._total_weight(window)
             loss, reported = torch.zeros((), device=device), WeightedSums()
@@ -105,7 +114,7 @@ class Trainer(TrainState):
                 ):
                     result = task.training_step(self.model, batch)
                     mean, values = split_loss(result)
-                    share = mean * (micro.weight / total)
+                    share = mean * (micro.weight / total())  # known by now: asked before the first forward pass
                     strategy.backward(share * world)
                 loss += share.detach()
                 if values:
@@ -140,17 +149,25 @@ class Trainer(TrainState):
                     callback.on_step(self, info)
             yield info
             if last:
+                self._evaluation_batches.close()
                 return
 
-    def _total_weight(self, window: Window) -> float:
+    def _total_weight(self, window: Window) -> Callable[[], float]:
+        """Ask for the total weight; the result waits for it. Collective: call on every rank."""
         # Examples are counted by the plan of the data; tokens are known to each rank for its own part only.
         if self.train_data.weight_of is None:
-            return float(window.samples)
-        total = self.agreement.sum(sum(micro.weight for micro in window.micros))
-        if total <= 0:
-            raise DataError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
-        self.meter.count(total)
-        return total
+            return lambda: float(window.samples)
+        summed = self.agreement.begin_sum(sum(micro.weight for micro in window.micros))
+
+        @cache
+        def read() -> float:
+            total = summed()
+            if total <= 0:
+                raise DataError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
+            self.meter.count(total)
+            return total
+
+        return read
 
     def _log(self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, lr: float) -> dict[str, float]:
         """Return the global values of this step. Collective: call on every rank."""
@@ -175,12 +192,14 @@ class Trainer(TrainState):
         """Return what summary.json holds. Collective: call on every rank."""
         # Two operations a parameter and token forward, as many for the activations' gradients, and for the weights'.
         operations = 4 * self.parameters + 2 * self.trainable
+        compute = self.plan.precision["compute"]
         return {
             "steps": self.step,
             "total_steps": self.total_steps,
             "samples": self.samples,
-            **self.meter.summary(self.agreement.gather, operations, self.plan.world_size),
+            **self.meter.summary(self.agreement.gather, operations, self.plan.world_size, compute),
             "evaluation": self.last_evaluation,
+            "machine": self.facts["machine"],
         }
 
     # -- around it --------------------------------------------------------------------------------
@@ -189,14 +208,10 @@ class Trainer(TrainState):
         """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank."""
         device = self.accelerator.device
         sums = WeightedSums({name: metric.to(device) for name, metric in self.task.build_metrics().items()})
-        size = self.config.evaluation_batch_size or self.plan.micro_batch_size
-        batches = evaluation_batches(
-            self.data.evaluation, self.layout, batch_size=size, collate=self.data.collate, workers=self.config.workers
-        )
         self.strategy.sync_buffers()
         self.model.eval()
         with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
-            for batch, examples in batches:
+            for batch, examples in self._evaluation_batches:
                 batch = send_to_device(batch, device, non_blocking=True)
                 if self._counts_examples:
                     values: Mapping[str, Any] = weighted(self.task.training_step(self.model, batch), float(examples))

@@ -115,7 +115,7 @@ class WeightedSums:
             device = accelerator.device
             wide = torch.float32 if device.type == "mps" else torch.float64
             none = {name: torch.zeros(2, math.prod(shapes[name]), dtype=wide, device=device) for name in names}
-            mine = {**none, **self._sums}
+            mine = {**none, **{name: pair.to(device) for name, pair in self._sums.items()}}  # numbers, from the host
             packed = accelerator.reduce(torch.cat([mine[name] for name in names], dim=1), "sum").tolist()
             labels = [(name, label) for name in names for label in _labels(name, shapes[name])]
             for (name, label), total, weight in zip(labels, *packed, strict=True):
@@ -128,12 +128,14 @@ class WeightedSums:
 def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
     if isinstance(value, tuple):
         sums, weight = _wide(torch.as_tensor(value[0])), value[1]
-        return sums, None if weight is None else _wide(torch.as_tensor(weight, device=sums.device))
+        if weight is None or isinstance(weight, Tensor):
+            return sums, None if weight is None else _wide(weight).to(sums.device)
+        return sums, torch.full((), float(weight), dtype=sums.dtype, device=sums.device)  # a number is not copied there
     if not isinstance(value, Tensor) or value.ndim == 0:
         rule = "one number for a whole batch has no known weight; give a value for each example, or (sum, weight)"
         raise ConfigError(Problem(origin=Origin("evaluation_step", key=name), rule=rule))
     wide = _wide(value)
-    return wide.sum(), wide.new_tensor(float(wide.numel()))
+    return wide.sum(), torch.full((), float(wide.numel()), dtype=wide.dtype, device=wide.device)
 
 
 def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:

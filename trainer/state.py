@@ -40,6 +40,7 @@ from .optim.ema import Average
 from .optim.schedule import check_schedule
 from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
+from .reporting.machine import machine
 from .reporting.meter import Meter
 from .task import Task, own_optimizer
 from .text import renamed_arguments
@@ -150,7 +151,9 @@ class TrainState:
         optimizer, of_optimizer = optimizer_of(task, model, plan)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self.optimizer_form = OptimizerForm.of(model, optimizer, saved=config.keep_last > 0)
+        self.optimizer_form = OptimizerForm.of(
+            model, optimizer, saved=config.keep_last > 0, device=strategy.step_device
+        )
         strategy.prepare(model, optimizer)
         strategy.verify()
         set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
@@ -201,6 +204,7 @@ class TrainState:
             plan,
             model_class=type(self.model).__name__,
             distributed_type=str(self.accelerator.distributed_type).rsplit(".", 1)[-1],
+            machine=machine(self.accelerator.device, self.agreement.gather),
             seed=self.config.seed,
             **self.task_facts,
             train_samples=self.train_data.size,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import platform
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -68,16 +70,19 @@ def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
     return "\n".join([rule, *lines, rule])
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that decide what runs; those not installed are left out."""
+def versions(*, installed: bool = False) -> dict[str, str]:
+    """Return the versions of the packages that decide what runs: of those that this process has imported.
+
+    Args:
+        installed: of those that it could import as well.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
-    for name in ("samecurve", "torch", "accelerate", "deepspeed", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    found = {"samecurve": version("samecurve")}
+    for name in ("torch", "accelerate", "deepspeed", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            if installed or name in sys.modules:
+                found[name] = version(name)
     return found | {"python": platform.python_version()}
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brought_tasks import Plain
 from from_launcher import configured
 
 from trainer import Trainer
+from trainer.distributed.agreement import Agreement
 
 
 class Fails(Plain):
@@ -37,3 +41,32 @@ def test_fit_works_in_a_thread(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found == [{"eval/loss": pytest.approx(11.8, abs=1.0)}]
+
+
+def test_the_weight_of_a_step_is_asked_before_its_first_forward_pass_and_read_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    class Tokens(Plain):
+        def weight(self, batch: Any) -> int:
+            return len(batch["x"])
+
+        def training_step(self, model: Any, batch: Any) -> Any:
+            events.append("forward")
+            return super().training_step(model, batch)
+
+    real = Agreement.begin_sum
+
+    def begin_sum(self: Agreement, value: float) -> Callable[[], float]:
+        result = real(self, value)
+        events.append("ask")
+        return lambda: events.append("read") or result()  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(Agreement, "begin_sum", begin_sum)
+    config = replace(configured(tmp_path), accumulation_steps=2, keep_last=0, max_steps=1)
+    trainer = Trainer(Tokens(), config)
+    events.clear()
+    for _ in trainer.steps():
+        break
+    assert events[:4] == ["ask", "forward", "read", "forward"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from layouts import Numbers, layout
 from torch import Tensor
 
-from trainer.data.evaluation import evaluation_batches
+from trainer.data.evaluation import EvaluationBatches
 from trainer.errors import ConfigError
 from trainer.metrics import WeightedSums
 
@@ -51,7 +51,7 @@ def test_any_number_of_ranks_gives_the_same(size: int, world: int, batch: int) -
     ranks, result = Ranks(), {}
     for rank in range(world):
         sums = WeightedSums()
-        for numbers, counts in evaluation_batches(Numbers(size), layout(rank, world), batch_size=batch):
+        for numbers, counts in EvaluationBatches(Numbers(size), layout(rank, world), batch_size=batch):
             sums.add(step(numbers), counts=counts)
         result = sums.reduce(ranks)
     n = range(size)
@@ -107,3 +107,36 @@ def test_objects_of_torchmetrics(accelerator: Accelerator) -> None:
     positive, negative = scores[labels == 1], scores[labels == 0]
     assert got["auroc"] == pytest.approx((positive[:, None] > negative).double().mean().item())
     assert got["mean"] == pytest.approx(got["plain"])
+
+
+def test_a_batch_is_added_without_a_copy_to_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meta device stands in for a GPU; a number becomes a tensor by a fill there, not by a copy from the host."""
+
+    def copies(*args: object, **kwargs: object) -> Tensor:
+        raise AssertionError("copied from the host")
+
+    real = torch.as_tensor
+    monkeypatch.setattr(Tensor, "new_tensor", copies)
+    monkeypatch.setattr(torch, "tensor", copies)
+    monkeypatch.setattr(
+        torch, "as_tensor", lambda data, **to: (real if isinstance(data, Tensor) else copies)(data, **to)
+    )
+    values, sums = torch.ones(4, device="meta"), WeightedSums()
+    for counts in (True, False):
+        sums.add({"each": values, "mean": (values.sum(), 4.0), "ratio": (values, values)}, counts=counts)
+        sums.add({"each": values, "mean": (values.sum(), 4), "table": (values, None)}, counts=counts)
+    assert all(pair.is_meta and pair.dtype == torch.float64 for pair in sums._sums.values())
+
+
+def test_a_number_from_the_host_meets_the_others_on_the_device() -> None:
+    class OnMeta:
+        device = torch.device("meta")
+        reduced: list[Tensor] = []  # noqa: RUF012
+
+        def reduce(self, tensor: Tensor, how: str) -> Tensor:
+            self.reduced.append(tensor)
+            return torch.zeros(tensor.shape)
+
+    sums = WeightedSums()
+    sums.add({"host": (3.0, 2.0), "device": torch.ones(4, device="meta")})
+    assert sums.reduce(OnMeta()).keys() == {"host", "device"} and OnMeta.reduced[0].is_meta  # type: ignore[arg-type]

@@ -1,8 +1,13 @@
-"""Text for people: tables."""
+"""Text for people: tables, versions."""
 
 from __future__ import annotations
 
-from trainer.text import columns
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from trainer.text import columns, versions
 
 ROWS = [["name", "count"], ["a", "10"], ["longer", ""]]
 
@@ -13,3 +18,10 @@ def test_columns_are_as_wide_as_their_longest_cell() -> None:
 
 def test_columns_after_the_first_are_aligned_to_the_right() -> None:
     assert columns(ROWS, left=1) == ["name    count", "a          10", "longer"]
+
+
+def test_versions_are_of_what_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+    assert versions()["torch"] == version("torch") and "deepspeed" not in versions()
+    assert "deepspeed" in versions(installed=True)

@@ -47,11 +47,12 @@ class OptimizerForm:
     groups: tuple[dict[str, Any], ...]
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: Optimizer, *, saved: bool) -> OptimizerForm:
+    def of(cls, model: nn.Module, optimizer: Optimizer, *, saved: bool, device: torch.device) -> OptimizerForm:
         """Look at a fresh optimizer, and at what one step on small parameters like its own leaves in a copy of it.
 
         Args:
             saved: whether its state will be; otherwise only its groups are looked at.
+            device: where it will step, and so where it is tried: some optimizers exist on GPUs only.
 
         Raises:
             LaunchError: its step wants a closure, which no loop here gives.
@@ -71,7 +72,7 @@ class OptimizerForm:
         )
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
-        for tensor, state in _probe(optimizer, kind).items() if saved else ():
+        for tensor, state in _probe(optimizer, kind, device).items() if saved else ():
             for key, value in state.items():
                 if isinstance(value, Tensor) and not can_hold(value.dtype):
                     raise _unsavable(kind, f"{key!r} as {value.dtype}: safetensors has no such dtype")
@@ -115,7 +116,7 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _probe(optimizer: Optimizer, kind: str) -> Mapping[Tensor, Mapping[str, Any]]:
+def _probe(optimizer: Optimizer, kind: str, device: torch.device) -> Mapping[Tensor, Mapping[str, Any]]:
     """Return the state that a step leaves; ``CheckpointError`` where the step fails."""
     if optimizer.state:  # made with the optimizer (Adagrad of torch 2.11)
         return optimizer.state
@@ -124,7 +125,7 @@ def _probe(optimizer: Optimizer, kind: str) -> Mapping[Tensor, Mapping[str, Any]
     probe.state = defaultdict(dict)
     # One small tensor for each number of dimensions and dtype: some optimizers take matrices only. A scalar's state
     # could not be told from one value for a whole parameter, so a vector stands for it.
-    probe.param_groups = [{**group, "params": list(_tiny(group["params"]))} for group in optimizer.param_groups]
+    probe.param_groups = [{**group, "params": list(_tiny(group["params"], device))} for group in optimizer.param_groups]
     try:
         probe.step()
     except Exception as error:  # (an optimizer's step may want anything)
@@ -136,9 +137,9 @@ def _probe(optimizer: Optimizer, kind: str) -> Mapping[Tensor, Mapping[str, Any]
     return state
 
 
-def _tiny(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-    likes = {(max(1, p.dim()), p.dtype, "cpu" if p.is_meta else p.device): None for p in parameters}
-    for dimensions, dtype, device in likes:
+def _tiny(parameters: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
+    likes = {(max(1, p.dim()), p.dtype): None for p in parameters}
+    for dimensions, dtype in likes:
         tensor = torch.zeros((3, 2, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
         tensor.grad = torch.zeros_like(tensor)
         yield tensor

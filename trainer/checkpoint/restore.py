@@ -15,12 +15,12 @@ import torch
 from accelerate.utils import set_seed
 from torch import nn
 
+from ..data import rng
 from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
 from ..strategies.tensors import canonical_state
 from ..text import listed
-from . import rng
 from .codec import decode
 from .compatibility import check_same, fingerprint
 from .contents import WEIGHTS

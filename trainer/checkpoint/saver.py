@@ -89,6 +89,7 @@ class Saver:
         self.bytes = 0
         self._extras: Mapping[str, bytes] | None = None
         self._status = AsyncMax(agreement)
+        self._buffers: dict[str, Tensor] = {}  # of the snapshot, for the next one
         self._snapshot: Snapshot | None = None  # None from the commit on
         self._task: BackgroundTask | None = None
 
@@ -150,7 +151,7 @@ class Saver:
         if any(problem for _, problem in found):
             return self._fail([problem for _, problem in found])
         parts.strategy.sync_buffers()
-        self._snapshot = snapshot = take(parts, *document, copied=self.policy.in_background)
+        self._snapshot = snapshot = take(parts, *document, self._buffers, copied=self.policy.in_background)
         temporary = store.temporary_of(self.folder, parts.step)
         self._task = BackgroundTask(lambda: snapshot.write(temporary))
         if not self.policy.in_background:
@@ -187,7 +188,7 @@ class Saver:
         if agreed in (None, BUSY):
             self._status.start(task.state)
             return
-        self._task = self._snapshot = None  # its memory is free again
+        self._task = self._snapshot = None  # nobody reads its buffers any more
         if agreed == FAILED:
             task.thread.join()
             self._fail(self.agreement.gather(task.error))

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..data import rng
 from ..errors import CheckpointError
 from ..text import versions
-from . import rng
 from .codec import encode, encode_plain
 from .compatibility import fingerprint
 from .contents import state_text
@@ -53,20 +54,40 @@ class Snapshot:
         return facts
 
 
-def take(parts: Parts, files: Mapping[str, bytes], tensors: Mapping[str, Tensor], *, copied: bool) -> Snapshot:
+def take(
+    parts: Parts, files: Mapping[str, bytes], tensors: Mapping[str, Tensor], buffers: dict[str, Tensor], *, copied: bool
+) -> Snapshot:
     """Take what this rank owns to host memory. Call it on every rank; nothing is exchanged.
 
     Args:
         files, tensors: what ``describe`` gave on the main process.
+        buffers: of the snapshot before, which is not read any more: filled anew, and added to.
         copied: training goes on while it is written; otherwise what lies in host memory already is not copied.
     """
-    pieces = [(str(key), tensor.detach().to("cpu", copy=copied).contiguous()) for key, tensor in parts.pieces()]
+    pieces = [
+        (str(key), _to_host(str(key), tensor.detach(), buffers) if copied or tensor.is_cuda else tensor.contiguous())
+        for key, tensor in parts.pieces()
+    ]
+    if parts.strategy.accelerator.device.type == "cuda":
+        torch.cuda.synchronize()  # once for all copies, which ran one behind the other
     pieces += [(f"rng.{name}/{parts.rank}/0", tensor) for name, tensor in rng.read().items()]
     pieces += [(f"user/{name}/0", tensor) for name, tensor in tensors.items()]
     strategy = parts.strategy.plan.strategy
     facts = {"samples": parts.counters["samples"], "strategy": strategy, "world_size": parts.world_size}
     pinned = {step for callback in parts.callbacks for step in callback.pinned_steps()}
     return Snapshot(step=parts.step, rank=parts.rank, facts=facts, pieces=pieces, files=files, pinned=pinned)
+
+
+def _to_host(key: str, tensor: Tensor, buffers: dict[str, Tensor]) -> Tensor:
+    """Begin to copy a tensor to its buffer.
+
+    From a GPU only to page-locked memory the copy runs at full speed, and by itself. Locking pages takes long, so
+    buffers stay; torch makes each as large as the next power of two.
+    """
+    kept = buffers.get(key)
+    if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+        kept = buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return kept.copy_(tensor, non_blocking=True)
 
 
 def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:

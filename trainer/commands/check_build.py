@@ -79,13 +79,13 @@ class _OneProcess:
 def _evaluation_names(task: Task, loaded: Loaded, data: Data, model: nn.Module) -> list[str]:
     """Return the names of what an evaluation reports, from one batch of it."""
     from ..data.batches import Layout
-    from ..data.evaluation import evaluation_batches
+    from ..data.evaluation import EvaluationBatches
     from ..metrics import WeightedSums
 
     config = loaded.config
     size = config.evaluation_batch_size or config.micro_batch_size
     layout = Layout(rank=0, world_size=1, micro_batch_size=size, accumulation_steps=1)
-    batch, _ = next(iter(evaluation_batches(data.evaluation, layout, batch_size=size, collate=data.collate)))
+    batch, _ = next(iter(EvaluationBatches(data.evaluation, layout, batch_size=size, collate=data.collate)))
     sums = WeightedSums(task.build_metrics())
     model.eval()
     with torch.no_grad():

@@ -45,7 +45,7 @@ def _run(name: str, rest: list[str]) -> int:
         print(_help())
         return 0
     if name == "--version":
-        print("\n".join(f"{package} {version}" for package, version in versions().items()))
+        print("\n".join(f"{package} {version}" for package, version in versions(installed=True).items()))
         return 0
     if name not in COMMANDS:
         print(f"trainer: no command {name!r}; {did_you_mean(name, COMMANDS)}", file=sys.stderr)

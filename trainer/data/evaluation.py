@@ -2,54 +2,100 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import DataLoader, default_collate
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from ..errors import DataError
+from .augment import Items
 from .batches import Layout, is_stream, share, sized
-from .seeds import generator_of
+from .seeds import generator_of, seed_of
 
 
-def evaluation_batches(
-    dataset: Any,
-    layout: Layout,
-    *,
-    batch_size: int,
-    collate: Callable[[Sequence[Any]], Any] | None = None,
-    workers: int = 0,
-) -> Iterator[tuple[Any, int]]:
-    """Yield ``(batch, examples)`` over a whole data set in its own order; every rank gets as many batches.
+class EvaluationBatches:
+    """Yields ``(batch, examples)`` over a whole data set in its own order, anew each time; every rank as many batches.
 
     A batch of 0 examples does not count: it is there because a sharded forward pass needs all ranks. A stream is read
-    by every rank, without workers, and each keeps its share. Raises DataError where there is nothing to measure on.
+    by every rank, without workers, and each keeps its share.
+
+    Args:
+        workers: loading processes of this rank. They stay until ``close``, with the data set as it was at the first
+            time. What they draw (python, numpy, torch) follows from rank and batch, the same each time.
     """
-    cut = Layout(rank=layout.rank, world_size=layout.world_size, micro_batch_size=batch_size, accumulation_steps=1)
-    if is_stream(dataset):
-        yield from _stream_batches(dataset, cut, collate)
-        return
-    lists = share(range(sized(dataset, "evaluation")), cut)
-    sampler = [indices or [0] for indices in lists]
-    loader = DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        collate_fn=collate or default_collate,
-        num_workers=workers,
-        generator=generator_of(0, layout.rank),
-    )
-    for indices, batch in zip(lists, loader, strict=True):
-        yield batch, len(indices)
+
+    def __init__(
+        self,
+        dataset: Any,
+        layout: Layout,
+        *,
+        batch_size: int,
+        collate: Callable[[Sequence[Any]], Any] | None = None,
+        workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        self.dataset, self.collate = dataset, collate or default_collate
+        self.workers, self.pin_memory = workers, pin_memory
+        self.cut = Layout(
+            rank=layout.rank, world_size=layout.world_size, micro_batch_size=batch_size, accumulation_steps=1
+        )
+        self._kept: tuple[list[list[int]], DataLoader[Any]] | None = None
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        """Raises DataError where there is nothing to measure on."""
+        if is_stream(self.dataset):
+            yield from self._of_stream()
+            return
+        lists, loader = self._kept or self._loader()
+        if self.workers:
+            self._kept = lists, loader
+        for indices, batch in zip(lists, loader, strict=True):
+            yield batch, len(indices)
+
+    def close(self) -> None:
+        """End the loading processes."""
+        self._kept = None
+
+    def _loader(self) -> tuple[list[list[int]], DataLoader[Any]]:
+        """Make torch's loader; with the samples of each batch that count."""
+        lists = share(range(sized(self.dataset, "evaluation")), self.cut)
+        items: Any = _Drawn(self.dataset, self.cut.rank)
+        loader = DataLoader(
+            items,
+            batch_sampler=[[(number, index) for index in indices or [0]] for number, indices in enumerate(lists)],
+            collate_fn=self.collate,
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+            pin_memory=self.pin_memory,
+            generator=generator_of(0, self.cut.rank),
+        )
+        return lists, loader
+
+    def _of_stream(self) -> Iterator[tuple[Any, int]]:
+        stream, empty = iter(self.dataset), True
+        while block := list(islice(stream, self.cut.global_batch_size)):
+            [mine] = share(range(len(block)), self.cut)
+            yield self.collate([block[at] for at in mine or [0]]), len(mine)
+            empty = False
+        if empty:
+            raise DataError("Data.evaluation gave nothing: an empty stream, or one that can be read only once")
 
 
-def _stream_batches(
-    dataset: Any, cut: Layout, collate: Callable[[Sequence[Any]], Any] | None
-) -> Iterator[tuple[Any, int]]:
-    stream, empty = iter(dataset), True
-    while block := list(islice(stream, cut.global_batch_size)):
-        [mine] = share(range(len(block)), cut)
-        yield (collate or default_collate)([block[at] for at in mine or [0]]), len(mine)
-        empty = False
-    if empty:
-        raise DataError("Data.evaluation gave nothing: an empty stream, or one that can be read only once")
+class _Drawn(Items):
+    """A data set whose items draw by the seed of their batch in a worker, whatever it has drawn before."""
+
+    def __init__(self, dataset: Any, rank: int) -> None:
+        super().__init__(dataset, seed=0, augment=None)
+        self.rank = rank
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
+        if get_worker_info() is not None:
+            seed = seed_of(self.seed, self.rank, keys[0][0])
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)
+        return super().__getitems__(keys)

@@ -95,11 +95,19 @@ class Agreement:
 
     def sum(self, value: float) -> float:
         """Sum one number over ranks, on the CPU. Collective: call on every rank."""
-        if not self.distributed:
-            return value
+        return self.begin_sum(value)()
+
+    def begin_sum(self, value: float) -> Callable[[], float]:
+        """Begin to sum one number over ranks; what is returned waits for it. Collective: call on every rank."""
         total = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(total, group=self.group)
-        return float(total.item())
+        work = dist.all_reduce(total, group=self.group, async_op=True) if self.distributed else None
+
+        def result() -> float:
+            if work is not None:
+                work.wait()
+            return float(total.item())
+
+        return result
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in their order. Collective: call on every rank."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..plan import Plan
 from ..text import size, table, versions
+from .machine import machine_text
 
 
 def facts(plan: Plan, **more: Any) -> dict[str, Any]:
@@ -20,6 +21,7 @@ def banner(facts: Mapping[str, Any]) -> str:
     rows = [("launcher", f["launcher"]), *plan_rows(f)]
     rows[1] = ("strategy", f"{f['strategy']} ({f['model_class']})")
     rows += [
+        ("machine", machine_text(f["machine"])),
         ("data", f"{_count(f['train_samples'])} training, {_count(f['evaluation_samples'])} evaluation samples"),
         ("length", f"{f['total_steps']:,} steps, {_count(f['steps_per_epoch'])} an epoch"),
         ("model", f"{f['parameters']:,} parameters ({f['trainable_parameters']:,} trainable)"),

@@ -1,13 +1,12 @@
-"""Accelerators by name: memory and peak arithmetic, from their makers' data sheets.
-
-Memory in GiB as a program can allocate it at most; the peak in TFLOP/s of dense bf16 matrix products (fp16 where a
-chip has no bf16), without sparsity.
-"""
+"""Accelerators by name: memory and peak arithmetic, from the table ``gpus.yaml``."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from ..errors import COMMAND_LINE, ConfigError, Origin, Problem
 from ..text import did_you_mean
@@ -15,39 +14,26 @@ from ..text import did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One accelerator; ``teraflops`` is None where it is not known."""
+    """One accelerator.
+
+    Args:
+        gib: memory, in GiB.
+        teraflops: the peak of dense matrix products in bf16 (fp16 where a chip has none); None where it is not known.
+        tf32, fp32: in these; ``tf32`` is None where a chip computes such products in fp32.
+    """
 
     name: str
     gib: float
     teraflops: float | None = None
+    tf32: float | None = None
+    fp32: float | None = None
 
 
 KNOWN = {
-    gpu.name.lower(): gpu
-    for gpu in (
-        Gpu(name="V100-16", gib=16, teraflops=125),
-        Gpu(name="V100-32", gib=32, teraflops=125),
-        Gpu(name="T4", gib=15, teraflops=65),
-        Gpu(name="A10", gib=24, teraflops=125),
-        Gpu(name="A100-40", gib=40, teraflops=312),
-        Gpu(name="A100-80", gib=80, teraflops=312),
-        Gpu(name="A6000", gib=48, teraflops=155),
-        Gpu(name="L4", gib=24, teraflops=121),
-        Gpu(name="L40S", gib=48, teraflops=362),
-        Gpu(name="RTX3090", gib=24, teraflops=71),
-        Gpu(name="RTX4090", gib=24, teraflops=165),
-        Gpu(name="H100", gib=80, teraflops=989),
-        Gpu(name="H200", gib=140, teraflops=989),
-        Gpu(name="B200", gib=179, teraflops=2250),
-        Gpu(name="MI250X", gib=64, teraflops=191),  # one of its two dies, which is one device
-        Gpu(name="MI300X", gib=192, teraflops=1307),
-    )
+    name.lower(): Gpu(name=name, gib=gib, teraflops=half, tf32=tf32, fp32=fp32)
+    for name, (gib, half, tf32, fp32) in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }
-# What a driver calls a device, beside the names above.
-_DRIVER = {
-    "V100": {True: "v100-32", False: "v100-16"},
-    "A100": {True: "a100-80", False: "a100-40"},
-}
+_OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MIG"}  # such a word after a name makes it another one, or a part of it
 
 
 def gpu_of(text: str) -> Gpu:
@@ -66,10 +52,18 @@ def gpu_of(text: str) -> Gpu:
     return found
 
 
-def peak_of(device_name: str, total_bytes: int) -> float | None:
-    """Return the peak TFLOP/s of a device as its driver names it (``NVIDIA H100 80GB HBM3``); None if unknown."""
-    words = re.split(r"[^A-Z0-9]+", device_name.upper().replace("RTX ", "RTX"))
-    for family, by_size in _DRIVER.items():
-        if any(word.startswith(family) for word in words):
-            return KNOWN[by_size[total_bytes > 45 * 2**30 if family == "A100" else total_bytes > 20 * 2**30]].teraflops
-    return next((gpu.teraflops for name, gpu in KNOWN.items() if name.upper() in words), None)
+def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:
+    """Return the peak TFLOP/s of a device as its driver names it; None if unknown.
+
+    Args:
+        precision: that of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
+    """
+    words = set(re.split(r"[^A-Z0-9]+", re.sub(r"RTX (?=\d)", "RTX", device_name.upper())))
+    for name, gpu in sorted(KNOWN.items(), key=lambda item: -len(item[0])):  # H100-PCIe before H100
+        chip, _, variant = name.upper().partition("-")
+        is_variant = variant in words or not variant
+        if variant.isdigit():  # of memory
+            is_variant = abs(total_bytes / 2**30 - gpu.gib) < gpu.gib / 4
+        if chip in words and is_variant and not words & _OTHER_CHIPS:
+            return {"fp32": gpu.fp32, "tf32": gpu.tf32 or gpu.fp32}.get(precision, gpu.teraflops)
+    return None

@@ -1,10 +1,8 @@
-"""Time and memory of a run. Nothing here waits for the device within a step."""
+"""Time of a run, and its memory by phases. Nothing here waits for the device within a step; a pause does."""
 
 from __future__ import annotations
 
 import contextlib
-import resource
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +13,7 @@ import torch
 
 from ..text import size
 from .gpus import peak_of
+from .memory import PeakMemory
 
 T = TypeVar("T")
 
@@ -23,7 +22,7 @@ class Meter:
     """Clocks of this rank. Evaluation and saving are not part of the training speed."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.memory = device, PeakMemory(device)
         self.born = time.perf_counter() - (time.time() - psutil.Process().create_time())
         self.spent: dict[str, float] = defaultdict(float)  # apart from training
         self.within: dict[str, float] = defaultdict(float)  # parts of training
@@ -38,6 +37,7 @@ class Meter:
         self.spent["start-up"] = time.perf_counter() - self.born
         self.started = self.since = time.perf_counter()
         self.away = 0.0
+        self.memory.enter("training")
 
     def step(self, samples: int) -> None:
         """Count an optimizer step over ``samples`` samples."""
@@ -52,9 +52,12 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self, name: str) -> Iterator[None]:
-        """Count the time inside for ``name`` instead of training."""
-        begin = time.perf_counter()
+        """Count the time inside for ``name`` instead of training, and the memory; a GPU ends the steps before first."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        begin, around = time.perf_counter(), self.memory.enter(name)
         yield
+        self.memory.enter(around)
         took = time.perf_counter() - begin
         self.spent[name] += took
         self.away += took
@@ -86,7 +89,7 @@ class Meter:
         self.within[name] += time.perf_counter() - begin_at
 
     def read(self, steps_left: int) -> dict[str, float]:
-        """Return the speed since the last reading (samples of all ranks), seconds left, peak memory of this rank."""
+        """Return the speed since the last reading (samples of all ranks), seconds left, this rank's peak memory."""
         now = time.perf_counter()
         busy = max(now - self.since - self.away, 1e-9)
         values = {
@@ -94,7 +97,7 @@ class Meter:
             **({"tokens_per_second": round(self.tokens / busy, 1)} if self.tokens else {}),
             "seconds": round(now - self.started, 3),
             "eta_seconds": round(busy / max(1, self.steps) * steps_left, 1),
-            "peak_memory_bytes": peak_memory(self.device),
+            "peak_memory_bytes": self.memory.read(),
         }
         self.since, self.away, self.samples, self.steps, self.tokens = now, 0.0, 0, 0, 0.0
         self._settle()
@@ -106,12 +109,15 @@ class Meter:
             self.within[name] += begin.elapsed_time(end) / 1e3
         self.events = self.events[len(done) :]
 
-    def summary(self, gather: Callable[[Any], list[Any]], operations: float, world_size: int) -> dict[str, Any]:
+    def summary(
+        self, gather: Callable[[Any], list[Any]], operations: float, world_size: int, precision: str
+    ) -> dict[str, Any]:
         """Return where the time went, in seconds of this process, and the peak memory of every rank. Collective.
 
         Args:
             gather: collects a value of every rank.
             operations: floating-point operations a token, forward and backward.
+            precision: what layers compute in: ``fp32``, ``bf16`` or ``fp16``.
         """
         wall = time.perf_counter() - self.born
         training = max(wall - sum(self.spent.values()), 1e-9)
@@ -121,18 +127,28 @@ class Meter:
         found: dict[str, Any] = {
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "samples_per_second": round(self.total_samples / training, 3),
-            "peak_memory_bytes": gather(peak_memory(self.device)),
+            "peak_memory_bytes": gather(self.memory.read()),
+            "memory": self._memory_of_phases(gather(self.memory.peaks)),
         }
         if self.total_tokens:
             found["tokens_per_second"] = round(self.total_tokens / training, 1)
-            found |= self._utilisation(operations * self.total_tokens / training / world_size)
+            found |= self._utilisation(operations * self.total_tokens / training / world_size, precision)
         return found
 
-    def _utilisation(self, operations_per_second: float) -> dict[str, float]:
+    def _memory_of_phases(self, ranks: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, list[int]]]:
+        """Turn ``PeakMemory.peaks`` of all ranks into bytes of every rank, by phase and measure."""
+        return {
+            phase: {name: [one[phase][name] for one in ranks if name in one.get(phase, ())] for name in measures}
+            for phase, measures in self.memory.peaks.items()
+        }
+
+    def _utilisation(self, operations_per_second: float, precision: str) -> dict[str, float]:
         if self.device.type != "cuda":
             return {}
         device = torch.cuda.get_device_properties(self.device)
-        peak = peak_of(device.name, device.total_memory)
+        if precision == "fp32" and torch.backends.cuda.matmul.fp32_precision == "tf32":
+            precision = "tf32"
+        peak = peak_of(device.name, device.total_memory, precision)
         if peak is None:
             return {}
         return {"mfu": round(operations_per_second / (peak * 1e12), 4)}
@@ -155,21 +171,16 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
     end = (
         f"done: {summary['steps']} steps" if done else f"stopped at step {summary['steps']} of {summary['total_steps']}"
     )
-    memory = [size(count) for count in summary["peak_memory_bytes"]]
-    shown = memory[0] if len(set(memory)) == 1 else ", ".join(memory[:8]) + (", ..." if len(memory) > 8 else "")
+    peaks: dict[str, list[str]] = {}
+    for phase, measures in summary["memory"].items():
+        for name, counts in measures.items():
+            peaks.setdefault(name, []).append(f"{phase} {size(max(counts))}")
+    shown = "; ".join(f"{name}: {', '.join(phases)}" for name, phases in peaks.items())
     return "\n".join(
         [
             f"{end}, {summary['samples']:,} samples" + (f", {results}" if results else ""),
             f"wall time {wall:.1f} s: training {training:.1f} s ({parts}), {others}; {speed}",
-            f"peak memory per rank: {shown}",
+            f"peak memory of the largest rank, {shown}",
             f"model: {model}",
         ]
     )
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the peak bytes of this rank: the allocator's on a GPU, the process's resident set otherwise."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -88,6 +88,11 @@ class Strategy(ABC):
         """Hold what launch files say of the model's modules against a model that is built but not prepared yet."""
         return []
 
+    @property
+    def step_device(self) -> torch.device:
+        """Return where the optimizer steps; known before ``prepare``."""
+        return torch.device(self.accelerator.device)
+
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
         if problems := self.model_problems(self.plan, model):

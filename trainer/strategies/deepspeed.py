@@ -55,6 +55,11 @@ class ZeRO(Strategy):
         hold_scalars_as_vectors(model)
         super().wrap(model, optimizer)
 
+    @property
+    def step_device(self) -> torch.device:
+        offload = self.plan.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
+        return super().step_device if offload.get("device", "none") == "none" else torch.device("cpu")
+
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 

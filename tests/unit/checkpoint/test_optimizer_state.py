@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from one_process import checkpoint, fit, rows
+from plans import plan, request
 from refusing import refused
 from resuming import Odd
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer import Plan
+from trainer.checkpoint import OptimizerForm
+from trainer.strategies import strategy_class
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -75,6 +79,43 @@ def test_an_optimizer_that_takes_no_small_tensors_is_refused_in_one_line(
 ) -> None:
     from trainer.checkpoint import optimizer_state as optimizer
 
-    monkeypatch.setattr(optimizer, "_tiny", lambda parameters: [torch.zeros(12)])
+    monkeypatch.setattr(optimizer, "_tiny", lambda parameters, device: [torch.zeros(12)])
     match = r"Picky: a step on small parameters fails, .*keep_last: 0 .*\(ValueError: not a dozen\)"
     refused(tmp_path, match, Stepped(name="picky"))
+
+
+class OnlyThere(torch.optim.Adam):
+    """One of those that exist on GPUs only; the meta device stands in for one."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            assert all(p.is_meta and p.grad.is_meta for p in group["params"]), "no kernel for the CPU"
+        return super().step(closure)
+
+
+def test_an_optimizer_is_tried_where_it_will_step() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))  # on the CPU, as build_model leaves it
+    form = OptimizerForm.of(model, OnlyThere(model.parameters()), saved=True, device=torch.device("meta"))
+    assert form.ranges == {"exp_avg": torch.float32, "exp_avg_sq": torch.float32} and form.values == {"step": True}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "values", "device"),
+    [
+        ("single", {}, "cuda:3"),
+        ("fsdp", {"fsdp": {"cpu_offload": False}}, "cuda:3"),
+        ("fsdp", {"fsdp": {"cpu_offload": True}}, "cpu"),
+        ("zero3", {}, "cuda:3"),
+        ("zero2", {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}}, "cpu"),
+        ("zero3", {"deepspeed": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}}, "cuda:3"),
+    ],
+)
+def test_an_optimizer_steps_on_the_device_unless_its_state_is_offloaded(
+    strategy: str, values: dict[str, Any], device: str
+) -> None:
+    accelerator: Any = SimpleNamespace(
+        device=torch.device("cuda", 3), state=SimpleNamespace(deepspeed_plugin=SimpleNamespace())
+    )
+    one = 1 if strategy == "single" else 4
+    made = plan(request(strategy, **values), world=one, machine=4)
+    assert strategy_class(made.strategy)(made, accelerator).step_device == torch.device(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,28 @@ def test_three_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert told["runs"][0]["curves"]["eval"] == [[5, 320, 0.5, 1.4]]
     assert told["settings"]["same"]["drop_last"] is False, "what an older run does not say had its default"
     assert told == data_of((tmp_path / "compare.html").read_text())
+
+
+def test_runs_on_different_machines_are_said_to_be() -> None:
+    here, there = ({"cpu": name, "cores": 2} for name in ("Abacus 3000", "Abacus 4000"))
+    told = make_report([made("a", machine=here), made("b", speed=200, machine=there)])
+    assert told["groups"][0]["verdict"] == "the same curve", "the machine decides no numbers"
+    assert "; but not on the same machine: speed and memory say as much" in told["recommendation"]
+    assert told["settings"]["different"] == {"machine.cpu": {"a": "Abacus 3000", "b": "Abacus 4000"}}
+    assert told["settings"]["same"]["machine.cores"] == 2
+    assert [run["machine"] for run in told["runs"]] == ["Abacus 3000 (2 cores)", "Abacus 4000 (2 cores)"]
+    for other in ({"machine": here}, {}):  # an older run does not say
+        same = make_report([made("a", machine=here), made("b", speed=200, **other)])
+        assert "machine" not in same["recommendation"]
+
+
+def test_memory_that_another_phase_needs_beyond_training_is_said() -> None:
+    run = made("a", memory=1000)
+    phases = {"set-up": [3000, 2000], "training": [1000, 999], "saving": [900, 900]}
+    memory = {phase: {"allocated": counts, "reserved": [5000, 5000]} for phase, counts in phases.items()}
+    told = make_report([replace(run, summary={**run.summary, "memory": memory}), made("b")])
+    assert told["runs"][0]["memory"] == {"set-up": 3000, "training": 1000, "saving": 900}
+    assert "a: more memory than in training: set-up 2.9 KiB" in as_table({**told, "title": ""})
 
 
 def test_a_run_that_was_killed_is_read(tmp_path: Path) -> None:

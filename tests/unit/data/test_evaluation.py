@@ -2,15 +2,70 @@
 
 from __future__ import annotations
 
+import os
+import random
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import Numbers, layout
 
-from trainer.data.evaluation import evaluation_batches
+from trainer.data import evaluation
+from trainer.data.evaluation import EvaluationBatches
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6))
 def test_evaluation_sees_each_sample_once(size: int, world: int, batch: int) -> None:
-    parts = [list(evaluation_batches(Numbers(size), layout(r, world), batch_size=batch)) for r in range(world)]
+    parts = [list(EvaluationBatches(Numbers(size), layout(r, world), batch_size=batch)) for r in range(world)]
     assert len({len(part) for part in parts}) == 1, "every rank has as many batches"
     assert sorted(int(i) for part in parts for ids, counts in part if counts for i in ids) == list(range(size))
+
+
+class Drawing(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [random.random(), float(np.random.random()), float(torch.rand(()))]
+        return torch.tensor([index, os.getpid(), *drawn], dtype=torch.float64)
+
+
+def test_workers_stay_from_one_evaluation_to_the_next_and_draw_the_same_in_each() -> None:
+    batches = EvaluationBatches(Drawing(), layout(), batch_size=2, workers=2)
+    first, second = (torch.cat([batch for batch, _ in batches]) for _ in range(2))
+    assert torch.equal(first, second), "order, processes and what they draw"
+    assert first[:, 0].tolist() == list(range(12)) and len(set(first[:, 1].tolist())) == 2
+    assert len(set(first[:, 2].tolist())) == 12, "no two batches draw alike"
+    resumed = EvaluationBatches(Drawing(), layout(), batch_size=2, workers=1)  # another run, with other processes
+    assert torch.equal(torch.cat([batch for batch, _ in resumed])[:, 2:], first[:, 2:])
+    other = EvaluationBatches(Drawing(), layout(1, 2), batch_size=2, workers=1)
+    assert not set(torch.cat([batch for batch, _ in other])[:, 2].tolist()) & set(first[:, 2].tolist())
+    for one in (batches, resumed, other):
+        one.close()
+    assert not [pid for pid in set(first[:, 1].tolist()) if psutil.pid_exists(int(pid))]
+    assert torch.equal(torch.cat([batch for batch, _ in batches])[:, 2:], first[:, 2:]), "and may begin again"
+    batches.close()
+
+
+def test_an_evaluation_left_half_way_does_not_spoil_the_next() -> None:
+    batches = EvaluationBatches(Drawing(), layout(), batch_size=2, workers=2)
+    next(iter(batches))
+    assert [int(i) for batch, _ in batches for i in batch[:, 0]] == list(range(12))
+    batches.close()
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_batches_for_a_gpu_are_pinned(pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def loader(dataset: Any, **settings: Any) -> list[Any]:
+        asked.update(settings)
+        return [dataset.__getitems__(keys) for keys in settings["batch_sampler"]]
+
+    monkeypatch.setattr(evaluation, "DataLoader", loader)
+    assert len(list(EvaluationBatches(Numbers(5), layout(), batch_size=2, pin_memory=pinned))) == 3
+    assert asked["pin_memory"] == pinned and not asked["persistent_workers"]

@@ -16,7 +16,7 @@ from origins import origin
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import is_stream
-from trainer.data.evaluation import evaluation_batches
+from trainer.data.evaluation import EvaluationBatches
 from trainer.data.stream import StreamData, refuse_what_streams_cannot
 from trainer.errors import ConfigError, DataError
 
@@ -184,13 +184,13 @@ def test_what_a_stream_is() -> None:
 
 @given(st.integers(1, 20), st.integers(1, 4), st.integers(1, 4))
 def test_evaluation_sees_each_sample_of_a_stream_once(size: int, world: int, batch: int) -> None:
-    parts = [list(evaluation_batches(Count(size), layout(r, world), batch_size=batch)) for r in range(world)]
+    parts = [list(EvaluationBatches(Count(size), layout(r, world), batch_size=batch)) for r in range(world)]
     assert len({len(part) for part in parts}) == 1, "every rank has as many batches"
     assert sorted(int(i) for part in parts for i_s, counts in part if counts for i in i_s) == list(range(size))
 
 
 def test_evaluation_on_an_exhausted_stream() -> None:
     once = rows(3)
-    assert len(list(evaluation_batches(once, layout(), batch_size=2))) == 2
+    assert len(list(EvaluationBatches(once, layout(), batch_size=2))) == 2
     with pytest.raises(DataError, match=r"^Data.evaluation gave nothing: an empty stream, or one that can be read"):
-        list(evaluation_batches(once, layout(), batch_size=2))
+        list(EvaluationBatches(once, layout(), batch_size=2))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from trainer.reporting import memory
 from trainer.reporting.meter import Meter, summary_text
 
 
@@ -29,7 +31,7 @@ def test_the_wall_time_is_split_without_rest() -> None:
         meter.count(100)
     with meter.paused("evaluation"):
         time.sleep(0.03)
-    of_meter = meter.summary(lambda value: [value, 2 * value], operations=6e6, world_size=2)
+    of_meter = meter.summary(lambda value: [value, value], operations=6e6, world_size=2, precision="fp32")
     evaluation = {"eval/loss": 0.5, "eval/recall/0": 1.0}
     summary = {"steps": 3, "total_steps": 3, "samples": 24, **of_meter, "evaluation": evaluation}
     seconds = summary["seconds"]
@@ -46,7 +48,8 @@ def test_the_wall_time_is_split_without_rest() -> None:
     lines = summary_text(summary, "runs/x/model").splitlines()
     assert lines[0] == "done: 3 steps, 24 samples, eval/loss 0.5000"
     assert f"(data {seconds['data']:.1f}, forward and backward" in lines[1] and "tokens/s" in lines[1]
-    assert len(re.findall(r"\d [MG]iB", lines[2])) == 2 and lines[3] == "model: runs/x/model"
+    said = r"peak memory of the largest rank, resident: set-up [\d.]+ [MG]iB, training [\d.]+ [MG]iB, evaluation .*B"
+    assert re.fullmatch(said, lines[2]) and lines[3] == "model: runs/x/model"
 
 
 def test_speed_is_that_since_the_last_reading() -> None:
@@ -63,3 +66,89 @@ def test_speed_is_that_since_the_last_reading() -> None:
     assert "tokens_per_second" not in first
     time.sleep(0.02)
     assert meter.read(steps_left=9)["samples_per_second"] == 0
+
+
+class RecordingGpu:
+    """Stands in for ``torch.cuda``: an allocator whose blocks stay reserved, and the calls in their order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.allocated = self.peak = self.reserved = self.peak_reserved = 0
+        for name in ("synchronize", "reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def hold(self, count: int) -> None:
+        self.allocated = count
+        self.peak = max(self.peak, count)
+        self.reserved = self.peak_reserved = max(self.reserved, count)
+
+    def synchronize(self, device: torch.device) -> None:
+        self.calls.append("synchronize")
+        time.sleep(0.05)  # steps that are still queued
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
+        self.calls.append("reset")
+        self.peak, self.peak_reserved = self.allocated, self.reserved
+
+    def max_memory_allocated(self, device: torch.device) -> int:
+        return self.peak
+
+    def max_memory_reserved(self, device: torch.device) -> int:
+        return self.peak_reserved
+
+
+def test_peaks_on_a_gpu_belong_to_their_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = RecordingGpu(monkeypatch)
+    meter = Meter(torch.device("cuda", 0))
+    gpu.hold(900)  # a whole model, before it is divided
+    gpu.hold(100)
+    meter.start(0)
+    assert gpu.calls == ["reset"], "a phase of training does not wait for the device"
+    gpu.hold(300)
+    gpu.hold(100)
+    with meter.paused("evaluation"):
+        gpu.hold(200)
+        gpu.hold(100)
+    assert gpu.calls == ["reset", "synchronize", "reset", "reset"]
+    gpu.hold(250)
+    assert meter.read(steps_left=1)["peak_memory_bytes"] == 300, "the largest of the whole phase"
+    summary = meter.summary(lambda value: [value, value], operations=6.0, world_size=2, precision="bf16")
+    assert summary["peak_memory_bytes"] == [300, 300]
+    assert summary["memory"] == {
+        "set-up": {"allocated": [900, 900], "reserved": [900, 900]},
+        "training": {"allocated": [300, 300], "reserved": [900, 900]},
+        "evaluation": {"allocated": [200, 200], "reserved": [900, 900]},
+    }
+    told = summary_text({"steps": 1, "total_steps": 1, "samples": 1, "evaluation": {}, **summary}, "m")
+    assert "allocated: set-up 900 B, training 300 B, evaluation 200 B; reserved: set-up 900 B, tr" in told
+
+
+def test_a_pause_on_a_gpu_begins_when_the_steps_before_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    RecordingGpu(monkeypatch)
+    meter = Meter(torch.device("cuda", 0))
+    meter.start(0)
+    with meter.paused("saving"):
+        time.sleep(0.01)
+    assert 0.01 <= meter.spent["saving"] < 0.05, "what was queued is training"
+
+
+def test_the_resident_set_falls_back_between_phases() -> None:
+    size = 96 * 2**20
+    meter = Meter(torch.device("cpu"))
+    torch.ones(size, dtype=torch.uint8)
+    meter.start(0)
+    before = meter.memory.read()
+    with meter.paused("evaluation"):
+        torch.ones(size, dtype=torch.uint8)
+    assert meter.memory.read() < before + size / 2
+    peaks = {phase: found["resident"] for phase, found in meter.memory.peaks.items()}
+    assert min(peaks["set-up"], peaks["evaluation"]) > peaks["training"] + size / 2
+
+
+def test_a_system_that_sets_no_peak_back_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "_PROC", tmp_path / "none")
+    meter = Meter(torch.device("cpu"))
+    meter.start(0)
+    assert list(meter.memory.peaks["set-up"]) == ["resident"]
+    assert meter.memory.read() >= meter.memory.peaks["set-up"]["resident"]
+    assert list(meter.memory.peaks["training"]) == ["resident since the start"]

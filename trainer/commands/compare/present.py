@@ -34,7 +34,9 @@ def as_table(report: Mapping[str, Any]) -> str:
     lines.append("")
     for run in report["runs"]:
         others = ", ".join(f"{key} {_plain(usual)} -> {_plain(own)}" for key, (usual, own) in run["differs"].items())
-        if remarks := "; ".join(filter(None, [run["state"], others and f"other settings: {others}"])):
+        beyond = [f"{phase} {size(most)}" for phase, most in run["memory"].items() if most > run["memory"]["training"]]
+        memory = f"more memory than in training: {', '.join(beyond)}" if beyond else ""
+        if remarks := "; ".join(filter(None, [run["state"], memory, others and f"other settings: {others}"])):
             lines.append(f"{run['name']}: {remarks}")
     for group in report["groups"]:
         if len(group["runs"]) > 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...config.fingerprint import fingerprint
 from ...errors import ConfigError, Origin, Problem
+from ...reporting.machine import machine_text
 from ...text import size
 from ..planner.costs import sent_by_plan
 from ..runs import Run
@@ -85,7 +86,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _split_settings(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Split the settings into those that all runs share and, for each other key, the value of each run."""
     found = {
-        name: {key: run.plan[key] for key in _LAYOUT if key in run.plan} | _settings(run)
+        name: {
+            **{key: run.plan[key] for key in _LAYOUT if key in run.plan},
+            **dict(_flat({"machine": run.plan.get("machine", {})})),
+            **_settings(run),
+        }
         for name, run in zip(names, runs, strict=True)
         if run.plan
     }
@@ -115,6 +120,8 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
         "samples_per_second": steady[len(steady) // 2] if steady else None,
         "tokens_per_second": run.summary.get("tokens_per_second"),
         "peak_memory_bytes": run.summary.get("peak_memory_bytes") or _known(last.get("peak_memory_bytes")),
+        "memory": {phase: max(next(iter(one.values()))) for phase, one in run.summary.get("memory", {}).items()},
+        "machine": machine_text(run.plan["machine"]) if "machine" in run.plan else None,
         "state_bytes_per_rank": run.plan.get("state_bytes_per_rank"),
         "sent_bytes_per_step": sent,
         "sent_bytes": None if sent is None else sent * int(last["step"]),
@@ -233,6 +240,8 @@ def _recommend(entries: Sequence[Mapping[str, Any]], group: Mapping[str, Any], r
         text += "; what is learnt is the same, so speed and memory decide"
     elif group["verdict"] == "different curves":
         text += "; but the curves differ: find out why before choosing by speed"
+    if len({entry["machine"] for entry in speed} - {None}) > 1:
+        text += "; but not on the same machine: speed and memory say as much of the machines as of the strategies"
     if any(entry["device"] == "cpu" for entry in speed):
         text += "; measured on CPUs, so measure again on the GPUs that will be used"
     return f"{among or text[0].upper()}{text if among else text[1:]}."

@@ -1,0 +1,58 @@
+"""Peaks of GPUs, by the names that their drivers give."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.reporting.gpus import peak_of
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("device", "gib", "bf16", "tf32", "fp32"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.1, 989, 495, 67),
+        ("NVIDIA H100 PCIe", 79.1, 756, 378, 51),
+        ("NVIDIA H100 NVL", 93.1, 835, 418, 60),
+        ("NVIDIA H800", 79.1, 989, 495, 67),
+        ("NVIDIA H800 PCIe", 79.1, 756, 378, 51),
+        ("NVIDIA H200", 139.8, 989, 495, 67),
+        ("NVIDIA H200 NVL", 139.8, 835, 418, 60),
+        ("NVIDIA GH200 480GB", 94.5, 989, 495, 67),
+        ("NVIDIA B200", 178.4, 2250, 1125, 75),
+        ("NVIDIA B300 SXM6 AC", 267.7, 2250, 1125, 75),
+        ("NVIDIA A100-SXM4-40GB", 39.4, 312, 156, 19.5),
+        ("NVIDIA A100 80GB PCIe", 79.2, 312, 156, 19.5),
+        ("NVIDIA A800-SXM4-80GB", 79.2, 312, 156, 19.5),
+        ("NVIDIA A10", 22.1, 125, 62.5, 31.2),
+        ("NVIDIA A10G", 22.1, 70, 35, 35),
+        ("NVIDIA RTX A6000", 47.4, 155, 77.4, 38.7),
+        ("NVIDIA L4", 22.0, 121, 60, 30.3),
+        ("NVIDIA L40S", 44.4, 362, 183, 91.6),
+        ("NVIDIA GeForce RTX 4090", 23.5, 165, 82.6, 82.6),
+        ("Tesla T4", 14.6, 65, 8.1, 8.1),
+        ("Tesla V100-SXM2-16GB", 15.8, 125, 15.7, 15.7),
+        ("Tesla V100-SXM2-32GB", 31.7, 125, 15.7, 15.7),
+        ("Tesla V100-PCIE-16GB", 15.8, 112, 14, 14),
+    ],
+)
+def test_a_peak_follows_the_form_and_the_precision(
+    device: str, gib: float, bf16: float, tf32: float, fp32: float
+) -> None:
+    found = [peak_of(device, int(gib * GIB), precision) for precision in ("bf16", "fp16", "tf32", "fp32")]
+    assert found == [bf16, bf16, tf32, fp32]
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "Voodoo 2",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA RTX 6000 Ada Generation",
+    ],
+)
+def test_another_chip_of_nearly_that_name_has_no_known_peak(device: str) -> None:
+    assert peak_of(device, 24 * GIB, "bf16") is None
