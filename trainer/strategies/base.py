@@ -76,6 +76,15 @@ class Strategy(ABC):
 
     # -- set-up -----------------------------------------------------------------------------------
 
+    @classmethod  # noqa: B027  (most strategies have nothing to do)
+    def prepare_process(cls, plan: Plan) -> None:
+        """Set what an engine asks for before this process is connected to the others."""
+
+    @classmethod
+    def backend(cls, plan: Plan) -> str:
+        """Return torch's backend of the group of all processes."""
+        return "gloo" if plan.device == "cpu" else "nccl"
+
     @classmethod
     @abstractmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
