@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class TrainState:
         # One of its own: several trainings may share a launch, one after the other or side by side.
         self.strategy = type(launched.strategy)(launched.plan, launched.accelerator)
         self.is_main = self.accelerator.is_main_process
-        self.agreement = Agreement()
+        self.agreement = Agreement(timedelta(minutes=config.timeout_minutes))
         self.meter = Meter(self.accelerator.device)
         origins = origins or {}
         at = origins.get("output_dir", DEFAULT)
@@ -137,6 +138,7 @@ class TrainState:
         self.optimizer_form = OptimizerForm.of(model, optimizer, saved=config.keep_last > 0)
         strategy.prepare(model, optimizer)
         strategy.verify()
+        self.agreement.limit_waits()
         set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
         self.schedule = schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
         self.average = Average(strategy, config.ema_decay)
@@ -317,6 +319,7 @@ class TrainState:
     def close(self) -> None:
         """Wait for the save in flight, and give the engine back. A script of your own calls it last."""
         self.saver.finish()
+        self.agreement.close()
         self.strategy.close()
         self.directory.release()
 
