@@ -16,7 +16,7 @@ from typing import Any
 from accelerate.utils import set_seed
 from torch import nn
 
-from .build import build_data, build_model, evaluation_size, held_in_evaluation, optimizer_of, schedule_of
+from .build import build_data, build_model, evaluation_size, held_in_evaluation, optimizer_of, schedule_of, share_cores
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, find_start, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
 from .config.dump import to_yaml
@@ -139,12 +139,14 @@ class TrainState:
         strategy.prepare(model, optimizer)
         strategy.verify()
         self.agreement.limit_waits()
+        offloaded = plan.device == "cuda" and strategy.steps_on_cpu(plan)
+        of_device = [share_cores(self.agreement)] if offloaded else []
         set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
         self.schedule = schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
         self.average = Average(strategy, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
-        return of_model + of_optimizer
+        return of_model + of_optimizer + of_device
 
     def _last_step(self, start: Start) -> int:
         """Return the optimizer step at which training ends: by epochs from where it starts, or by max_steps."""

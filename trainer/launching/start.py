@@ -108,13 +108,8 @@ def check_environment(plan: Plan, launcher: Launcher, precision: str) -> None:
     Args:
         precision: the one that was asked for, which may not be the one that a rehearsal runs in.
     """
-    says = {
-        "ACCELERATE_USE_DEEPSPEED": plan.strategy.startswith("zero"),
-        "ACCELERATE_USE_FSDP": plan.strategy == "fsdp",
-    }
-    for name, expected in says.items():
-        value = os.environ.get(name, "").lower()
-        if value == "true" and not expected:
+    for name, family in {"ACCELERATE_USE_DEEPSPEED": "zero", "ACCELERATE_USE_FSDP": "fsdp"}.items():
+        if os.environ.get(name, "").lower() == "true" and not plan.strategy.startswith(family):
             raise LaunchError(f"{name}=true is set, but {plan.strategy} was asked for; unset it or name its file")
     # accelerate launch makes its variable from file and flags, which were read; "no" is what it sets for nothing typed.
     stray = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
@@ -202,12 +197,8 @@ def _accelerator(plan: Plan, launcher: Launcher, timeout: timedelta) -> Accelera
 
 def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
     kind = str(accelerator.distributed_type).rsplit(".", 1)[-1]
-    expected = {
-        "single": {"NO"},
-        "ddp": {"MULTI_CPU", "MULTI_GPU"},
-        "fsdp": {"FSDP"},
-    }.get(plan.strategy, {"DEEPSPEED"})
-    if kind not in expected:
+    expected = {"single": ["NO"], "ddp": ["MULTI_CPU", "MULTI_GPU"], "fsdp": ["FSDP"]}
+    if kind not in expected.get(plan.strategy, ["DEEPSPEED"]):
         raise LaunchError(f"asked for {plan.strategy}, but Accelerate runs {kind}")
     if accelerator.num_processes != plan.world_size:
         raise LaunchError(f"asked for {plan.world_size} processes, but Accelerate connects {accelerator.num_processes}")

@@ -130,6 +130,11 @@ class Strategy(ABC):
     def verify(self) -> None:
         """Raise ``LaunchError`` where the wrapped model or optimizer is not this strategy's."""
 
+    @classmethod
+    def steps_on_cpu(cls, plan: Plan) -> bool:
+        """Tell whether the optimizer's state is kept off the GPU, so that the CPU steps it."""
+        return False
+
     # -- one step ---------------------------------------------------------------------------------
 
     def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:

@@ -41,6 +41,11 @@ class ZeRO(Strategy):
         prepare_process(plan)
 
     @classmethod
+    def steps_on_cpu(cls, plan: Plan) -> bool:
+        offload = plan.deepspeed["zero_optimization"].get("offload_optimizer") or {}
+        return bool(offload.get("device", "none") != "none")
+
+    @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import DeepSpeedPlugin
 

@@ -33,6 +33,10 @@ class FSDP2(Strategy):
         return "cuda:nccl,cpu:gloo" if plan.fsdp.get("cpu_offload") else super().backend(plan)
 
     @classmethod
+    def steps_on_cpu(cls, plan: Plan) -> bool:
+        return bool(plan.fsdp.get("cpu_offload"))
+
+    @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import FullyShardedDataParallelPlugin
 
