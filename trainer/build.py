@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from .config.train_config import TrainConfig
+    from .distributed.agreement import Agreement
     from .plan import Plan
 
 
@@ -117,6 +119,19 @@ def base_weights(parts: Parts, agreement: Agreement) -> str | None:
         part = content_sum(shard.tensor[low:high], shard.start + low, dtype)
         own += zlib.crc32(shard.name.encode()) * part
     return f"{sum(agreement.gather(own)) % (1 << 64):016x}"
+
+
+def share_cores(agreement: Agreement) -> str:
+    """Give this process its part of the cores, for an optimizer on the CPU of a GPU job; returns a notice.
+
+    torchrun and accelerate launch leave it one thread (OMP_NUM_THREADS=1), the DeepSpeed launcher all cores to each
+    process of the machine. Who may run on which cores is asked, since Slurm gives each process its own. Collective.
+    """
+    mine = socket.gethostname(), sorted(os.sched_getaffinity(0))
+    processes, cores = agreement.gather(mine).count(mine), len(mine[1])
+    threads = max(1, cores // processes)
+    torch.set_num_threads(threads)
+    return f"the optimizer runs on the CPU: {threads} threads in each process (of {cores} cores, for {processes})"
 
 
 def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:

@@ -16,9 +16,9 @@ class Plan:
 
     Args:
         strategy: ``single``, ``ddp``, ``fsdp``, ``zero1``, ``zero2`` or ``zero3``.
-        launcher: ``python``, ``accelerate``, ``torchrun``, ``deepspeed``, or ``environment`` for any other.
+        launcher: ``python``, ``accelerate``, ``torchrun``, ``deepspeed``, ``srun``, ``mpirun`` or ``environment``.
         world_size: processes in all.
-        num_machines: machines that the launch file names.
+        num_machines: that share the processes, as the launcher says, or else the launch file.
         device: ``cuda`` or ``cpu``.
         rehearsal: whether a strategy for several processes runs on CPUs, over gloo.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.

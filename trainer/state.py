@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from .build import (
     held_in_evaluation,
     optimizer_of,
     schedule_of,
+    share_cores,
 )
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, find_start, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
@@ -98,7 +100,7 @@ class TrainState:
         # One of its own: several trainings may share a launch, one after the other or side by side.
         self.strategy = type(launched.strategy)(launched.plan, launched.accelerator)
         self.is_main = self.accelerator.is_main_process
-        self.agreement = Agreement()
+        self.agreement = Agreement(timedelta(minutes=config.timeout_minutes))
         self.meter = Meter(self.accelerator.device)
         origins = origins or {}
         at = origins.get("output_dir", DEFAULT)
@@ -156,12 +158,15 @@ class TrainState:
         )
         strategy.prepare(model, optimizer)
         strategy.verify()
+        self.agreement.limit_waits()
+        offloaded = plan.device == "cuda" and strategy.steps_on_cpu(plan)
+        of_device = [share_cores(self.agreement)] if offloaded else []
         set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
         self.schedule = schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
         self.average = Average(strategy, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
-        return of_model + of_optimizer, unfilled
+        return of_model + of_optimizer + of_device, unfilled
 
     def _last_step(self, start: Start) -> int:
         """Return the optimizer step at which training ends: by epochs from where it starts, or by max_steps."""
@@ -339,6 +344,7 @@ class TrainState:
     def close(self) -> None:
         """Wait for the save in flight, and give the engine back. A script of your own calls it last."""
         self.saver.finish()
+        self.agreement.close()
         self.strategy.close()
         self.directory.release()
 

@@ -58,6 +58,22 @@ def test_the_first_error_is_the_last_thing_to_read(launcher: str, strategy: str,
         assert [line.strip() for line in last.splitlines() if re.match(r"\s*\w+Error", line)] == [cause]
 
 
+@pytest.mark.parametrize(
+    ("launcher", "patience", "seconds"),
+    [("ranks", 1.0, 12.0), pytest.param("torchrun", 10.0, 20.0, marks=pytest.mark.slow)],
+)
+def test_a_rank_that_is_stuck_when_another_fails_is_ended(
+    launcher: str, patience: float, seconds: float, tmp_path: Path
+) -> None:
+    """It takes no signal of the launcher, which would kill it after 30 seconds."""
+    stamp = tmp_path / "failed"
+    task = ["--task", "tests.workers.failing:FailsBesideAStuckRank", "--max_steps", "40"]
+    settings = ["--task_settings.patience", str(patience), "--task_settings.stamp", str(stamp)]
+    job = train(launcher, "ddp", tmp_path / "run", *DIGITS, *task, *settings)
+    assert time.time() - stamp.stat().st_mtime < seconds
+    assert job.code == 1 and tracebacks(job) == ["rank 0"]
+
+
 @pytest.mark.parametrize("strategy", some_quick("fsdp"))
 def test_a_loss_that_is_not_a_number_ends_the_job(strategy: str, tmp_path: Path) -> None:
     job = train("torchrun", strategy, tmp_path / "run", *TINY, "--task", "tests.workers.failing:NotANumber")

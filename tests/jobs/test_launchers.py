@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,26 @@ def test_real_launchers(words: list[str], name: str, world: int, tmp_path: Path)
     assert [(one["name"], one["world_size"], one["rank"]) for one in found] == [(name, world, r) for r in range(world)]
     typed = full[full.index("--config_file") :] if name == "accelerate" else []
     assert all(one["arguments"] == typed for one in found)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.slow)])
+def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
+    """As Open MPI starts them: two processes that have only its own variables."""
+    words = ["examples/train.py", "--accel_config", f"accel_configs/{strategy}.yaml", "--max_steps", "2"]
+    words += ["--config", "examples/configs/digits_cnn.yaml", "--output_dir", str(tmp_path / "run")]
+    job = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": f"prterun-{os.getpid()}@1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env=clean_environment({**job, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)}),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert (plan["launcher"], plan["world_size"], plan["num_machines"], plan["strategy"]) == ("mpirun", 2, 1, strategy)

@@ -18,7 +18,7 @@ from trainer import load_export
 from trainer.data.indexed import epoch_order
 
 QUICK = some_quick("ddp", "fsdp", "zero3")  # ZeRO-1 and ZeRO-2 reduce as ZeRO-3 does: slow tests
-CASES = ("masked", "batch_norm", "batch_norm_bf16", "curve_bf16", "dropout", "objects")
+CASES = ("masked", "batch_norm", "batch_norm_bf16", "curve_bf16", "dropout", "objects", "waits")
 SCALED = ("curve_fp16", "overflow")  # DeepSpeed has no fp16 on a CPU
 
 
@@ -156,3 +156,11 @@ def test_deterministic_runs_repeat_bit_by_bit_and_ranks_drop_out_differently(str
     models = [Path(said["folder"]) / "model" / "model.safetensors" for said in (first, first["again"])]
     assert models[0].read_bytes() == models[1].read_bytes()
     assert first["drawn"] != second["drawn"]
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_every_group_has_the_time_out_and_all_ranks_end_together(strategy: str, folder: Path) -> None:
+    """Also the groups of the engine; and an upload of the main process is waited for over gloo."""
+    first, second = results(strategy, folder)["waits"]
+    assert len(first["minutes"]) >= 2 and set(first["minutes"] + second["minutes"]) == {7.5}
+    assert second["waited"]

@@ -102,11 +102,11 @@ def test_fp16_on_a_cpu_is_left_out_without_a_word() -> None:
 def test_deepspeed_compiles_an_operator_at_the_start_on_cpus() -> None:
     import deepspeed.ops
 
-    from trainer.launching.start import _without_compiled_op
+    from trainer.strategies.deepspeed_start import without_compiled_op
 
     name = "deepspeed_shm_comm"
     assert name in deepspeed.ops.__compatible_ops__
-    _without_compiled_op()
+    without_compiled_op()
     assert deepspeed.ops.__compatible_ops__[name] is False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from trainer import Plan
+from trainer.distributed import agreement
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -32,6 +34,27 @@ class FailsOnOneRank(DigitsCNN):
         calls += 1
         if calls == 3 and int(os.environ.get("RANK", "0")) == self.bad_rank:
             raise RuntimeError(f"the cat sat on rank {self.bad_rank}")
+        return super().training_step(model, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailsBesideAStuckRank(DigitsCNN):
+    """Rank 0 raises, and leaves rank 1 in a call of C that no signal interrupts, as a collective is."""
+
+    patience: float = 10.0
+    stamp: str = ""  # a file that is made at that moment
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        global calls
+        calls += 1
+        if calls == 3 and os.environ["RANK"] == "0":
+            Path(self.stamp).touch()
+            raise RuntimeError("the cat sat on rank 0")
+        if calls == 3:
+            agreement._PATIENCE_SECONDS = self.patience
+            library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+            for _ in range(2):
+                library.pthread_mutex_lock(mutex)  # the second time for ever: as long as a collective
         return super().training_step(model, batch)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from torchmetrics import CatMetric, SpearmanCorrCoef
 from torchmetrics.classification import MulticlassAccuracy
 
 import trainer
-from trainer import Data, Task, TrainConfig, Trainer
+from trainer import Callback, Data, StepInfo, Task, TrainConfig, Trainer
 from trainer.launching import launch
 
 
@@ -171,9 +172,32 @@ def objects(accel: str, folder: Path) -> dict[str, Any]:
     return {"eleven": eleven.last_evaluation, "one": one.last_evaluation, "folder": str(eleven.directory.path)}
 
 
+class Uploads(Callback):
+    """The main process has something of its own to do at the end."""
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        pass
+
+    def on_end(self, trainer: Trainer, summary: dict[str, Any]) -> None:
+        if trainer.is_main:
+            time.sleep(0.5)
+            (trainer.directory.path / "uploaded").touch()
+
+
+def waits(accel: str, folder: Path) -> dict[str, Any]:
+    """The time-outs of all groups, in minutes; and whether this rank waited for the main process at the end."""
+    settings: dict[str, Any] = {"max_steps": 1, "micro_batch_size": 2, "timeout_minutes": 7.5}
+    config = TrainConfig(task="rank_numbers:x", output_dir=str(folder), **settings)
+    made = Trainer(Masked(), config, launch(config, accel_config=accel), callbacks=[Uploads()])
+    made.fit()
+    waited = (folder / "uploaded").exists()
+    groups = [group._get_backend(torch.device("cpu")) for group in dist.distributed_c10d._world.pg_map]
+    return {"waited": waited, "minutes": [group.options._timeout.total_seconds() / 60 for group in groups]}
+
+
 CASES: dict[str, Case] = {
     case.__name__: case
-    for case in (masked, batch_norm, batch_norm_bf16, curve_bf16, curve_fp16, overflow, dropout, objects)
+    for case in (masked, batch_norm, batch_norm_bf16, curve_bf16, curve_fp16, overflow, dropout, objects, waits)
 }
 
 

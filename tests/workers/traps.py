@@ -26,8 +26,8 @@ from trap_models import MODELS, Heads, Line, Scaled
 
 import trainer
 from trainer import ConfigError, Data, Task, TrainConfig, Trainer, launch
-from trainer.launching.start import _without_compiled_op
 from trainer.metrics import WeightedSums
+from trainer.strategies.deepspeed_start import without_compiled_op
 
 SAMPLES = 9
 
@@ -192,7 +192,7 @@ def bare_engine(
 
 def engine(accel_config: str, folder: Path) -> dict[str, Any]:
     os.environ.update(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu")
-    _without_compiled_op()
+    without_compiled_op()
     PartialState(backend="gloo")
     bare: dict[str, Any] = {"way": {}}
     for limit in (None, 0.25):

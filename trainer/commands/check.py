@@ -127,7 +127,9 @@ class _Check:
     def _plan(self, loaded: Loaded, request: Request, task: Task | None) -> Plan:
         world = request.world_size.value if request.world_size else self.args.processes or _DEFAULT_PROCESSES
         local = -(-world // request.num_machines)
-        launcher = Launcher(name="accelerate", world_size=world, rank=0, local_rank=0, local_world_size=local)
+        launcher = Launcher(
+            name="accelerate", world_size=world, local_world_size=local, num_machines=request.num_machines
+        )
         gpus = max(self.gpus, local) if self.gpus else 0
         built_by = None if task is None else own_optimizer(task)
         plan = resolve(loaded.config, request, launcher, gpus, loaded.origins, optimizer_built_by=built_by)

@@ -55,6 +55,7 @@ class TrainConfig:
     evaluation_batch_size: Annotated[int | None, About("per process; else micro_batch_size", minimum=1)] = None
     drop_last: Annotated[bool, About("leave out the last, short step of an epoch")] = False
     workers: Annotated[int, About("data loading processes per rank", minimum=0)] = 0
+    timeout_minutes: Annotated[float, About("how long ranks wait for one another before the job fails", above=0)] = 30.0
 
     optimizer: Annotated[Optimizer | None, About("else from the DeepSpeed JSON, else adamw")] = None
     lr: Annotated[float, About("learning rate", above=0)] = 1e-3

@@ -76,7 +76,8 @@ def run_and_exit(main: Callable[[], object]) -> NoReturn:
 def _close_groups() -> None:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
-        dist.barrier()
+        # On the GPU that is this process's own; a group that has gloo as well meets on the CPU.
+        dist.barrier(device_ids=[sys.modules["torch"].cuda.current_device()] if dist.get_backend() == "nccl" else None)
         dist.destroy_process_group()
 
 
@@ -89,8 +90,9 @@ def _save_what_is_left() -> None:
 def _is_lost_peer(error: BaseException) -> bool:
     """Tell whether an error is what the death of another rank looks like from here."""
     text = str(error).lower()
-    signs = ("connection closed by peer", "connection reset", "connection refused", "broken pipe", "gloo/transport")
-    return isinstance(error, RuntimeError | OSError) and any(sign in text for sign in signs)
+    gloo = ("connection closed by peer", "connection reset", "connection refused", "broken pipe", "gloo/transport")
+    nccl = ("ncclremoteerror", "remote process exited", "communicator was aborted")
+    return isinstance(error, RuntimeError | OSError) and any(sign in text for sign in (*gloo, *nccl))
 
 
 def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Which launcher started this process, and what was typed to it.
+"""Which launcher started this process, what was typed to it, and which rank it gave.
 
 Under ``accelerate launch`` the YAML never reaches the script: only variables made from it do, after
 typos were dropped. So the launcher's own command line is read from the parent process.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -19,7 +21,7 @@ import psutil
 
 from ..errors import LaunchError
 
-Name = Literal["python", "accelerate", "torchrun", "deepspeed", "environment"]
+Name = Literal["python", "accelerate", "torchrun", "deepspeed", "srun", "mpirun", "environment"]
 
 # Those whose first argument says what they do.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
@@ -34,8 +36,19 @@ _PROGRAMS: dict[str, Name] = {
     "deepspeed.launcher.launch": "deepspeed",
     "deepspeed.launcher.runner": "deepspeed",
 }
-# Who starts several processes by itself, by the variable that says how many.
-_STARTERS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun"}
+# What those that start one process a rank call RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE. mpirun comes first:
+# it may start its daemons by srun, and its processes inherit what that says. Slurm counts the tasks of a step only in
+# what srun starts: salloc's shell and sbatch's script (with SLURM_NTASKS, and a SLURM_PROCID of 0) are one process.
+_STARTERS: tuple[tuple[Name, tuple[str, ...]], ...] = (
+    ("mpirun", tuple(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE"))),
+    ("mpirun", ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS")),  # MPICH and Intel MPI
+    ("srun", ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")),
+)
+RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+# Variables that have the same value in all processes of one job, and another one in the next.
+_JOB = {"srun": ("SLURM_JOB_ID", "SLURM_STEP_ID"), "mpirun": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")}
+# Those of the job's size; the DeepSpeed launcher has names of its own.
+_LOCAL_SIZES, _MACHINES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"), ("GROUP_WORLD_SIZE", "CROSS_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +56,11 @@ class Launcher:
     """Who started this process.
 
     Args:
-        name: ``python`` for none; ``environment`` for another that sets RANK and WORLD_SIZE (srun, mpirun).
+        name: ``python`` for none; ``environment`` for another that sets RANK and WORLD_SIZE.
         arguments: what was typed after ``accelerate launch``; empty for the others.
         world_size: processes of the whole job; ``rank`` and ``local_rank`` are this one's.
-        local_world_size: processes on this machine.
+        local_world_size: processes on this machine; 0 where nobody says.
+        num_machines: that share the processes; 0 where nobody says.
     """
 
     name: Name
@@ -55,51 +69,92 @@ class Launcher:
     rank: int = 0
     local_rank: int = 0
     local_world_size: int = 1
+    num_machines: int = 1
 
 
 def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Sequence[str]] | None = None) -> Launcher:
-    """Read the launcher from the environment and the parents' command lines."""
+    """Read the launcher from the environment and the parents' command lines.
+
+    Ranks that are said in another way than torchrun's are written to this process's environment as torchrun's, which is
+    what Accelerate and DeepSpeed read.
+
+    Raises:
+        LaunchError: several processes were started, and nothing says how they find each other.
+    """
     env = os.environ if environment is None else environment
-    lines = [line for _, line in _parents()] if ancestors is None else ancestors
-    name, arguments = _nearest(lines)
-    if name == "python":
-        if environment is None and (connected := _connected()) is not None:
-            return connected
-        if "RANK" not in env or "WORLD_SIZE" not in env:
-            _refuse_unconnected(env)
-            return Launcher(name="python")
-        name = "environment"
-    world = int(env.get("WORLD_SIZE", 1))
+    name, arguments = _nearest([line for _, line in _parents()] if ancestors is None else ancestors)
+    ranks = own = dict(env) if "RANK" in env and "WORLD_SIZE" in env else {}
+    if name == "python" or not own:
+        starter: Name = "environment"
+        found = _connected() if environment is None else {}
+        if not found:
+            starter, found = _from_starter(env, refuse=not own)
+        ranks = {"LOCAL_RANK": "0", **found, **own} if found or own else {}
+        name = starter if ranks and name == "python" else name
+        if environment is None:
+            os.environ.update(ranks)
+    world = int(ranks.get("WORLD_SIZE", 1))
+    local = _first(ranks, _LOCAL_SIZES) or int(world == 1)
     return Launcher(
         name=name,
         arguments=tuple(arguments),
         world_size=world,
-        rank=int(env.get("RANK", 0)),
-        local_rank=int(env.get("LOCAL_RANK", 0)),
-        local_world_size=int(env.get("LOCAL_WORLD_SIZE", world)),
+        rank=int(ranks.get("RANK", 0)),
+        local_rank=int(ranks.get("LOCAL_RANK", 0)),
+        local_world_size=local,
+        num_machines=_first(ranks, _MACHINES) or (-(-world // local) if local else 0),
     )
 
 
-def _connected() -> Launcher | None:
-    """Return the launcher where the calling code connected this machine's processes (``accelerate.debug_launcher``)."""
+def _first(variables: Mapping[str, str], names: Sequence[str]) -> int:
+    return next((int(variables[name]) for name in names if name in variables), 0)
+
+
+def _connected() -> dict[str, str]:
+    """Return the ranks where the calling code connected this machine's processes (``accelerate.debug_launcher``)."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or "RANK" in os.environ:
-        return None
-    rank, world = dist.get_rank(), dist.get_world_size()
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    os.environ.update({name: str(value) for name, value in names.items()})  # Accelerate and DeepSpeed read them
-    return Launcher(name="environment", world_size=world, rank=rank, local_rank=rank, local_world_size=world)
+        return {}
+    rank, world = str(dist.get_rank()), str(dist.get_world_size())
+    return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
 
 
-def _refuse_unconnected(env: Mapping[str, str]) -> None:
-    """Raise LaunchError where somebody starts the same program several times without telling each its rank."""
-    for name, starter in _STARTERS.items():
-        count = env.get(name, "1")
-        if count != "1":
-            raise LaunchError(
-                f"{starter} starts {count} processes ({name}={count}) that do not know each other, so each would train "
-                "alone; start one torchrun or accelerate launch per machine, or set RANK, WORLD_SIZE and MASTER_ADDR"
-            )
+def _from_starter(env: Mapping[str, str], *, refuse: bool) -> tuple[Name, dict[str, str]]:
+    """Return who started one process a rank, and the ranks in torchrun's words; none where nobody did.
+
+    Args:
+        refuse: whether the processes cannot know each other by other means.
+
+    Raises:
+        LaunchError: nothing says how they find each other.
+    """
+    started = [(name, names) for name, names in _STARTERS if env.get(names[2], "1") != "1"]
+    complete = [(name, names) for name, names in started if all(variable in env for variable in names)]
+    if not complete and not (started and refuse):
+        return "environment", {}
+    name, names = (complete or started)[0]
+    wrong = f"{name} starts {env[names[2]]} processes ({names[2]}={env[names[2]]}) that do not know each other; set"
+    if not complete:
+        raise LaunchError(f"{wrong} RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR, or start one torchrun per machine")
+    rank, local_rank, world, local = (env[variable] for variable in names)
+    found = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local}
+    first = ""
+    if name == "srun":  # 8(x2),4: tasks of each machine
+        tasks = [n for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", local) for _ in range(int(times or 1))]
+        found |= {"LOCAL_WORLD_SIZE": tasks[int(env.get("SLURM_NODEID", 0))], "GROUP_WORLD_SIZE": str(len(tasks))}
+        first = _first_machine(env.get("SLURM_STEP_NODELIST", ""))
+    address = env.get("MASTER_ADDR") or ("127.0.0.1" if found["LOCAL_WORLD_SIZE"] == world else first)
+    if not address:
+        raise LaunchError(f"{wrong} MASTER_ADDR to the machine of rank 0: mpirun -x MASTER_ADDR=HOST, -genv for MPICH")
+    # Two jobs on one machine need two ports: those that the system gives away begin at 32768.
+    port = 20000 + zlib.crc32("".join(env.get(variable, "") for variable in _JOB[name]).encode()) % 12000
+    return name, {**found, "MASTER_ADDR": address, "MASTER_PORT": env.get("MASTER_PORT") or str(port)}
+
+
+def _first_machine(listed: str) -> str:
+    """Return the first machine of a list in Slurm's words, such as ``gpu[03-07,12],cpu1``."""
+    found = re.match(r"(?:[^,\[]|\[[^\]]*\])*", listed)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", found[0]) if found else ""
 
 
 def _parents() -> Iterator[tuple[psutil.Process, list[str]]]:

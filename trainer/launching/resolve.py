@@ -54,7 +54,9 @@ def resolve(
     else:
         _check_world(request, launcher)
     device = "cuda" if gpus and not request.use_cpu else "cpu"
-    if device == "cuda" and launcher.local_world_size > gpus:
+    # Those that start one process a rank may show each a GPU of its own only (srun --gpus-per-task=1).
+    own = gpus == 1 and launcher.name in ("srun", "mpirun", "environment")
+    if device == "cuda" and launcher.local_world_size > gpus and not own:
         raise LaunchError(
             f"{launcher.local_world_size} processes on this machine, but only {gpus} GPUs are visible; "
             f"launch at most {gpus}, or set use_cpu: true to rehearse on the CPU"
@@ -94,7 +96,7 @@ def resolve(
         strategy=strategy,
         launcher=launcher.name,
         world_size=world,
-        num_machines=request.num_machines,
+        num_machines=launcher.num_machines or request.num_machines,
         device=device,
         rehearsal=rehearsal,
         mixed_precision=precision,

@@ -7,14 +7,14 @@ of that is wrapped here, in one place.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from ..distributed.launcher import Launcher, detect
-from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Problem, Sourced
+from ..distributed.launcher import RANKS, Launcher, detect
+from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
 from ..plan import Plan
 from ..strategies import Strategy, strategy_class
 from ..text import renamed_arguments
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 # the environment would be read a second time, loosely, by Accelerate's plugins.
 _MADE_BY_LAUNCH = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 _KEPT = ("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY")
-_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +70,12 @@ def launch(
     """
     launcher = detect()
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
+    if request is not None and request.use_cpu:
+        _hide_gpus()
     plan = resolve(config, request, launcher, visible_gpus(), origins or {}, optimizer_built_by=optimizer_built_by)
-    asked = (
-        plan.mixed_precision if request is None or request.mixed_precision is None else request.mixed_precision.value
-    )
-    check_environment(plan, launcher, config.mixed_precision or asked)
-    accelerator = _accelerator(plan, launcher)
+    in_file = request.mixed_precision if request else None
+    check_environment(plan, launcher, config.mixed_precision or (in_file.value if in_file else plan.mixed_precision))
+    accelerator = _accelerator(plan, launcher, timedelta(minutes=config.timeout_minutes))
     _check_accelerator(plan, accelerator)
     return Launched(plan=plan, accelerator=accelerator, strategy=strategy_class(plan.strategy)(plan, accelerator))
 
@@ -109,13 +108,8 @@ def check_environment(plan: Plan, launcher: Launcher, precision: str) -> None:
     Args:
         precision: the one that was asked for, which may not be the one that a rehearsal runs in.
     """
-    says = {
-        "ACCELERATE_USE_DEEPSPEED": plan.strategy.startswith("zero"),
-        "ACCELERATE_USE_FSDP": plan.strategy == "fsdp",
-    }
-    for name, expected in says.items():
-        value = os.environ.get(name, "").lower()
-        if value == "true" and not expected:
+    for name, family in {"ACCELERATE_USE_DEEPSPEED": "zero", "ACCELERATE_USE_FSDP": "fsdp"}.items():
+        if os.environ.get(name, "").lower() == "true" and not plan.strategy.startswith(family):
             raise LaunchError(f"{name}=true is set, but {plan.strategy} was asked for; unset it or name its file")
     # accelerate launch makes its variable from file and flags, which were read; "no" is what it sets for nothing typed.
     stray = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
@@ -126,7 +120,37 @@ def check_environment(plan: Plan, launcher: Launcher, precision: str) -> None:
         )
 
 
-def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
+def _hide_gpus() -> None:
+    """Keep this process to the CPU: torch and DeepSpeed take a GPU that they see wherever no device is named."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise LaunchError("use_cpu: true, but this process uses a GPU already; start it with CUDA_VISIBLE_DEVICES=''")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _take_gpu(plan: Plan, launcher: Launcher) -> None:
+    """Make this process's GPU the current one: the one of its local rank, or the only one that it sees.
+
+    Raises:
+        LaunchError: it cannot be used, which the driver that counts it does not know, or not in this precision.
+    """
+    import torch
+
+    try:
+        torch.cuda.set_device(launcher.local_rank % visible_gpus())
+    except RuntimeError as error:
+        raise LaunchError(
+            f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the GPUs of this machine: "
+            f"{str(error).partition('. ')[0]}; update the driver, install a torch for an older CUDA, or set "
+            "CUDA_VISIBLE_DEVICES='' to rehearse on the CPU"
+        ) from None
+    if plan.mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
+        place = plan.origin("mixed_precision").place
+        raise LaunchError(f"{place}: {torch.cuda.get_device_name()} has no bf16; set mixed_precision: fp16 or 'no'")
+
+
+def _accelerator(plan: Plan, launcher: Launcher, timeout: timedelta) -> Accelerator:
     import torch
     from accelerate import Accelerator, PartialState
     from accelerate.state import AcceleratorState, GradientState
@@ -140,30 +164,22 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
     for name in list(os.environ):
         if name.startswith(_MADE_BY_LAUNCH) and name not in _KEPT:
             del os.environ[name]
-    if plan.deepspeed and launcher.name == "python":
-        # DeepSpeed wants a process group also for one process.
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "0")
-    if plan.deepspeed:
-        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-        if plan.device == "cpu":
-            os.environ["DS_ACCELERATOR"] = "cpu"
-        _check_engine_config(plan)
-    if plan.device == "cpu":
+    strategy = strategy_class(plan.strategy)
+    if plan.device == "cuda":
+        _take_gpu(plan, launcher)
+    else:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-        if plan.deepspeed:
-            _without_compiled_op()
-        if plan.strategy != "single":
+    strategy.prepare_process(plan)
+    if plan.strategy != "single":
+        state = PartialState(backend=strategy.backend(plan), timeout=timeout)
+        if plan.device == "cpu" and not plan.deepspeed:
             # Without the cpu flag, and with the backend named, Accelerate connects the processes and then
             # believes that there is nothing distributed: tell its shared state what it has become.
-            state = PartialState(backend="gloo")
-            if not plan.deepspeed:
-                becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
-                state._shared_state["distributed_type"] = becomes
-    arguments: dict[str, Any] = strategy_class(plan.strategy).accelerator_arguments(plan)
+            becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
+            state._shared_state["distributed_type"] = becomes
+    arguments = strategy.accelerator_arguments(plan)
     # With a rank in the environment, and a GPU there, Accelerate takes one process for several.
-    hidden = {name: os.environ.pop(name) for name in _RANKS if plan.strategy == "single" and name in os.environ}
+    hidden = {name: os.environ.pop(name) for name in RANKS if plan.strategy == "single" and name in os.environ}
     accelerator = Accelerator(
         mixed_precision=plan.mixed_precision,
         gradient_accumulation_steps=plan.accumulation_steps,
@@ -179,49 +195,10 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
     return accelerator
 
 
-def _check_engine_config(plan: Plan) -> None:
-    """Let DeepSpeed read its configuration, so that what only it refuses is named like any other mistake.
-
-    Raises:
-        LaunchError: DeepSpeed is not installed.
-        ConfigError: DeepSpeed refuses a value.
-    """
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it logs to standard output, while it is imported and with every reading
-    try:
-        from deepspeed.runtime.config import DeepSpeedConfig
-
-        DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **plan.deepspeed})
-    except ImportError:
-        raise LaunchError("DeepSpeed is not installed: pip install 'samecurve[deepspeed]'") from None
-    except Exception as error:  # asserts, ValueErrors and its own
-        details = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
-        said = details.strip().partition("\n")[0].removeprefix("Value error, ").rstrip(". ")
-        origin = Origin(plan.files[-1]) if plan.files else plan.origin("strategy")
-        raise ConfigError(Problem(origin=origin, rule=f"DeepSpeed: {said}")) from None
-    finally:
-        logging.disable(before)
-
-
-def _without_compiled_op() -> None:
-    """Keep DeepSpeed from compiling an operator that serves inference only.
-
-    It wants a C++ compiler and 20 s at its first use; and whoever is killed in the meantime leaves a lock behind, on
-    which every later job waits for ever, without a word.
-    """
-    import deepspeed.ops
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
 def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
     kind = str(accelerator.distributed_type).rsplit(".", 1)[-1]
-    expected = {
-        "single": {"NO"},
-        "ddp": {"MULTI_CPU", "MULTI_GPU"},
-        "fsdp": {"FSDP"},
-    }.get(plan.strategy, {"DEEPSPEED"})
-    if kind not in expected:
+    expected = {"single": ["NO"], "ddp": ["MULTI_CPU", "MULTI_GPU"], "fsdp": ["FSDP"]}
+    if kind not in expected.get(plan.strategy, ["DEEPSPEED"]):
         raise LaunchError(f"asked for {plan.strategy}, but Accelerate runs {kind}")
     if accelerator.num_processes != plan.world_size:
         raise LaunchError(f"asked for {plan.world_size} processes, but Accelerate connects {accelerator.num_processes}")

@@ -78,6 +78,15 @@ class Strategy(ABC):
 
     # -- set-up -----------------------------------------------------------------------------------
 
+    @classmethod  # noqa: B027  (most strategies have nothing to do)
+    def prepare_process(cls, plan: Plan) -> None:
+        """Set what an engine asks for before this process is connected to the others."""
+
+    @classmethod
+    def backend(cls, plan: Plan) -> str:
+        """Return torch's backend of the group of all processes."""
+        return "gloo" if plan.device == "cpu" else "nccl"
+
     @classmethod
     @abstractmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
@@ -128,6 +137,11 @@ class Strategy(ABC):
     @abstractmethod
     def verify(self) -> None:
         """Raise ``LaunchError`` where the wrapped model or optimizer is not this strategy's."""
+
+    @classmethod
+    def steps_on_cpu(cls, plan: Plan) -> bool:
+        """Tell whether the optimizer's state is kept off the GPU, so that the CPU steps it."""
+        return False
 
     # -- one step ---------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from ..errors import LaunchError
 from ..text import listed
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import keep_buffers_fp32
+from .deepspeed_start import prepare_process
 from .tensors import hold_scalars_as_vectors, local_bytes
 
 if TYPE_CHECKING:
@@ -34,6 +35,15 @@ STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 
 class ZeRO(Strategy):
     """Optimizer state (1), gradients (2) and parameters (3) divided over the ranks."""
+
+    @classmethod
+    def prepare_process(cls, plan: Plan) -> None:
+        prepare_process(plan)
+
+    @classmethod
+    def steps_on_cpu(cls, plan: Plan) -> bool:
+        offload = plan.deepspeed["zero_optimization"].get("offload_optimizer") or {}
+        return bool(offload.get("device", "none") != "none")
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:

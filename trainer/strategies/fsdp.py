@@ -30,6 +30,15 @@ class FSDP2(Strategy):
     """Each rank keeps rows of every parameter; whole layers exist only while they compute."""
 
     @classmethod
+    def backend(cls, plan: Plan) -> str:
+        # Offloaded gradients lie on the CPU, where their norm is added up over ranks: NCCL alone cannot.
+        return "cuda:nccl,cpu:gloo" if plan.fsdp.get("cpu_offload") else super().backend(plan)
+
+    @classmethod
+    def steps_on_cpu(cls, plan: Plan) -> bool:
+        return bool(plan.fsdp.get("cpu_offload"))
+
+    @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import FullyShardedDataParallelPlugin
 

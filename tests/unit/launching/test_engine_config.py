@@ -11,8 +11,8 @@ from trainer.distributed.launcher import Launcher
 from trainer.errors import ConfigError, LaunchError
 from trainer.launching.files.read import read_deepspeed_file
 from trainer.launching.resolve import resolve
-from trainer.launching.start import _check_engine_config
 from trainer.plan import Plan
+from trainer.strategies.deepspeed_start import check_engine_config
 
 ZERO = '{"zero_optimization": {"stage": 2}'
 
@@ -29,12 +29,12 @@ def plan_of(tmp_path: Path, text: str) -> Plan:
 def test_value_that_deepspeed_refuses_is_one_line(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, ZERO + ', "checkpoint": {"tag_validation": "maybe"}}')
     with pytest.raises(ConfigError, match=r"ds\.json: DeepSpeed: .*tag_validation") as caught:
-        _check_engine_config(plan)
+        check_engine_config(plan)
     assert len(str(caught.value).splitlines()) == 1
-    _check_engine_config(plan_of(tmp_path, ZERO + "}"))
+    check_engine_config(plan_of(tmp_path, ZERO + "}"))
 
 
 def test_deepspeed_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed.runtime.config", None)
     with pytest.raises(LaunchError, match=r"^DeepSpeed is not installed: pip install 'samecurve\[deepspeed\]'$"):
-        _check_engine_config(plan_of(tmp_path, ZERO + "}"))
+        check_engine_config(plan_of(tmp_path, ZERO + "}"))

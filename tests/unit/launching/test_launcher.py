@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from trainer.distributed.launcher import Launcher, detect
@@ -28,8 +30,8 @@ SHELL = ["/bin/bash"]
 def test_accelerate_with_what_was_typed(line: list[str]) -> None:
     found = detect(RANKS, [line, SHELL])
     assert found == Launcher(
-        name="accelerate", arguments=FLAGS, world_size=4, rank=3, local_rank=1, local_world_size=2
-    )  # fmt: skip
+        name="accelerate", arguments=FLAGS, world_size=4, rank=3, local_rank=1, local_world_size=2, num_machines=2
+    )
 
 
 def test_accelerate_alone_sets_no_ranks() -> None:
@@ -83,17 +85,156 @@ def test_shells_and_inline_code_stand_between() -> None:
     assert detect(RANKS, lines).name == "torchrun"
 
 
-def test_ranks_without_a_known_launcher() -> None:
-    """srun and mpirun start one process a rank; whoever sets RANK and WORLD_SIZE for them is the launcher."""
-    found = detect({"RANK": "1", "WORLD_SIZE": "2"}, [["slurmstepd: [42.0]"], ["/usr/sbin/slurmd"]])
-    assert (found.name, found.world_size, found.rank, found.local_world_size) == ("environment", 2, 1, 2)
+# Several processes on several machines: what each launcher says to the last process of two machines with eight.
+
+TORCHRUN = {"RANK": "15", "LOCAL_RANK": "7", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}
+DEEPSPEED = {"RANK": "15", "LOCAL_RANK": "7", "WORLD_SIZE": "16", "LOCAL_SIZE": "8", "CROSS_SIZE": "2"}
+# As slurmstepd sets it, and what an allocation has already: the batch script and salloc's shell see the latter alone.
+BATCH = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NTASKS": "16",
+    "SLURM_NTASKS_PER_NODE": "8",
+    "SLURM_TASKS_PER_NODE": "8(x2)",
+    "SLURM_NODELIST": "gpu[03,05]",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+SRUN = BATCH | {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[03,05]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+    "SLURM_PROCID": "15",
+    "SLURM_LOCALID": "7",
+    "SLURM_NODEID": "1",
+    "PMI_RANK": "15",  # srun --mpi=pmi2
+    "PMI_SIZE": "16",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "16",
+    "OMPI_COMM_WORLD_RANK": "15",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "7",
+    "PMIX_NAMESPACE": "prterun-gpu03-1@1",
+}
+HYDRA = {"PMI_SIZE": "16", "PMI_RANK": "15", "MPI_LOCALNRANKS": "8", "MPI_LOCALRANKID": "7"}
+HEAD = {"MASTER_ADDR": "gpu03"}
+BY_TORCHRUN = [["torchrun", "--nnodes=2", "train.py"]]
+BY_DEEPSPEED = [[PYTHON, "-u", "-m", "deepspeed.launcher.launch", "train.py"]]
 
 
 @pytest.mark.parametrize(
-    ("name", "starter"), [("SLURM_STEP_NUM_TASKS", "srun"), ("OMPI_COMM_WORLD_SIZE", "mpirun"), ("PMI_SIZE", "mpirun")]
+    ("environment", "lines", "name"),
+    [
+        (TORCHRUN, BY_TORCHRUN, "torchrun"),
+        (DEEPSPEED, BY_DEEPSPEED, "deepspeed"),
+        (SRUN, [["slurmstepd: [4711.0]"]], "srun"),
+        (OPEN_MPI | HEAD, [["prted"]], "mpirun"),
+        (HYDRA | HEAD, [["hydra_pmi_proxy"]], "mpirun"),
+        # One starts through another: each says how many it started.
+        (TORCHRUN | BATCH | SRUN | {"SLURM_STEP_NUM_TASKS": "2"}, BY_TORCHRUN, "torchrun"),
+        (
+            DEEPSPEED | SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+            BY_DEEPSPEED,
+            "deepspeed",
+        ),
+        (OPEN_MPI | HEAD | SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, [], "mpirun"),
+        # A script that says the ranks itself, and not how many there are on a machine.
+        ({"RANK": "15", "LOCAL_RANK": "7", "WORLD_SIZE": "16"} | HEAD | SRUN, [], "srun"),
+        ({"RANK": "15", "WORLD_SIZE": "16"} | HEAD | OPEN_MPI, [], "mpirun"),
+    ],
 )
-def test_processes_that_do_not_know_each_other(name: str, starter: str) -> None:
-    with pytest.raises(LaunchError, match=f"{starter} starts 2 processes"):
-        detect({name: "2"}, [])
-    assert detect({name: "1"}, []).name == "python"
-    assert detect({name: "2", "RANK": "1", "WORLD_SIZE": "2"}, []).name == "environment"
+def test_two_machines_with_eight_processes_each(environment: dict[str, str], lines: list[list[str]], name: str) -> None:
+    assert detect(environment, lines) == Launcher(
+        name=name, world_size=16, rank=15, local_rank=7, local_world_size=8, num_machines=2
+    )
+
+
+def test_machines_with_different_numbers_of_processes() -> None:
+    last = {"SLURM_STEP_NUM_TASKS": "20", "SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NODEID": "2"}
+    found = detect(SRUN | last | {"SLURM_PROCID": "19", "SLURM_LOCALID": "3"}, [])
+    assert (found.world_size, found.local_world_size, found.num_machines) == (20, 4, 3)
+
+
+def test_ranks_of_an_unknown_launcher_leave_the_machine_open() -> None:
+    found = detect({"RANK": "1", "WORLD_SIZE": "2"}, [["/usr/local/bin/agent"]])
+    assert found == Launcher(name="environment", world_size=2, rank=1, local_rank=0, local_world_size=0, num_machines=0)
+
+
+@pytest.mark.parametrize("shell", [BATCH, BATCH | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}])
+def test_python_in_an_allocation_is_one_process(shell: dict[str, str]) -> None:
+    """sbatch's script and salloc's shell know how many tasks a step will have; salloc's may be a step of one itself."""
+    assert detect(shell, [["/bin/bash", "job.sh"], ["slurmstepd: [4711.batch]"]]) == Launcher(name="python")
+    for one in ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, {"PMI_SIZE": "1", "PMI_RANK": "0"}):
+        assert detect(one, []).name == "python"
+
+
+def connected_by(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the processes of a job connect by, after they looked for their launcher."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", {**os.environ, **environment})
+    detect(ancestors=[])
+    assert detect(ancestors=[]) == detect(environment | HEAD, []), "the second launch finds what the first did"
+    return {name: os.environ[name] for name in names}
+
+
+def test_ranks_of_srun_connect_at_its_first_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = connected_by(SRUN, monkeypatch)
+    port = found.pop("MASTER_PORT")
+    ranks = {"RANK": "15", "LOCAL_RANK": "7", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
+    assert found == ranks | {"MASTER_ADDR": "gpu03"} and 20000 <= int(port) < 32768
+    same = connected_by(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}, monkeypatch)
+    assert (same["RANK"], same["MASTER_PORT"]) == ("0", port)
+    assert connected_by(SRUN | {"SLURM_STEP_ID": "1"}, monkeypatch)["MASTER_PORT"] != port, "two steps at once"
+    assert connected_by(SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}, monkeypatch) == ranks | {
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29501",
+    }
+
+
+@pytest.mark.parametrize(
+    ("listed", "first"),
+    [
+        ("gpu03", "gpu03"),
+        ("gpu[03-07,12],cpu1", "gpu03"),
+        ("rack[1-2]node[08,09]", "rack1node08"),
+        ("a1,b[2-3]", "a1"),
+        ("gpu[7].site.org", "gpu7.site.org"),
+    ],
+)
+def test_first_machine_of_a_list(listed: str, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert connected_by(SRUN | {"SLURM_STEP_NODELIST": listed}, monkeypatch)["MASTER_ADDR"] == first
+
+
+def test_mpirun_on_one_machine_connects_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "15"}
+    found = connected_by(here, monkeypatch)
+    assert (found["MASTER_ADDR"], found["RANK"], found["LOCAL_WORLD_SIZE"]) == ("127.0.0.1", "15", "16")
+    other = connected_by(here | {"PMIX_NAMESPACE": "prterun-gpu03-2@1"}, monkeypatch)
+    assert other["MASTER_PORT"] != found["MASTER_PORT"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        (
+            OPEN_MPI,
+            "mpirun starts 16 processes (OMPI_COMM_WORLD_SIZE=16) that do not know each other; set MASTER_ADDR to the "
+            "machine of rank 0: mpirun -x MASTER_ADDR=HOST, -genv for MPICH",
+        ),
+        (
+            {"PMI_SIZE": "16", "PMI_RANK": "15"},
+            "mpirun starts 16 processes (PMI_SIZE=16) that do not know each other; set RANK, LOCAL_RANK, WORLD_SIZE "
+            "and MASTER_ADDR, or start one torchrun per machine",
+        ),
+    ],
+)
+def test_processes_that_do_not_know_each_other(environment: dict[str, str], line: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        detect(environment, [])
+    assert str(caught.value) == line
+    assert detect(environment | HEAD | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "16"}, []).world_size == 16

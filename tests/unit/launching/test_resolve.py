@@ -49,6 +49,26 @@ def test_more_processes_than_gpus() -> None:
     assert plan(request("ddp", num_machines=2), launcher=two_machines, machine=FOUR_GPUS).world_size == 8
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+@pytest.mark.parametrize("name", ["torchrun", "srun", "mpirun", "environment"])
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_gpus_of_eight_processes_on_each_of_two_machines(strategy: str, name: str, gpus: int) -> None:
+    """What starts one process a rank may show each its own GPU only, number 0 of one."""
+    launcher = launched(16, name, rank=11, local_rank=3, local_world_size=8, num_machines=2)
+    if gpus == 2 or (gpus == 1 and name == "torchrun"):
+        line = f"8 processes on this machine, but only {gpus} GPUs are visible; launch at most {gpus}, "
+        assert refusal(lambda: plan(request(strategy), launcher=launcher, machine=gpus)).startswith(line)
+    else:
+        made = plan(request(strategy), launcher=launcher, machine=gpus)
+        assert (made.device, made.num_machines, made.launcher) == ("cuda", 2, name)
+
+
+def test_machines_are_those_of_the_launcher() -> None:
+    silent = launched(4, local_world_size=0, num_machines=0)
+    assert plan(request("ddp", num_machines=2), launcher=silent, machine=1).num_machines == 2
+    assert plan(request("ddp", num_machines=1), launcher=launched(4, num_machines=2)).num_machines == 2
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

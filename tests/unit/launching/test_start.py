@@ -1,11 +1,22 @@
-"""What the environment says beside the files."""
+"""What the environment says beside the files; and how a job starts on GPUs, which are emulated."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import accelerate
 import pytest
+import torch
 from plans import SAID, launched, plan, request
 
-from trainer import LaunchError
+from trainer import LaunchError, TrainConfig
+from trainer.distributed.launcher import Launcher
+from trainer.launching import start
+from trainer.launching.request import Request
 from trainer.launching.start import check_environment
 
 
@@ -37,3 +48,130 @@ def test_a_stray_precision_of_the_environment(
         f"ACCELERATE_MIXED_PRECISION=bf16 is set, but mixed_precision is no ({home}); unset it, "
         "or write mixed_precision: bf16"
     )
+
+
+# GPUs, emulated: what is asked of torch and Accelerate
+
+Calls = dict[str, Any]
+SHARDED = {"fsdp_version": 2, "reshard_after_forward": True}
+OFFLOADED = SHARDED | {"cpu_offload": True}
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Calls]:
+    """Give this process some GPUs, and write down what is done with them."""
+    calls: Calls = {}
+
+    def emulate(count: int) -> Calls:
+        def connect(**arguments: Any) -> SimpleNamespace:
+            calls.update(arguments, local_rank=os.environ.get("LOCAL_RANK"))
+            return SimpleNamespace(_shared_state={})
+
+        def build(**arguments: Any) -> SimpleNamespace:
+            calls["seen"] = torch.cuda.device_count()
+            return SimpleNamespace()
+
+        monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"})
+        monkeypatch.setattr(
+            torch.cuda, "device_count", lambda: 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else count
+        )
+        monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.update(device=index))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: calls["device"])
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+        monkeypatch.setattr(accelerate, "PartialState", connect)
+        monkeypatch.setattr(accelerate, "Accelerator", build)
+        return calls
+
+    return emulate
+
+
+def started(asks: Request, launcher: Launcher, gpus: int, **settings: Any) -> None:
+    made = plan(asks, launcher=launcher, machine=gpus, **settings)
+    os.environ["LOCAL_RANK"] = str(launcher.local_rank)
+    start._accelerator(made, launcher, timedelta(minutes=5))
+
+
+@pytest.mark.parametrize(
+    ("asks", "backend"),
+    [
+        (request("ddp"), "nccl"),
+        (request("fsdp", fsdp=SHARDED), "nccl"),
+        (request("fsdp", fsdp=OFFLOADED), "cuda:nccl,cpu:gloo"),
+        (request("zero2"), "nccl"),
+    ],
+)
+def test_processes_on_gpus_are_connected_over_nccl(asks: Request, backend: str, gpus: Callable[[int], Calls]) -> None:
+    """And over gloo as well, where gradients lie on the CPU: their norm is added up over ranks there."""
+    calls = gpus(8)
+    started(asks, launched(8, rank=3, local_rank=3), 8)
+    assert (calls["backend"], calls["timeout"], calls["device"]) == (backend, timedelta(minutes=5), 3)
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "zero2"])
+@pytest.mark.parametrize(("name", "visible", "device"), [("srun", 8, 3), ("srun", 1, 0), ("mpirun", 1, 0)])
+def test_the_gpu_of_a_process_is_its_own(
+    strategy: str, name: str, visible: int, device: int, gpus: Callable[[int], Calls]
+) -> None:
+    """Where the launcher shows it one only, that is number 0, for DeepSpeed as well, which takes the local rank."""
+    calls = gpus(visible)
+    launcher = launched(1 if strategy == "single" else 16, name, local_rank=3, local_world_size=8)
+    os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = "3"
+    started(request(strategy), launcher, visible)
+    assert calls["device"] == device
+    if strategy == "zero2":
+        assert (calls["local_rank"], "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ) == (str(device), False)
+    if strategy == "single":
+        assert "backend" not in calls, "one process connects to nobody, whatever rank it was given"
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero2"])
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_use_cpu_hides_the_gpus(
+    strategy: str, count: int, gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = gpus(count)
+    launcher = launched(1 if strategy == "single" else 2)
+    fsdp = {"fsdp": SHARDED} if strategy == "fsdp" else {}
+    monkeypatch.setattr(start, "detect", lambda: launcher)
+    monkeypatch.setattr(start, "read_request_of", lambda *_, **__: request(strategy, use_cpu=True, **fsdp))
+    monkeypatch.setattr(start, "_check_accelerator", lambda *_: None)
+    monkeypatch.setattr("trainer.strategies.deepspeed.ZeRO.__init__", lambda *_: None)
+    made = start.launch(TrainConfig(task="m:T", max_steps=1)).plan
+    assert (made.device, made.rehearsal, calls["seen"], "device" in calls) == ("cpu", strategy != "single", 0, False)
+    assert calls.get("backend") == (None if strategy == "single" else "gloo")
+
+
+def test_use_cpu_is_refused_where_a_gpu_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(LaunchError) as caught:
+        start._hide_gpus()
+    line = "use_cpu: true, but this process uses a GPU already; start it with CUDA_VISIBLE_DEVICES=''"
+    assert str(caught.value) == line
+
+
+def test_a_driver_that_is_too_old_is_one_line(gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(2)
+    said = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by ..."
+
+    def refuse(index: int) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.cuda, "set_device", refuse)
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(LaunchError) as caught:
+        started(request("ddp"), launched(2), 2)
+    assert str(caught.value) == (
+        "torch 2.13.0+cu130, built for CUDA 13.0, cannot use the GPUs of this machine: The NVIDIA driver on your "
+        "system is too old (found version 11040); update the driver, install a torch for an older CUDA, or set "
+        "CUDA_VISIBLE_DEVICES='' to rehearse on the CPU"
+    )
+
+
+def test_bf16_on_a_gpu_without_it_is_one_line(gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(2)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla P100")
+    with pytest.raises(LaunchError) as caught:
+        started(request("ddp"), launched(2), 2, mixed_precision="bf16")
+    assert str(caught.value) == f"{SAID}: Tesla P100 has no bf16; set mixed_precision: fp16 or 'no'"
