@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import zlib
 import socket
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
