@@ -1,0 +1,9 @@
+"""Language models as tasks that need no code: ``task: trainer.language:CausalLM`` in a training config.
+
+Needs the extra ``llm``. Nothing else of the package knows of this room.
+"""
+
+from .adapters import Adapter
+from .causal import CausalLM
+
+__all__ = ["Adapter", "CausalLM"]
