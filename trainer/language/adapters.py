@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..config.annotations import About
 from ..text import did_you_mean
-from .problems import setting_error
+from .pretrained import load_pretrained
+from .problems import first_line, setting_error
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,6 +61,27 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str = "CAUSAL_LM") -> A
         task_type=task_type,
     )
     return get_peft_model(model, config)
+
+
+def load_adapted(folder: str) -> Any:
+    """Load an exported model; of an adapter, the model that it belongs to with the adapter on it.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or the model that the adapter names is gone.
+    """
+    config = Path(folder).expanduser() / "adapter_config.json"
+    if not config.is_file():
+        return load_pretrained(folder, "sdpa")
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    base = json.loads(config.read_text()).get("base_model_name_or_path")
+    if base is None:
+        raise setting_error("model", folder, "adapter_config.json does not name the model of the adapter")
+    try:
+        return PeftModel.from_pretrained(load_pretrained(base, "sdpa"), str(config.parent))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise setting_error("model", folder, f"the adapter cannot be loaded: {first_line(error)}") from None
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -139,31 +139,30 @@ class CausalLM(Task):
         return rows
 
     def _collate(self) -> Collate:
-        packed, tokenizer = self.packing == "best_fit", self.load_tokenizer()
+        tokenizer = self.load_tokenizer()
         filler = next((one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id) if one is not None), 0)
-        return Collate(length=self.sequence_length if packed else None, packed=packed, filler=filler)
+        return Collate(length=None if self.packing == "none" else self.sequence_length, filler=filler)
 
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
         from .separation import check_separation, small_batch
 
-        tokenizer, collate = self.load_tokenizer(), self._collate()
-        vocabulary = 1 + max(tokenizer.get_vocab().values())
+        vocabulary = 1 + max(self.load_tokenizer().get_vocab().values())
         model = self.load_model(vocabulary)
         check_vocabulary(model, vocabulary, self.tokenizer or self.model)
         model.config.use_cache = False  # keys and values of past tokens serve generation only
         model.config.architectures = [type(model).__name__]
         if self.activation_checkpointing:
             checkpoint_activations(model, int(self.activation_checkpointing))
-        if collate.packed:
-            check_separation(model, self.inputs, collate, self.attention not in DENSE)
+        if self.packing == "best_fit":
+            check_separation(model, self.inputs, needs_gpu=self.attention not in DENSE)
         if self.adapter is not None:
             model = add_adapter(model, self.adapter)
         if self.loss == "fused" or (self.loss == "auto" and vocabulary >= LARGE_VOCABULARY):
             from .loss import fuse_head
 
-            batch = small_batch(vocabulary, collate)
+            batch = small_batch(vocabulary)
             why_not = fuse_head(model, self.inputs(batch), batch["labels"])
             if why_not and self.loss == "fused":
                 raise setting_error("loss", self.loss, f"{why_not}; set plain")
@@ -182,11 +181,13 @@ class CausalLM(Task):
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what the model is called with: no mask, since beside one the positions would be overlooked."""
-        given = {name: batch[name] for name in ("input_ids", "position_ids") if name in batch}
-        if "position_ids" in given and self.attention not in DENSE:
-            # Flash attention looks at positions in a single row only (transformers 5.23); one long row is the same.
-            return {name: tensor.reshape(1, -1) for name, tensor in given.items()}
-        return given
+        if self.packing == "none":  # what fills a row up stands behind its one document, which does not see it
+            return {"input_ids": batch["input_ids"]}
+        given = {name: batch[name] for name in ("input_ids", "position_ids")}
+        if self.attention in DENSE:
+            return given
+        # Flash attention looks at positions in a single row only (transformers 5.23); one long row is the same.
+        return {name: tensor.reshape(1, -1) for name, tensor in given.items()}
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         from .loss import mean_loss

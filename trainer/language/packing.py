@@ -127,13 +127,10 @@ class Collate:
 
     Args:
         length: rows are filled up to it; None: to the longest of the batch.
-        packed: positions begin anew at each document, by which the attention tells them apart; else a row is one
-            document, and the positions are the model's own matter.
         filler: token of positions that hold none; they predict nothing.
     """
 
     length: int | None
-    packed: bool
     filler: int = 0
 
     def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -145,8 +142,7 @@ class Collate:
             ids[at, :size], labels[at, :size] = row["input_ids"], row["labels"]
             # What fills a row up is a document of its own, which nobody looks at.
             positions[at] = torch.cat([row["position_ids"], torch.arange(width - size)])
-        batch = {"input_ids": ids, "labels": labels}
-        return batch | {"position_ids": positions} if self.packed else batch
+        return {"input_ids": ids, "labels": labels, "position_ids": positions}
 
 
 def _pieces(

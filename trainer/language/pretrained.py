@@ -103,12 +103,14 @@ def checkpoint_activations(model: Any, every: int) -> None:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    # transformers 5.23 has renamed it, and warns of the name that 5.17 has.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     try:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable({"use_reentrant": False})
     except ValueError as error:
         raise setting_error("activation_checkpointing", every, first_line(error)) from None
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    for number, layer in enumerate(layers, 1):
+    for number, layer in enumerate(layers):
         layer.gradient_checkpointing = number % every == 0
 
 

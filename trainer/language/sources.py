@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.disk import hash_file
 from .problems import first_line, setting_error
 
 Row = str | Mapping[str, Any]  # plain text has no columns
@@ -79,19 +80,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _file_source(path: Path, key: str) -> Source:
-    return Source(name=str(path), digest=_digest([path]), read=lambda: _read_file(path, key))
-
-
-def _digest(files: Sequence[Path]) -> str:
-    """Hash the content of files; some GB/s, so cheap beside tokenising it once."""
-    import xxhash
-
-    digest = xxhash.xxh3_128()
-    for file in files:
-        with open(file, "rb") as stream:
-            while part := stream.read(1 << 24):
-                digest.update(part)
-    return digest.hexdigest()
+    return Source(name=str(path), digest=hash_file(path), read=lambda: _read_file(path, key))
 
 
 def _read_file(path: Path, key: str) -> Iterator[tuple[str, Row]]:
@@ -144,8 +133,8 @@ def _saved_source(path: Path, split: str, key: str) -> Source:
         if split not in found:
             raise setting_error(key, str(path), f"has no split {split!r}; write {path}@{' or @'.join(found)}")
         found = found[split]
-    files = [Path(part["filename"]) for part in found.cache_files]
-    return Source(name=str(path), digest=_digest(files), read=lambda: _rows_of(found, str(path)))
+    digest = " ".join(hash_file(Path(part["filename"])) for part in found.cache_files)
+    return Source(name=str(path), digest=digest, read=lambda: _rows_of(found, str(path)))
 
 
 def _hub_source(name: str, key: str) -> Source:
