@@ -18,7 +18,7 @@ from .chat import read_template
 from .packing import IGNORED, Collate, LongDocuments, Packing, Rows
 from .pretrained import check_vocabulary, checkpoint_activations, from_configuration, load_pretrained
 from .problems import setting_error
-from .sources import find_sources
+from .sources import find_sources, held_out
 from .tokens import Columns, Corpus, load_tokenizer
 
 if TYPE_CHECKING:
@@ -95,12 +95,8 @@ class CausalLM(Task):
         documents = np.arange(len(corpus.ends))
         train, evaluation = documents, None
         if isinstance(self.evaluation, float):
-            # Every n-th document: a share of each part of a corpus that is in some order.
-            kept = np.floor((documents + 1) * self.evaluation) > np.floor(documents * self.evaluation)
+            kept = np.array(held_out(len(documents), self.evaluation))
             train = documents[~kept]
-            if not kept.any() or kept.all():
-                rule = f"keeps {kept.sum()} of {len(documents)} documents; both parts must hold one"
-                raise setting_error("evaluation", self.evaluation, rule)
             evaluation = self._rows(corpus, documents[kept], "evaluation")
         elif self.evaluation is not None:
             other = self._corpus("evaluation", self.evaluation)
@@ -214,4 +210,4 @@ class CausalLM(Task):
         if self.template is not None:
             tokenizer.chat_template = read_template(tokenizer, self.template)
         tokenizer.save_pretrained(directory)
-        (directory / "README.md").write_text(model_card(self))
+        (directory / "README.md").write_text(model_card(self, "text-generation", "Causal language model"))

@@ -40,8 +40,11 @@ def load_pretrained(name: str, attention: str, auto_class: str = "AutoModelForCa
         )
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
         raise _not_loaded(name, attention, error) from None
-    missing = sorted(info["missing_keys"]) if auto_class == "AutoModelForCausalLM" else []
-    if missing:
+    # A classifier's last layer, and what some encoders pool with, begin anew.
+    begins_anew = auto_class != "AutoModelForCausalLM"
+    inside = f"{model.base_model_prefix}."
+    missing = [key for key in sorted(info["missing_keys"]) if not begins_anew or key.startswith(inside)]
+    if missing := [key for key in missing if not (begins_anew and "pooler" in key)]:
         rule = f"its files lack {listed(missing)}, which would begin as random numbers; copy the whole folder"
         raise setting_error("model", name, rule)
     return model

@@ -50,6 +50,19 @@ def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
     return [source for name in ([names] if isinstance(names, str) else names) for source in _find(name, key)]
 
 
+def held_out(count: int, share: float) -> list[bool]:
+    """Say of each of ``count`` documents whether it is kept for evaluation: every n-th, whatever order they are in.
+
+    Raises:
+        ConfigError: all are kept, or none.
+    """
+    kept = [int((at + 1) * share) > int(at * share) for at in range(count)]
+    if not any(kept) or all(kept):
+        rule = f"keeps {sum(kept)} of {count} documents; both parts must hold one"
+        raise setting_error("evaluation", share, rule)
+    return kept
+
+
 def _find(name: str, key: str) -> list[Source]:
     if name.startswith("hf:"):
         return [_hub_source(name, key)]

@@ -48,6 +48,33 @@ def load_tokenizer(name: str, key: str) -> Any:
         raise setting_error(key, name, rule) from None
 
 
+def take_column(row: Row, origin: str, column: str, key: str) -> Any:
+    """Return a column of a row, empty text where it holds nothing; the text column of plain text is all of it.
+
+    Args:
+        key: of the setting that names the column.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    if isinstance(row, str):
+        if key == "text_column":
+            return row
+        raise setting_error(key, column, f"{origin} is plain text, without columns; give JSON lines")
+    if column not in row:
+        raise setting_error(key, column, f"no such column in {origin}; {did_you_mean(column, row)}")
+    return "" if row[column] is None else row[column]
+
+
+def take_texts(rows: Sequence[tuple[str, Row]], column: str, key: str) -> list[str]:
+    """Return a column of rows; ``ConfigError`` where one of them has none, or holds no text there."""
+    texts = [take_column(row, origin, column, key) for origin, row in rows]
+    for (origin, _), text in zip(rows, texts, strict=True):
+        if not isinstance(text, str):
+            raise setting_error(key, column, f"must hold text, not a {type(text).__name__}, in {origin}")
+    return texts
+
+
 @dataclass(frozen=True, kw_only=True)
 class Columns:
     """The columns of a row that are learnt from: a text, or a conversation, or a prompt and its completion."""
@@ -57,47 +84,26 @@ class Columns:
     prompt: str | None = None
     completion: str | None = None
 
-    def take(self, row: Row, origin: str, column: str) -> Any:
-        """Return a column of a row, empty text where it holds nothing.
-
-        Raises:
-            ConfigError: there is no such column.
-        """
-        if isinstance(row, str):
-            if column == self.text:
-                return row
-            raise setting_error("data", origin, f"is plain text, and has no column {column!r}; give JSON lines")
-        if column not in row:
-            key = next(f"{name}_column" for name, value in vars(self).items() if value == column)
-            rule = f"no such column in {origin}; {did_you_mean(column, row)}"
-            raise setting_error(key, column, rule)
-        return row[column] or ""
-
     def encode(self, tokenizer: Any, template: str | None, rows: Sequence[tuple[str, Row]]) -> list[Encoded]:
         """Return tokens of rows, and which of them are learnt."""
         if self.messages is not None:
-            chats = [(origin, self.take(row, origin, self.messages)) for origin, row in rows]
+            chats = [(origin, take_column(row, origin, self.messages, "messages_column")) for origin, row in rows]
             return encode_chats(tokenizer, template, chats)
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         if self.prompt is None or self.completion is None:
-            texts = self._texts(rows, self.text)
+            texts = take_texts(rows, self.text, "text_column")
             encoded = tokenizer(texts, verbose=False)["input_ids"] if texts else []
             whole = [ids + (end if ids[-1:] != end else []) for ids in encoded]
             return [(ids, [1] * len(ids)) for ids in whole]
         # Each by itself, as the prompt is at generation; a token that spans both would never be generated.
-        prompts = tokenizer(self._texts(rows, self.prompt), verbose=False)["input_ids"]
-        answers = tokenizer(self._texts(rows, self.completion), add_special_tokens=False, verbose=False)["input_ids"]
+        prompts = tokenizer(take_texts(rows, self.prompt, "prompt_column"), verbose=False)["input_ids"]
+        answers = tokenizer(
+            take_texts(rows, self.completion, "completion_column"), add_special_tokens=False, verbose=False
+        )["input_ids"]
         return [
             (prompt + answer + end, [0] * len(prompt) + [1] * (len(answer) + len(end)))
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
-
-    def _texts(self, rows: Sequence[tuple[str, Row]], column: str) -> list[str]:
-        texts = [self.take(row, origin, column) for origin, row in rows]
-        for (origin, _), text in zip(rows, texts, strict=True):
-            if not isinstance(text, str):
-                raise setting_error("data", origin, f"{column!r} must hold text, not a {type(text).__name__}")
-        return texts
 
 
 @dataclass(frozen=True, kw_only=True)

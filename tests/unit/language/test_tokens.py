@@ -96,7 +96,7 @@ def test_texts_end_with_the_end_of_a_text(task: Callable[..., CausalLM], tmp_pat
     ("settings", "rows", "message"),
     [
         ({"text_column": "txt"}, [{"text": "a"}], r"text_column: 'txt': no such column in .*:1; did you mean 'text'\?"),
-        ({}, [{"text": 3}], r"data: '.*:1': 'text' must hold text, not a int"),
+        ({}, [{"text": 3}], r"text_column: 'text': must hold text, not a int, in .*:1"),
         ({"messages_column": "text"}, [{"text": "hello"}], r"messages_column: '.*:1': must hold a list of \{role"),
         (
             {"messages_column": "messages", "template": "/no/such.jinja"},
@@ -124,7 +124,7 @@ def test_a_template_that_raises_is_named_with_the_conversation(task: Callable[..
 
 def test_plain_text_has_no_other_columns(task: Callable[..., CausalLM], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
-    with pytest.raises(ConfigError, match=r"data: '.*a.txt': is plain text, and has no column 'messages'"):
+    with pytest.raises(ConfigError, match=r"messages_column: 'messages': .*a.txt is plain text, without columns"):
         task(data=str(tmp_path / "a.txt"), messages_column="messages").build_data()
 
 
