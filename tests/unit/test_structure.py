@@ -109,6 +109,7 @@ def test_public_names() -> None:
     [
         ("trainer, trainer.config.load, trainer.script", "torch accelerate deepspeed transformers"),
         ("trainer.loop, trainer.launching, trainer.strategies", "deepspeed transformers datasets wandb"),
+        ("trainer.language", "transformers tokenizers datasets peft pyarrow"),
     ],
 )
 def test_what_is_not_used_is_not_imported(modules: str, absent: str) -> None:

@@ -137,3 +137,13 @@ def test_settings_that_do_not_fit_together(
 
 def test_what_libraries_say_is_shortened_to_a_line() -> None:
     assert first_line(ValueError("one.\ntwo")) == "one" and first_line(KeyError()) == "KeyError"
+
+
+def test_flash_attention_is_given_one_long_row(task: Callable[..., CausalLM]) -> None:
+    one = task(attention="flash_attention_2")
+    data = one.build_data()
+    batch = data.collate([data.train[0], data.train[1]])
+    inputs = one.inputs(batch)
+    assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, 2 * 128)
+    assert torch.equal(inputs["position_ids"].reshape(2, 128), batch["position_ids"])
+    assert task().inputs(batch)["input_ids"].shape == (2, 128)
