@@ -33,6 +33,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
         2750,  # 2,500 was wanted; what is left are rules of people's launch files, each with its own message
     ),
     "reporting": ("reporting callbacks/tracking callbacks/wandb_run callbacks/profiling", 750),
+    "language": ("language", 1000),
     "ground": ("errors text plan", None),
     "commands": ("commands", None),
 }

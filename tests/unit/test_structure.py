@@ -52,7 +52,7 @@ ELSEWHERE = {
 # The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms before its own arrow.
 WAY = """
 errors, text, plan <- config, distributed, metrics, strategies, data <- optim, task, launching <- checkpoint, build
-<- reporting <- state <- callbacks <- loop <- script <- commands
+<- reporting <- state <- callbacks <- loop <- script, language <- commands
 """
 
 
@@ -109,6 +109,7 @@ def test_public_names() -> None:
     [
         ("trainer, trainer.config.load, trainer.script", "torch accelerate deepspeed transformers"),
         ("trainer.loop, trainer.launching, trainer.strategies", "deepspeed transformers datasets wandb"),
+        ("trainer.language", "transformers tokenizers datasets peft pyarrow"),
     ],
 )
 def test_what_is_not_used_is_not_imported(modules: str, absent: str) -> None:

@@ -1,0 +1,80 @@
+"""Tiny language models with a tokenizer trained on the spot, saved as people download them; texts to learn from."""
+
+from __future__ import annotations
+
+import json
+import pydoc_data.topics
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 320
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **SMALL, "num_key_value_heads": 1},
+    "qwen2": {"model_type": "qwen2", **SMALL, "num_key_value_heads": 1},
+    "gemma": {"model_type": "gemma", **SMALL, "num_key_value_heads": 1, "head_dim": 16},
+    "gpt2": {
+        "model_type": "gpt2",
+        **{"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128},
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    },
+}
+# As ChatML, once with the marks that say what the assistant writes, once without.
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+
+
+def paragraphs(count: int) -> list[str]:
+    """English prose that comes with Python."""
+    texts = "\n\n".join(text for _, text in sorted(pydoc_data.topics.topics.items())).split("\n\n")
+    return [text.strip() for text in texts if len(text) > 40][:count]
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|end|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(paragraphs(200), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", chat_template=MARKED)
+
+
+def save_model(folder: Path, name: str = "llama", *, shard_size: str = "5GB", **settings: Any) -> Path:
+    """Save a model with random weights and its tokenizer; returns the folder."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    config = {**CONFIGS[name], "vocab_size": VOCABULARY, **settings}
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config.pop("model_type")](**config))
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_rows(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def save_texts(path: Path, count: int = 120) -> Path:
+    """JSON lines with a column ``text``."""
+    return save_rows(path, [{"text": text} for text in paragraphs(count)])
+
+
+def conversation(*turns: str) -> dict[str, Any]:
+    """A row of turns that user and assistant take."""
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[at % 2], "content": text} for at, text in enumerate(turns)]}

@@ -1,0 +1,39 @@
+"""Tiny models and texts, made once for all tests of language tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_language import save_model, save_texts
+
+from trainer.language import CausalLM
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny Llama and its tokenizer, as people download them."""
+    return save_model(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_texts(tmp_path_factory.mktemp("texts") / "texts.jsonl")
+
+
+@pytest.fixture
+def task(llama: Path, texts: Path, tmp_path: Path) -> Callable[..., CausalLM]:
+    """A task on the tiny Llama with short rows; settings lie over that."""
+
+    def make(**settings: Any) -> CausalLM:
+        defaults = {
+            "model": str(llama),
+            "data": str(texts),
+            "sequence_length": 128,
+            "cache_dir": str(tmp_path / "cache"),
+        }
+        return CausalLM(**{**defaults, **settings})
+
+    return make

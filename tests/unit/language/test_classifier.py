@@ -1,0 +1,69 @@
+"""Texts are told apart by the labels that occur, by encoders and decoders, with adapters or without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_language import CONFIGS, VOCABULARY, save_rows, tokenizer
+
+from trainer import ConfigError
+from trainer.language import Adapter, SequenceClassifier
+
+ROWS = [{"text": f"text number {number} of them", "label": number % 3} for number in range(30)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows, and a small encoder and a small decoder as people download them, without a last layer for classes."""
+    from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig
+
+    folder = tmp_path_factory.mktemp("folder")
+    save_rows(folder / "rows.jsonl", ROWS)
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    llama = LlamaConfig(
+        **{key: value for key, value in CONFIGS["llama"].items() if key != "model_type"}, vocab_size=320
+    )
+    models = {"bert": BertModel(BertConfig(**small, vocab_size=VOCABULARY))}
+    models["llama"] = AutoModelForCausalLM.from_config(llama)
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer().save_pretrained(folder / name)
+    return folder
+
+
+def task(folder: Path, name: str, **settings: Any) -> SequenceClassifier:
+    return SequenceClassifier(**{"model": str(folder / name), "data": str(folder / "rows.jsonl"), **settings})
+
+
+@pytest.mark.parametrize(("name", "adapter"), [("bert", None), ("llama", None), ("llama", Adapter(r=2))])
+def test_scores_of_a_text_do_not_depend_on_its_batch(name: str, adapter: Adapter | None, folder: Path) -> None:
+    one = task(folder, name, adapter=adapter, evaluation=0.2)
+    data, model = one.build_data(), one.build_model().eval()
+    assert (len(data.train), len(data.evaluation)) == (24, 6)
+    assert data.collate is not None
+    long = ("a much longer text than that of the others", "2")
+    alone, among = (one.evaluation_step(model, data.collate([data.train[4], *more]))["loss"] for more in ([], [long]))
+    torch.testing.assert_close(alone[0], among[0])
+    one.training_step(model, data.collate(data.train[:4])).backward()
+    learning = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    assert all("lora_" in name or "score" in name for name in learning) == (adapter is not None)
+
+
+def test_labels_are_those_that_occur_in_their_order(folder: Path, tmp_path: Path) -> None:
+    rows = [{"text": "a", "kind": kind} for kind in ("10", "9", "2", "9")]
+    one = task(folder, "bert", data=str(save_rows(tmp_path / "a.jsonl", rows)), label_column="kind")
+    model: Any = one.build_model()
+    assert model.config.id2label == {0: "2", 1: "9", 2: "10"}
+    one.save_extras(tmp_path)
+    assert "pipeline_tag: text-classification" in (tmp_path / "README.md").read_text()
+
+
+def test_a_label_that_was_never_learnt_and_an_absent_column_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = str(save_rows(tmp_path / "a.jsonl", [{"text": "a", "label": 7}]))
+    with pytest.raises(ConfigError, match=r"evaluation: '.*a.jsonl': has a label that data lacks: '7'"):
+        task(folder, "bert", evaluation=other).build_data()
+    with pytest.raises(ConfigError, match=r"label_column: 'lable': no such column in .*:1; did you mean 'label'\?"):
+        task(folder, "bert", label_column="lable").build_data()

@@ -1,0 +1,180 @@
+"""Models are loaded whole or not at all, adapters sit where they were asked for, and each mistake is one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_language import CONFIGS, VOCABULARY, save_model
+
+from trainer import ConfigError
+from trainer.language import Adapter, CausalLM
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A model in several files."""
+    return save_model(tmp_path / "shards", shard_size="40KB")
+
+
+def test_a_model_in_several_files_is_loaded_as_it_was_saved(shards: Path, task: Callable[..., CausalLM]) -> None:
+    assert len(list(shards.glob("*.safetensors"))) > 1
+    model: Any = task(model=str(shards)).build_model()
+    from transformers import AutoModelForCausalLM
+
+    theirs: Any = AutoModelForCausalLM.from_pretrained(shards)
+    torch.testing.assert_close(dict(model.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0)
+    assert model.config.use_cache is False and model.config.architectures == ["LlamaForCausalLM"]
+
+
+def test_missing_shards_cut_files_and_lost_tensors_are_named(
+    shards: Path, task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    files = sorted(shards.glob("*.safetensors"))
+    first = files[0].read_bytes()
+    files[0].unlink()
+    with pytest.raises(
+        ConfigError, match=rf"model: '.*shards': {files[0].name} is missing of {len(files)} files; copy"
+    ):
+        task(model=str(shards)).build_model()
+    files[0].write_bytes(first[:-10])
+    with pytest.raises(ConfigError, match=rf"model: '.*shards': {files[0].name} is cut off or damaged: "):
+        task(model=str(shards)).build_model()
+    files[0].write_bytes(first)
+    whole = save_model(tmp_path / "whole")
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(whole / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"its files lack model.norm.weight, which would begin as random numbers"):
+        task(model=str(whole)).build_model()
+
+
+def test_folders_that_hold_no_model_are_named(task: Callable[..., CausalLM], tmp_path: Path, llama: Path) -> None:
+    named = {
+        "empty": "holds neither config.json nor a GGUF file",
+        "adapter": "holds an adapter; give the model that it belongs to, or merge the two",
+        "quantized": r"is quantized: adapters on such a model \(QLoRA\) need bitsandbytes on a GPU",
+    }
+    for name in named:
+        (tmp_path / name).mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    config = json.loads((llama / "config.json").read_text())
+    (tmp_path / "quantized" / "config.json").write_text(json.dumps({**config, "quantization_config": {}}))
+    for name, rule in named.items():
+        with pytest.raises(ConfigError, match=f"model: '.*{name}': {rule}"):
+            task(model=str(tmp_path / name), tokenizer=str(llama)).build_model()
+    with pytest.raises(ConfigError, match=r"model: '\./nowhere': no such folder; give a folder of safetensors"):
+        task(model="./nowhere", tokenizer=str(llama)).build_model()
+
+
+def test_a_name_of_the_hub_without_a_network_is_one_line(
+    task: Callable[..., CausalLM], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    rule = "model: 'no-one/no-such': no such folder here, and it cannot be loaded from the Hub: "
+    with pytest.raises(ConfigError, match=rule):
+        task(model="no-one/no-such", tokenizer=str(llama)).build_model()
+    with pytest.raises(ConfigError, match="model: 'no-one/no-such': no tokenizer could be loaded from it: "):
+        task(model="no-one/no-such").build_data()
+
+
+def test_a_tokenizer_that_does_not_fit_the_embedding_is_refused(
+    task: Callable[..., CausalLM], tmp_path: Path, llama: Path
+) -> None:
+    small = save_model(tmp_path / "small", vocab_size=300)
+    rule = rf"tokenizer: '.*llama': has tokens up to {VOCABULARY - 1}, and the model's embedding ends at 299"
+    with pytest.raises(ConfigError, match=rule):
+        task(model=str(small), tokenizer=str(llama)).build_model()
+
+
+def test_a_model_from_scratch_takes_vocabulary_and_end_from_the_tokenizer(
+    task: Callable[..., CausalLM], llama: Path
+) -> None:
+    for tokenizer in (llama, llama / "tokenizer.json"):
+        model: Any = task(model=None, config=CONFIGS["llama"], tokenizer=str(tokenizer)).build_model()
+        assert (model.config.vocab_size, model.config.eos_token_id) == (VOCABULARY, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "lama"}, r"config.model_type: 'lama': no such model type; did you mean 'llama'\?"),
+        (
+            {"model_type": "llama", "hiden_size": 8},
+            r"config.hiden_size: 8: unknown key; .* did you mean 'hidden_size'\?",
+        ),
+        ({"model_type": "llama", "hidden_size": "x"}, r"config: 'llama': "),
+    ],
+)
+def test_wrong_configurations_are_named(
+    config: dict[str, Any], message: str, task: Callable[..., CausalLM], llama: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        task(model=None, config=config, tokenizer=str(llama)).build_model()
+
+
+def test_an_unknown_attention_is_named(task: Callable[..., CausalLM]) -> None:
+    with pytest.raises(ConfigError, match="attention: 'sdpaa': "):
+        task(attention="sdpaa").build_model()
+
+
+@pytest.mark.parametrize(
+    ("targets", "count"), [("all-linear", 14), (["q_proj", "v_proj"], 4), (["layers.1.mlp.up_proj"], 1)]
+)
+def test_only_adapters_learn_and_sit_where_they_were_asked_for(
+    targets: Any, count: int, task: Callable[..., CausalLM]
+) -> None:
+    model = task(adapter=Adapter(r=4, targets=targets)).build_model()
+    learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert all("lora_" in name for name in learning) and len(learning) == 2 * count
+
+
+def test_adapters_of_gpt2_are_told_of_its_transposed_weights(task: Callable[..., CausalLM], llama: Path) -> None:
+    one = task(model=None, config=CONFIGS["gpt2"], tokenizer=str(llama), adapter=Adapter(targets=["c_attn"]))
+    assert [config.fan_in_fan_out for config in one.build_model().peft_config.values()] == [True]  # type: ignore[union-attr,operator]
+
+
+def test_a_target_that_does_not_exist_is_refused(task: Callable[..., CausalLM]) -> None:
+    rule = r"adapter.targets: 'q_prj': the model has no such linear layer; did you mean 'q_proj'\?"
+    with pytest.raises(ConfigError, match=rule):
+        task(adapter=Adapter(targets=["q_prj", "v_proj"])).build_model()
+
+
+@pytest.mark.parametrize(("every", "expected"), [(True, [True, True, True, True]), (2, [True, False, True, False])])
+def test_activations_of_every_nth_layer_are_computed_anew_and_change_nothing(
+    every: Any, expected: list[bool], task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    deep = str(save_model(tmp_path / "deep", num_hidden_layers=4))
+    losses, found = [], []
+    for setting in (False, every):
+        one = task(model=deep, activation_checkpointing=setting)
+        model: Any = one.build_model()
+        model.train()
+        data = one.build_data()
+        loss = one.training_step(model, data.collate([data.train[0], data.train[1]]))
+        loss.backward()
+        losses.append(loss.item())
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert [layer.gradient_checkpointing for layer in model.model.layers] == expected
+    assert losses[0] == losses[1]
+    torch.testing.assert_close(*found)
+
+
+def test_a_cut_adapter_is_named(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    from trainer.language.adapters import load_adapted
+
+    model: Any = task(adapter=Adapter(r=2)).build_model()
+    model.save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    assert type(load_adapted(str(tmp_path / "adapter"))).__name__ == "PeftModelForCausalLM"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match=r"model: '.*adapter': the adapter cannot be loaded: "):
+        load_adapted(str(tmp_path / "adapter"))
+    shutil.rmtree(tmp_path / "adapter")

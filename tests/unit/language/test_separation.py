@@ -1,0 +1,96 @@
+"""Packed documents are learnt from as if each were alone; a model in which they are not is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_language import CONFIGS, save_texts
+
+from trainer import ConfigError
+from trainer.language import CausalLM
+from trainer.language.pretrained import from_configuration
+from trainer.language.separation import check_separation
+
+DEFAULTS = {"vocab_size": 64, "bos_token_id": None, "eos_token_id": None}
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packed_documents_have_loss_and_gradients_of_separate_ones(
+    name: str, attention: str, task: Callable[..., CausalLM], tmp_path: Path, llama: Path
+) -> None:
+    settings: dict[str, Any] = {"model": None, "config": CONFIGS[name], "tokenizer": str(llama), "attention": attention}
+    texts = str(save_texts(tmp_path / "few.jsonl", 8))
+    packed, alone = task(**settings, data=texts), task(**settings, data=texts, packing="none")
+    torch.manual_seed(0)
+    model = packed.build_model().double()
+    model.train()
+    losses, found = [], []
+    for one in (packed, alone):
+        data = one.build_data()
+        batch = data.collate([data.train[at] for at in range(len(data.train))])
+        assert len(batch["input_ids"]) < 24 if one is packed else True
+        loss = one.training_step(model, batch)
+        loss.backward()
+        losses.append(loss.item())
+        found.append(gradients(model))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for key, gradient in found[0].items():
+        torch.testing.assert_close(gradient, found[1][key], rtol=1e-6, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize(
+    "added", [{"attention_mask": torch.ones(2, 11, dtype=torch.long)}, {"position_ids": torch.arange(11).repeat(2, 1)}]
+)
+def test_inputs_by_which_documents_meet_are_refused(added: dict[str, Any]) -> None:
+    model = from_configuration(CONFIGS["llama"], "sdpa", DEFAULTS)
+
+    def inputs(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], **added}
+
+    rule = r"packing: 'best_fit': documents of one row reach each other in LlamaForCausalLM \(through one of "
+    with pytest.raises(ConfigError, match=rule + r"LlamaAttention\); set packing: none"):
+        check_separation(model, inputs, needs_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 2},
+            r"BloomForCausalLM \(.*BloomAttention\)",
+        ),
+        (
+            {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 1, "state_size": 4},
+            r"MambaForCausalLM \(.*MambaMixer\)",
+        ),
+    ],
+)
+def test_models_that_overlook_positions_are_refused(
+    config: dict[str, Any], message: str, task: Callable[..., CausalLM], llama: Path
+) -> None:
+    refused = task(model=None, config=config, tokenizer=str(llama), attention="eager")
+    with pytest.raises(ConfigError, match=f"packing: 'best_fit': documents of one row reach each other in {message}"):
+        refused.build_model()
+
+
+def test_the_probe_leaves_model_and_randomness_as_they_were(task: Callable[..., CausalLM]) -> None:
+    settings = {"config": {**CONFIGS["gpt2"], "attn_pdrop": 0.1, "embd_pdrop": 0.1}, "model": None}
+    states, modes = [], []
+    for packing in ("best_fit", "none"):
+        torch.manual_seed(3)
+        model = task(**settings, tokenizer=task().model, packing=packing).build_model()
+        states.append(torch.rand(3))
+        assert all(parameter.grad is None for parameter in model.parameters())
+        modes.append(model.training)
+    assert torch.equal(*states) and modes[0] == modes[1]

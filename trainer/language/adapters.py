@@ -1,0 +1,93 @@
+"""Low-rank adapters (Hu et al. 2021, "LoRA") of the peft library: the model is frozen, and only they learn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..config.annotations import About
+from ..text import did_you_mean
+from .pretrained import load_pretrained
+from .problems import first_line, setting_error
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ALL = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Settings of low-rank adapters.
+
+    Args:
+        r: rank of each.
+        alpha: what an adapter adds is multiplied by alpha / r.
+        dropout: of an adapter's input; it draws other numbers on every layout.
+        targets: the layers that get one by the ends of their names, such as q_proj; or all-linear, all but the head.
+    """
+
+    r: Annotated[int, About(minimum=1)] = 16
+    alpha: Annotated[float, About(above=0)] = 32.0
+    dropout: Annotated[float, About(minimum=0, below=1)] = 0.0
+    targets: str | list[str] = ALL
+
+
+def add_adapter(model: Any, adapter: Adapter, task_type: str = "CAUSAL_LM") -> Any:
+    """Return the model with adapters, everything else frozen.
+
+    Raises:
+        ConfigError: a target is no layer of the model.
+    """
+    from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
+
+    layers = dict(_linear_layers(model))
+    targets = [adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
+    for target in targets:
+        if target != ALL and not any(f".{name}".endswith(f".{target}") for name in layers):
+            known = {name.rpartition(".")[2] for name in layers}
+            rule = f"the model has no such linear layer; {did_you_mean(target, known)}"
+            raise setting_error("adapter.targets", target, rule)
+    config = LoraConfig(
+        r=adapter.r,
+        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # a factor
+        lora_dropout=adapter.dropout,
+        target_modules=ALL if ALL in targets else targets,
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
+        task_type=task_type,
+    )
+    return get_peft_model(model, config)
+
+
+def load_adapted(folder: str) -> Any:
+    """Load an exported model; of an adapter, the model that it belongs to with the adapter on it.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or the model that the adapter names is gone.
+    """
+    config = Path(folder).expanduser() / "adapter_config.json"
+    if not config.is_file():
+        return load_pretrained(folder, "sdpa")
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    base = json.loads(config.read_text()).get("base_model_name_or_path")
+    if base is None:
+        raise setting_error("model", folder, "adapter_config.json does not name the model of the adapter")
+    try:
+        return PeftModel.from_pretrained(load_pretrained(base, "sdpa"), str(config.parent))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise setting_error("model", folder, f"the adapter cannot be loaded: {first_line(error)}") from None
+
+
+def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            yield name, module

@@ -1,0 +1,213 @@
+"""The task of a causal language model, by settings alone: fine-tuned or from scratch, on text or conversations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+
+from ..config.annotations import About
+from ..task import Data, Task
+from .adapters import Adapter, add_adapter
+from .card import model_card
+from .chat import read_template
+from .packing import IGNORED, Collate, LongDocuments, Packing, Rows
+from .pretrained import check_vocabulary, checkpoint_activations, from_configuration, load_pretrained
+from .problems import setting_error
+from .sources import find_sources, held_out
+from .tokens import Columns, Corpus, load_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+LARGE_VOCABULARY = 16_384  # from here on the logits are what takes the memory
+DENSE = ("sdpa", "eager", "flex_attention")  # attention that tells documents apart in each row of a batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLM(Task):
+    """Predict the next token of documents, or what the assistant says in conversations.
+
+    Args:
+        data: what to learn from: a file, a folder, a pattern, hf:NAME, or a list of these (``sources.py``).
+        evaluation: what to measure on, named in the same way; or the share of the documents of ``data`` that is kept
+            for it, such as 0.05.
+        model: a folder of safetensors, a folder with a GGUF file, or a name on the Hub.
+        config: instead of ``model``, for a start from scratch: ``model_type`` and keys of that configuration.
+        tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
+        text_column: of rows with columns, what is learnt.
+        messages_column: of rows that are conversations: a list of {role, content}. What the assistant says is learnt.
+        prompt_column, completion_column: of rows with a question and its answer. The answer is learnt.
+        template: a Jinja file that writes conversations; by default the tokenizer's chat template.
+        sequence_length: positions of a row.
+        packing: ``best_fit`` puts documents into rows that are full, each for itself; ``none`` gives each a row.
+        long_documents: longer than a row: ``split`` into pieces, ``cut`` off behind the first, or ``refuse``.
+        adapter: low-rank adapters, of which alone is learnt; {} for the defaults.
+        attention: as transformers calls it: sdpa, eager, flash_attention_2.
+        activation_checkpointing: compute the activations of each layer (2: of every second one) anew in the backward
+            pass, instead of keeping them.
+        loss: ``fused`` never holds all logits in memory (torch 2.13), ``plain`` does; ``auto`` fuses it where that
+            can be done and the vocabulary is large.
+        cache_dir: tokens are kept there, one folder for each content.
+    """
+
+    data: str | list[str]
+    evaluation: str | float | None = None
+    model: str | None = None
+    config: dict[str, Any] | None = None
+    tokenizer: str | None = None
+    text_column: str = "text"
+    messages_column: str | None = None
+    prompt_column: str | None = None
+    completion_column: str | None = None
+    template: str | None = None
+    sequence_length: Annotated[int, About(minimum=2)] = 1024
+    packing: Packing = "best_fit"
+    long_documents: LongDocuments = "split"
+    adapter: Adapter | None = None
+    attention: str = "sdpa"
+    activation_checkpointing: Annotated[bool | int, About(minimum=1)] = False
+    loss: Literal["auto", "plain", "fused"] = "auto"
+    cache_dir: str = "~/.cache/samecurve"
+    # What it remembers: the tokenizer, the counts of its data, the last evaluation.
+    memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.config is None):
+            raise ValueError("give one of model (a folder or a name) and config (model_type and sizes)")
+        if self.config is not None and self.tokenizer is None:
+            raise ValueError("tokenizer: a model from scratch has none of its own; name a folder or a tokenizer.json")
+        if (self.prompt_column is None) != (self.completion_column is None):
+            raise ValueError("prompt_column and completion_column go together")
+        if self.messages_column is not None and self.prompt_column is not None:
+            raise ValueError("give messages_column, or prompt_column and completion_column, not both")
+        if isinstance(self.evaluation, float) and not 0 < self.evaluation < 1:
+            raise ValueError(f"evaluation: {self.evaluation}: a share of the documents is between 0 and 1")
+
+    # -- data -------------------------------------------------------------------------------------
+
+    def build_data(self) -> Data:
+        corpus = self._corpus("data", self.data)
+        documents = np.arange(len(corpus.ends))
+        train, evaluation = documents, None
+        if isinstance(self.evaluation, float):
+            kept = np.array(held_out(len(documents), self.evaluation))
+            train = documents[~kept]
+            evaluation = self._rows(corpus, documents[kept], "evaluation")
+        elif self.evaluation is not None:
+            other = self._corpus("evaluation", self.evaluation)
+            evaluation = self._rows(other, np.arange(len(other.ends)), "evaluation")
+        return Data(train=self._rows(corpus, train, "data"), evaluation=evaluation, collate=self._collate())
+
+    def load_tokenizer(self) -> Any:
+        """Return the tokenizer, loaded on the first call."""
+        if "tokenizer" not in self.memory:
+            key, name = ("tokenizer", self.tokenizer) if self.tokenizer else ("model", self.model)
+            self.memory["tokenizer"] = load_tokenizer(str(name), key)
+        return self.memory["tokenizer"]
+
+    def _corpus(self, key: str, names: str | list[str]) -> Corpus:
+        sources, tokenizer = find_sources(names, key), self.load_tokenizer()
+        columns = Columns(
+            text=self.text_column,
+            messages=self.messages_column,
+            prompt=self.prompt_column,
+            completion=self.completion_column,
+        )
+        template = None if self.messages_column is None else read_template(tokenizer, self.template)
+        return Corpus.prepare(sources, columns, tokenizer, template, self.cache_dir, key)
+
+    def _rows(self, corpus: Corpus, chosen: Any, key: str) -> Rows:
+        rows = Rows(
+            corpus,
+            chosen,
+            length=self.sequence_length,
+            packing=self.packing,
+            long_documents=self.long_documents,
+            cache=self.cache_dir,
+            key=key,
+        )
+        self.memory[key] = rows.fill
+        return rows
+
+    def _collate(self) -> Collate:
+        tokenizer = self.load_tokenizer()
+        filler = next((one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id) if one is not None), 0)
+        return Collate(length=None if self.packing == "none" else self.sequence_length, filler=filler)
+
+    # -- model ------------------------------------------------------------------------------------
+
+    def build_model(self) -> nn.Module:
+        from .separation import check_separation, small_batch
+
+        vocabulary = 1 + max(self.load_tokenizer().get_vocab().values())
+        model = self.load_model(vocabulary)
+        check_vocabulary(model, vocabulary, self.tokenizer or self.model)
+        model.config.use_cache = False  # keys and values of past tokens serve generation only
+        model.config.architectures = [type(model).__name__]
+        if self.activation_checkpointing:
+            checkpoint_activations(model, int(self.activation_checkpointing))
+        if self.packing == "best_fit":
+            check_separation(model, self.inputs, needs_gpu=self.attention not in DENSE)
+        if self.adapter is not None:
+            model = add_adapter(model, self.adapter)
+        if self.loss == "fused" or (self.loss == "auto" and vocabulary >= LARGE_VOCABULARY):
+            from .loss import fuse_head
+
+            batch = small_batch(vocabulary)
+            why_not = fuse_head(model, self.inputs(batch), batch["labels"])
+            if why_not and self.loss == "fused":
+                raise setting_error("loss", self.loss, f"{why_not}; set plain")
+        return model  # type: ignore[no-any-return]
+
+    def load_model(self, vocabulary: int) -> Any:
+        """Load or build the transformers model: the place for a subclass to bring another one."""
+        if self.config is not None:
+            # Of a pad_token_id torch would never train the embedding, and often it is the end of a text as well.
+            end = self.load_tokenizer().eos_token_id
+            defaults = {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": end, "pad_token_id": None}
+            return from_configuration(self.config, self.attention, defaults)
+        return load_pretrained(str(self.model), self.attention)
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the model is called with: no mask, since beside one the positions would be overlooked."""
+        if self.packing == "none":  # what fills a row up stands behind its one document, which does not see it
+            return {"input_ids": batch["input_ids"]}
+        given = {name: batch[name] for name in ("input_ids", "position_ids")}
+        if self.attention in DENSE:
+            return given
+        # Flash attention looks at positions in a single row only (transformers 5.23); one long row is the same.
+        return {name: tensor.reshape(1, -1) for name, tensor in given.items()}
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        from .loss import mean_loss
+
+        return mean_loss(model, self.inputs(batch), batch["labels"])
+
+    def weight(self, batch: Any) -> Tensor:
+        count: Tensor = (batch["labels"] != IGNORED).sum()
+        return count
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        tokens = self.weight(batch)
+        return {"loss": (self.training_step(model, batch) * tokens, tokens), "tokens": (tokens, None)}
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how they are cut.
+        found = {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}  # exp(710) is no float any more
+        self.memory["metrics"] = found
+        return found
+
+    def save_extras(self, directory: Path) -> None:
+        """Write tokenizer and model card; the configurations are written with the model."""
+        tokenizer = self.load_tokenizer()
+        if self.template is not None:
+            tokenizer.chat_template = read_template(tokenizer, self.template)
+        tokenizer.save_pretrained(directory)
+        (directory / "README.md").write_text(model_card(self, "text-generation", "Causal language model"))

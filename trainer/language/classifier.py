@@ -1,0 +1,126 @@
+"""The task of a classifier of texts, by settings alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..config.annotations import About
+from ..errors import DataError
+from ..task import Data, Task
+from .adapters import Adapter, add_adapter
+from .card import model_card
+from .pretrained import load_pretrained
+from .problems import setting_error
+from .sources import find_sources, held_out
+from .tokens import load_tokenizer, take_column, take_texts
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Example = tuple[str, str]  # a text and its label
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceClassifier(Task):
+    """Tell the label of a text, with a pretrained encoder or decoder and a new last layer.
+
+    Args:
+        data, evaluation: as of ``CausalLM``; rows with columns.
+        model: a folder of safetensors or a name on the Hub.
+        tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
+        text_column, label_column: of a row. A label is text or a number; all that occur are told apart.
+        sequence_length: tokens of a text, at most; longer ones are cut off.
+        adapter: low-rank adapters, of which alone is learnt beside the last layer; {} for the defaults.
+        attention: as transformers calls it: sdpa, eager.
+    """
+
+    data: str | list[str]
+    evaluation: str | float | None = None
+    model: str
+    tokenizer: str | None = None
+    text_column: str = "text"
+    label_column: str = "label"
+    sequence_length: Annotated[int, About(minimum=2)] = 512
+    adapter: Adapter | None = None
+    attention: str = "sdpa"
+    memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def build_data(self) -> Data:
+        examples, evaluation = self._examples("data", self.data), None
+        self.memory["labels"] = sorted(
+            {label for _, label in examples}, key=lambda label: (len(label), label)
+        )  # 2 before 10
+        if isinstance(self.evaluation, float):
+            kept = held_out(len(examples), self.evaluation)
+            evaluation = [example for example, keep in zip(examples, kept, strict=True) if keep]
+            examples = [example for example, keep in zip(examples, kept, strict=True) if not keep]
+        elif self.evaluation is not None:
+            evaluation = self._examples("evaluation", self.evaluation)
+            if unknown := sorted({label for _, label in evaluation} - set(self.memory["labels"])):
+                raise setting_error("evaluation", self.evaluation, f"has a label that data lacks: {unknown[0]!r}")
+        tokenizer = self.load_tokenizer()
+        collate = partial(_collate, tokenizer=tokenizer, labels=self.memory["labels"], length=self.sequence_length)
+        return Data(train=examples, evaluation=evaluation, collate=collate)
+
+    def load_tokenizer(self) -> Any:
+        """Return the tokenizer, loaded on the first call."""
+        if "tokenizer" not in self.memory:
+            key, name = ("tokenizer", self.tokenizer) if self.tokenizer else ("model", self.model)
+            tokenizer = self.memory["tokenizer"] = load_tokenizer(name, key)
+            tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        return self.memory["tokenizer"]
+
+    def _examples(self, key: str, names: str | list[str]) -> list[Example]:
+        rows = [row for source in find_sources(names, key) for row in source.read()]
+        if not rows:
+            raise DataError(f"task_settings.{key}: no rows")
+        texts = take_texts(rows, self.text_column, "text_column")
+        labels = [str(take_column(row, origin, self.label_column, "label_column")) for origin, row in rows]
+        return list(zip(texts, labels, strict=True))
+
+    def build_model(self) -> nn.Module:
+        if "labels" not in self.memory:
+            self.build_data()
+        names = dict(enumerate(self.memory["labels"]))
+        model = load_pretrained(
+            self.model,
+            self.attention,
+            "AutoModelForSequenceClassification",
+            id2label=names,
+            label2id={name: number for number, name in names.items()},
+        )
+        model.config.pad_token_id = self.load_tokenizer().pad_token_id  # by which decoders find the last token
+        model.config.architectures = [type(model).__name__]
+        return model if self.adapter is None else add_adapter(model, self.adapter, "SEQ_CLS")  # type: ignore[no-any-return]
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.evaluation_step(model, batch)["loss"].mean()
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        from torch.nn.functional import cross_entropy
+
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        scores, labels = model(**inputs).logits.float(), batch["labels"]
+        loss = cross_entropy(scores, labels, reduction="none")
+        return {"loss": loss, "accuracy": (scores.argmax(-1) == labels).float()}
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        self.memory["metrics"] = metrics
+        return metrics
+
+    def save_extras(self, directory: Path) -> None:
+        """Write tokenizer and model card, so that ``pipeline("text-classification", directory)`` takes the folder."""
+        self.load_tokenizer().save_pretrained(directory)
+        (directory / "README.md").write_text(model_card(self, "text-classification", "Classifier of texts"))
+
+
+def _collate(examples: Sequence[Example], tokenizer: Any, labels: list[str], length: int) -> dict[str, Tensor]:
+    import torch
+
+    texts = [text for text, _ in examples]
+    coded = tokenizer(texts, truncation=True, max_length=length, padding=True, return_tensors="pt")
+    return {**coded, "labels": torch.tensor([labels.index(label) for _, label in examples])}

@@ -1,0 +1,159 @@
+"""Models of the transformers library: from a folder, a GGUF file in a folder, the Hub, or from a configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..text import did_you_mean, listed
+from .problems import first_line, setting_error
+
+
+def load_pretrained(name: str, attention: str, auto_class: str = "AutoModelForCausalLM", **options: Any) -> Any:
+    """Load a pretrained model, every weight of it.
+
+    Args:
+        name: a folder or a name on the Hub.
+        attention: as transformers calls it: sdpa, eager, flash_attention_2.
+        auto_class: of transformers, that knows the model's class.
+        options: of ``from_pretrained``.
+
+    Raises:
+        ConfigError: a file is missing, damaged or of another kind; the Hub cannot be reached.
+    """
+    import transformers
+
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        options |= _checked(name, folder)
+        name_or_path = str(folder)
+    elif folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise setting_error("model", name, "no such folder; give a folder of safetensors or a name on the Hub")
+    else:
+        name_or_path = name
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # one for each rank
+    try:
+        model, info = getattr(transformers, auto_class).from_pretrained(
+            name_or_path, attn_implementation=attention, output_loading_info=True, **options
+        )
+    except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
+        raise _not_loaded(name, attention, error) from None
+    # A classifier's last layer, and what some encoders pool with, begin anew.
+    begins_anew = auto_class != "AutoModelForCausalLM"
+    inside = f"{model.base_model_prefix}."
+    missing = [key for key in sorted(info["missing_keys"]) if not begins_anew or key.startswith(inside)]
+    if missing := [key for key in missing if not (begins_anew and "pooler" in key)]:
+        rule = f"its files lack {listed(missing)}, which would begin as random numbers; copy the whole folder"
+        raise setting_error("model", name, rule)
+    return model
+
+
+def from_configuration(config: Mapping[str, Any], attention: str, defaults: Mapping[str, Any]) -> Any:
+    """Build a model with random weights.
+
+    Args:
+        config: ``model_type`` and keys of its configuration class.
+        defaults: of keys that it does not set; the class has others.
+
+    Raises:
+        ConfigError: a key or a value is not the configuration's.
+    """
+    import transformers
+
+    auto_class: Any = transformers.AutoModelForCausalLM
+    given, known_types = dict(config), transformers.CONFIG_MAPPING
+    kind = given.pop("model_type", None)
+    if kind not in known_types:
+        rule = f"no such model type; {did_you_mean(str(kind), known_types)}"
+        raise setting_error("config.model_type", kind, rule)
+    cls = known_types[kind]
+    known = {*cls().to_dict(), *cls.attribute_map}
+    for key, value in given.items():
+        if key not in known:
+            rule = f"unknown key; {cls.__name__} would not use it; {did_you_mean(key, known)}"
+            raise setting_error(f"config.{key}", value, rule)
+    try:
+        built = cls(**{**defaults, **given})
+        return auto_class.from_config(built, attn_implementation=attention)
+    except Exception as error:  # a configuration's own checks, sizes that do not divide
+        raise setting_error("config", kind, first_line(error)) from None
+
+
+def check_vocabulary(model: Any, vocabulary: int, named: str | None) -> None:
+    """Hold the tokenizer against the model's embedding.
+
+    Args:
+        vocabulary: one more than the largest token.
+
+    Raises:
+        ConfigError: there are tokens that the model has no embedding for.
+    """
+    rows = model.get_input_embeddings().num_embeddings
+    if vocabulary > rows:
+        rule = (
+            f"has tokens up to {vocabulary - 1:,}, and the model's embedding ends at {rows - 1:,}; give the model's own"
+        )
+        raise setting_error("tokenizer", named, rule)
+
+
+def checkpoint_activations(model: Any, every: int) -> None:
+    """Compute the activations of every n-th layer anew in the backward pass instead of keeping them.
+
+    Raises:
+        ConfigError: the model's layers cannot.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    # transformers 5.23 has renamed it, and warns of the name that 5.17 has.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise setting_error("activation_checkpointing", every, first_line(error)) from None
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number % every == 0
+
+
+def _checked(name: str, folder: Path) -> dict[str, Any]:
+    """Hold the files of a folder against each other; return what ``from_pretrained`` needs to know of them.
+
+    Raises:
+        ConfigError: a file is missing or cut off; the folder holds no model.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if (folder / "adapter_config.json").is_file():
+        raise setting_error("model", name, "holds an adapter; give the model that it belongs to, or merge the two")
+    if (folder / "config.json").is_file():
+        config = json.loads((folder / "config.json").read_text())
+        if "quantization_config" in config:
+            rule = "is quantized: adapters on such a model (QLoRA) need bitsandbytes on a GPU; give one of full weights"
+            raise setting_error("model", name, rule)
+    elif ggufs := sorted(folder.glob("*.gguf")):
+        return {"gguf_file": ggufs[0].name}
+    else:
+        raise setting_error("model", name, "holds neither config.json nor a GGUF file")
+    index = folder / "model.safetensors.index.json"
+    files = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else []
+    for file in files:
+        if not (folder / file).is_file():
+            raise setting_error("model", name, f"{file} is missing of {len(files)} files; copy the whole folder")
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise setting_error("model", name, f"{path.name} is cut off or damaged: {first_line(error)}") from None
+    return {}
+
+
+def _not_loaded(name: str, attention: str, error: BaseException) -> Exception:
+    text = first_line(error)
+    if "attn_implementation" in str(error) or "attention implementation" in str(error).lower():
+        return setting_error("attention", attention, text)
+    if Path(name).expanduser().is_dir():
+        return setting_error("model", name, f"cannot be loaded: {text}")
+    return setting_error("model", name, f"no such folder here, and it cannot be loaded from the Hub: {text}")
