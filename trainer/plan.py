@@ -78,10 +78,18 @@ class Plan:
 
     @property
     def precision(self) -> dict[str, str]:
-        """Return what parameters are kept in, what layers compute in, what gradients are exchanged in, buffers in."""
+        """Return dtypes: of kept parameters, of computing, of gradients on their way and as they add up, of buffers."""
         compute = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
         reduction = str(self.deepspeed.get("communication_data_type") or "fp32").lower()
-        return {"parameters": "fp32", "compute": compute, "reduction": reduction, "buffers": "fp32"}
+        gradients = "fp32"
+        if self.deepspeed:
+            # A single micro-batch leaves nothing to add up, and whole gradients that wait have the dtype of the model.
+            adds_up = self.accumulation_steps > 1 and not self.find_unused_parameters
+            asked = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
+            gradients = asked or ("fp32" if adds_up else compute)
+        return {
+            "parameters": "fp32", "compute": compute, "reduction": reduction, "gradients": gradients, "buffers": "fp32"
+        }  # fmt: skip
 
     def with_length(self, total_steps: int) -> Plan:
         """Return the plan of a run of known length: warm-up in steps, and a notice where the run ends within it."""

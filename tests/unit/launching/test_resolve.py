@@ -10,6 +10,7 @@ from trainer import TrainConfig
 from trainer.errors import Sourced
 from trainer.launching.request import Request
 from trainer.launching.resolve import resolve
+from trainer.strategies.deepspeed import engine_config
 
 
 @pytest.mark.parametrize(
@@ -131,5 +132,32 @@ def test_what_is_written_beside_the_run() -> None:
     told = plan(request("fsdp", mixed_precision=asked("bf16")), micro_batch_size=4).as_dict()
     half = {"communication_data_type": "bf16", "zero_optimization": {"stage": 2}}
     assert plan(request(deepspeed=half)).precision["reduction"] == "bf16"
-    assert told["precision"] == {"parameters": "fp32", "compute": "bf16", "reduction": "fp32", "buffers": "fp32"}
+    assert told["precision"] == {
+        "parameters": "fp32", "compute": "bf16", "reduction": "fp32", "gradients": "fp32", "buffers": "fp32",
+    }  # fmt: skip
     assert {"strategy", "world_size", "launcher", "device", "mixed_precision", "global_batch_size", "lr"} <= set(told)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps", "asked_for", "unused", "dtype"),
+    [
+        ("zero2", 2, None, False, "fp32"),
+        ("zero2", 1, None, False, "bf16"),
+        ("zero2", 2, None, True, "bf16"),
+        ("zero3", 2, "bf16", False, "bf16"),
+        ("zero1", 1, "fp32", False, "fp32"),
+        ("fsdp", 2, None, False, "fp32"),
+    ],
+)
+def test_gradients_add_up_in_full_precision(
+    strategy: str, steps: int, asked_for: str | None, unused: bool, dtype: str
+) -> None:
+    """Unless one is all there is, they wait whole, or the JSON says otherwise."""
+    wish = request(strategy)
+    if asked_for:
+        wish = request(strategy, deepspeed={**wish.deepspeed, "data_types": {"grad_accum_dtype": asked_for}})
+    made = plan(wish, mixed_precision="bf16", accumulation_steps=steps, find_unused_parameters=unused)
+    assert made.precision["gradients"] == dtype
+    if strategy.startswith("zero"):  # stage 1 is told after it is built
+        told = engine_config(made)["data_types"]["grad_accum_dtype"]
+        assert told == ("bf16" if strategy == "zero1" else dtype)

@@ -211,8 +211,10 @@ def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     model = width * elements(cut if stage == 3 else parts)
     if stage == 3:  # small tensors stay whole between steps, beside their slices
         model += width * elements(part for part in parts if part.numel <= PERSISTENT_ELEMENTS)
-    gradients = width * (elements(parts, trainable=True) if stage < 2 else mine)
-    if stage == 2:  # a tensor that lies across a border stays whole on both sides of it
+    # Micro-batches add up in full precision.
+    kept_in = 4 if case.accumulation_steps > 1 else width
+    gradients = kept_in * (elements(parts, trainable=True) if stage < 2 else mine)
+    if stage == 2 and kept_in == width:  # a tensor that lies across a border stays whole on both sides of it
         gradients = width * _most_touched(parts, world)
     # It keeps its own full-precision copy of the parameters, also where they are in full precision already.
     optimizer = 4 * mine * (1 + case.slots)
