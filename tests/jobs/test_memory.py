@@ -12,7 +12,7 @@ from launchers import launch_file, ranks, some_quick
 
 @cache
 def measured_bytes(how: str, name: str, precision: str, folder: Path) -> dict[str, list[float]]:
-    """What the worker measured, for steps of one and of two micro-batches."""
+    """What the worker measured, for steps of one and of two micro-batches, and these with sync_each_batch."""
     config = launch_file(folder / f"{how}-{name}-{precision}.yaml", how, mixed_precision=precision)
     done = ranks(["tests/workers/memory.py", config, name])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
@@ -26,11 +26,14 @@ def measured_bytes(how: str, name: str, precision: str, folder: Path) -> dict[st
 )
 def test_live_bytes_are_those_of_the_formula(how: str, name: str, precision: str, folder: Path) -> None:
     told = measured_bytes(how, name, precision, folder)
-    once, accumulating = zip(told["measured"], told["predicted"], strict=True)
+    once, accumulating, each = zip(told["measured"], told["predicted"], strict=True)
     if how == "zero1":  # its gradients are let go as they are exchanged: whole only before the boundary
         once = accumulating
-    for measured, predicted in (once, accumulating, *zip(told["states"], told["predicted"], strict=True)):
+    for measured, predicted in (once, accumulating, each, *zip(told["states"], told["predicted"], strict=True)):
         assert measured == pytest.approx(predicted, rel=0.01)
+    if how.startswith("zero"):  # upper bounds: not all of the layers are there while gradients are exchanged
+        for exchanging, states, buffers in zip(told["exchanging"], told["predicted"], told["buffers"], strict=True):
+            assert states + 0.8 * buffers <= exchanging <= 1.01 * (states + buffers)
 
 
 def test_setting_up_holds_one_whole_parameter_at_a_time(folder: Path) -> None:

@@ -1,16 +1,14 @@
 """Run by torchrun under each strategy: bytes of the tensors that live on each rank, beside what the formulas say.
 
 Measured when parameters, gradients and optimizer state are all there: after the only backward of the second step, and
-after the first of two. Prints one JSON object, with a value for each of these two trainings.
+after the first of two, without and with ``sync_each_batch``. Prints one JSON object, with three values each.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,50 +48,59 @@ def build(name: str) -> tuple[nn.Module, Any]:
     return LlamaForCausalLM(config), lambda model: model(input_ids=ids).logits.float().square().mean()
 
 
-@contextlib.contextmanager
-def largest_at_broadcasts() -> Iterator[list[int]]:
-    """Note the bytes that live whenever the ranks are given a parameter, beside those that lived before."""
-    before, broadcast, largest = live_bytes(), dist.broadcast, [0]
+LARGEST = [0]  # bytes that lived when the ranks exchanged something, since it was last set to 0
 
-    def noted(*given: Any, **more: Any) -> Any:
-        largest[0] = max(largest[0], live_bytes() - before)
-        return broadcast(*given, **more)
 
-    dist.broadcast = noted
-    yield largest
-    dist.broadcast = broadcast
+def note_exchanges() -> None:
+    """Look at the live bytes at each exchange; set before a package takes hold of the functions."""
+
+    def noting(exchange: Any) -> Any:
+        def noted(*given: Any, **more: Any) -> Any:
+            LARGEST[0] = max(LARGEST[0], live_bytes())
+            return exchange(*given, **more)
+
+        return noted
+
+    for name in ("broadcast", "all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):
+        if hasattr(dist, name):
+            setattr(dist, name, noting(getattr(dist, name)))
 
 
 def main() -> None:
+    note_exchanges()
     accel_config, name = sys.argv[1:3]
-    found = [measure(accel_config, name, steps) for steps in (1, 2)]
+    found = [measure(accel_config, name, *how) for how in ((1, False), (2, False), (2, True))]
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(json.dumps({key: [one[key] for one in found] for key in found[0]}), flush=True)
 
 
-def measure(accel_config: str, name: str, steps: int) -> dict[str, float]:
+def measure(accel_config: str, name: str, steps: int, each: bool) -> dict[str, float]:
     """The most bytes that a rank holds after the first of so many micro-batches of a second step, and the formulas'."""
-    config = TrainConfig(task="tests:Memory", max_steps=1, micro_batch_size=2, accumulation_steps=steps)
+    more: Any = {"accumulation_steps": steps, "sync_each_batch": each}
+    config = TrainConfig(task="tests:Memory", max_steps=1, micro_batch_size=2, **more)
     launched = launch(config, accel_config=accel_config)
     strategy = launched.strategy
     empty = live_bytes()
     model, loss_of = build(name)
     parts, optimizer = parts_of(model), Task().build_optimizer(model, launched.plan)
     host = [parameter.data for parameter in model.parameters()]  # what each rank builds, on a GPU apart from the rest
-    with largest_at_broadcasts() as setting_up:
-        strategy.prepare(model, optimizer)
+    LARGEST[0] = before = live_bytes(model)
+    strategy.prepare(model, optimizer)
+    setting_up = LARGEST[0] - before
     states = strategy.state_bytes()
     del model, optimizer, host
     for boundary in [*(number == steps for number in range(1, steps + 1)), steps == 1]:
+        LARGEST[0] = 0
         with strategy.micro_step(boundary=boundary):
             strategy.backward(loss_of(strategy.model))
         # gloo's worker threads (two) let go of what they exchanged a moment after the wait for it has returned.
         for _ in range(4 if dist.is_initialized() else 0):
             dist.barrier()
+        exchanging = LARGEST[0] - empty
         held = live_bytes(strategy.model) - empty - exchange_bytes(strategy)
         if boundary:
             strategy.finish_step()
-    mine = [held, states, setting_up[0]]
+    mine = [held, states, setting_up, exchanging]
     worst = [mine]
     if dist.is_initialized():
         worst = [[0]] * dist.get_world_size()
@@ -105,7 +112,9 @@ def measure(accel_config: str, name: str, steps: int) -> dict[str, float]:
         "measured": most[0],
         "states": most[1],
         "setting up": most[2] / case.compute_width,
+        "exchanging": most[3],
         "predicted": footprint(case, parts).states,
+        "buffers": footprint(case, parts).buffers,
         "largest": max(part.numel for part in parts),
         "elements": elements(parts),
     }

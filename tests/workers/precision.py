@@ -25,7 +25,7 @@ from trainer import Plan, TrainConfig, launch
 from trainer.strategies import Strategy
 
 WIDTH = 32
-ACCUMULATIONS = (1, 16)
+ACCUMULATIONS = ((1, False), (16, False), (16, True))  # micro-batches, and whether each is exchanged
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -137,12 +137,13 @@ def main() -> None:
     note_reductions()
     folder, found = Path(sys.argv[1]), {}
     for accel_config in sys.argv[2:]:
-        for steps in ACCUMULATIONS:
-            config = TrainConfig(task="m:T", max_steps=1, micro_batch_size=1, accumulation_steps=steps)
+        for steps, each in ACCUMULATIONS:
+            more: Any = {"accumulation_steps": steps, "sync_each_batch": each}
+            config = TrainConfig(task="m:T", max_steps=1, micro_batch_size=1, **more)
             launched = launch(config, accel_config=accel_config)
             everyone: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(everyone, look(launched.strategy, launched.plan))
-            found[f"{Path(accel_config).stem} {steps}"] = everyone
+            found[f"{Path(accel_config).stem} {steps}{' each' if each else ''}"] = everyone
             launched.strategy.close()
     if dist.get_rank() == 0:
         (folder / "found.json").write_text(json.dumps(found))

@@ -161,6 +161,9 @@ def _accelerator(plan: Plan, launcher: Launcher) -> Accelerator:
             if not plan.deepspeed:
                 becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
                 state._shared_state["distributed_type"] = becomes
+    tf32 = plan.float32 == "tf32" and plan.device == "cuda"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32  # which is torch's default: convolutions are not exact
     arguments: dict[str, Any] = strategy_class(plan.strategy).accelerator_arguments(plan)
     # With a rank in the environment, and a GPU there, Accelerate takes one process for several.
     hidden = {name: os.environ.pop(name) for name in _RANKS if plan.strategy == "single" and name in os.environ}

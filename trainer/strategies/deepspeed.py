@@ -194,8 +194,9 @@ class ZeRO(Strategy):
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
         skipped = bool(getattr(self.zero, "overflow", False))
-        tensor = norm if isinstance(norm, Tensor) else torch.tensor(float("nan") if norm is None else float(norm))
-        return StepResult(grad_norm=tensor, skipped=skipped)
+        if not isinstance(norm, Tensor):
+            norm = torch.full((), float("nan") if norm is None else float(norm), device=self.accelerator.device)
+        return StepResult(grad_norm=norm, skipped=skipped)
 
     def shards(self) -> Iterator[Shard]:
         for name, tensor in self.trainable_parameters():
@@ -301,8 +302,8 @@ class ZeRO(Strategy):
             kept = [shard.tensor for shard in self.shards()]
         elif self.plan.strategy == "zero2":  # whole, also those that lie across a border between two ranks
             kept = [parameter for parameter in kept if parameter._hp_mapping is not None]
-        width: int = DTYPES[self.plan.precision["gradients"]].itemsize
-        return width * sum(tensor.numel() for tensor in kept)
+        elements: int = sum(tensor.numel() for tensor in kept)
+        return elements * DTYPES[self.plan.precision["gradients"]].itemsize
 
     def close(self) -> None:
         self.engine.destroy()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -165,6 +166,10 @@ class FSDP2(Strategy):
             parameter.data = parameter.data.to(self.accelerator.device)
         return found
 
+    def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
+        # Reduced and cut in each micro-batch, gradients add up as this rank's rows.
+        return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
+
     def compile(self, settings: dict[str, Any]) -> None:
         from torch.distributed.fsdp import FSDPModule
 
@@ -218,7 +223,7 @@ class FSDP2(Strategy):
 
     def gradient_bytes(self) -> int:
         # Before the boundary (no_sync) gradients are neither reduced nor cut.
-        accumulating = self.plan.accumulation_steps > 1
+        accumulating = self.plan.accumulation_steps > 1 and not self.plan.sync_each_batch
         return sum(p.numel() * p.element_size() for p in self.trainable) if accumulating else super().gradient_bytes()
 
 

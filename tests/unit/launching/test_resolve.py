@@ -161,3 +161,26 @@ def test_gradients_add_up_in_full_precision(
     if strategy.startswith("zero"):  # stage 1 is told after it is built
         told = engine_config(made)["data_types"]["grad_accum_dtype"]
         assert told == ("bf16" if strategy == "zero1" else dtype)
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "compute"),
+    [
+        (FOUR_GPUS, {}, "fp32"),
+        (FOUR_GPUS, {"float32": "tf32"}, "tf32"),
+        (FOUR_GPUS, {"float32": "tf32", "mixed_precision": "bf16"}, "bf16"),
+        (CPU, {"float32": "tf32"}, "fp32"),
+    ],
+)
+def test_the_plan_says_how_float32_is_computed(machine: int, settings: dict[str, str], compute: str) -> None:
+    made = plan(request("zero2"), machine=machine, **settings)
+    assert made.precision["compute"] == compute and made.precision["gradients"] in ("fp32", "bf16")
+    said = f"{SAID}: float32: tf32 has no effect on a CPU"
+    assert (said in made.notices) == (machine == CPU)
+
+
+@pytest.mark.parametrize(("strategy", "said"), [("fsdp", False), ("ddp", True), ("zero3", True)])
+def test_exchanging_each_micro_batch_is_said_to_have_no_effect_where_it_has_none(strategy: str, said: bool) -> None:
+    made = plan(request(strategy), sync_each_batch=True)
+    line = f"{SAID}: sync_each_batch: no effect under {strategy}: gradients are kept as without it"
+    assert made.sync_each_batch and (line in made.notices) == said
