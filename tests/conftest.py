@@ -54,9 +54,14 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_accelerate() -> Iterator[None]:
-    """Trainings in this process: the Accelerator of one test does not reach the next."""
+    """Trainings in this process: Accelerator and float32 switches of one test do not reach the next."""
+    import torch
+
     kept = dict(os.environ)
+    precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = tf32
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -177,6 +177,9 @@ def _accelerator(plan: Plan, launcher: Launcher, timeout: timedelta) -> Accelera
             # believes that there is nothing distributed: tell its shared state what it has become.
             becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
             state._shared_state["distributed_type"] = becomes
+    tf32 = plan.float32 == "tf32" and plan.device == "cuda"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32  # which is torch's default: convolutions are not exact
     arguments = strategy.accelerator_arguments(plan)
     # With a rank in the environment, and a GPU there, Accelerate takes one process for several.
     hidden = {name: os.environ.pop(name) for name in RANKS if plan.strategy == "single" and name in os.environ}
