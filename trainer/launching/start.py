@@ -71,6 +71,8 @@ def launch(
     """
     launcher = detect()
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
+    if launcher.name == "deepspeed" and os.environ.get("DS_ACCELERATOR") == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # DeepSpeed's launcher replaces an empty one by a list of GPUs
     plan = resolve(config, request, launcher, visible_gpus(), origins or {}, optimizer_built_by=optimizer_built_by)
     asked = (
         plan.mixed_precision if request is None or request.mixed_precision is None else request.mixed_precision.value
