@@ -16,7 +16,7 @@ COMMANDS = {
     "checkpoints": ("checkpoints", "list the checkpoints of a run, and check them"),
     "export": ("export", "make a model folder from a checkpoint"),
     "import": ("import_checkpoint", "make a model folder from another program's checkpoint"),
-    "check": ("check", "read launch files and training configs: what will run, or all that is wrong"),
+    "check": ("check_command", "read launch files and training configs: what will run, or all that is wrong"),
     "parity": ("parity", "train a few steps under each launch file: are loss, norm and weights the same?"),
     "plan": ("planner.command", "what fits on which GPUs under which strategy: memory, bytes sent, a file"),
     "compare": ("compare.command", "runs beside each other: curves, speed, memory, one sentence that recommends"),
