@@ -13,7 +13,6 @@ import launchers
 import psutil
 import pytest
 
-SHOW_GPUS = {name: os.environ.get(name) for name in launchers.HIDE_GPUS}  # for tests/gpu
 os.environ.update(launchers.HIDE_GPUS)  # before torch counts them
 
 # pytest's own note of the test that runs; what torch and deepspeed set when they are imported for the first time.

@@ -23,6 +23,7 @@ STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 # Tests rehearse on the CPU, whatever machine they run on. The deepspeed launcher replaces the first of these for its
 # processes, so that they see the GPUs again; the second stays.
 HIDE_GPUS = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+SHOW_GPUS = {name: os.environ.get(name) for name in HIDE_GPUS}  # as it was before, for tests/gpu
 
 
 def some_quick(*names: str) -> list[Any]:
