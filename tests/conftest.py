@@ -13,6 +13,8 @@ import launchers
 import psutil
 import pytest
 
+os.environ.update(launchers.HIDE_GPUS)  # before torch counts them
+
 # pytest's own note of the test that runs; what torch and deepspeed set when they are imported for the first time.
 _FREE_TO_CHANGE = (
     "PYTEST_CURRENT_TEST",

@@ -70,7 +70,9 @@ def launch(
     """
     launcher = detect()
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
-    if request is not None and request.use_cpu:
+    # DeepSpeed's launcher replaces an empty CUDA_VISIBLE_DEVICES by a list of GPUs.
+    on_cpu = launcher.name == "deepspeed" and os.environ.get("DS_ACCELERATOR") == "cpu"
+    if on_cpu or (request is not None and request.use_cpu):
         _hide_gpus()
     plan = resolve(config, request, launcher, visible_gpus(), origins or {}, optimizer_built_by=optimizer_built_by)
     in_file = request.mixed_precision if request else None
