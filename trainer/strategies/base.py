@@ -100,7 +100,7 @@ class Strategy(ABC):
     @property
     def step_device(self) -> torch.device:
         """Return where the optimizer steps; known before ``prepare``."""
-        return torch.device(self.accelerator.device)
+        return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""

@@ -44,7 +44,7 @@ class ZeRO(Strategy):
 
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
-        offload = plan.deepspeed["zero_optimization"].get("offload_optimizer") or {}
+        offload = plan.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
         return bool(offload.get("device", "none") != "none")
 
     @classmethod
@@ -68,11 +68,6 @@ class ZeRO(Strategy):
         if self.plan.strategy == "zero3":
             self._partition(model)
         super().wrap(model, optimizer)
-
-    @property
-    def step_device(self) -> torch.device:
-        offload = self.plan.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
-        return super().step_device if offload.get("device", "none") == "none" else torch.device("cpu")
 
     def _partition(self, model: nn.Module) -> None:
         """Divide the parameters over the ranks, one at a time: the engine would put the model on each device first."""

@@ -48,10 +48,6 @@ class FSDP2(Strategy):
         plugin = FullyShardedDataParallelPlugin(**{**settings, "auto_wrap_policy": "NO_WRAP", "cpu_offload": False})
         return {"fsdp_plugin": plugin}
 
-    @property
-    def step_device(self) -> torch.device:
-        return torch.device("cpu") if self.plan.fsdp.get("cpu_offload") else super().step_device
-
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         put_back = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
