@@ -6,17 +6,19 @@ INSTALLED := .venv/installed
 # The launchers are started by name.
 export PATH := $(BIN):$(PATH)
 # Several processes share the cores; more threads in each only get in each other's way.
-train test nightly: export OMP_NUM_THREADS ?= 1
+train test nightly gpu: export OMP_NUM_THREADS ?= 1
+# Of `make train`: one on a machine with one GPU, else two; without a GPU they rehearse on the CPU.
+PROCESSES ?= $(shell $(BIN)/python -c "import torch; print(min(torch.cuda.device_count(), 2) or 2)")
 
 .PHONY: help setup train test nightly gpu browser lint docs
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup    .venv with everything that training and tests need (PYTHON=python3.12 for another Python)"
-	@echo "make train    train the digits CNN on two processes; more settings: ARGS='--epochs 5'"
+	@echo "make train    train the digits CNN on one GPU, on two, or on two CPU processes; more settings: ARGS='--epochs 5'"
 	@echo "make test     lint, types and the quick tests"
 	@echo "make nightly  the same with the slow tests"
-	@echo "make gpu      the tests that need a GPU"
+	@echo "make gpu      the tests that need a GPU, and docs/gpu.md (DEVICE=cpu rehearses them)"
 	@echo "make browser  the tests that need headless Chromium (CHROMIUM=/path/to/it)"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make docs     write docs/api.md anew from the docstrings"
@@ -29,7 +31,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 train: setup
-	$(BIN)/accelerate launch --config_file accel_configs/ddp.yaml \
+	$(BIN)/accelerate launch --config_file accel_configs/ddp.yaml --num_processes $(PROCESSES) \
 		examples/train.py --config examples/configs/digits_cnn.yaml --overwrite $(ARGS)
 
 lint: setup
@@ -44,7 +46,8 @@ nightly: lint
 	$(BIN)/pytest --durations=15 -m "not gpu and not browser"
 
 gpu: setup
-	$(BIN)/pytest -m gpu
+	$(BIN)/pytest -m gpu tests/gpu; code=$$?; \
+		$(BIN)/python docs/make_gpu.py runs/gpu/$(if $(filter cpu,$(DEVICE)),rehearsal,results).json; exit $$code
 
 browser: setup
 	$(BIN)/pytest -m browser

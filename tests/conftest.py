@@ -13,6 +13,8 @@ import launchers
 import psutil
 import pytest
 
+os.environ.update(launchers.HIDE_GPUS)  # before torch counts them
+
 # pytest's own note of the test that runs; what torch and deepspeed set when they are imported for the first time.
 _FREE_TO_CHANGE = (
     "PYTEST_CURRENT_TEST",
@@ -54,9 +56,14 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_accelerate() -> Iterator[None]:
-    """Trainings in this process: the Accelerator of one test does not reach the next."""
+    """Trainings in this process: Accelerator and float32 switches of one test do not reach the next."""
+    import torch
+
     kept = dict(os.environ)
+    precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = tf32
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state(reset_partial_state=True)

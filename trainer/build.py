@@ -43,6 +43,8 @@ def build_data(
     """Build the task's data sets, and the windows of the training one."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses CUDA matmuls without it
+        # Every buffer that is written anyway would be filled with NaN first.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(config.seed, deterministic=config.deterministic)
     data = task.build_data()
     kind: type[TrainData] = IndexedData

@@ -33,7 +33,7 @@ class Plan:
         warmup_steps: in optimizer steps; from ``warmup_fraction`` once the length of the run is known.
         warmup_samples, warmup_fraction: as in the training config.
         compile, dynamo: whether the model is compiled, and what ``torch.compile`` is given.
-        find_unused_parameters: as in the training config.
+        find_unused_parameters, sync_each_batch, float32: as in the training config.
         fsdp, deepspeed: settings of the engine; empty for the others.
         files: the launch files that were read.
         notices: what was changed or has no effect, one line each.
@@ -65,6 +65,8 @@ class Plan:
     final_lr_ratio: float
     compile: bool
     find_unused_parameters: bool = False
+    sync_each_batch: bool = False
+    float32: str = "exact"
     fsdp: Mapping[str, Any] = field(default_factory=dict)
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     dynamo: Mapping[str, Any] = field(default_factory=dict)
@@ -78,10 +80,19 @@ class Plan:
 
     @property
     def precision(self) -> dict[str, str]:
-        """Return what parameters are kept in, what layers compute in, what gradients are exchanged in, buffers in."""
-        compute = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
+        """Return dtypes: of kept parameters, of computing, of gradients on their way and as they add up, of buffers."""
+        full = "tf32" if self.float32 == "tf32" and self.device == "cuda" else "fp32"
+        compute = {"no": full, "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
         reduction = str(self.deepspeed.get("communication_data_type") or "fp32").lower()
-        return {"parameters": "fp32", "compute": compute, "reduction": reduction, "buffers": "fp32"}
+        gradients = "fp32"
+        if self.deepspeed:
+            # A single micro-batch leaves nothing to add up, and whole gradients that wait have the dtype of the model.
+            adds_up = self.accumulation_steps > 1 and not self.find_unused_parameters
+            asked = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
+            gradients = asked or (self.mixed_precision if self.mixed_precision != "no" and not adds_up else "fp32")
+        return {
+            "parameters": "fp32", "compute": compute, "reduction": reduction, "gradients": gradients, "buffers": "fp32"
+        }  # fmt: skip
 
     def with_length(self, total_steps: int) -> Plan:
         """Return the plan of a run of known length: warm-up in steps, and a notice where the run ends within it."""

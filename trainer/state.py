@@ -153,9 +153,8 @@ class TrainState:
         optimizer, of_optimizer = optimizer_of(task, model, plan)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self.optimizer_form = OptimizerForm.of(
-            model, optimizer, saved=config.keep_last > 0, device=strategy.step_device
-        )
+        kept = config.keep_last > 0 or start.found is not None  # its state is written, or read
+        self.optimizer_form = OptimizerForm.of(model, optimizer, saved=kept, device=strategy.step_device)
         strategy.prepare(model, optimizer)
         strategy.verify()
         self.agreement.limit_waits()

@@ -20,6 +20,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
+# Tests rehearse on the CPU, whatever machine they run on. The deepspeed launcher replaces the first of these for its
+# processes, so that they see the GPUs again; the second stays.
+HIDE_GPUS = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+SHOW_GPUS = {name: os.environ.get(name) for name in HIDE_GPUS}  # as it was before, for tests/gpu
 
 
 def some_quick(*names: str) -> list[Any]:
@@ -58,7 +62,10 @@ class Job:
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This environment without what a launcher would set, with one thread a process."""
+    """Return this environment without what a launcher would set, with one thread a process.
+
+    conftest.py has hidden the GPUs in it, and the tests marked gpu show them again.
+    """
     dropped = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CONFIG_")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped) and k not in names}

@@ -39,7 +39,8 @@ STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
 AT_HOME = ("launching", "strategies", "planner", "external_checkpoint.py")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
-    "check.py": {"deepspeed"},  # its help
+    "check.py": {"deepspeed"},  # the option that names a JSON
+    "check_machine.py": {"deepspeed"},  # the package that some launch files need
     "launcher.py": {"deepspeed"},  # who starts processes
     "plan.py": {"deepspeed", "fsdp"},  # settings of the engine that runs
     "load.py": {"deepspeed"},  # the value of that option ...

@@ -1,12 +1,11 @@
 """Run by torchrun under each strategy: bytes of the tensors that live on each rank, beside what the formulas say.
 
 Measured when parameters, gradients and optimizer state are all there: after the only backward of the second step, and
-after the first of two backwards of the third. Prints one JSON object.
+after the first of two, without and with ``sync_each_batch``. Prints one JSON object, with three values each.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import sys
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 import trainer
 from trainer import Task
-from trainer.commands.planner.costs import case_of, footprint, parts_of
+from trainer.commands.planner.costs import case_of, elements, footprint, parts_of
 from trainer.config.train_config import TrainConfig
 from trainer.launching import launch
 
@@ -49,46 +48,76 @@ def build(name: str) -> tuple[nn.Module, Any]:
     return LlamaForCausalLM(config), lambda model: model(input_ids=ids).logits.float().square().mean()
 
 
+LARGEST = [0]  # bytes that lived when the ranks exchanged something, since it was last set to 0
+
+
+def note_exchanges() -> None:
+    """Look at the live bytes at each exchange; set before a package takes hold of the functions."""
+
+    def noting(exchange: Any) -> Any:
+        def noted(*given: Any, **more: Any) -> Any:
+            LARGEST[0] = max(LARGEST[0], live_bytes())
+            return exchange(*given, **more)
+
+        return noted
+
+    for name in ("broadcast", "all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):
+        if hasattr(dist, name):
+            setattr(dist, name, noting(getattr(dist, name)))
+
+
 def main() -> None:
+    note_exchanges()
     accel_config, name = sys.argv[1:3]
-    config = TrainConfig(task="tests:Memory", max_steps=1, micro_batch_size=2)
+    found = [measure(accel_config, name, *how) for how in ((1, False), (2, False), (2, True))]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(json.dumps({key: [one[key] for one in found] for key in found[0]}), flush=True)
+
+
+def measure(accel_config: str, name: str, steps: int, each: bool) -> dict[str, float]:
+    """The most bytes that a rank holds after the first of so many micro-batches of a second step, and the formulas'."""
+    more: Any = {"accumulation_steps": steps, "sync_each_batch": each}
+    config = TrainConfig(task="tests:Memory", max_steps=1, micro_batch_size=2, **more)
     launched = launch(config, accel_config=accel_config)
-    strategy, plan = launched.strategy, launched.plan
+    strategy = launched.strategy
     empty = live_bytes()
     model, loss_of = build(name)
-    parts, optimizer = parts_of(model), Task().build_optimizer(model, plan)
-    case = case_of(plan.as_dict())
+    parts, optimizer = parts_of(model), Task().build_optimizer(model, launched.plan)
+    host = [parameter.data for parameter in model.parameters()]  # what each rank builds, on a GPU apart from the rest
+    LARGEST[0] = before = live_bytes(model)
     strategy.prepare(model, optimizer)
-    states = []
-    for steps in (1, 2):
-        strategy.plan = dataclasses.replace(plan, accumulation_steps=steps)
-        states.append(strategy.state_bytes())
-    del model, optimizer
-    measured = []
-    for boundaries in ([True], [True], [False, True]):
-        for boundary in boundaries:
-            with strategy.micro_step(boundary=boundary):
-                strategy.backward(loss_of(strategy.model))
-            # gloo's worker threads (two) let go of what they exchanged a moment after the wait for it has returned.
-            for _ in range(4 if dist.is_initialized() else 0):
-                dist.barrier()
-            measured.append(live_bytes(strategy.model) - empty - exchange_bytes(strategy))
-        strategy.finish_step()
-    worst = [[*measured[1:3], *states]]
+    setting_up = LARGEST[0] - before
+    states = strategy.state_bytes()
+    del model, optimizer, host
+    for boundary in [*(number == steps for number in range(1, steps + 1)), steps == 1]:
+        LARGEST[0] = 0
+        with strategy.micro_step(boundary=boundary):
+            strategy.backward(loss_of(strategy.model))
+        # gloo's worker threads (two) let go of what they exchanged a moment after the wait for it has returned.
+        for _ in range(4 if dist.is_initialized() else 0):
+            dist.barrier()
+        exchanging = LARGEST[0] - empty
+        held = live_bytes(strategy.model) - empty - exchange_bytes(strategy)
+        if boundary:
+            strategy.finish_step()
+    mine = [held, states, setting_up, exchanging]
+    worst = [mine]
     if dist.is_initialized():
         worst = [[0]] * dist.get_world_size()
-        dist.all_gather_object(worst, [*measured[1:3], *states])
-    most = [max(of_rank) for of_rank in zip(*worst, strict=True)]
-    if launched.accelerator.is_main_process:
-        cases = [dataclasses.replace(case, accumulation_steps=steps) for steps in (1, 2)]
-        told = {
-            "strategy": plan.strategy,
-            "measured": most[:2],
-            "states": most[2:],
-            "predicted": [footprint(case, parts).states for case in cases],
-        }
-        print(json.dumps(told), flush=True)
+        dist.all_gather_object(worst, mine)
     strategy.close()
+    most = [max(of_rank) for of_rank in zip(*worst, strict=True)]
+    case = case_of(launched.plan.as_dict())
+    return {
+        "measured": most[0],
+        "states": most[1],
+        "setting up": most[2] / case.compute_width,
+        "exchanging": most[3],
+        "predicted": footprint(case, parts).states,
+        "buffers": footprint(case, parts).buffers,
+        "largest": max(part.numel for part in parts),
+        "elements": elements(parts),
+    }
 
 
 def exchange_bytes(strategy: Any) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -21,32 +23,61 @@ import traceback
 from typing import Any, NoReturn
 
 GRACE = 30.0  # seconds between SIGTERM and SIGKILL, as torchrun has it
+NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # has torch count GPUs without the driver, which no fork outlives
+PACKAGES = (
+    "accelerate",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "peft",
+    "sklearn.datasets",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torchmetrics.classification",
+    "transformers.models.llama.modeling_llama",
+)
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # packages print while they are imported
-    import_packages()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    os.environ[NVML] = "1"
+    import_packages(hidden)
+    del os.environ[NVML]
+    forks = hidden or can_compute_in_a_fork()
+    if not forks:
+        print("CUDA was started by an import, so each rank is a fresh Python: slower", file=sys.stderr)
     for line in sys.stdin:
-        print(json.dumps(run_job(json.loads(line))), file=answers, flush=True)
+        print(json.dumps(run_job(json.loads(line), forks)), file=answers, flush=True)
 
 
-def import_packages() -> None:
-    """Import what is slow and starts no threads; nothing of the package under test."""
-    import accelerate  # noqa: F401
-    import deepspeed
-    import deepspeed.runtime.zero.muon.muon_optimizer
-    import peft  # noqa: F401
-    import sklearn.datasets  # noqa: F401
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp  # noqa: F401
-    import torchmetrics.classification  # noqa: F401
-    import transformers.models.llama.modeling_llama  # noqa: F401
+def import_packages(hidden: bool) -> None:
+    """Import what is slow, installed, and starts no threads; nothing of the package under test.
 
-    _ = deepspeed.ops.__compatible_ops__  # each engine asks, and the answer compiles small programs
+    Args:
+        hidden: whether this process sees no GPU.
+    """
+    for name in PACKAGES:
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
+    if hidden and "deepspeed" in sys.modules:
+        # Each engine asks, and the answer compiles small programs; where GPUs are it asks the driver.
+        _ = sys.modules["deepspeed"].ops.__compatible_ops__
 
 
-def run_job(job: dict[str, Any]) -> int:
+def can_compute_in_a_fork() -> bool:
+    """Try the GPU in a fork, which works as long as nothing has started CUDA in this process."""
+    import torch
+
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            torch.zeros(1, device="cuda")
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def run_job(job: dict[str, Any], forks: bool) -> int:
     """Start all ranks and wait; the exit code of the first that failed, whose end ends the others."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -55,7 +86,7 @@ def run_job(job: dict[str, Any]) -> int:
     for rank in range(max(1, job["world"])):
         pid = os.fork()
         if pid == 0:
-            be_rank(job, rank, port)
+            be_rank(job, rank, port, forks)
         children.append(pid)
     failed, kill_at = 0, time.monotonic() + job["timeout"]
     while children:
@@ -80,7 +111,7 @@ def send(children: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def be_rank(job: dict[str, Any], rank: int, port: int) -> NoReturn:
+def be_rank(job: dict[str, Any], rank: int, port: int, forks: bool) -> NoReturn:
     """Run the script as a freshly started Python would, and leave."""
     code = 0
     try:
@@ -92,6 +123,8 @@ def be_rank(job: dict[str, Any], rank: int, port: int) -> NoReturn:
         os.chdir(job["folder"])
         for number, path in ((0, os.devnull), (1, job["out"]), (2, job["err"])):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+        if not forks:
+            os.execv(sys.executable, [sys.executable, *job["words"]])
         faulthandler.enable()
         sys.argv = job["words"]
         sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))

@@ -51,7 +51,7 @@ class OptimizerForm:
         """Look at a fresh optimizer, and at what one step on small parameters like its own leaves in a copy of it.
 
         Args:
-            saved: whether its state will be; otherwise only its groups are looked at.
+            saved: whether its state was or will be; otherwise only its groups are looked at.
             device: where it will step, and so where it is tried: some optimizers exist on GPUs only.
 
         Raises:

@@ -19,7 +19,7 @@ COMMANDS = {
     "show": ("show", "a batch of a language task as the model sees it: documents, and what of them is learnt"),
     "generate": ("generate", "text from an exported language model, or from an adapter on its model"),
     "merge": ("merge", "make a model folder from an adapter and its model"),
-    "check": ("check", "read launch files and training configs: what will run, or all that is wrong"),
+    "check": ("check_command", "read launch files and training configs: what will run, or all that is wrong"),
     "parity": ("parity", "train a few steps under each launch file: are loss, norm and weights the same?"),
     "plan": ("planner.command", "what fits on which GPUs under which strategy: memory, bytes sent, a file"),
     "compare": ("compare.command", "runs beside each other: curves, speed, memory, one sentence that recommends"),

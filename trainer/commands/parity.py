@@ -25,7 +25,7 @@ from ..launching.request import Request
 from ..script import load_task
 from ..text import columns
 from .runs import Run
-from .trials import BOUNDS, Bounds, Gap, Trial, check_script, measure_gap
+from .trials import BOUNDS, Bounds, Gap, Trial, check_script, measure_gap, precision_of
 from .usage import usage_error
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _report(
     """Print the table of the runs and the verdict; return whether all are the same."""
     ended = [run for run in runs if not run.error]
     # Where one of the runs computes in less than the others, its bounds count for all.
-    bounds = max((BOUNDS[run.plan["mixed_precision"]] for run in ended), key=lambda one: one.step, default=BOUNDS["no"])
+    bounds = max((BOUNDS[precision_of(run.plan)] for run in ended), key=lambda one: one.step, default=BOUNDS["no"])
     if bound is not None:
         bounds = replace(bounds, first=bound, step=bound)
     if weights_bound is not None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from .runs import Run, read_run
 from .usage import usage_error
@@ -130,7 +131,13 @@ BOUNDS = {
     "no": Bounds(first=1e-5, step=1e-5, mean=1e-2, weights=1e-2),
     "bf16": Bounds(first=2e-2, step=5e-2, mean=5e-2, weights=2e-1),
     "fp16": Bounds(first=2e-2, step=5e-2, mean=5e-2, weights=2e-1),
+    "tf32": Bounds(first=2e-2, step=5e-2, mean=5e-2, weights=2e-1),  # the digits of fp16
 }
+
+
+def precision_of(plan: Mapping[str, Any]) -> str:
+    """Return the key of ``BOUNDS`` for a run, from its plan.json."""
+    return "tf32" if plan.get("precision", {}).get("compute") == "tf32" else str(plan.get("mixed_precision", "no"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,10 @@ SETTINGS = (
     "train_samples", "global_batch_size", "drop_last",
     "optimizer", "optimizer_settings", "optimizer_groups", "lr", "max_grad_norm",
     "schedule", "schedule_settings", "schedule_class", "warmup_steps",
-    "mixed_precision", "sync_batchnorm", "ema_decay",
+    "mixed_precision", "float32", "sync_batchnorm", "ema_decay",
 )  # fmt: skip
+# Keys that older runs did not know, with the value that they ran with.
+SINCE = {"float32": "exact"}
 OF_THE_END = ("total_steps", "final_lr_ratio")  # of other schedules a longer run has the same beginning
 
 
@@ -62,4 +64,4 @@ def plain(value: Any) -> Any:
 def fingerprint(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Pick the settings that decide the numbers out of all that is known of a run."""
     keys = SETTINGS + (OF_THE_END if facts.get("schedule") in TO_FINAL else ())
-    return {key: facts[key] for key in keys if key in facts}
+    return {key: facts[key] for key in keys if key in facts and (key, facts[key]) not in SINCE.items()}

@@ -83,10 +83,16 @@ class TrainConfig:
     ] = None
 
     mixed_precision: Annotated[Precision | None, About("else from the launch files, else 'no'")] = None
+    float32: Annotated[
+        Literal["exact", "tf32"], About("products of float32 on GPUs; tf32: much faster, three digits")
+    ] = "exact"
     sync_batchnorm: Annotated[bool, About("BatchNorm over the micro-batches of all ranks; GPUs only")] = False
     compile: Annotated[bool, About("torch.compile the model")] = False
     find_unused_parameters: Annotated[
         bool, About("a step may leave parameters out, other ones on each process: heads, experts; slower")
+    ] = False
+    sync_each_batch: Annotated[
+        bool, About("exchange gradients in each micro-batch: more traffic, and no rank keeps whole ones")
     ] = False
     ema_decay: Annotated[float | None, About("keep a moving average of the weights", above=0, below=1)] = None
 

@@ -176,6 +176,7 @@ class Agreement:
         self._polled = time.monotonic()
         source, sink = os.pipe()
         os.set_blocking(sink, False)
+        _sinks.append(sink)
         woken = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
         watcher = threading.Thread(target=self._watch, args=(source,), daemon=True)
         watcher.start()
@@ -185,6 +186,7 @@ class Agreement:
             signal.set_wakeup_fd(woken)
             for number, handler in previous.items():
                 signal.signal(number, handler)
+            _sinks.remove(sink)
             os.close(sink)
             watcher.join()
             os.close(source)
@@ -252,6 +254,18 @@ def _gloo_group(timeout: timedelta | None) -> Any:
             f"ranks cannot reach one another over gloo ({said}); where a machine's name leads to another network, set "
             "GLOO_SOCKET_IFNAME to the interface that the machines share (ip addr lists them)"
         ) from error
+
+
+_sinks: list[int] = []  # where the signals of this process are written
+
+
+def _part_from_parent() -> None:
+    """Keep the signals of a forked process (a worker that loads data) from being taken for its parent's."""
+    if _sinks:
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_part_from_parent)
 
 
 def _count(_: object) -> int:

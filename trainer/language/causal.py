@@ -16,7 +16,7 @@ from .adapters import Adapter, add_adapter
 from .card import model_card
 from .chat import read_template
 from .packing import IGNORED, Collate, LongDocuments, Packing, Rows
-from .pretrained import check_vocabulary, checkpoint_activations, from_configuration, load_pretrained
+from .pretrained import check_sizes, checkpoint_activations, from_configuration, load_pretrained
 from .problems import setting_error
 from .sources import find_sources, held_out
 from .tokens import Columns, Corpus, load_tokenizer
@@ -142,27 +142,34 @@ class CausalLM(Task):
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
+        import torch
+
         from .separation import check_separation, small_batch
 
+        on_gpu = self.attention not in DENSE
+        if on_gpu and not torch.cuda.is_available():
+            raise setting_error(
+                "attention", self.attention, f"runs on a GPU only; on the CPU one of {', '.join(DENSE)}"
+            )
         vocabulary = 1 + max(self.load_tokenizer().get_vocab().values())
         model = self.load_model(vocabulary)
-        check_vocabulary(model, vocabulary, self.tokenizer or self.model)
-        model.config.use_cache = False  # keys and values of past tokens serve generation only
+        check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
         model.config.architectures = [type(model).__name__]
         if self.activation_checkpointing:
             checkpoint_activations(model, int(self.activation_checkpointing))
+        model.to("cuda" if on_gpu else "cpu")  # where it can be tried out
         if self.packing == "best_fit":
-            check_separation(model, self.inputs, needs_gpu=self.attention not in DENSE)
+            check_separation(model, self.inputs)
         if self.adapter is not None:
             model = add_adapter(model, self.adapter)
         if self.loss == "fused" or (self.loss == "auto" and vocabulary >= LARGE_VOCABULARY):
             from .loss import fuse_head
 
-            batch = small_batch(vocabulary)
+            batch = small_batch(model)
             why_not = fuse_head(model, self.inputs(batch), batch["labels"])
             if why_not and self.loss == "fused":
                 raise setting_error("loss", self.loss, f"{why_not}; set plain")
-        return model  # type: ignore[no-any-return]
+        return model.to("cpu")  # type: ignore[no-any-return]
 
     def load_model(self, vocabulary: int) -> Any:
         """Load or build the transformers model: the place for a subclass to bring another one."""

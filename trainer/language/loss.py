@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .packing import IGNORED
+from .separation import trial
 
 Inputs = Mapping[str, Tensor]
 
@@ -62,7 +63,7 @@ def fuse_head(model: Any, inputs: Inputs, labels: Tensor) -> str:
     answers: list[Tensor] = []
     hook = head.register_forward_hook(lambda module, given, answer: answers.append(answer))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), trial(model):
             mean = mean_loss(model, inputs, labels)
     finally:
         hook.remove()

@@ -6,6 +6,7 @@ cut without losing any: the last position of a piece predicts the first token of
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class Rows(Dataset[dict[str, Tensor]]):
                 f"{long:,} documents have more tokens, up to {positions.max() + 1:,}; raise it, or set long_documents"
             )
             raise setting_error("sequence_length", length, rule)
-        content = [FORMAT, corpus.folder.name, chosen.tolist() if len(chosen) < len(corpus.ends) else "all"]
+        content = [FORMAT, corpus.folder.name, hashlib.sha256(chosen.astype(np.int64).tobytes()).hexdigest()]
 
         def make(folder: Any) -> None:
             keep_rest = long_documents == "split"

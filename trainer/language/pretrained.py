@@ -81,15 +81,19 @@ def from_configuration(config: Mapping[str, Any], attention: str, defaults: Mapp
         raise setting_error("config", kind, first_line(error)) from None
 
 
-def check_vocabulary(model: Any, vocabulary: int, named: str | None) -> None:
-    """Hold the tokenizer against the model's embedding.
+def check_sizes(model: Any, vocabulary: int, named: str | None, length: int) -> None:
+    """Hold the tokenizer and the length of a row against the model's embeddings.
 
     Args:
         vocabulary: one more than the largest token.
+        named: the tokenizer.
 
     Raises:
-        ConfigError: there are tokens that the model has no embedding for.
+        ConfigError: there are tokens or positions that the model has not learnt.
     """
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and length > positions:
+        raise setting_error("sequence_length", length, f"the model has {positions:,} positions; lower it")
     rows = model.get_input_embeddings().num_embeddings
     if vocabulary > rows:
         rule = (

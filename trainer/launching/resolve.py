@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
 
 # Fields of the plan that are as in the training config.
-_AS_CONFIGURED = ("lr_scaling", "warmup_samples", "warmup_fraction", "find_unused_parameters")
+_AS_CONFIGURED = (
+    "lr_scaling", "warmup_samples", "warmup_fraction", "find_unused_parameters", "sync_each_batch", "float32",
+)  # fmt: skip
 
 
 def resolve(
@@ -66,6 +68,11 @@ def resolve(
         rule = "torch has it on GPUs only" if device == "cpu" else "not offered under DeepSpeed; use DDP or FSDP2"
         raise ConfigError(Problem(origin=both.origin("sync_batchnorm"), value=True, rule=rule))
 
+    if config.float32 == "tf32" and device == "cpu":
+        both.notices.append(f"{both.origin('float32').place}: float32: tf32 has no effect on a CPU")
+    if config.sync_each_batch and strategy != "fsdp":
+        place = both.origin("sync_each_batch").place
+        both.notices.append(f"{place}: sync_each_batch: no effect under {strategy}: gradients are kept as without it")
     precision = both.agree("mixed_precision", request.mixed_precision) or "no"
     micro = both.agree("micro_batch_size", request.micro_batch_size)
     asked_global = both.agree("global_batch_size", request.global_batch_size)

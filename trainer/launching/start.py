@@ -70,7 +70,9 @@ def launch(
     """
     launcher = detect()
     request = read_request_of(launcher, accel_config=accel_config, deepspeed=deepspeed)
-    if request is not None and request.use_cpu:
+    # DeepSpeed's launcher replaces an empty CUDA_VISIBLE_DEVICES by a list of GPUs.
+    on_cpu = launcher.name == "deepspeed" and os.environ.get("DS_ACCELERATOR") == "cpu"
+    if on_cpu or (request is not None and request.use_cpu):
         _hide_gpus()
     plan = resolve(config, request, launcher, visible_gpus(), origins or {}, optimizer_built_by=optimizer_built_by)
     in_file = request.mixed_precision if request else None
@@ -177,6 +179,9 @@ def _accelerator(plan: Plan, launcher: Launcher, timeout: timedelta) -> Accelera
             # believes that there is nothing distributed: tell its shared state what it has become.
             becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
             state._shared_state["distributed_type"] = becomes
+    tf32 = plan.float32 == "tf32" and plan.device == "cuda"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32  # which is torch's default: convolutions are not exact
     arguments = strategy.accelerator_arguments(plan)
     # With a rank in the environment, and a GPU there, Accelerate takes one process for several.
     hidden = {name: os.environ.pop(name) for name in RANKS if plan.strategy == "single" and name in os.environ}

@@ -100,7 +100,7 @@ class Strategy(ABC):
     @property
     def step_device(self) -> torch.device:
         """Return where the optimizer steps; known before ``prepare``."""
-        return torch.device(self.accelerator.device)
+        return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
@@ -116,7 +116,7 @@ class Strategy(ABC):
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Set ``model`` and ``prepared_optimizer`` to what trains."""
-        allocate(model, self.accelerator.device)
+        allocate(model.parameters(), self.accelerator.device)
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:
@@ -272,9 +272,13 @@ class Strategy(ABC):
             yield name, shape, dtype, tensor
 
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
-        """Return one whole tensor for a model file, on the CPU of every rank; parameters in full precision."""
+        """Return one whole tensor for a model file; parameters in full precision.
+
+        It is on the CPU of the main process, which writes; the others have it where it was gathered, without a copy.
+        """
         tensor = self.full_tensor(name, handle) if isinstance(handle, nn.Parameter) else full(handle)
-        return tensor.detach().to("cpu").reshape(self._names[name][0])
+        device = "cpu" if self.accelerator.is_main_process else tensor.device
+        return tensor.detach().to(device).reshape(self._names[name][0])
 
     # -- what it holds ----------------------------------------------------------------------------
 

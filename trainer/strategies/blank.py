@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,9 @@ def is_blank(model: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
-def allocate(module: nn.Module, device: torch.device) -> None:
-    """Give the parameters on the meta device memory without values; whoever refers to one refers to it still."""
-    for parameter in list(module.parameters()):
+def allocate(parameters: Iterable[nn.Parameter], device: torch.device) -> None:
+    """Give parameters on the meta device memory without values; whoever refers to one refers to it still."""
+    for parameter in list(parameters):
         if parameter.is_meta:
             _become(parameter, torch.empty_like(parameter, device=device))
 

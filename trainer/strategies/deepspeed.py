@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from ..text import listed
 from .base import Shard, StepResult, Strategy, compute_in
+from .blank import allocate, is_blank
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import prepare_process
-from .tensors import hold_scalars_as_vectors, local_bytes
+from .tensors import canonical_state, hold_scalars_as_vectors, local_bytes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..plan import Plan
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ZeRO(Strategy):
@@ -42,7 +44,7 @@ class ZeRO(Strategy):
 
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
-        offload = plan.deepspeed["zero_optimization"].get("offload_optimizer") or {}
+        offload = plan.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
         return bool(offload.get("device", "none") != "none")
 
     @classmethod
@@ -63,17 +65,34 @@ class ZeRO(Strategy):
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         hold_scalars_as_vectors(model)
+        if self.plan.strategy == "zero3":
+            self._partition(model)
         super().wrap(model, optimizer)
 
-    @property
-    def step_device(self) -> torch.device:
-        offload = self.plan.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
-        return super().step_device if offload.get("device", "none") == "none" else torch.device("cpu")
+    def _partition(self, model: nn.Module) -> None:
+        """Divide the parameters over the ranks, one at a time: the engine would put the model on each device first."""
+        import deepspeed
+
+        # Of a module without parameters it takes the settings only; given the model it would not cast what it divides.
+        config = self.accelerator.state.deepspeed_plugin.deepspeed_config
+        init: Any = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=config)
+        for parameter in model.parameters():
+            allocate([parameter], self.accelerator.device)
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(init.dtype)
+            init._convert_to_zero_parameters([parameter])
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(self.accelerator.device)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
         put_back = keep_buffers_fp32(model)
+        precision = self.plan.precision
+        dtype = None if self.plan.mixed_precision == "no" else DTYPES[self.plan.mixed_precision]
+        # The engine casts the model and starts from what that leaves: until then the weights stay in host memory.
+        rounded = dtype is not None and not is_blank(model)
+        built = {name: tensor.detach() for name, tensor in canonical_state(model)} if rounded else {}
         # A bucket of the default 5e8 gradients is 2 GB also for a model of a thousand.
         asked = self.plan.deepspeed.get("zero_optimization", {}).get("reduce_bucket_size")
         zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
@@ -86,6 +105,9 @@ class ZeRO(Strategy):
         engine: Any = self.model
         self.engine, self.zero = engine, engine.optimizer
         self.optimizer = engine.basic_optimizer  # the torch optimizer inside, which holds the groups
+        if self.plan.strategy == "zero1" and precision["gradients"] != precision["compute"]:
+            self.zero.gradient_accumulation_dtype = DTYPES[precision["gradients"]]
+            self.zero.use_separate_grad_accum = self.zero.use_grad_accum_attribute = True
         self._gather_persistent()
         if self.plan.find_unused_parameters:
             for hook in getattr(self.zero, "_leaf_module_hooks", ()):
@@ -93,9 +115,9 @@ class ZeRO(Strategy):
         else:
             for number, (_, parameter) in enumerate(self.trainable_parameters()):
                 parameter.register_post_accumulate_grad_hook(self._note_use(number))  # type: ignore[no-untyped-call]
-        dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.mixed_precision]
         if dtype is not None:
             put_back(self.accelerator.device)
+            self.fill(built.items())
             compute_in(engine.module, dtype)  # the engine casts the model, and leaves its inputs as they are
 
     def compile(self, settings: dict[str, Any]) -> None:
@@ -182,8 +204,9 @@ class ZeRO(Strategy):
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
         skipped = bool(getattr(self.zero, "overflow", False))
-        tensor = norm if isinstance(norm, Tensor) else torch.tensor(float("nan") if norm is None else float(norm))
-        return StepResult(grad_norm=tensor, skipped=skipped)
+        if not isinstance(norm, Tensor):
+            norm = torch.full((), float("nan") if norm is None else float(norm), device=self.accelerator.device)
+        return StepResult(grad_norm=norm, skipped=skipped)
 
     def shards(self) -> Iterator[Shard]:
         for name, tensor in self.trainable_parameters():
@@ -282,11 +305,15 @@ class ZeRO(Strategy):
 
     def gradient_bytes(self) -> int:
         kept: list[Any] = self.trainable
+        apart = self.plan.precision["gradients"] != self.plan.precision["compute"]  # in a buffer for this rank's part
         if self.plan.strategy == "zero3":
             kept = [parameter.ds_tensor for parameter in kept]
+        elif self.plan.strategy == "zero2" and apart:
+            kept = [shard.tensor for shard in self.shards()]
         elif self.plan.strategy == "zero2":  # whole, also those that lie across a border between two ranks
             kept = [parameter for parameter in kept if parameter._hp_mapping is not None]
-        return local_bytes(kept)
+        elements: int = sum(tensor.numel() for tensor in kept)
+        return elements * DTYPES[self.plan.precision["gradients"]].itemsize
 
     def close(self) -> None:
         self.engine.destroy()
@@ -308,6 +335,11 @@ def engine_config(plan: Plan) -> dict[str, Any]:
         "gradient_clipping": plan.max_grad_norm or 0.0,
         "zero_allow_untested_optimizer": True,
     }
+    # Asked for float32 beside bf16 in stage 1, it takes another optimizer, of another layout: ``prepare`` sets it then.
+    added_up_in = plan.precision["compute" if plan.strategy == "zero1" else "gradients"]
+    config.setdefault("data_types", {})["grad_accum_dtype"] = added_up_in
+    # Its own clock would wait for the device before and after each forward pass and step.
+    config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
     # torch's fused AdamW serves offloaded state as well, and gives the same numbers as without offload.
     config.setdefault("zero_force_ds_cpu_optimizer", False)
     for dtype in ("bf16", "fp16"):

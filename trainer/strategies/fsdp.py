@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,10 +48,6 @@ class FSDP2(Strategy):
         plugin = FullyShardedDataParallelPlugin(**{**settings, "auto_wrap_policy": "NO_WRAP", "cpu_offload": False})
         return {"fsdp_plugin": plugin}
 
-    @property
-    def step_device(self) -> torch.device:
-        return torch.device("cpu") if self.plan.fsdp.get("cpu_offload") else super().step_device
-
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         put_back = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
@@ -79,9 +76,9 @@ class FSDP2(Strategy):
             "ignored_params": self._ignored(model),
         }
         for unit in units:
-            allocate(unit, device)
+            allocate(unit.parameters(), device)
             fully_shard(unit, **options, reshard_after_forward=self.plan.fsdp["reshard_after_forward"])
-        allocate(model, device)
+        allocate(model.parameters(), device)
         fully_shard(model, **options)  # the root stays whole until its backward pass, which follows at once
         for module in model.modules():
             # Ranks that use different parameters reduce the same ones; torch before 2.13 has no word for it.
@@ -195,6 +192,10 @@ class FSDP2(Strategy):
             parameter.data = parameter.data.to(self.accelerator.device)
         return found
 
+    def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
+        # Reduced and cut in each micro-batch, gradients add up as this rank's rows.
+        return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
+
     def compile(self, settings: dict[str, Any]) -> None:
         from torch.distributed.fsdp import FSDPModule
 
@@ -251,7 +252,7 @@ class FSDP2(Strategy):
 
     def gradient_bytes(self) -> int:
         # Before the boundary (no_sync) gradients are neither reduced nor cut.
-        accumulating = self.plan.accumulation_steps > 1
+        accumulating = self.plan.accumulation_steps > 1 and not self.plan.sync_each_batch
         return sum(p.numel() * p.element_size() for p in self.trainable) if accumulating else super().gradient_bytes()
 
 

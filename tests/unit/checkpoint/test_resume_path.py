@@ -36,6 +36,13 @@ def test_a_path_is_that_checkpoint_or_an_error(tmp_path: Path) -> None:
         fit(tmp_path / "other", resume=str(four))
 
 
+def test_a_run_that_saves_nothing_goes_on_with_the_optimizer_of_the_checkpoint(tmp_path: Path) -> None:
+    fit(tmp_path / "run")
+    four = tmp_path / "run" / "checkpoints" / store.name_of(4)
+    fit(tmp_path / "on", resume=str(four), keep_last=0, save_every=None)
+    assert losses(tmp_path / "on") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 4}
+
+
 def test_weights_alone_start_a_new_run(tmp_path: Path) -> None:
     fit(tmp_path / "run")
     for weights in (tmp_path / "run" / "model", tmp_path / "run" / "checkpoints" / store.name_of(8)):

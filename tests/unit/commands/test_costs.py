@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from cost_formulas import states
 from launchers import ROOT
 
 from trainer import load_config, load_task
-from trainer.commands.planner.costs import Case, footprint, paper_bytes, parts_of, sent_bytes
+from trainer.commands.planner.costs import Case, Part, footprint, paper_bytes, parts_of, sent_bytes
 
 NAMES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
@@ -44,6 +46,27 @@ def test_bytes_sent_follow_section_7() -> None:
     assert {name: round(count / model) for name, count in sent.items()} == {
         "ddp": 2, "zero1": 3, "zero2": 3, "zero3": 3, "fsdp": 3,
     }  # fmt: skip
+
+
+def test_exchanging_each_micro_batch_keeps_no_whole_gradient_and_sends_more() -> None:
+    held = Case(strategy="fsdp", world_size=2, accumulation_steps=4)
+    each = dataclasses.replace(held, sync_each_batch=True)
+    part = Part(numel=1000, rows=1000)
+    assert (footprint(held, [part]).gradients, footprint(each, [part]).gradients) == (4000, 2000)
+    assert sent_bytes(each, 1000, 1000) - sent_bytes(held, 1000, 1000) == 3 * 4 * 1000 // 2
+
+
+def test_the_engines_buffers_and_what_a_save_takes() -> None:
+    """Eight bytes for each element of a bucket (``test_memory.py`` measures it), with overlapping a bucket more."""
+    parts = [Part(numel=10**6, rows=1000, count=1000)]
+    for stage, layers in (("zero1", 0), ("zero2", 0), ("zero3", 2 * 150_000_000)):
+        case = Case(strategy=stage, world_size=8, mixed_precision="bf16", unit=10**8)
+        assert footprint(case, parts).buffers == 8 * 500_000_000 + layers
+        assert footprint(case, parts).snapshot == 12 * 10**9 // 8
+    overlapping = Case(strategy="zero2", world_size=8, mixed_precision="bf16", bucket=10**8, overlap=True)
+    assert footprint(overlapping, parts).buffers == (2 + 2 + 2 + 4) * 10**8
+    larger = [Part(numel=10**9, rows=1000)]  # than a bucket: exchanged alone
+    assert footprint(Case(strategy="zero2", world_size=8, bucket=10**8), larger).buffers == 4 * 10**8 + 4 * 10**9
 
 
 @pytest.mark.parametrize("name", ["llama_stdlib", "digits_cnn"])

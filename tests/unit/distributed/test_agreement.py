@@ -53,13 +53,24 @@ sleep(60)""")
     assert seconds < 10
 
 
-def test_an_agreed_stop_has_the_time_that_it_needs() -> None:
-    code, lines, _ = ended("""one.poll()
+def test_signals_of_a_forked_worker_are_its_own_and_an_agreed_stop_has_its_time() -> None:
+    code, lines, _ = ended("""source, sink = os.pipe()
+worker = os.fork()
+if worker == 0:
+    os.write(sink, b"forked")
+    time.sleep(30), os._exit(0)
+os.read(source, 6)
+os.kill(worker, signal.SIGTERM)
+sleep(2)
+print("trains on")
+os.kill(worker, signal.SIGKILL)
+os.waitpid(worker, 0)
+one.poll()
 os.kill(os.getpid(), signal.SIGTERM)
 print(one.poll(), one.poll())
-sleep(3)
+sleep(2)
 print("saved")""")
-    assert (code, lines) == (0, ["None 15", "saved"])
+    assert (code, lines) == (0, ["trains on", "None 15", "saved"])
 
 
 def test_the_second_signal_ends_at_once_but_no_echo_of_the_first() -> None:

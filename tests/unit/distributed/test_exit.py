@@ -9,6 +9,8 @@ import time
 import pytest
 from launchers import ROOT, clean_environment
 
+from trainer.distributed.exit import _is_lost_peer
+
 RUNS = """
 import sys, trainer
 from trainer.errors import *
@@ -45,6 +47,24 @@ def test_other_errors_keep_their_traceback() -> None:
     done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("\nTraceback") and done.stderr.endswith("\nIndexError: pop from empty list\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ("[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1234", True),
+        ("NCCL error in: ../NCCLUtils.hpp:268, remote process exited or there was a network error", True),
+        (
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely",
+            True,
+        ),
+        ("NCCL communicator was aborted on rank 3.", True),
+        ("NCCL error: invalid usage. Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000", False),
+        ("CUDA out of memory", False),
+    ],
+)
+def test_words_of_a_rank_that_is_gone(said: str, lost: bool) -> None:
+    assert _is_lost_peer(RuntimeError(said)) is lost
 
 
 def test_an_error_before_the_processes_are_connected() -> None:

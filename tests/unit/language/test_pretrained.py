@@ -29,7 +29,7 @@ def test_a_model_in_several_files_is_loaded_as_it_was_saved(shards: Path, task: 
 
     theirs: Any = AutoModelForCausalLM.from_pretrained(shards)
     torch.testing.assert_close(dict(model.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0)
-    assert model.config.use_cache is False and model.config.architectures == ["LlamaForCausalLM"]
+    assert model.config.architectures == ["LlamaForCausalLM"]
 
 
 def test_missing_shards_cut_files_and_lost_tensors_are_named(
@@ -120,9 +120,24 @@ def test_wrong_configurations_are_named(
         task(model=None, config=config, tokenizer=str(llama)).build_model()
 
 
-def test_an_unknown_attention_is_named(task: Callable[..., CausalLM]) -> None:
+def test_attention_that_is_unknown_or_needs_a_gpu_is_named(
+    task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("flash_attention_2", "sdpaa"):
+        with pytest.raises(
+            ConfigError, match=f"attention: '{name}': runs on a GPU only; on the CPU one of sdpa, eager"
+        ):
+            task(attention=name).build_model()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="attention: 'sdpaa': "):
         task(attention="sdpaa").build_model()
+
+
+def test_a_row_longer_than_the_models_positions_is_refused(task: Callable[..., CausalLM], llama: Path) -> None:
+    one = task(model=None, config=CONFIGS["gpt2"], tokenizer=str(llama), sequence_length=129)
+    with pytest.raises(ConfigError, match="sequence_length: 129: the model has 128 positions; lower it"):
+        one.build_model()
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_inputs_by_which_documents_meet_are_refused(added: dict[str, Any]) -> No
 
     rule = r"packing: 'best_fit': documents of one row reach each other in LlamaForCausalLM \(through one of "
     with pytest.raises(ConfigError, match=rule + r"LlamaAttention\); set packing: none"):
-        check_separation(model, inputs, needs_gpu=False)
+        check_separation(model, inputs)
 
 
 @pytest.mark.parametrize(

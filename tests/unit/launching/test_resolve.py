@@ -10,6 +10,7 @@ from trainer import TrainConfig
 from trainer.errors import Sourced
 from trainer.launching.request import Request
 from trainer.launching.resolve import resolve
+from trainer.strategies.deepspeed import engine_config
 
 
 @pytest.mark.parametrize(
@@ -151,5 +152,55 @@ def test_what_is_written_beside_the_run() -> None:
     told = plan(request("fsdp", mixed_precision=asked("bf16")), micro_batch_size=4).as_dict()
     half = {"communication_data_type": "bf16", "zero_optimization": {"stage": 2}}
     assert plan(request(deepspeed=half)).precision["reduction"] == "bf16"
-    assert told["precision"] == {"parameters": "fp32", "compute": "bf16", "reduction": "fp32", "buffers": "fp32"}
+    assert told["precision"] == {
+        "parameters": "fp32", "compute": "bf16", "reduction": "fp32", "gradients": "fp32", "buffers": "fp32",
+    }  # fmt: skip
     assert {"strategy", "world_size", "launcher", "device", "mixed_precision", "global_batch_size", "lr"} <= set(told)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps", "asked_for", "unused", "dtype"),
+    [
+        ("zero2", 2, None, False, "fp32"),
+        ("zero2", 1, None, False, "bf16"),
+        ("zero2", 2, None, True, "bf16"),
+        ("zero3", 2, "bf16", False, "bf16"),
+        ("zero1", 1, "fp32", False, "fp32"),
+        ("fsdp", 2, None, False, "fp32"),
+    ],
+)
+def test_gradients_add_up_in_full_precision(
+    strategy: str, steps: int, asked_for: str | None, unused: bool, dtype: str
+) -> None:
+    """Unless one is all there is, they wait whole, or the JSON says otherwise."""
+    wish = request(strategy)
+    if asked_for:
+        wish = request(strategy, deepspeed={**wish.deepspeed, "data_types": {"grad_accum_dtype": asked_for}})
+    made = plan(wish, mixed_precision="bf16", accumulation_steps=steps, find_unused_parameters=unused)
+    assert made.precision["gradients"] == dtype
+    if strategy.startswith("zero"):  # stage 1 is told after it is built
+        told = engine_config(made)["data_types"]["grad_accum_dtype"]
+        assert told == ("bf16" if strategy == "zero1" else dtype)
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "compute"),
+    [
+        (FOUR_GPUS, {}, "fp32"),
+        (FOUR_GPUS, {"float32": "tf32"}, "tf32"),
+        (FOUR_GPUS, {"float32": "tf32", "mixed_precision": "bf16"}, "bf16"),
+        (CPU, {"float32": "tf32"}, "fp32"),
+    ],
+)
+def test_the_plan_says_how_float32_is_computed(machine: int, settings: dict[str, str], compute: str) -> None:
+    made = plan(request("zero2"), machine=machine, **settings)
+    assert made.precision["compute"] == compute and made.precision["gradients"] in ("fp32", "bf16")
+    said = f"{SAID}: float32: tf32 has no effect on a CPU"
+    assert (said in made.notices) == (machine == CPU)
+
+
+@pytest.mark.parametrize(("strategy", "said"), [("fsdp", False), ("ddp", True), ("zero3", True)])
+def test_exchanging_each_micro_batch_is_said_to_have_no_effect_where_it_has_none(strategy: str, said: bool) -> None:
+    made = plan(request(strategy), sync_each_batch=True)
+    line = f"{SAID}: sync_each_batch: no effect under {strategy}: gradients are kept as without it"
+    assert made.sync_each_batch and (line in made.notices) == said

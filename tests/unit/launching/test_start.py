@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -175,3 +176,19 @@ def test_bf16_on_a_gpu_without_it_is_one_line(gpus: Callable[[int], Calls], monk
     with pytest.raises(LaunchError) as caught:
         started(request("ddp"), launched(2), 2, mixed_precision="bf16")
     assert str(caught.value) == f"{SAID}: Tesla P100 has no bf16; set mixed_precision: fp16 or 'no'"
+
+
+@pytest.mark.parametrize(
+    ("device", "float32", "expected"),
+    [("cuda", "exact", ("highest", False)), ("cuda", "tf32", ("high", True)), ("cpu", "tf32", ("highest", False))],
+)
+def test_float32_is_computed_as_the_plan_says(
+    device: str, float32: str, expected: tuple[str, bool], fresh_accelerate: None, gpus: Callable[[int], Calls]
+) -> None:
+    """torch's own default, without a word, is to compute convolutions in tf32."""
+    gpus(1)
+    torch.backends.cudnn.allow_tf32 = True
+    made = dataclasses.replace(plan(float32=float32, launcher=launched(1)), device=device)
+    start._accelerator(made, launched(1), timedelta(minutes=5))
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == expected
+    assert torch.backends.cuda.matmul.allow_tf32 == expected[1], "no error of mixed settings"

@@ -13,11 +13,11 @@ from ...reporting.machine import machine_text
 from ...text import size
 from ..planner.costs import sent_by_plan
 from ..runs import Run
-from ..trials import BOUNDS, Bounds, measure_gap
+from ..trials import BOUNDS, Bounds, measure_gap, precision_of
 
 # Settings that say how a run is laid out; what it learns does not depend on them.
 _LAYOUT = ("strategy", "world_size", "launcher", "device", "distributed_type", "micro_batch_size", "accumulation_steps")
-_PRECISIONS = {"no": "full precision", "bf16": "bf16", "fp16": "fp16"}
+_PRECISIONS = {"no": "full precision", "bf16": "bf16", "fp16": "fp16", "tf32": "tf32"}
 
 
 def make_report(runs: Sequence[Run]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _seconds_at(logged: Sequence[Mapping[str, Any]], step: int) -> float:
 
 def _judge(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
     """Compare the curves of a group with that of its first run."""
-    precision = str(runs[0].plan.get("mixed_precision", "no"))
+    precision = precision_of(runs[0].plan)
     bounds, reference = BOUNDS[precision], runs[0].curve("loss")
     against: list[dict[str, Any]] = []
     for run, name in zip(runs[1:], names[1:], strict=True):

@@ -77,6 +77,7 @@ def make_rows(subject: Subject, args: argparse.Namespace) -> list[Row]:
                 accumulation_steps=args.accumulation,
                 offload=offload,
                 unit=subject.unit,
+                sync_each_batch=args.sync_each_batch,
             )
             kept = subject.activations[strategy in COMPUTE_IN_COPIES] if subject.activations else None
             paper = paper_bytes(PAPER_STAGE[strategy], parameters, args.gpus)
@@ -159,12 +160,13 @@ def _as_json(row: Row, gpu: Gpu | None) -> dict[str, Any]:
 
 _HEADS = (
     "strategy", "parameters", "gradients", "optimizer", "activations", "buffers", "on the GPU", "in host memory",
-    "sent a step", "ZeRO paper",
+    "to save", "sent a step", "ZeRO paper",
 )  # fmt: skip
 _NOTES = (
     "parameters, gradients, optimizer: formulas, held to live bytes on two processes within 1 %.",
     "ZeRO paper: 2 bytes a parameter, 2 a gradient, 12 for Adam. Here replicas and torch's own sharding keep "
     "4 + 4 + 8; the ZeRO engine keeps 2 + 2 + 12 under bf16 and fp16, 4 + 4 + 12 in full precision.",
+    "to save: host memory that a checkpoint takes while it is written, on top of what lies there.",
     "buffers come and go within a step; the sum is an upper bound, for gradients grow while activations shrink.",
 )
 
@@ -177,7 +179,11 @@ def _as_table(subject: Subject, rows: Sequence[Row], gpu: Gpu | None, args: argp
         activations = "?" if row.activations is None else size(row.activations)
         cell = [row.name + (" + recompute" if row.recompute else ""), size(states.parameters), size(states.gradients)]
         cell += [size(states.optimizer), activations, size(states.buffers), size(row.device), size(states.host)]
-        cell += [size(row.sent), "" if row.paper is None or row.recompute else _decimal(row.paper)]
+        cell += [
+            size(states.snapshot),
+            size(row.sent),
+            "" if row.paper is None or row.recompute else _decimal(row.paper),
+        ]
         cells.append(cell + ([("yes" if row.fits(gpu) else "no")] if gpu else []))
     head = [subject.title, f"{args.gpus} GPUs, {args.precision}, {args.optimizer}, {batch}; per GPU:", ""]
     return [*head, *columns(cells, left=1), "", *subject.notes, *_NOTES]
@@ -204,6 +210,7 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens of one example; default: what the model's config allows, at most 4096",
     )
     add("--accumulation", type=_positive, default=1, help="backwards per optimizer step; default 1")
+    add("--sync_each_batch", action="store_true", help="as in the training config")
     add("--precision", choices=["no", "bf16", "fp16"], default="bf16", help="default bf16")
     add("--optimizer", choices=["adamw", "adam", "sgd"], default="adamw", help="default adamw; sgd with momentum")
     add("--lora", type=_positive, help="rank of LoRA adapters on every linear layer of the blocks; the rest is frozen")

@@ -56,6 +56,8 @@ class Case:
     Args:
         slots: full-precision tensors per parameter that the optimizer keeps (Adam 2, momentum 1).
         offload: what lies in host memory: ``none``, ``optimizer`` (its state and gradients) or ``all``.
+        sync_each_batch: whether gradients are exchanged in each micro-batch, and none wait whole.
+        overlap: whether a second exchange buffer is filled meanwhile.
         reshard: whether gathered layers are let go after the forward pass and gathered again in the backward pass.
         unit: elements of the largest group of parameters that is gathered at once; 0: the whole model.
         bucket: elements of the buffer in which gradients are exchanged; None for the engine's default.
@@ -72,6 +74,8 @@ class Case:
     unit: int = 0
     bucket: int | None = None
     copies: int = 1
+    sync_each_batch: bool = False
+    overlap: bool = False
 
     @property
     def compute_width(self) -> int:
@@ -97,6 +101,7 @@ class Footprint:
         parameters, gradients, optimizer: the model states; the optimizer's include a full-precision copy, if any.
         buffers: exchange buffers and gathered layers, which come and go within a step.
         host: how many of the model states' bytes lie in host memory.
+        snapshot: host memory that a checkpoint takes while it is written: the rank's part of parameters and moments.
     """
 
     parameters: int
@@ -104,6 +109,7 @@ class Footprint:
     optimizer: int
     buffers: int = 0
     host: int = 0
+    snapshot: int = 0
 
     @property
     def states(self) -> int:
@@ -131,6 +137,8 @@ def case_of(plan: Mapping[str, Any], *, slots: int = 2) -> Case:
         reshard=plan["fsdp"].get("reshard_after_forward") is not False,
         bucket=zero.get("reduce_bucket_size"),
         copies=plan["fsdp"].get("dp_replicate_size", 1),
+        sync_each_batch=bool(plan.get("sync_each_batch")),
+        overlap=bool(zero.get("overlap_comm")),
     )
 
 
@@ -154,7 +162,8 @@ def elements(parts: Iterable[Part], *, trainable: bool = False) -> int:
 
 def footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     """Compute the bytes that a rank holds (the largest rank, where they differ), without activations."""
-    return _FOOTPRINTS[case.strategy](case, parts)
+    saved = 4 * elements(parts, trainable=True) * (1 + case.slots) // case.world_size
+    return dataclasses.replace(_FOOTPRINTS[case.strategy](case, parts), snapshot=saved)
 
 
 def sent_bytes(case: Case, parameters: int, trainable: int) -> int:
@@ -195,7 +204,8 @@ def _fsdp_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     mine = [dataclasses.replace(p, numel=-(-p.rows // case.group) * (p.numel // max(1, p.rows))) for p in parts]
     trainable = elements(mine, trainable=True)
     # Before the boundary (no_sync) gradients are neither reduced nor cut.
-    gradients = elements(parts, trainable=True) if case.accumulation_steps > 1 else trainable
+    whole = case.accumulation_steps > 1 and not case.sync_each_batch
+    gradients = elements(parts, trainable=True) if whole else trainable
     unit = min(case.unit or elements(parts), elements(parts))
     states = Footprint(parameters=_kept_whole(mine), gradients=4 * gradients, optimizer=4 * trainable * case.slots)
     return dataclasses.replace(
@@ -208,9 +218,10 @@ def _fsdp_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
 
 def _fsdp_sent(case: Case, parameters: int, trainable: int) -> int:
     # Parameters are gathered for each forward, and again for the backward if they were let go; gradients are
-    # reduced in full precision at the boundary only.
+    # reduced in full precision, at the boundary only unless they are to be in each micro-batch.
     gathers = case.accumulation_steps * (2 if case.reshard else 1)
-    return gathers * case.compute_width * parameters + 4 * trainable
+    exchanges = case.accumulation_steps if case.sync_each_batch else 1
+    return gathers * case.compute_width * parameters + exchanges * 4 * trainable
 
 
 def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
@@ -221,8 +232,10 @@ def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     model = width * elements(cut if stage == 3 else parts)
     if stage == 3:  # small tensors stay whole between steps, beside their slices
         model += width * elements(part for part in parts if part.numel <= PERSISTENT_ELEMENTS)
-    gradients = width * (elements(parts, trainable=True) if stage < 2 else mine)
-    if stage == 2:  # a tensor that lies across a border stays whole on both sides of it
+    # Micro-batches add up in full precision.
+    kept_in = 4 if case.accumulation_steps > 1 else width
+    gradients = kept_in * (elements(parts, trainable=True) if stage < 2 else mine)
+    if stage == 2 and kept_in == width:  # a tensor that lies across a border stays whole on both sides of it
         gradients = width * _most_touched(parts, world)
     # It keeps its own full-precision copy of the parameters, also where they are in full precision already.
     optimizer = 4 * mine * (1 + case.slots)
@@ -233,10 +246,15 @@ def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
         gradients += moved
     if case.offload == "all":
         host += width * elements(cut)
-    bucket = case.bucket or BUCKET_ELEMENTS
+    bucket = case.bucket or min(BUCKET_ELEMENTS, elements(parts))
+    # What is exchanged at once: a bucket, or a larger gradient alone.
+    sent = max(min(bucket, elements(parts, trainable=True)), max((p.numel for p in parts if p.trainable), default=0))
     unit = min(case.unit or elements(parts), elements(parts))
-    layers = width * min(unit + PREFETCH_ELEMENTS, elements(parts))
-    buffers = 4 * bucket + layers if stage == 3 else width * bucket
+    if stage == 3:  # the bucket in full precision, and its parts put in order for the ranks
+        buffers = 4 * bucket + 4 * sent + width * min(unit + PREFETCH_ELEMENTS, elements(parts))
+    else:  # the bucket, a copy of it in one piece, and that in full precision
+        kept_in = kept_in if stage == 1 else width
+        buffers = kept_in * bucket * (2 if case.overlap else 1) + (4 if kept_in == 4 else kept_in + 4) * sent
     return Footprint(parameters=model, gradients=gradients, optimizer=optimizer, buffers=buffers, host=host)
 
 

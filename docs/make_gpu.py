@@ -1,0 +1,79 @@
+"""Write the results of ``make gpu`` to a page: ``python docs/make_gpu.py [RESULTS.json]``.
+
+Results of a GPU go to docs/gpu.md, between its two marks; those of a rehearsal beside their JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "gpu.md"
+BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
+
+
+def page(results: dict[str, Any]) -> str:
+    """Return what stands between the marks."""
+    machine, tests = results["machine"], results["tests"]
+    failed = [name for name, told in tests.items() if told["outcome"] != "passed"]
+    names = sorted({name for name, _ in machine["gpus"]}) or ["no GPU"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    where = f"{machine['visible']} x {', '.join(names)}, driver {machine['driver'] or 'none'}, {versions}"
+    lines = [
+        f"Measured {results['date']}, {where}; {results['seconds']} s; device {results['device']}.",
+        "",
+        f"{len(tests) - len(failed)} of {len(tests)} tests passed.",
+        *(f"- failed: {name}: {tests[name].get('error', '')}" for name in failed),
+        *(f"- not run: {line}" for line in results["not_run"]),
+        "",
+        *speed(results["figures"]),
+        *curves(results["figures"]),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def speed(figures: dict[str, Any]) -> list[str]:
+    """Return the table of speed and memory, as far as it was measured."""
+    rows = []
+    for name, found in figures.items():
+        model = re.search(r"\[(.+)\]", name)
+        if not name.startswith("test_a_step_costs") or "error" in found or model is None:
+            continue
+        for loop in ("by hand", "samecurve", "transformers.Trainer"):
+            told, times = found[loop], found[loop]["seconds_per_step"] / found["by hand"]["seconds_per_step"]
+            rows.append(
+                f"| {model[1]} | {loop} | {1e3 * told['seconds_per_step']:.1f} | {times:.2f} "
+                f"| {told['tokens_per_second']:,.0f} | {told['peak_bytes'] / 2**30:.1f} |"
+            )
+        rows.append(f"| {model[1]} | `trainer plan` | | | | {found['planned_bytes'] / 2**30:.1f} |")
+    head = ["| model | loop | ms a step | beside by hand | tokens/s | peak GiB |", "|---|---|---:|---:|---:|---:|"]
+    return [*head, *rows, ""] if rows else []
+
+
+def curves(figures: dict[str, Any]) -> list[str]:
+    """Return how far each curve was from the one that it was held against."""
+    found = {name: told["furthest_loss"] for name, told in figures.items() if "furthest_loss" in told}
+    rows = [f"| {name.removeprefix('test_').replace('_', ' ')} | {gap:.1e} |" for name, gap in found.items()]
+    return ["| test | largest relative difference of a loss |", "|---|---:|", *rows] if rows else []
+
+
+def main() -> None:
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "gpu" / "results.json"
+    results = json.loads(source.read_text())
+    text = page(results)
+    if results["device"] == "cpu":
+        target = source.with_suffix(".md")
+        target.write_text(text)
+    else:
+        target = PAGE
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(before + BEGIN + text + END + rest.partition(END)[2])
+    print(target)
+
+
+if __name__ == "__main__":
+    main()

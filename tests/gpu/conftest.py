@@ -1,0 +1,86 @@
+"""The tests that need a GPU (make gpu), and their results as one JSON.
+
+DEVICE=cpu rehearses them on the CPU, on GPUS processes (default 2), so that their own code is known to run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launchers import ROOT, SHOW_GPUS
+
+REHEARSAL = os.environ.get("DEVICE") == "cpu"
+RESULTS = ROOT / "runs" / "gpu" / ("rehearsal.json" if REHEARSAL else "results.json")
+STARTED = time.time()
+found: dict[str, Any] = {"tests": {}, "figures": {}, "machine": {}, "not_run": []}
+if not importlib.util.find_spec("deepspeed"):
+    found["not_run"].append("ZeRO-1, 2 and 3, and the deepspeed launcher: DeepSpeed is not installed")
+if REHEARSAL:
+    found["not_run"].append("waiting for the device, memory of the GPU, NCCL: this is a rehearsal on the CPU")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpus() -> Iterator[int]:
+    """Show the GPUs, which other tests do not see; yield how many processes train: two where there are two GPUs."""
+    from trainer.commands.check_machine import look_around
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not REHEARSAL:
+            for name, value in SHOW_GPUS.items():
+                patch.setenv(name, value) if value is not None else patch.delenv(name)
+        machine = look_around()
+        found["machine"] = machine.as_dict()
+        if not REHEARSAL and not machine.visible:
+            pytest.exit("make gpu needs a GPU; DEVICE=cpu make gpu rehearses the tests on the CPU", returncode=2)
+        yield min(2, machine.visible) if not REHEARSAL else int(os.environ.get("GPUS", "2"))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpu")
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Keep figures of this test for the page."""
+
+    def keep(**figures: Any) -> None:
+        found["figures"].setdefault(request.node.name, {}).update(figures)
+
+    return keep
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.outcome == "failed":
+        told = {"outcome": report.outcome, "seconds": round(report.duration, 1)}
+        if report.outcome == "failed":
+            told["error"] = str(report.longrepr).strip().splitlines()[-1]
+        found["tests"][report.nodeid.rpartition("/")[2]] = told
+
+
+def pytest_sessionfinish() -> None:
+    if found["tests"]:
+        found.update(
+            date=date.today().isoformat(), seconds=round(time.time() - STARTED), device="cpu" if REHEARSAL else "cuda"
+        )
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for line in found["not_run"]:
+        terminalreporter.write_line(f"not run: {line}")

@@ -1,0 +1,46 @@
+"""Speed beside a loop by hand and transformers.Trainer, and memory beside the planner's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launchers import ROOT, clean_environment, ranks
+
+REHEARSAL = os.environ.get("DEVICE") == "cpu"
+MODELS = ["tiny"] if REHEARSAL else ["124M", "1B"]
+
+
+@cache
+def measured(folder: Path, world: int) -> Mapping[str, Any]:
+    out = folder / "speed.json"
+    compiled = ["--not_compiled"] if REHEARSAL else []
+    words = ["benchmarks/gpu_speed.py", *MODELS, "--json", str(out), *compiled]
+    done = ranks(words, 0 if world == 1 else world, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    return dict(json.loads(out.read_text()))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_costs_what_a_loop_by_hand_costs(model: str, folder: Path, gpus: int, note: Callable[..., None]) -> None:
+    found = measured(folder, gpus)[model]
+    note(**found)
+    if "error" not in found and not REHEARSAL:
+        assert found["samecurve"]["seconds_per_step"] <= 1.05 * found["by hand"]["seconds_per_step"]
+        assert found["samecurve"]["peak_bytes"] <= 1.1 * found["planned_bytes"], "what `trainer plan` calls enough"
+
+
+def test_data_parallel_says_what_it_needs_or_is_measured(gpus: int, note: Callable[..., None]) -> None:
+    words = [sys.executable, "benchmarks/data_parallel.py"]
+    done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    note(said=done.stdout.strip().splitlines())
+    if gpus < 2 or REHEARSAL:
+        assert done.stdout.startswith("nn.DataParallel needs two GPUs")

@@ -1,0 +1,210 @@
+"""Trainings for `make gpu`, several in one process: a GPU's set-up costs seconds.
+
+    ... tests/workers/gpu_cases.py '{"file": {"accel_config": ...}, "folder": ..., "cases": [["curve", "bf16"], ...]}'
+
+Each case leaves ``<folder>/<case>.json``: what its function returns, or ``{"error": ...}``. ``hand`` trains without the
+package under test, for comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import trainer
+from trainer import Data, Task, TrainConfig, Trainer
+from trainer.launching import launch
+
+STEPS, SAVED, BATCH, LR, CLIP, EPS = 8, 4, 16, 1e-3, 1.0, 1e-4
+JOB: dict[str, Any] = {}
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.device_count() else "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words(Task):
+    """A small Llama on as many random texts as one step takes, so that each step sees the same ones."""
+
+    folder: str = ""  # of pretrained weights
+
+    def build_data(self) -> Data:
+        ids = torch.randint(0, 256, (BATCH, 32), generator=torch.Generator().manual_seed(3))
+        return Data(train=[{"ids": row} for row in ids])
+
+    def build_model(self) -> nn.Module:
+        from transformers import AutoModelForCausalLM, LlamaConfig
+
+        if self.folder:
+            return AutoModelForCausalLM.from_pretrained(self.folder)
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+        return AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=256, num_key_value_heads=4, **sizes))
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return model(input_ids=batch["ids"], labels=batch["ids"]).loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures(Task):
+    """A CNN, with or without what is usual on tensor cores: weights and inputs in channels_last."""
+
+    channels_last: bool = False
+
+    def build_data(self) -> Data:
+        pictures = torch.randn(BATCH, 8, 16, 16, generator=torch.Generator().manual_seed(4))
+        return Data(train=[{"x": one, "y": number % 4} for number, one in enumerate(pictures)])
+
+    def build_model(self) -> nn.Module:
+        layers = [nn.Conv2d(8, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 144, 4)]
+        model = nn.Sequential(*layers)
+        return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        return F.cross_entropy(model(batch["x"].to(memory_format=layout)), batch["y"])
+
+
+def train(name: str, task: Task, **settings: Any) -> Trainer:
+    """Build a training of eight steps of the whole batch, in two micro-batches a step."""
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    given = {
+        "task": "gpu_cases:Words", "output_dir": str(Path(JOB["folder"]) / name), "max_steps": STEPS, "log_every": 1,
+        "micro_batch_size": BATCH // 2 // world, "global_batch_size": BATCH, "lr": LR, "eps": EPS, "weight_decay": 0.0,
+        "max_grad_norm": CLIP, "keep_last": 0, **settings,
+    }  # fmt: skip
+    config = TrainConfig(**given)
+    return Trainer(task, config, launch(config, **JOB["file"]))
+
+
+def losses(run: Trainer) -> dict[str, Any]:
+    """Train to the end: the loss of each step, and what ran."""
+    found = {info.step: info.metrics["loss"] for info in run.steps() if info.metrics is not None}
+    keys = ("strategy", "world_size", "device", "mixed_precision", "rehearsal")
+    return {"losses": found, "skipped": run.skipped_steps, "plan": {key: getattr(run.plan, key) for key in keys}}
+
+
+def curve(precision: str) -> dict[str, Any]:
+    run = train(f"curve-{precision}", Words(), mixed_precision=precision, save_every=SAVED, keep_last=2)
+    try:
+        return losses(run)
+    finally:
+        run.close()
+
+
+def resume(folder: str) -> dict[str, Any]:
+    """Go on from another strategy's checkpoint."""
+    path = Path(folder) / "curve-no" / "checkpoints" / f"step-{SAVED:08}"
+    run = train("resume", Words(), mixed_precision="no", resume=str(path))
+    try:
+        return losses(run)
+    finally:
+        run.close()
+
+
+def simple(name: str, task: Task, **settings: Any) -> dict[str, Any]:
+    run = train(name, task, **settings)
+    try:
+        return losses(run)
+    finally:
+        run.close()
+
+
+def waits() -> dict[str, Any]:
+    """Train so that whatever waits for the device between two logged steps is an error."""
+    run = train("waits", Words(), mixed_precision="bf16", log_every=STEPS)
+    for info in run.steps():
+        if device().type == "cuda":
+            torch.cuda.set_sync_debug_mode("error" if 2 <= info.step < STEPS - 1 else "default")
+    run.close()
+    return {"steps": run.step}
+
+
+def repeats() -> dict[str, Any]:
+    """Train twice with deterministic algorithms, and go on once from the middle."""
+    found = []
+    for name, settings in (
+        ("first", {"save_every": SAVED, "keep_last": 2}),
+        ("second", {}),
+        ("third", {"resume": str(Path(JOB["folder"]) / "first" / "checkpoints" / f"step-{SAVED:08}")}),
+    ):
+        found.append(simple(name, Words(), mixed_precision="bf16", deterministic=True, **settings)["losses"])
+    return {"losses": [{step: value.hex() for step, value in one.items()} for one in found]}
+
+
+def hand(precision: str, folder: str = "") -> dict[str, Any]:
+    """Train in a plain loop on one device."""
+    target, task = device(), Words(folder=folder)
+    torch.manual_seed(0)
+    model = task.build_model().to(target).float().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
+    scaler = torch.amp.GradScaler(target.type, enabled=precision == "fp16")
+    batch = {"ids": torch.stack([row["ids"] for row in task.build_data().train]).to(target)}
+    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    found = {}
+    for step in range(1, STEPS + 1):
+        with torch.autocast(target.type, dtype=dtype, enabled=precision != "no"):
+            loss = task.training_step(model, batch)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        found[step] = float(loss.detach())
+    return {"losses": found}
+
+
+def write_pretrained(folder: str) -> dict[str, Any]:
+    """Save a model of bfloat16, as most are published."""
+    torch.manual_seed(1)
+    Words().build_model().to(torch.bfloat16).save_pretrained(folder)  # type: ignore[operator]
+    return {}
+
+
+CASES: dict[str, Callable[..., dict[str, Any]]] = {
+    "curve": curve,
+    "resume": resume,
+    "waits": waits,
+    "repeats": repeats,
+    "hand": hand,
+    "write_pretrained": write_pretrained,
+    "plain": lambda: simple("plain", Words(), mixed_precision="bf16"),
+    "pretrained": lambda folder: simple("pretrained", Words(folder=folder), mixed_precision="bf16"),
+    "compiled": lambda: simple("compiled", Words(), mixed_precision="bf16", compile=True),
+    "rows": lambda: simple("rows", Pictures()),
+    "channels_last": lambda: simple("channels_last", Pictures(channels_last=True)),
+}
+
+
+def main() -> None:
+    JOB.update(json.loads(sys.argv[-1]))
+    folder = Path(JOB["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, *arguments in JOB["cases"]:
+        try:
+            found = CASES[name](*arguments)
+        except Exception as error:  # the other cases can still be seen
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                raise  # the other ranks wait inside of a collective
+            traceback.print_exc()
+            found = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+            if device().type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            label = "-".join([name, *arguments[:1]]) if name in ("curve", "hand") else name
+            (folder / f"{label}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    trainer.run_and_exit(main)
