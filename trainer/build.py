@@ -88,8 +88,9 @@ class Unfilled:
         """
         if not is_blank(model):
             return None
+        source = None if resumes else task.pretrained(model)
         blank = Blank(model, task.initialize, seed)
-        return None if resumes else cls(source=task.pretrained(model), blank=blank)
+        return None if resumes else cls(source=source, blank=blank)
 
     def fill(self, parts: Parts, agreement: Agreement) -> list[str]:
         """Give the prepared model its values. Collective; returns notices.

@@ -6,13 +6,16 @@ So no process holds a model whole: it is divided first, and each process reads i
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..data.cache import prepare_once
 from ..strategies.tensors import canonical_state
-from ..task import Pretrained
+from ..task import Pretrained, Task
+
+if TYPE_CHECKING:
+    from torch import nn
 
 VOCABULARY = 1_024  # of a small copy
 
@@ -38,24 +41,38 @@ class Stored:
         return Pretrained(folder=self.folder, names=names, new=new)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FilledLater(Task):
+    """A task whose transformers model may be built without values: how it gets them.
+
+    Args:
+        memory: what it remembers: the tokenizer, the files of the model, counts of its data, the last evaluation.
+    """
+
+    memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def pretrained(self, model: nn.Module) -> Pretrained | None:
+        stored: Stored | None = self.memory.get("stored")
+        return None if stored is None else stored.of(model)
+
+    def initialize(self, model: nn.Module, module: nn.Module) -> None:
+        layer: Any = module
+        if not hasattr(module, "reset_lora_parameters"):
+            return super().initialize(model, module)
+        for adapter in layer.lora_A:
+            layer.reset_lora_parameters(adapter, True)  # zeros in the second matrix: at first an adapter adds nothing
+
+
 def _bare(name: str) -> str:
     """Return the name that a tensor had before adapters were added."""
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
-def build_blank(config: Any, attention: str, auto_class: str) -> Any:
-    """Build a model's form on the meta device."""
-    import torch
-    import transformers
+def stored_names(model: Any, folder: Path) -> dict[str, str] | None:
+    """Return what the tensors of a folder are called in the model, by their names in the files.
 
-    with torch.device("meta"):
-        return getattr(transformers, auto_class).from_config(config, attn_implementation=attention)
-
-
-def stored_names(model: Any, folder: Path) -> tuple[dict[str, str], list[str]] | None:
-    """Return what the tensors of a folder are called in the model, and the model's that it lacks.
-
-    None where values have to be converted (experts that are merged into one tensor), which whole models are for.
+    None where values have to be converted (experts that become one tensor), or no file is a safetensors file: then a
+    whole model must be loaded.
     """
     from safetensors import safe_open
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -72,8 +89,14 @@ def stored_names(model: Any, folder: Path) -> tuple[dict[str, str], list[str]] |
                 if converter is not None:
                     return None
                 names[stored] = name
-    there = {id(tensor) for name, tensor in canonical_state(model) if name in set(names.values())}
-    return names, [name for name, tensor in canonical_state(model) if id(tensor) not in there]
+    return names or None
+
+
+def missing_names(model: Any, names: dict[str, str]) -> list[str]:
+    """List the tensors of a model that no file holds, under none of their names."""
+    tensors = [*canonical_state(model)]
+    there = {id(tensor) for name, tensor in tensors if name in set(names.values())}
+    return [name for name, tensor in tensors if id(tensor) not in there]
 
 
 def converted(file: Path, cache_dir: str) -> Path:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from ..config.annotations import About
-from ..task import Data, Task
+from ..strategies.blank import is_blank
+from ..task import Data
 from .adapters import Adapter, add_adapter
+from .blank import FilledLater, small_copy
 from .card import model_card
 from .chat import read_template
 from .packing import IGNORED, Collate, LongDocuments, Packing, Rows
-from .pretrained import check_sizes, checkpoint_activations, from_configuration, load_pretrained
+from .pretrained import build_blank, check_sizes, checkpoint_activations, from_configuration
 from .problems import setting_error
 from .sources import find_sources, held_out
 from .tokens import Columns, Corpus, load_tokenizer
@@ -29,7 +31,7 @@ DENSE = ("sdpa", "eager", "flex_attention")  # attention that tells documents ap
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalLM(Task):
+class CausalLM(FilledLater):
     """Predict the next token of documents, or what the assistant says in conversations.
 
     Args:
@@ -73,8 +75,6 @@ class CausalLM(Task):
     activation_checkpointing: Annotated[bool | int, About(minimum=1)] = False
     loss: Literal["auto", "plain", "fused"] = "auto"
     cache_dir: str = "~/.cache/samecurve"
-    # What it remembers: the tokenizer, the counts of its data, the last evaluation.
-    memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.config is None):
@@ -157,28 +157,35 @@ class CausalLM(Task):
         model.config.architectures = [type(model).__name__]
         if self.activation_checkpointing:
             checkpoint_activations(model, int(self.activation_checkpointing))
-        model.to("cuda" if on_gpu else "cpu")  # where it can be tried out
+        # Something with values to try out, where that can be done.
+        trial = small_copy(model) if is_blank(model) else model
+        trial.to("cuda" if on_gpu else "cpu")
         if self.packing == "best_fit":
-            check_separation(model, self.inputs)
+            check_separation(trial, self.inputs)
         if self.adapter is not None:
-            model = add_adapter(model, self.adapter)
+            adapted = add_adapter(model, self.adapter)
+            trial, model = adapted if trial is model else add_adapter(trial, self.adapter), adapted
         if self.loss == "fused" or (self.loss == "auto" and vocabulary >= LARGE_VOCABULARY):
-            from .loss import fuse_head
+            from .loss import FusedHead, fuse_head
 
-            batch = small_batch(model)
-            why_not = fuse_head(model, self.inputs(batch), batch["labels"])
-            if why_not and self.loss == "fused":
+            batch = small_batch(trial)
+            why_not = fuse_head(trial, self.inputs(batch), batch["labels"])
+            if not why_not:
+                model.get_output_embeddings().__class__ = FusedHead
+            elif self.loss == "fused":
                 raise setting_error("loss", self.loss, f"{why_not}; set plain")
-        return model.to("cpu")  # type: ignore[no-any-return]
+        trial.to("cpu")
+        return model  # type: ignore[no-any-return]
 
     def load_model(self, vocabulary: int) -> Any:
-        """Load or build the transformers model: the place for a subclass to bring another one."""
+        """Build the transformers model, without values or with them: the place for a subclass to bring another one."""
         if self.config is not None:
             # Of a pad_token_id torch would never train the embedding, and often it is the end of a text as well.
             end = self.load_tokenizer().eos_token_id
             defaults = {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": end, "pad_token_id": None}
             return from_configuration(self.config, self.attention, defaults)
-        return load_pretrained(str(self.model), self.attention)
+        model, self.memory["stored"] = build_blank(str(self.model), self.attention, self.cache_dir)
+        return model
 
     # -- learning ---------------------------------------------------------------------------------
 

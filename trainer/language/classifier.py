@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..config.annotations import About
 from ..errors import DataError
-from ..task import Data, Task
+from ..task import Data
 from .adapters import Adapter, add_adapter
+from .blank import FilledLater
 from .card import model_card
-from .pretrained import load_pretrained
+from .pretrained import build_blank
 from .problems import setting_error
 from .sources import find_sources, held_out
 from .tokens import load_tokenizer, take_column, take_texts
@@ -25,7 +26,7 @@ Example = tuple[str, str]  # a text and its label
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceClassifier(Task):
+class SequenceClassifier(FilledLater):
     """Tell the label of a text, with a pretrained encoder or decoder and a new last layer.
 
     Args:
@@ -36,6 +37,7 @@ class SequenceClassifier(Task):
         sequence_length: tokens of a text, at most; longer ones are cut off.
         adapter: low-rank adapters, of which alone is learnt beside the last layer; {} for the defaults.
         attention: as transformers calls it: sdpa, eager.
+        cache_dir: for what a GGUF file is converted to.
     """
 
     data: str | list[str]
@@ -47,7 +49,7 @@ class SequenceClassifier(Task):
     sequence_length: Annotated[int, About(minimum=2)] = 512
     adapter: Adapter | None = None
     attention: str = "sdpa"
-    memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    cache_dir: str = "~/.cache/samecurve"
 
     def build_data(self) -> Data:
         examples, evaluation = self._examples("data", self.data), None
@@ -86,9 +88,10 @@ class SequenceClassifier(Task):
         if "labels" not in self.memory:
             self.build_data()
         names = dict(enumerate(self.memory["labels"]))
-        model = load_pretrained(
+        model, self.memory["stored"] = build_blank(
             self.model,
             self.attention,
+            self.cache_dir,
             "AutoModelForSequenceClassification",
             id2label=names,
             label2id={name: number for number, name in names.items()},

@@ -8,7 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from ..text import did_you_mean, listed
+from .blank import Stored, converted, missing_names, stored_names
 from .problems import first_line, setting_error
+
+
+def build_blank(
+    name: str, attention: str, cache_dir: str, auto_class: str = "AutoModelForCausalLM", **options: Any
+) -> tuple[Any, Stored | None]:
+    """Build a pretrained model without its values, and say where they stand; a whole one where they must be converted.
+
+    Args:
+        name, attention, auto_class: as of ``load_pretrained``.
+        cache_dir: for what a GGUF file is converted to.
+        options: of the configuration.
+
+    Raises:
+        ConfigError: as ``load_pretrained``.
+    """
+    import torch
+    import transformers
+
+    folder = _local(name)
+    gguf = _checked(name, folder).get("gguf_file")
+    try:
+        folder = converted(folder / gguf, cache_dir) if gguf else folder
+        config = transformers.AutoConfig.from_pretrained(str(folder), **options)
+        config._name_or_path = str(folder) if gguf else name
+        with torch.device("meta"):
+            model = getattr(transformers, auto_class).from_config(config, attn_implementation=attention)
+        names = stored_names(model, folder)
+        if (folder / "generation_config.json").is_file() and model.can_generate():
+            model.generation_config = transformers.GenerationConfig.from_pretrained(str(folder))
+    except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
+        raise _not_loaded(name, attention, error) from None
+    if names is None:
+        return load_pretrained(name, attention, auto_class, **options), None
+    _refuse_missing(name, model, missing_names(model, names), auto_class)
+    return model, Stored(folder=folder, names=names)
 
 
 def load_pretrained(name: str, attention: str, auto_class: str = "AutoModelForCausalLM", **options: Any) -> Any:
@@ -25,33 +61,46 @@ def load_pretrained(name: str, attention: str, auto_class: str = "AutoModelForCa
     """
     import transformers
 
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        options |= _checked(name, folder)
-        name_or_path = str(folder)
-    elif folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise setting_error("model", name, "no such folder; give a folder of safetensors or a name on the Hub")
-    else:
-        name_or_path = name
+    folder = _local(name)
+    options |= _checked(name, folder)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # one for each rank
     try:
         model, info = getattr(transformers, auto_class).from_pretrained(
-            name_or_path, attn_implementation=attention, output_loading_info=True, **options
+            str(folder), attn_implementation=attention, output_loading_info=True, **options
         )
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
         raise _not_loaded(name, attention, error) from None
-    # A classifier's last layer, and what some encoders pool with, begin anew.
-    begins_anew = auto_class != "AutoModelForCausalLM"
-    inside = f"{model.base_model_prefix}."
-    missing = [key for key in sorted(info["missing_keys"]) if not begins_anew or key.startswith(inside)]
-    if missing := [key for key in missing if not (begins_anew and "pooler" in key)]:
-        rule = f"its files lack {listed(missing)}, which would begin as random numbers; copy the whole folder"
-        raise setting_error("model", name, rule)
+    _refuse_missing(name, model, sorted(info["missing_keys"]), auto_class)
     return model
 
 
+def _local(name: str) -> Path:
+    """Return the folder of a model; of one on the Hub the copy that is fetched once on each machine."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise setting_error("model", name, "no such folder; give a folder of safetensors or a name on the Hub")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]))
+    except Exception as error:  # no network, no such model, no right to it
+        raise _not_loaded(name, "", error) from None
+
+
+def _refuse_missing(name: str, model: Any, missing: list[str], auto_class: str) -> None:
+    # A classifier's last layer, and what some encoders pool with, begin anew.
+    if auto_class != "AutoModelForCausalLM":
+        inside = f"{model.base_model_prefix}."
+        missing = [key for key in missing if key.startswith(inside) and "pooler" not in key]
+    if missing:
+        rule = f"its files lack {listed(missing)}, which would begin as random numbers; copy the whole folder"
+        raise setting_error("model", name, rule)
+
+
 def from_configuration(config: Mapping[str, Any], attention: str, defaults: Mapping[str, Any]) -> Any:
-    """Build a model with random weights.
+    """Build a model without values, on the meta device: its task draws them.
 
     Args:
         config: ``model_type`` and keys of its configuration class.
@@ -60,6 +109,7 @@ def from_configuration(config: Mapping[str, Any], attention: str, defaults: Mapp
     Raises:
         ConfigError: a key or a value is not the configuration's.
     """
+    import torch
     import transformers
 
     auto_class: Any = transformers.AutoModelForCausalLM
@@ -76,7 +126,8 @@ def from_configuration(config: Mapping[str, Any], attention: str, defaults: Mapp
             raise setting_error(f"config.{key}", value, rule)
     try:
         built = cls(**{**defaults, **given})
-        return auto_class.from_config(built, attn_implementation=attention)
+        with torch.device("meta"):
+            return auto_class.from_config(built, attn_implementation=attention)
     except Exception as error:  # a configuration's own checks, sizes that do not divide
         raise setting_error("config", kind, first_line(error)) from None
 
