@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..distributed.launcher import Launcher, detect
@@ -185,9 +186,11 @@ def _check_engine_config(plan: Plan) -> None:
     """Let DeepSpeed read its configuration, so that what only it refuses is named like any other mistake.
 
     Raises:
-        LaunchError: DeepSpeed is not installed.
+        LaunchError: DeepSpeed is not installed, or transformers, which Accelerate asks for beside it.
         ConfigError: DeepSpeed refuses a value.
     """
+    if find_spec("transformers") is None:
+        raise LaunchError("Accelerate runs DeepSpeed with transformers only: pip install 'samecurve[deepspeed]'")
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # it logs to standard output, while it is imported and with every reading
     try:
