@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from importlib.util import find_spec
 
 import torch
 
@@ -38,9 +39,11 @@ def check_engine_config(plan: Plan) -> None:
     """Let DeepSpeed read its configuration, so that what only it refuses is named like any other mistake.
 
     Raises:
-        LaunchError: DeepSpeed is not installed.
+        LaunchError: DeepSpeed is not installed, or transformers, which Accelerate asks for beside it.
         ConfigError: DeepSpeed refuses a value.
     """
+    if find_spec("transformers") is None:
+        raise LaunchError("Accelerate runs DeepSpeed with transformers only: pip install 'samecurve[deepspeed]'")
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # it logs to standard output, while it is imported and with every reading
     try:

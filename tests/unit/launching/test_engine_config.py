@@ -38,3 +38,10 @@ def test_deepspeed_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "deepspeed.runtime.config", None)
     with pytest.raises(LaunchError, match=r"^DeepSpeed is not installed: pip install 'samecurve\[deepspeed\]'$"):
         check_engine_config(plan_of(tmp_path, ZERO + "}"))
+
+
+def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra brings it; who installs DeepSpeed alone reads what is missing."""
+    monkeypatch.setattr("trainer.strategies.deepspeed_start.find_spec", lambda name: None)
+    with pytest.raises(LaunchError, match=r"with transformers only: pip install 'samecurve\[deepspeed\]'$"):
+        check_engine_config(plan_of(tmp_path, ZERO + "}"))
