@@ -12,6 +12,8 @@ from from_launcher import configured
 
 from trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
 
 class Fails(Plain):
     def training_step(self, model: object, batch: object) -> object:
