@@ -18,6 +18,8 @@ from trainer.distributed.agreement import Agreement
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
 
 class Fails(Plain):
     def training_step(self, model: object, batch: object) -> object:
