@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .checkpoint import Parts
+from .checkpoint.ranges import of_model_folder
 from .checkpoint.restore import load_weights
 from .data.batches import Layout, TrainData, is_stream, sized
 from .data.indexed import IndexedData
@@ -23,8 +24,8 @@ from .distributed.agreement import Agreement
 from .errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Problem
 from .optim.schedule import build_schedule, refuse_plateau
 from .strategies.base import compute_in
-from .strategies.blank import Blank, is_blank
-from .strategies.tensors import content_sum
+from .strategies.blank import Blank, allocate, is_blank
+from .strategies.tensors import canonical_state, content_sum
 from .task import Data, Pretrained, Task, own_optimizer
 from .text import listed
 
@@ -107,6 +108,28 @@ class Unfilled:
         if source is None:
             return []
         return load_weights(parts, Path(source.folder), agreement, names=source.names, without=source.new)
+
+
+def build_whole(task: Task, seed: int = 0) -> nn.Module:
+    """Build a task's model on the CPU of this process alone, with its values, wherever the task has them from.
+
+    Raises:
+        CheckpointError: its files do not hold them.
+        LaunchError: nobody gives a parameter a value.
+    """
+    set_seed(seed)
+    model = task.build_model()
+    if (unfilled := Unfilled.of(model, task, seed, resumes=False)) is None:
+        return model
+    allocate(model.parameters(), torch.device("cpu"))
+    tensors, source = dict(canonical_state(model)), unfilled.source
+    for name, value in unfilled.blank.first_values(tensors if source is None else set(source.new)):
+        tensors[name].data.copy_(value)
+    if source is not None:
+        store, shapes = of_model_folder(Path(source.folder), source.names)
+        for name in shapes.keys() & tensors.keys():
+            store.read("parameter", name, 0, tensors[name].data.view(-1))
+    return model
 
 
 def base_weights(parts: Parts, agreement: Agreement) -> str | None:

@@ -29,7 +29,7 @@ from .trials import BOUNDS, Bounds, Gap, Trial, check_script, measure_gap, preci
 from .usage import usage_error
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 ONE_PROCESS = "one process"
 # Settings off, because what ends, measures or keeps a model on the way says nothing about the steps.
@@ -155,15 +155,14 @@ def _initial_weights(loaded: Loaded) -> tuple[dict[str, Tensor], int]:
     Returns:
         Its parameters, by their names in a model file, and how many dropout modules it has.
     """
-    from accelerate.utils import set_seed
     from torch.nn.modules.dropout import _DropoutNd
 
+    from ..build import build_whole
     from ..checkpoint.export import ModelFile
 
     task, _ = load_task(loaded)
     task.build_data()  # a model may be built after what the data prepared
-    set_seed(loaded.config.seed)
-    model: nn.Module = task.build_model()
+    model = build_whole(task, loaded.config.seed)
     form = ModelFile.of(model)
     weights = {form.name(name) or "": parameter.detach() for name, parameter in model.named_parameters()}
     return weights, sum(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())

@@ -121,7 +121,7 @@ def small_copy(model: Any) -> Any:
     kinds = list(getattr(config, "layer_types", None) or ())
     layers = min(2, config.num_hidden_layers) if not kinds else max(kinds.index(kind) + 1 for kind in set(kinds))
     config.num_hidden_layers = layers
-    if kinds:
+    if "layer_types" in vars(config):  # others derive it
         config.layer_types = kinds[:layers]
     config.vocab_size = min(config.vocab_size, VOCABULARY)
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from tiny_language import CONFIGS, VOCABULARY
 
 from trainer import ConfigError
+from trainer.build import build_whole
 from trainer.language import Adapter, CausalLM
 from trainer.language.loss import FusedHead
 from trainer.language.packing import IGNORED
@@ -21,7 +22,7 @@ from trainer.language.problems import first_line
 
 def built(task: CausalLM) -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    model, data = task.build_model(), task.build_data()
+    model, data = build_whole(task), task.build_data()
     return model.train(), data.collate([data.train[0], data.train[1]])
 
 

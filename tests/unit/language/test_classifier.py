@@ -10,6 +10,7 @@ import torch
 from tiny_language import CONFIGS, VOCABULARY, save_rows, tokenizer
 
 from trainer import ConfigError
+from trainer.build import build_whole
 from trainer.language import Adapter, SequenceClassifier
 
 ROWS = [{"text": f"text number {number} of them", "label": number % 3} for number in range(30)]
@@ -41,7 +42,7 @@ def task(folder: Path, name: str, **settings: Any) -> SequenceClassifier:
 @pytest.mark.parametrize(("name", "adapter"), [("bert", None), ("llama", None), ("llama", Adapter(r=2))])
 def test_scores_of_a_text_do_not_depend_on_its_batch(name: str, adapter: Adapter | None, folder: Path) -> None:
     one = task(folder, name, adapter=adapter, evaluation=0.2)
-    data, model = one.build_data(), one.build_model().eval()
+    data, model = one.build_data(), build_whole(one).eval()
     assert (len(data.train), len(data.evaluation)) == (24, 6)
     assert data.collate is not None
     long = ("a much longer text than that of the others", "2")

@@ -13,6 +13,7 @@ import torch
 from tiny_language import CONFIGS, VOCABULARY, save_model
 
 from trainer import ConfigError
+from trainer.build import build_whole
 from trainer.language import Adapter, CausalLM
 
 
@@ -24,7 +25,7 @@ def shards(tmp_path: Path) -> Path:
 
 def test_a_model_in_several_files_is_loaded_as_it_was_saved(shards: Path, task: Callable[..., CausalLM]) -> None:
     assert len(list(shards.glob("*.safetensors"))) > 1
-    model: Any = task(model=str(shards)).build_model()
+    model: Any = build_whole(task(model=str(shards)))
     from transformers import AutoModelForCausalLM
 
     theirs: Any = AutoModelForCausalLM.from_pretrained(shards)
@@ -170,7 +171,7 @@ def test_activations_of_every_nth_layer_are_computed_anew_and_change_nothing(
     losses, found = [], []
     for setting in (False, every):
         one = task(model=deep, activation_checkpointing=setting)
-        model: Any = one.build_model()
+        model: Any = build_whole(one)
         model.train()
         data = one.build_data()
         loss = one.training_step(model, data.collate([data.train[0], data.train[1]]))
@@ -185,7 +186,7 @@ def test_activations_of_every_nth_layer_are_computed_anew_and_change_nothing(
 def test_a_cut_adapter_is_named(task: Callable[..., CausalLM], tmp_path: Path) -> None:
     from trainer.language.adapters import load_adapted
 
-    model: Any = task(adapter=Adapter(r=2)).build_model()
+    model: Any = build_whole(task(adapter=Adapter(r=2)))
     model.save_pretrained(tmp_path / "adapter")
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     assert type(load_adapted(str(tmp_path / "adapter"))).__name__ == "PeftModelForCausalLM"

@@ -11,7 +11,9 @@ import torch
 from tiny_language import CONFIGS, save_texts
 
 from trainer import ConfigError
+from trainer.build import build_whole
 from trainer.language import CausalLM
+from trainer.language.blank import small_copy
 from trainer.language.pretrained import from_configuration
 from trainer.language.separation import check_separation
 
@@ -33,7 +35,7 @@ def test_packed_documents_have_loss_and_gradients_of_separate_ones(
     texts = str(save_texts(tmp_path / "few.jsonl", 8))
     packed, alone = task(**settings, data=texts), task(**settings, data=texts, packing="none")
     torch.manual_seed(0)
-    model = packed.build_model().double()
+    model = build_whole(packed).double()
     model.train()
     losses, found = [], []
     for one in (packed, alone):
@@ -53,7 +55,7 @@ def test_packed_documents_have_loss_and_gradients_of_separate_ones(
     "added", [{"attention_mask": torch.ones(2, 11, dtype=torch.long)}, {"position_ids": torch.arange(11).repeat(2, 1)}]
 )
 def test_inputs_by_which_documents_meet_are_refused(added: dict[str, Any]) -> None:
-    model = from_configuration(CONFIGS["llama"], "sdpa", DEFAULTS)
+    model = small_copy(from_configuration(CONFIGS["llama"], "sdpa", DEFAULTS))
 
     def inputs(batch: dict[str, Any]) -> dict[str, Any]:
         return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], **added}

@@ -103,6 +103,7 @@ def _measure_config(args: argparse.Namespace) -> Subject:
 def _measure_task(args: argparse.Namespace) -> Subject:
     from torch.utils.data import default_collate
 
+    from ...build import build_whole
     from ...config.load import load_config
     from ...data.batches import is_stream
     from ...data.seeds import generator_of
@@ -121,7 +122,7 @@ def _measure_task(args: argparse.Namespace) -> Subject:
     batch = (data.collate or default_collate)(samples)
 
     def build(dtype: torch.dtype | None) -> tuple[nn.Module, Callable[[], Tensor]]:
-        model = task.build_model()
+        model = build_whole(task)
         if dtype is not None:
             compute_in(model.to(dtype), dtype)
         return model, lambda: split_loss(task.training_step(model, batch))[0]
