@@ -40,6 +40,8 @@ def load_pretrained(name: str, attention: str, auto_class: str = "AutoModelForCa
         )
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
         raise _not_loaded(name, attention, error) from None
+    if getattr(model, "hf_quantizer", None) is not None:  # of a GGUF file, whose weights are full ones now
+        model.hf_quantizer.remove_quantization_config(model)
     # A classifier's last layer, and what some encoders pool with, begin anew.
     begins_anew = auto_class != "AutoModelForCausalLM"
     inside = f"{model.base_model_prefix}."
@@ -137,7 +139,12 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
             rule = "is quantized: adapters on such a model (QLoRA) need bitsandbytes on a GPU; give one of full weights"
             raise setting_error("model", name, rule)
     elif ggufs := sorted(folder.glob("*.gguf")):
-        return {"gguf_file": ggufs[0].name}
+        import transformers
+
+        # Newer versions (5.23) leave weights in their packed form, which does not learn, where they have a kernel for it.
+        whole = getattr(transformers, "GgufConfig", None)
+        options = {} if whole is None else {"quantization_config": whole(dequantize=True)}
+        return {"gguf_file": ggufs[0].name, **options}
     else:
         raise setting_error("model", name, "holds neither config.json nor a GGUF file")
     index = folder / "model.safetensors.index.json"
