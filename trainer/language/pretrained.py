@@ -141,7 +141,7 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
     elif ggufs := sorted(folder.glob("*.gguf")):
         import transformers
 
-        # Newer versions (5.23) leave weights in their packed form, which does not learn, where they have a kernel for it.
+        # 5.23 leaves weights packed where it has a kernel for it, and such weights do not learn.
         whole = getattr(transformers, "GgufConfig", None)
         options = {} if whole is None else {"quantization_config": whole(dequantize=True)}
         return {"gguf_file": ggufs[0].name, **options}
