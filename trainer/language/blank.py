@@ -104,7 +104,10 @@ def converted(file: Path, cache_dir: str) -> Path:
     from transformers import AutoModelForCausalLM
 
     def make(folder: Path) -> None:
-        AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+        model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+        if getattr(model, "hf_quantizer", None) is not None:
+            model.hf_quantizer.remove_quantization_config(model)  # they are full weights now
+        model.save_pretrained(folder)
 
     facts = file.stat()
     return prepare_once(cache_dir, ["gguf", str(file.resolve()), facts.st_size, facts.st_mtime_ns], make)

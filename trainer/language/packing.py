@@ -87,8 +87,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         content = [FORMAT, corpus.folder.name, hashlib.sha256(chosen.astype(np.int64).tobytes()).hexdigest()]
 
         def make(folder: Any) -> None:
-            keep_rest = long_documents == "split"
-            pieces, without = _pieces(corpus.tokens, starts, ends, length, keep_rest=keep_rest)
+            pieces, without = _pieces(corpus.tokens, starts, ends, length, keep_rest=long_documents == "split")
             order, rows = best_fit(pieces[:, 1], length) if self.packed else (slice(None), np.arange(len(pieces) + 1))
             np.save(folder / "pieces.npy", pieces[order])
             np.save(folder / "rows.npy", rows)

@@ -188,7 +188,12 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
             rule = "is quantized: adapters on such a model (QLoRA) need bitsandbytes on a GPU; give one of full weights"
             raise setting_error("model", name, rule)
     elif ggufs := sorted(folder.glob("*.gguf")):
-        return {"gguf_file": ggufs[0].name}
+        import transformers
+
+        # 5.23 leaves weights packed where it has a kernel for it, and such weights do not learn.
+        whole = getattr(transformers, "GgufConfig", None)
+        options = {} if whole is None else {"quantization_config": whole(dequantize=True)}
+        return {"gguf_file": ggufs[0].name, **options}
     else:
         raise setting_error("model", name, "holds neither config.json nor a GGUF file")
     index = folder / "model.safetensors.index.json"

@@ -194,3 +194,22 @@ def test_a_cut_adapter_is_named(task: Callable[..., CausalLM], tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"model: '.*adapter': the adapter cannot be loaded: "):
         load_adapted(str(tmp_path / "adapter"))
     shutil.rmtree(tmp_path / "adapter")
+
+
+def test_a_gguf_file_is_read_as_full_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is read with; the package gguf, which reads it, is no dependency."""
+    import transformers
+
+    from trainer.language.pretrained import load_pretrained
+
+    told: dict[str, Any] = {}
+
+    def read(name: str, **options: Any) -> None:
+        told.update(options)
+        raise ImportError("gguf is missing\nand more")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", read)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"model: '.*': cannot be loaded: gguf is missing$"):
+        load_pretrained(str(tmp_path), "sdpa")
+    assert told["gguf_file"] == "m.gguf" and told["quantization_config"].dequantize is True
