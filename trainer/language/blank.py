@@ -6,6 +6,7 @@ So no process holds a model whole: it is divided first, and each process reads i
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,18 +100,11 @@ def missing_names(model: Any, names: dict[str, str]) -> list[str]:
     return [name for name, tensor in tensors if id(tensor) not in there]
 
 
-def converted(file: Path, cache_dir: str) -> Path:
-    """Return a folder with the safetensors files of a GGUF file, made once on each machine."""
-    from transformers import AutoModelForCausalLM
-
-    def make(folder: Path) -> None:
-        model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-        if getattr(model, "hf_quantizer", None) is not None:
-            model.hf_quantizer.remove_quantization_config(model)  # they are full weights now
-        model.save_pretrained(folder)
-
+def converted(file: Path, cache_dir: str, load: Callable[[], Any]) -> Path:
+    """Return a folder with the safetensors files of a GGUF file, made once on each machine from what ``load`` gives."""
     facts = file.stat()
-    return prepare_once(cache_dir, ["gguf", str(file.resolve()), facts.st_size, facts.st_mtime_ns], make)
+    content = ["gguf", str(file.resolve()), facts.st_size, facts.st_mtime_ns]
+    return prepare_once(cache_dir, content, lambda folder: load().save_pretrained(folder))
 
 
 def small_copy(model: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
 from ..text import did_you_mean, listed
 from .blank import Stored, converted, missing_names, stored_names
 from .problems import first_line, setting_error
@@ -31,14 +32,17 @@ def build_blank(
     folder = _local(name)
     gguf = _checked(name, folder).get("gguf_file")
     try:
-        folder = converted(folder / gguf, cache_dir) if gguf else folder
+        if gguf:
+            folder = converted(folder / gguf, cache_dir, lambda: load_pretrained(name, "sdpa"))
         config = transformers.AutoConfig.from_pretrained(str(folder), **options)
-        config._name_or_path = str(folder) if gguf else name
+        config._name_or_path = name
         with torch.device("meta"):
             model = getattr(transformers, auto_class).from_config(config, attn_implementation=attention)
         names = stored_names(model, folder)
         if (folder / "generation_config.json").is_file() and model.can_generate():
             model.generation_config = transformers.GenerationConfig.from_pretrained(str(folder))
+    except ConfigError:
+        raise
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
         raise _not_loaded(name, attention, error) from None
     if names is None:
