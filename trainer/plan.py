@@ -33,7 +33,7 @@ class Plan:
         warmup_steps: in optimizer steps; from ``warmup_fraction`` once the length of the run is known.
         warmup_samples, warmup_fraction: as in the training config.
         compile, dynamo: whether the model is compiled, and what ``torch.compile`` is given.
-        find_unused_parameters, sync_each_batch, float32: as in the training config.
+        find_unused_parameters, sync_each_batch, bucket_cap_mb, float32: as in the training config.
         fsdp, deepspeed: settings of the engine; empty for the others.
         files: the launch files that were read.
         notices: what was changed or has no effect, one line each.
@@ -66,6 +66,7 @@ class Plan:
     compile: bool
     find_unused_parameters: bool = False
     sync_each_batch: bool = False
+    bucket_cap_mb: int | None = None
     float32: str = "exact"
     fsdp: Mapping[str, Any] = field(default_factory=dict)
     deepspeed: Mapping[str, Any] = field(default_factory=dict)

@@ -91,6 +91,7 @@ class TrainConfig:
     find_unused_parameters: Annotated[
         bool, About("a step may leave parameters out, other ones on each process: heads, experts; slower")
     ] = False
+    bucket_cap_mb: Annotated[int | None, About("DDP exchanges gradients in buckets of this many MiB", minimum=1)] = None
     sync_each_batch: Annotated[
         bool, About("exchange gradients in each micro-batch: more traffic, and no rank keeps whole ones")
     ] = False

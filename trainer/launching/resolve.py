@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Fields of the plan that are as in the training config.
 _AS_CONFIGURED = (
     "lr_scaling", "warmup_samples", "warmup_fraction", "find_unused_parameters", "sync_each_batch", "float32",
+    "bucket_cap_mb",
 )  # fmt: skip
 
 
@@ -70,9 +71,10 @@ def resolve(
 
     if config.float32 == "tf32" and device == "cpu":
         both.notices.append(f"{both.origin('float32').place}: float32: tf32 has no effect on a CPU")
-    if config.sync_each_batch and strategy != "fsdp":
-        place = both.origin("sync_each_batch").place
-        both.notices.append(f"{place}: sync_each_batch: no effect under {strategy}: gradients are kept as without it")
+    for key, owner in (("sync_each_batch", "fsdp"), ("bucket_cap_mb", "ddp")):
+        if getattr(config, key) and strategy != owner:
+            place = both.origin(key).place
+            both.notices.append(f"{place}: {key}: no effect under {strategy}: gradients are kept as without it")
     precision = both.agree("mixed_precision", request.mixed_precision) or "no"
     micro = both.agree("micro_batch_size", request.micro_batch_size)
     asked_global = both.agree("global_batch_size", request.global_batch_size)

@@ -36,7 +36,10 @@ class DDP(Strategy):
         # torch 2.13 has another word for it, which Accelerate does not know yet; one line a rank.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         ddp = DistributedDataParallelKwargs(
-            gradient_as_bucket_view=True, broadcast_buffers=False, find_unused_parameters=plan.find_unused_parameters
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            find_unused_parameters=plan.find_unused_parameters,
+            bucket_cap_mb=plan.bucket_cap_mb or 25,  # Accelerate's default, and torch's
         )
         return {"kwargs_handlers": [ddp]}
 

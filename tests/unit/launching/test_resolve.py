@@ -10,6 +10,7 @@ from trainer import TrainConfig
 from trainer.errors import Sourced
 from trainer.launching.request import Request
 from trainer.launching.resolve import resolve
+from trainer.strategies.ddp import DDP
 from trainer.strategies.deepspeed import engine_config
 
 
@@ -199,8 +200,17 @@ def test_the_plan_says_how_float32_is_computed(machine: int, settings: dict[str,
     assert (said in made.notices) == (machine == CPU)
 
 
-@pytest.mark.parametrize(("strategy", "said"), [("fsdp", False), ("ddp", True), ("zero3", True)])
-def test_exchanging_each_micro_batch_is_said_to_have_no_effect_where_it_has_none(strategy: str, said: bool) -> None:
-    made = plan(request(strategy), sync_each_batch=True)
-    line = f"{SAID}: sync_each_batch: no effect under {strategy}: gradients are kept as without it"
-    assert made.sync_each_batch and (line in made.notices) == said
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp", "zero3"])
+@pytest.mark.parametrize(("key", "value", "owner"), [("sync_each_batch", True, "fsdp"), ("bucket_cap_mb", 50, "ddp")])
+def test_a_key_of_one_strategy_is_said_to_have_no_effect_elsewhere(
+    strategy: str, key: str, value: object, owner: str
+) -> None:
+    made = plan(request(strategy), **{key: value})
+    line = f"{SAID}: {key}: no effect under {strategy}: gradients are kept as without it"
+    assert getattr(made, key) == value and (line in made.notices) == (strategy != owner)
+
+
+def test_buckets_of_ddp_are_as_large_as_was_asked() -> None:
+    for size, given in ((None, 25), (50, 50)):
+        found = DDP.accelerator_arguments(plan(request("ddp"), bucket_cap_mb=size))
+        assert found["kwargs_handlers"][0].bucket_cap_mb == given
