@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from ..build import build_whole
 from ..errors import Origin, Problem, TrainerError
 from ..strategies import strategy_class
 from ..text import did_you_mean
@@ -28,8 +29,7 @@ def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
     config, lines = loaded.config, _Lines(type(task).__qualname__)
     set_seed(config.seed)
     data = lines.attempt("build_data", task.build_data)
-    set_seed(config.seed)
-    model = lines.attempt("build_model", task.build_model)
+    model = lines.attempt("build_model", build_whole, task, config.seed)
     if model is None:
         return lines.found
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_language import conversation, save_model, save_rows
 
+from trainer.build import build_whole
 from trainer.commands import cli
 from trainer.language import Adapter, CausalLM
 
@@ -56,6 +57,18 @@ def test_show_answers_a_wrong_config_and_another_task_in_a_line(
     assert "shows tasks of trainer.language" in capsys.readouterr().err
 
 
+def test_check_builds_a_model_with_its_values_and_evaluates_a_batch(
+    tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = config(tmp_path, llama, evaluation=tmp_path / "a.jsonl", sequence_length=96)
+    with open(tmp_path / "train.yaml", "a") as file:
+        file.write("eval_every: 1\nbest_metric: eval/los\n")
+    assert cli.main(["check", "--build", words[1]]) == 2
+    assert "best_metric: 'eval/los': the task measures no such value; did you mean 'eval/loss'?" in (
+        capsys.readouterr().err
+    )
+
+
 def test_generate_writes_on_with_models_and_adapters(
     tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,7 +81,7 @@ def test_generate_writes_on_with_models_and_adapters(
     assert drawn[0] == drawn[1] != drawn[2]
     assert text(llama, "--chat") != text(llama)
     task = CausalLM(model=str(llama), data="", adapter=Adapter(r=2))
-    model: Any = task.build_model()
+    model: Any = build_whole(task)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
