@@ -17,7 +17,9 @@ from ...errors import ConfigError, Origin, Problem, Sourced
 from .tables import Entries, annotation, checked, table
 
 _RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
-BUILT_WHOLE = "no effect: each rank builds the whole model in host memory, then keeps its shard"
+BUILT_WHOLE = (
+    "no effect: a model is whole in host memory where build_model gives it values, and never where it is on meta"
+)
 
 
 def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[str, Any], dict[str, Origin]]:

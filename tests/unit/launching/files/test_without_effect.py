@@ -45,7 +45,7 @@ def test_inline_settings_of_stage_3_without_effect(write: Write) -> None:
         "a.yaml:6: deepspeed_config.zero3_save_16bit_model: no effect: "
         "the model is written in full precision (float32)",
         "a.yaml:5: deepspeed_config.zero3_init_flag: no effect: "
-        "each rank builds the whole model in host memory, then keeps its shard",
+        "a model is whole in host memory where build_model gives it values, and never where it is on meta",
     )
 
 
