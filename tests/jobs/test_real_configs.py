@@ -125,7 +125,7 @@ def test_an_fsdp1_file(launcher: str, tmp_path: Path) -> None:
         f"{at}:15: no effect under FSDP2: fsdp_use_orig_params, fsdp_sync_module_states, fsdp_backward_prefetch, "
         "fsdp_forward_prefetch",
         f"{at}:8: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect: "
-        "a model is whole in host memory where build_model gives it values, and never where it is on meta",
+        "the model is whole in host memory if build_model gives it values, never on the meta device",
         f"{at}:10 (fsdp_config.fsdp_offload_params): no effect in a rehearsal: already on the CPU",
     ]
 

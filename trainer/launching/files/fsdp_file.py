@@ -18,7 +18,7 @@ from .tables import Entries, annotation, checked, table
 
 _RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 BUILT_WHOLE = (
-    "no effect: a model is whole in host memory where build_model gives it values, and never where it is on meta"
+    "no effect: the model is whole in host memory if build_model gives it values, never on the meta device"
 )
 
 

@@ -90,7 +90,7 @@ def test_fsdp1_leftovers_share_one_line(write: Write) -> None:
     assert read_accelerate_file(write("a.yaml", text)).notices == (
         "a.yaml:5: no effect under FSDP2: fsdp_use_orig_params, fsdp_forward_prefetch",
         "a.yaml:7: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect: "
-        "a model is whole in host memory where build_model gives it values, and never where it is on meta",
+        "the model is whole in host memory if build_model gives it values, never on the meta device",
         "a.yaml:8: fsdp_config.fsdp_state_dict_type: no effect: "
         "in checkpoints each rank writes its part; the model is exported whole",
     )

@@ -45,7 +45,7 @@ def test_inline_settings_of_stage_3_without_effect(write: Write) -> None:
         "a.yaml:6: deepspeed_config.zero3_save_16bit_model: no effect: "
         "the model is written in full precision (float32)",
         "a.yaml:5: deepspeed_config.zero3_init_flag: no effect: "
-        "a model is whole in host memory where build_model gives it values, and never where it is on meta",
+        "the model is whole in host memory if build_model gives it values, never on the meta device",
     )
 
 
