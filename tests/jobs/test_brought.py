@@ -41,7 +41,10 @@ DEEPSPEED = "zero3 by its launcher"
 # ZeRO-3 asks most of what is brought; the others are slow tests.
 QUICK = some_quick("zero3")
 # Cases like others: of a model of the same kind, or of the same model in bfloat16. They are slow tests.
-MORE = ("on_some_ranks_accumulated", "llama_tied", "gpt2", "pretrained_bf16", "lora_bf16", "lora_narrow_bf16")
+MORE = (
+    *("on_some_ranks_accumulated", "llama_tied", "gpt2", "pretrained_bf16", "lora_bf16", "lora_narrow_bf16"),
+    *("blank_bert", "blank_head"),
+)
 BFLOAT16 = 2e-2  # three digits
 ROUNDING = 1e-5
 
@@ -205,7 +208,6 @@ def test_a_model_that_is_filled_after_it_was_divided_has_the_numbers_of_a_loaded
     loaded = found["pretrained"]["rows"]
     assert found["blank_pretrained"]["rows"] == loaded  # to the bit: the same values, wherever they were read
     assert found["blank"]["rows"][0]["loss"] == pytest.approx(math.log(40), rel=0.02)  # of a guess among 40 tokens
-    assert all("error" not in found[name] for name in ("blank_bert", "blank_head"))
 
 
 @pytest.mark.parametrize("strategy", ["single", *QUICK])

@@ -17,9 +17,7 @@ from ...errors import ConfigError, Origin, Problem, Sourced
 from .tables import Entries, annotation, checked, table
 
 _RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
-BUILT_WHOLE = (
-    "no effect: the model is whole in host memory if build_model gives it values, never on the meta device"
-)
+BUILT_WHOLE = "no effect: the model is whole in host memory if build_model gives it values, never on the meta device"
 
 
 def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[str, Any], dict[str, Origin]]:
