@@ -90,7 +90,7 @@ class Unfilled:
         if not is_blank(model):
             return None
         source = None if resumes else task.pretrained(model)
-        blank = Blank(model, task.initialize, seed)
+        blank = Blank(model, task.initialize, seed, stored=resumes or source is not None)
         return None if resumes else cls(source=source, blank=blank)
 
     def fill(self, parts: Parts, agreement: Agreement) -> list[str]:
@@ -121,7 +121,7 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
     model = task.build_model()
     if (unfilled := Unfilled.of(model, task, seed, resumes=False)) is None:
         return model
-    allocate(model.parameters(), torch.device("cpu"))
+    allocate(model.modules(), torch.device("cpu"))
     tensors, source = dict(canonical_state(model)), unfilled.source
     for name, value in unfilled.blank.first_values(tensors if source is None else set(source.new)):
         tensors[name].data.copy_(value)

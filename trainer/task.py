@@ -85,8 +85,8 @@ class Task:
         part: Any = module
         if hasattr(model, "_init_weights"):
             whole._init_weights(module)
-        elif hasattr(module, "reset_parameters"):
-            part.reset_parameters()
+        elif reset := getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None):
+            reset()  # nn.MultiheadAttention has the second one
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
         """Return the scalar mean loss over the items of one micro-batch; ``weight`` says over how many.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, Problem
-from .blank import allocate
+from .blank import allocate, renew
 from .buffers import sync
 from .tensors import canonical_names, canonical_state, full, local_bytes, unwrapped
 
@@ -116,7 +116,7 @@ class Strategy(ABC):
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Set ``model`` and ``prepared_optimizer`` to what trains."""
-        allocate(model.parameters(), self.accelerator.device)
+        renew(optimizer, allocate(model.modules(), self.accelerator.device))
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:

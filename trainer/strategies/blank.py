@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..errors import LaunchError
 from .tensors import canonical_state
@@ -21,11 +22,23 @@ def is_blank(model: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
-def allocate(parameters: Iterable[nn.Parameter], device: torch.device) -> None:
-    """Give parameters on the meta device memory without values; whoever refers to one refers to it still."""
-    for parameter in list(parameters):
-        if parameter.is_meta:
-            _become(parameter, torch.empty_like(parameter, device=device))
+Made = dict[nn.Parameter, nn.Parameter]  # new parameters, by those whose place they took
+
+
+def allocate(modules: Iterable[nn.Module], device: torch.device, made: Made | None = None) -> Made:
+    """Put parameters that have memory, but no values, in the place of those on the meta device; return them.
+
+    Args:
+        modules: whose own parameters are meant.
+        made: what was made before: a shared parameter stays one.
+    """
+    return _replace(modules, lambda parameter: torch.empty_like(parameter, device=device), {} if made is None else made)
+
+
+def renew(optimizer: Optimizer, made: Made) -> None:
+    """Have an optimizer step the parameters that were made."""
+    for group in optimizer.param_groups:
+        group["params"] = [made.get(parameter, parameter) for parameter in group["params"]]
 
 
 class Blank:
@@ -38,19 +51,27 @@ class Blank:
         model: with parameters on the meta device, not prepared yet.
         initialize: gives a module its own parameters and buffers, all that it has and those of the modules within.
         seed: of the whole training.
+        stored: persistent buffers get their values from files later.
 
     Raises:
         LaunchError: nobody gives a buffer a value.
     """
 
-    def __init__(self, model: nn.Module, initialize: Callable[[nn.Module, nn.Module], None], seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, initialize: Callable[[nn.Module, nn.Module], None], seed: int, *, stored: bool
+    ) -> None:
         self._initialize, self._seed = initialize, seed
         for path, module in model.named_modules():
             blank = {key: buffer for key, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
-            if blank:
-                module._buffers.update({key: _unset(buffer) for key, buffer in blank.items()})
+            found: list[list[Tensor]] = []
+            for before in (0, 1) if blank else ():  # what is the same both times was given, a mask or a count too
+                own = {key: torch.full_like(buffer, before, device="cpu") for key, buffer in blank.items()}
+                module._buffers.update(own)
                 self._draw(model, {path: module})  # its parameters are on the meta device, where nothing happens
-                _check_filled({_join(path, key): module._buffers[key] for key in blank})
+                found.append(list(own.values()))
+            for key, one, other in zip(blank, *found, strict=True) if blank else ():
+                if not torch.equal(one, other) and not (stored and key not in module._non_persistent_buffers_set):
+                    raise _nobody_fills(_join(path, key))
         self._form = copy.deepcopy(model)
 
     def first_values(self, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
@@ -61,25 +82,25 @@ class Blank:
         """
         names = {id(tensor): name for name, tensor in reversed([*canonical_state(self._form)])}
         for modules in _portions("", self._form):
-            blank = [p for module in modules.values() for p in module.parameters(recurse=False) if p.is_meta]
+            here = (parameter for module in modules.values() for parameter in module.parameters(recurse=False))
+            blank = dict.fromkeys(parameter for parameter in here if parameter.is_meta)
             own = {names[id(parameter)]: parameter for parameter in blank if names[id(parameter)] in wanted}
             if not own:
                 continue
-            forms = {name: parameter.data for name, parameter in own.items()}
-            for parameter in own.values():
-                _become(parameter, _unset(parameter))
+            made = _replace(modules.values(), _unset, {}, only=set(own.values()))
             self._draw(self._form, modules)
-            _check_filled(own)
-            yield from ((name, parameter.detach()) for name, parameter in own.items())
-            for name, parameter in own.items():  # a shared one was given out, and its memory goes
-                _become(parameter, forms[name])
+            values = {name: made[parameter].detach() for name, parameter in own.items()}
+            _check_filled(values)
+            yield from values.items()
+            back = {new: parameter for parameter, new in made.items()}  # the memory goes
+            _replace(modules.values(), lambda new: new, back, only=set(back))
             wanted = set(wanted).difference(own)
 
     @torch.no_grad()
     def _draw(self, model: nn.Module, modules: dict[str, nn.Module]) -> None:
         for path, module in modules.items():
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed((self._seed << 32) + zlib.crc32(path.encode()))
+                torch.manual_seed(zlib.crc32(f"{self._seed} {path}".encode()))  # of a seed it takes 32 bits
                 self._initialize(model, module)
 
 
@@ -102,8 +123,24 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _become(parameter: Tensor, data: Tensor) -> None:
-    torch.utils.swap_tensors(parameter, nn.Parameter(data, parameter.requires_grad))  # type: ignore[no-untyped-call]
+def _replace(
+    modules: Iterable[nn.Module],
+    make: Callable[[nn.Parameter], Tensor],
+    made: Made,
+    *,
+    only: Collection[nn.Parameter] | None = None,
+) -> Made:
+    """Put others in the place of parameters, by default of those on the meta device, a shared one once.
+
+    Not by swapping what is in them: whoever has weak references to one (nn.LSTM) does not allow it.
+    """
+    for module in modules:
+        for key, parameter in list(module._parameters.items()):
+            if parameter is not None and (parameter.is_meta if only is None else parameter in only):
+                if parameter not in made:
+                    made[parameter] = nn.Parameter(make(parameter), parameter.requires_grad)
+                setattr(module, key, made[parameter])  # some modules keep a list of their own up to date by it
+    return made
 
 
 def _unset(tensor: Tensor) -> Tensor:
@@ -112,10 +149,14 @@ def _unset(tensor: Tensor) -> Tensor:
     return empty.fill_(float("nan")) if empty.is_floating_point() else empty
 
 
-def _check_filled(tensors: Mapping[str, Tensor | None]) -> None:
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.is_floating_point() and bool(tensor.isnan().any()):
-            raise LaunchError(
-                f"{name} was built on the meta device, and nobody gives it values: its module needs a "
-                "reset_parameters(), or the task an initialize(model, module) for it"
-            )
+def _check_filled(parameters: Mapping[str, Tensor]) -> None:
+    for name, tensor in parameters.items():
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
+            raise _nobody_fills(name)
+
+
+def _nobody_fills(name: str) -> LaunchError:
+    return LaunchError(
+        f"{name} was built on the meta device, and nobody gives it values: its module needs a reset_parameters() that "
+        "does, or the task an initialize(model, module)"
+    )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from ..text import listed
 from .base import Shard, StepResult, Strategy, compute_in
-from .blank import allocate, is_blank
+from .blank import Made, allocate, is_blank, renew
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import prepare_process
 from .tensors import canonical_state, hold_scalars_as_vectors, local_bytes
@@ -66,21 +66,25 @@ class ZeRO(Strategy):
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         hold_scalars_as_vectors(model)
         if self.plan.strategy == "zero3":
-            self._partition(model)
+            self._partition(model, optimizer)
         super().wrap(model, optimizer)
 
-    def _partition(self, model: nn.Module) -> None:
+    def _partition(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Divide the parameters over the ranks, one at a time: the engine would put the model on each device first."""
         import deepspeed
 
         # Of a module without parameters it takes the settings only; given the model it would not cast what it divides.
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         init: Any = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=config)
-        for parameter in model.parameters():
-            allocate([parameter], self.accelerator.device)
-            if parameter.is_floating_point():
-                parameter.data = parameter.data.to(init.dtype)
-            init._convert_to_zero_parameters([parameter])
+        made: Made = {}
+        for module in model.modules():
+            allocate([module], self.accelerator.device, made)
+            for parameter in module.parameters(recurse=False):
+                if not hasattr(parameter, "ds_id"):  # a shared one is divided already
+                    if parameter.is_floating_point():
+                        parameter.data = parameter.data.to(init.dtype)
+                    init._convert_to_zero_parameters([parameter])
+        renew(optimizer, made)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self.accelerator.device)
 

@@ -76,9 +76,9 @@ class FSDP2(Strategy):
             "ignored_params": self._ignored(model),
         }
         for unit in units:
-            allocate(unit.parameters(), device)
+            allocate(unit.modules(), device)
             fully_shard(unit, **options, reshard_after_forward=self.plan.fsdp["reshard_after_forward"])
-        allocate(model.parameters(), device)
+        allocate(model.modules(), device)
         fully_shard(model, **options)  # the root stays whole until its backward pass, which follows at once
         for module in model.modules():
             # Ranks that use different parameters reduce the same ones; torch before 2.13 has no word for it.
@@ -184,6 +184,8 @@ class FSDP2(Strategy):
         """Return the parameters of ``fsdp_ignored_modules``, which stay whole on every rank; they must not learn."""
         pattern = self.plan.fsdp.get("ignored_modules")
         modules = [module for name, module in model.named_modules() if pattern and re.fullmatch(str(pattern), name)]
+        for module in modules:
+            allocate(module.modules(), self.accelerator.device)
         found = {parameter for module in modules for parameter in module.parameters()}
         if learns := [name for name, p in model.named_parameters() if p in found and p.requires_grad]:
             rule = f"{listed(learns)} would learn on each rank alone; freeze them, or shard them"
