@@ -27,7 +27,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
         "callbacks/base callbacks/builtin callbacks/configured",
         2775,  # 2,600 without models on the meta device, and without the watch over stuck ranks
     ),
-    "checkpoints": ("checkpoint", 1600),
+    "checkpoints": ("checkpoint", 1660),  # 1,600 without the proof of what was read from other programs' files
     "front door": (
         "__init__ __main__ config launching script distributed/launcher distributed/exit",
         2800,  # 2,500 was wanted; what is left are rules of people's launch files and launchers, each with its message

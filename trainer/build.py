@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .checkpoint import Parts
+from .checkpoint.proof import check_dtypes
 from .checkpoint.ranges import of_model_folder
 from .checkpoint.restore import load_weights
 from .data.batches import Layout, TrainData, is_stream, sized
@@ -25,7 +25,7 @@ from .errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Proble
 from .optim.schedule import build_schedule, refuse_plateau
 from .strategies.base import compute_in
 from .strategies.blank import Blank, allocate, is_blank
-from .strategies.tensors import canonical_state, content_sum
+from .strategies.tensors import canonical_state
 from .task import Data, Pretrained, Task, own_optimizer
 from .text import listed
 
@@ -86,10 +86,15 @@ class Unfilled:
 
         Args:
             resumes: the parameters' values come from a checkpoint.
+
+        Raises:
+            CheckpointError: there is no such folder, or reading its files would round what stands there.
         """
         if not is_blank(model):
             return None
         source = None if resumes else task.pretrained(model)
+        if source is not None:
+            check_dtypes(Path(source.folder), source.names, dict(canonical_state(model)))
         blank = Blank(model, task.initialize, seed, stored=resumes or source is not None)
         return None if resumes else cls(source=source, blank=blank)
 
@@ -130,21 +135,6 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
         for name in shapes.keys() & tensors.keys():
             store.read("parameter", name, 0, tensors[name].data.view(-1))
     return model
-
-
-def base_weights(parts: Parts, agreement: Agreement) -> str | None:
-    """Return a checksum of the weights below an adapter, which no checkpoint holds; None without one. Collective.
-
-    It is the same on every layout of one precision.
-    """
-    if parts.model_file.names is None:
-        return None
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(parts.strategy.plan.mixed_precision, torch.float32)
-    own = 0
-    for shard, low, high in parts.dealt(parts.strategy.frozen_shards()):
-        part = content_sum(shard.tensor[low:high], shard.start + low, dtype)
-        own += zlib.crc32(shard.name.encode()) * part
-    return f"{sum(agreement.gather(own)) % (1 << 64):016x}"
 
 
 def share_cores(agreement: Agreement) -> str:

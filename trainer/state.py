@@ -18,7 +18,6 @@ from torch import nn
 
 from .build import (
     Unfilled,
-    base_weights,
     build_data,
     build_model,
     evaluation_size,
@@ -29,6 +28,7 @@ from .build import (
 )
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, find_start, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
+from .checkpoint.proof import base_weights
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts
 from .config.train_config import TrainConfig, every_steps

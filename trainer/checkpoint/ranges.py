@@ -68,6 +68,14 @@ class Ranges:
         """Tell whether there is a piece of a tensor."""
         return (kind, name) in self._pieces
 
+    def dtype(self, kind: str, name: str) -> torch.dtype:
+        """Return the dtype of a tensor that is kept."""
+        return self._pieces[kind, name][0].entry.dtype
+
+    def size(self, kind: str, name: str) -> int:
+        """Count the elements of a tensor that is kept whole."""
+        return self._pieces[kind, name][-1].end
+
     def check_whole(self, kind: str, name: str, numel: int) -> None:
         """Hold the pieces of a tensor of ``numel`` elements to give each once; else ``CheckpointError``."""
         at = 0

@@ -28,6 +28,7 @@ from .discover import MANIFEST, CheckpointInfo, inspect, verify
 from .export import ADAPTER_FILE
 from .optimizer_state import load_state, restore_settings
 from .parts import Parts
+from .proof import check_read
 from .ranges import Ranges, of_model_folder
 from .schedule_state import restore_schedule
 from .untrusted import is_count
@@ -98,7 +99,8 @@ def load_weights(
     """
     adapter: Mapping[str, str] = {}
     kinds: tuple[str, ...] = WEIGHTS
-    if os.path.lexists(path / MANIFEST):
+    of_run = os.path.lexists(path / MANIFEST)  # whose files have checksums of their own
+    if of_run:
         info = verify(inspect(path), agreement)
         if info.problem:
             raise CheckpointError(f"{path}: {info.problem}")
@@ -113,6 +115,8 @@ def load_weights(
     places, unused = _find(parts, store, kinds, shapes, path, only=adapter, without=without)
     _load_tensors(parts, store, places)
     notices = [f"starts with the weights of {path}"]
+    if not of_run:
+        notices[0] += f": {len(places)} tensors, checksum {check_read(parts, store, places, path, agreement)}"
     return notices + ([f"{len(unused)} tensors of {path} are not in the model: {listed(unused)}"] if unused else [])
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.ranges import of_model_folder
 from ..data.cache import prepare_once
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, Task
@@ -98,6 +99,17 @@ def missing_names(model: Any, names: dict[str, str]) -> list[str]:
     tensors = [*canonical_state(model)]
     there = {id(tensor) for name, tensor in tensors if name in set(names.values())}
     return [name for name, tensor in tensors if id(tensor) not in there]
+
+
+def keep_precision(model: Any, names: dict[str, str], folder: Path) -> None:
+    """Have tensors of a model in the dtype of their files, where the one of its configuration would round them."""
+    import torch
+
+    store, _ = of_model_folder(folder, names)
+    own = dict(canonical_state(model))
+    for name in own.keys() & store.names("parameter"):
+        if own[name].is_floating_point():
+            own[name].data = own[name].data.to(torch.promote_types(own[name].dtype, store.dtype("parameter", name)))
 
 
 def converted(file: Path, cache_dir: str, load: Callable[[], Any]) -> Path:

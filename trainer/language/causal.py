@@ -49,7 +49,7 @@ class CausalLM(FilledLater):
         packing: ``best_fit`` puts documents into rows that are full, each for itself; ``none`` gives each a row.
         long_documents: longer than a row: ``split`` into pieces, ``cut`` off behind the first, or ``refuse``.
         adapter: low-rank adapters, of which alone is learnt; {} for the defaults.
-        attention: as transformers calls it: sdpa, eager, flash_attention_2.
+        attention: as transformers calls it: sdpa, eager, flash_attention_2; by default what the model's class takes.
         activation_checkpointing: compute the activations of each layer (2: of every second one) anew in the backward
             pass, instead of keeping them.
         loss: ``fused`` never holds all logits in memory (torch 2.13), ``plain`` does; ``auto`` fuses it where that
@@ -71,7 +71,7 @@ class CausalLM(FilledLater):
     packing: Packing = "best_fit"
     long_documents: LongDocuments = "split"
     adapter: Adapter | None = None
-    attention: str = "sdpa"
+    attention: str | None = None
     activation_checkpointing: Annotated[bool | int, About(minimum=1)] = False
     loss: Literal["auto", "plain", "fused"] = "auto"
     cache_dir: str = "~/.cache/samecurve"
@@ -146,7 +146,7 @@ class CausalLM(FilledLater):
 
         from .separation import check_separation, small_batch
 
-        on_gpu = self.attention not in DENSE
+        on_gpu = self.attention not in (None, *DENSE)
         if on_gpu and not torch.cuda.is_available():
             raise setting_error(
                 "attention", self.attention, f"runs on a GPU only; on the CPU one of {', '.join(DENSE)}"
@@ -194,7 +194,7 @@ class CausalLM(FilledLater):
         if self.packing == "none":  # what fills a row up stands behind its one document, which does not see it
             return {"input_ids": batch["input_ids"]}
         given = {name: batch[name] for name in ("input_ids", "position_ids")}
-        if self.attention in DENSE:
+        if self.attention in (None, *DENSE):
             return given
         # Flash attention looks at positions in a single row only (transformers 5.23); one long row is the same.
         return {name: tensor.reshape(1, -1) for name, tensor in given.items()}

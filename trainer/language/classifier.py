@@ -36,7 +36,7 @@ class SequenceClassifier(FilledLater):
         text_column, label_column: of a row. A label is text or a number; all that occur are told apart.
         sequence_length: tokens of a text, at most; longer ones are cut off.
         adapter: low-rank adapters, of which alone is learnt beside the last layer; {} for the defaults.
-        attention: as transformers calls it: sdpa, eager.
+        attention: as transformers calls it: sdpa, eager; by default what the model's class takes.
         cache_dir: for what a GGUF file is converted to.
     """
 
@@ -48,7 +48,7 @@ class SequenceClassifier(FilledLater):
     label_column: str = "label"
     sequence_length: Annotated[int, About(minimum=2)] = 512
     adapter: Adapter | None = None
-    attention: str = "sdpa"
+    attention: str | None = None
     cache_dir: str = "~/.cache/samecurve"
 
     def build_data(self) -> Data:

@@ -9,12 +9,12 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..text import did_you_mean, listed
-from .blank import Stored, converted, missing_names, stored_names
+from .blank import Stored, converted, keep_precision, missing_names, stored_names
 from .problems import first_line, setting_error
 
 
 def build_blank(
-    name: str, attention: str, cache_dir: str, auto_class: str = "AutoModelForCausalLM", **options: Any
+    name: str, attention: str | None, cache_dir: str, auto_class: str = "AutoModelForCausalLM", **options: Any
 ) -> tuple[Any, Stored | None]:
     """Build a pretrained model without its values, and say where they stand; a whole one where they must be converted.
 
@@ -33,7 +33,7 @@ def build_blank(
     gguf = _checked(name, folder).get("gguf_file")
     try:
         if gguf:
-            folder = converted(folder / gguf, cache_dir, lambda: load_pretrained(name, "sdpa"))
+            folder = converted(folder / gguf, cache_dir, lambda: load_pretrained(name, None))
         config = transformers.AutoConfig.from_pretrained(str(folder), **options)
         config._name_or_path = name
         with torch.device("meta"):
@@ -48,15 +48,16 @@ def build_blank(
     if names is None:
         return load_pretrained(name, attention, auto_class, **options), None
     _refuse_missing(name, model, missing_names(model, names), auto_class)
+    keep_precision(model, names, folder)
     return model, Stored(folder=folder, names=names)
 
 
-def load_pretrained(name: str, attention: str, auto_class: str = "AutoModelForCausalLM", **options: Any) -> Any:
+def load_pretrained(name: str, attention: str | None, auto_class: str = "AutoModelForCausalLM", **options: Any) -> Any:
     """Load a pretrained model, every weight of it.
 
     Args:
         name: a folder or a name on the Hub.
-        attention: as transformers calls it: sdpa, eager, flash_attention_2.
+        attention: as transformers calls it: sdpa, eager, flash_attention_2; None for what the model's class takes.
         auto_class: of transformers, that knows the model's class.
         options: of ``from_pretrained``.
 
@@ -90,7 +91,7 @@ def _local(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]))
     except Exception as error:  # no network, no such model, no right to it
-        raise _not_loaded(name, "", error) from None
+        raise _not_loaded(name, None, error) from None
 
 
 def _refuse_missing(name: str, model: Any, missing: list[str], auto_class: str) -> None:
@@ -103,7 +104,7 @@ def _refuse_missing(name: str, model: Any, missing: list[str], auto_class: str) 
         raise setting_error("model", name, rule)
 
 
-def from_configuration(config: Mapping[str, Any], attention: str, defaults: Mapping[str, Any]) -> Any:
+def from_configuration(config: Mapping[str, Any], attention: str | None, defaults: Mapping[str, Any]) -> Any:
     """Build a model without values, on the meta device: its task draws them.
 
     Args:
@@ -214,7 +215,7 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _not_loaded(name: str, attention: str, error: BaseException) -> Exception:
+def _not_loaded(name: str, attention: str | None, error: BaseException) -> Exception:
     text = first_line(error)
     if "attn_implementation" in str(error) or "attention implementation" in str(error).lower():
         return setting_error("attention", attention, text)

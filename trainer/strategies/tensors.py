@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+_SUMMED = 1 << 19  # elements of a checksum at a time: some megabytes
+
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
@@ -31,12 +33,17 @@ def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
     Args:
         start: of the part within the whole tensor, in elements.
     """
-    bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
-    total, step = 0, 1 << 22
-    for low in range(0, values.numel(), step):
-        part = values[low : low + step].to(dtype).view(bits).long()
-        place = torch.arange(start + low, start + low + len(part), device=part.device)
-        total += int((part * (place * 0x9E3779B97F4A7C1 + 1)).sum())  # integers wrap around, wherever they are cut
+    width, total, odd = 8 // dtype.itemsize, 0, 0x9E3779B97F4A7C1
+    place = torch.arange(_SUMMED // width + 1, device=values.device)
+    for low in range(0, values.numel(), _SUMMED):
+        part = values[low : low + _SUMMED]
+        # Read as whole words of 64 bits, in zeros where a neighbouring part has the rest of the first and the last one.
+        first, before = divmod(start + low, width)
+        words = values.new_zeros(-(-(before + len(part)) // width) * width, dtype=dtype)
+        words[before : before + len(part)] = part
+        words = words.view(torch.int64)
+        # Each counts (2 place + 1) odd times: an odd number, so no single bit is lost where integers wrap around.
+        total += int(words.sum()) * (2 * first + 1) * odd + 2 * odd * int((words * place[: len(words)]).sum())
     return total % (1 << 64)
 
 

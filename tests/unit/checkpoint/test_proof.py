@@ -1,0 +1,77 @@
+"""What was read from a model folder is held against its files: no bit is lost on the way, nor by a smaller dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from one_process import fit, log_of
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from trainer import CheckpointError, Data, Pretrained, Task
+from trainer.checkpoint.ranges import Ranges
+
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromFiles(Task):
+    folder: str
+    frozen: str = "float32"  # the dtype of what does not learn
+
+    def build_data(self) -> Data:
+        return Data(train=torch.randn(8, 3))
+
+    def build_model(self) -> nn.Module:
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        model[0].to(getattr(torch, self.frozen)).requires_grad_(False)
+        return model
+
+    def pretrained(self, model: nn.Module) -> Pretrained:
+        return Pretrained(folder=self.folder)
+
+    def training_step(self, model: nn.Module, batch: Tensor) -> Tensor:
+        loss: Tensor = model[1](model[0](batch.to(model[0].weight.dtype)).float()).mean()  # type: ignore[index]
+        return loss
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    tensors = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).state_dict()
+    (tmp_path / "given").mkdir()
+    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, tmp_path / "given" / "model.safetensors")
+    return tmp_path / "given"
+
+
+def test_the_checksum_of_the_files_is_told(folder: Path, tmp_path: Path) -> None:
+    fit(tmp_path / "run", FromFiles(folder=str(folder)))
+    fit(tmp_path / "same", FromFiles(folder=str(folder), frozen="bfloat16"))
+    told = [log_of(tmp_path / name).split(f"{folder}: 4 tensors, checksum ")[1][:16] for name in ("run", "same")]
+    assert told[0] == told[1] and int(told[0], 16)
+
+
+def test_a_value_that_changed_on_the_way_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Ranges.read
+
+    def once_wrong(self: Ranges, kind: str, name: str, start: int, out: Tensor) -> None:
+        read(self, kind, name, start, out)
+        if name == "1.weight" and out.dtype == torch.float32:  # into the model; the proof reads in the files' dtype
+            out[3] += 1.0
+
+    monkeypatch.setattr(Ranges, "read", once_wrong)
+    with pytest.raises(CheckpointError, match=r"given: memory or a disk is faulty: .*there: 1\.weight$"):
+        fit(tmp_path / "run", FromFiles(folder=str(folder)))
+
+
+def test_a_dtype_that_would_round_the_files_is_named(folder: Path, tmp_path: Path) -> None:
+    rule = r"given: 0\.(weight|bias) stands there in bfloat16, and the model has it in float16, which would round it"
+    with pytest.raises(CheckpointError, match=rule):
+        fit(tmp_path / "run", FromFiles(folder=str(folder), frozen="float16"), mixed_precision="bf16")

@@ -1,0 +1,33 @@
+"""The checksum of a tensor whose parts lie on several ranks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from trainer.strategies.tensors import content_sum
+
+WHOLE = 1 << 64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_checksums_of_parts_add_up_wherever_they_are_cut(dtype: torch.dtype) -> None:
+    values = torch.randn(1_200_007).to(dtype)
+    whole = content_sum(values, 0, dtype)
+    for cuts in ([1], [3, 5, 6], [600_001, 600_002], [0, 1_200_007]):
+        ends = [0, *cuts, len(values)]
+        parts = (content_sum(values[low:high], low, dtype) for low, high in pairwise(ends))
+        assert sum(parts) % WHOLE == whole
+
+
+def test_a_flipped_bit_and_two_swapped_values_change_the_checksum() -> None:
+    values = torch.randn(64).bfloat16()
+    whole = content_sum(values, 0, torch.bfloat16)
+    for bit in range(16):
+        flipped = values.clone()
+        flipped.view(torch.int16)[11] ^= torch.tensor(1 << bit if bit < 15 else -(1 << 15), dtype=torch.int16)
+        assert content_sum(flipped, 0, torch.bfloat16) != whole, bit
+    swapped = values[[1, 0, *range(2, 64)]]
+    assert content_sum(swapped, 0, torch.bfloat16) != whole != content_sum(values, 4, torch.bfloat16)

@@ -1,0 +1,101 @@
+"""Checksums of weights that do not depend on the layout: of what was read, and of what no checkpoint holds."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..distributed.agreement import Agreement
+from ..errors import CheckpointError
+from ..strategies.tensors import content_sum
+from ..text import listed
+from .disk import CHUNK
+from .parts import Parts
+from .ranges import Ranges, of_model_folder
+
+
+def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    """Hold the dtypes of a model, in which what learns is kept in full precision, against those of its folder.
+
+    Args:
+        names: what tensors are called in the model, by their names in the files.
+        tensors: of the model, by name.
+
+    Raises:
+        CheckpointError: reading the files would round what stands there, or they are no safetensors files.
+    """
+    store, _ = of_model_folder(folder, names)
+    for name in store.names("parameter"):
+        stored, own = store.dtype("parameter", name), tensors[name].dtype if name in tensors else torch.float64
+        if own.is_floating_point and not _holds(own, stored):
+            theirs, mine = (str(dtype).removeprefix("torch.") for dtype in (stored, own))
+            rule = f"the model has it in {mine}, which would round it; build the model in {theirs}"
+            raise CheckpointError(f"{folder}: {name} stands there in {theirs}, and {rule}")
+
+
+def check_read(
+    parts: Parts, store: Ranges, places: Mapping[str, tuple[str, str]], source: Path, agreement: Agreement
+) -> str:
+    """Hold the parameters against the files that they were read from; returns the checksum of both. Collective.
+
+    Each rank reads an equal part of each tensor once more, from what the machine still has in memory: not the part
+    that it has of the model.
+
+    Args:
+        places: kind and name in the store, by the name in the model.
+        source: for messages.
+
+    Raises:
+        CheckpointError: a parameter is not what stands there.
+    """
+    rank, world = parts.rank, parts.world_size
+    shards = [shard for shard in (*parts.strategy.shards(), *parts.strategy.frozen_shards()) if shard.name in places]
+    dtypes = {}
+    for name, dtype in {pair for held in agreement.gather({(s.name, s.tensor.dtype) for s in shards}) for pair in held}:
+        stored = store.dtype(*places[name])
+        dtypes[name] = stored if _holds(dtype, stored) else dtype  # some engines round what does not learn
+    read, there = Counter[str](), Counter[str]()
+    for shard, low, high in parts.dealt(shards):
+        read[shard.name] += content_sum(shard.tensor[low:high], shard.start + low, dtypes[shard.name])
+    for name, dtype in dtypes.items():
+        size = store.size(*places[name])
+        for low in range(size * rank // world, size * (rank + 1) // world, CHUNK):
+            part = torch.empty(min(CHUNK, size * (rank + 1) // world - low), dtype=dtype)
+            store.read(*places[name], low, part)
+            there[name] += content_sum(part, low, dtype)
+    sums = agreement.gather((dict(read), dict(there)))
+    wrong, total = [], 0
+    for name in dtypes:
+        one, other = (sum(of_rank[side].get(name, 0) for of_rank in sums) % (1 << 64) for side in (0, 1))
+        total += zlib.crc32(name.encode()) * other
+        wrong += [name] if one != other else []
+    if wrong:
+        raise CheckpointError(
+            f"{source}: memory or a disk is faulty: what was read is not what stands there: {listed(wrong)}"
+        )
+    return f"{total % (1 << 64):016x}"
+
+
+def base_weights(parts: Parts, agreement: Agreement) -> str | None:
+    """Return a checksum of the weights below an adapter, which no checkpoint holds; None without one. Collective.
+
+    It is the same on every layout of one precision.
+    """
+    if parts.model_file.names is None:
+        return None
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(parts.strategy.plan.mixed_precision, torch.float32)
+    own = 0
+    for shard, low, high in parts.dealt(parts.strategy.frozen_shards()):
+        part = content_sum(shard.tensor[low:high], shard.start + low, dtype)
+        own += zlib.crc32(shard.name.encode()) * part
+    return f"{sum(agreement.gather(own)) % (1 << 64):016x}"
+
+
+def _holds(dtype: torch.dtype, stored: torch.dtype) -> bool:
+    """Tell whether a dtype has every value of another one."""
+    return torch.promote_types(dtype, stored) == dtype
