@@ -13,6 +13,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **SMALL, "num_key_value_heads": 1},
     "qwen2": {"model_type": "qwen2", **SMALL, "num_key_value_heads": 1},
     "gemma": {"model_type": "gemma", **SMALL, "num_key_value_heads": 1, "head_dim": 16},
+    "mixtral": {"model_type": "mixtral", **SMALL, "num_key_value_heads": 1, "num_local_experts": 4},
     "gpt2": {
         "model_type": "gpt2",
         **{"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128},

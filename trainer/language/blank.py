@@ -6,7 +6,7 @@ So no process holds a model whole: it is divided first, and each process reads i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 VOCABULARY = 1_024  # of a small copy
+WRITTEN_TOGETHER = 256 << 20  # bytes of a file of converted tensors, or one tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,20 @@ class Stored:
         found = {id(tensor) for name, tensor in canonical_state(model) if name in names.values()}
         new = [name for name, tensor in canonical_state(model) if id(tensor) not in found]
         return Pretrained(folder=self.folder, names=names, new=new)
+
+    def missing(self, model: Any) -> list[str]:
+        """List the tensors of a model that no file holds, under none of their names."""
+        return list(self.of(model).new)
+
+    def keep_precision(self, model: Any) -> None:
+        """Have tensors of a model in the dtype of the files, where that of its configuration would round them."""
+        import torch
+
+        store, _ = of_model_folder(self.folder, self.names)
+        own = dict(canonical_state(model))
+        for name in own.keys() & store.names("parameter"):
+            if own[name].is_floating_point():
+                own[name].data = own[name].data.to(torch.promote_types(own[name].dtype, store.dtype("parameter", name)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,46 +85,72 @@ def _bare(name: str) -> str:
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
-def stored_names(model: Any, folder: Path) -> dict[str, str] | None:
-    """Return what the tensors of a folder are called in the model, by their names in the files.
+def find_stored(model: Any, folder: Path, cache_dir: str) -> Stored | None:
+    """Find where the values of a model stand; None where no file is a safetensors file.
 
-    None where values have to be converted (experts that become one tensor), or no file is a safetensors file: then a
-    whole model must be loaded.
+    Where tensors have to be converted (experts that have one each become one), they stand in a folder of ``cache_dir``
+    that is made once on each machine, with one tensor of the model in memory at a time and some that wait.
     """
+    import transformers
+
+    found = list(_tensors(model, folder))
+    if not found:
+        return None
+    if not any(pattern for *_, pattern in found):
+        return Stored(folder=folder, names={stored: name for _, stored, name, _ in found})
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted({path for path, *_ in found})]
+    content = ["converted", transformers.__version__, str(folder.resolve()), facts]
+    folder = prepare_once(cache_dir, content, lambda into: _write_converted(model, folder, into))
+    return Stored(folder=folder, names={name: name for name in of_model_folder(folder)[1]})
+
+
+def _write_converted(model: Any, folder: Path, into: Path) -> None:
     from safetensors import safe_open
+    from safetensors.torch import save_file
+    from transformers.core_model_loading import WeightRenaming, dot_natural_key
+
+    converters = {pattern: one for one in _mapping(model)[1] for pattern in one.source_patterns}
+    found: dict[str, Any] = {}  # what makes a tensor, or several, by the first one's name
+    for path, stored, name, pattern in sorted(_tensors(model, folder), key=lambda one: dot_natural_key(one[1])):
+        blank = copy.deepcopy(converters[pattern]) if pattern else WeightRenaming(stored, name)
+
+        def read(path: Path = path, stored: str = stored) -> Any:
+            with safe_open(path, framework="pt") as file:
+                return file.get_tensor(stored)
+
+        found.setdefault(name, blank).add_tensor(name, stored, pattern or stored, read)
+    made: dict[str, Any] = {}
+    for number, name in enumerate(list(found), 1):
+        tensors = found.pop(name).convert(name, model=model, config=model.config)
+        made |= {key: (value[0] if isinstance(value, list) else value).contiguous() for key, value in tensors.items()}
+        if not found or sum(tensor.nbytes for tensor in made.values()) > WRITTEN_TOGETHER:
+            save_file(made, into / f"{number:05}.safetensors")
+            made = {}
+
+
+def _mapping(model: Any) -> tuple[list[Any], list[Any]]:
+    """Return what transformers does with the names in files, and with their tensors."""
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key
+    from transformers.core_model_loading import WeightRenaming
 
     found = get_model_conversion_mapping(model)
-    renamings = [one for one in found if isinstance(one, WeightRenaming)]
-    converters: list[Any] = [one for one in found if not isinstance(one, WeightRenaming)]
-    state, names = model.state_dict(), {}
+    renamings: list[Any] = [one for one in found if isinstance(one, WeightRenaming)]
+    return renamings, [one for one in found if not isinstance(one, WeightRenaming)]
+
+
+def _tensors(model: Any, folder: Path) -> Iterator[tuple[Path, str, str, str | None]]:
+    """Yield file, name in it, name in the model and the pattern by which a converter takes it, of each tensor."""
+    from safetensors import safe_open
+    from transformers.core_model_loading import rename_source_key
+
+    mapping, state, prefix = _mapping(model), model.state_dict(), model.base_model_prefix
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for stored in file.keys():  # noqa: SIM118  (no mapping)
-                name, converter = rename_source_key(stored, renamings, converters, model.base_model_prefix, state)
-                if converter is not None:
-                    return None
-                names[stored] = name
-    return names or None
-
-
-def missing_names(model: Any, names: dict[str, str]) -> list[str]:
-    """List the tensors of a model that no file holds, under none of their names."""
-    tensors = [*canonical_state(model)]
-    there = {id(tensor) for name, tensor in tensors if name in set(names.values())}
-    return [name for name, tensor in tensors if id(tensor) not in there]
-
-
-def keep_precision(model: Any, names: dict[str, str], folder: Path) -> None:
-    """Have tensors of a model in the dtype of their files, where the one of its configuration would round them."""
-    import torch
-
-    store, _ = of_model_folder(folder, names)
-    own = dict(canonical_state(model))
-    for name in own.keys() & store.names("parameter"):
-        if own[name].is_floating_point():
-            own[name].data = own[name].data.to(torch.promote_types(own[name].dtype, store.dtype("parameter", name)))
+                name, pattern = rename_source_key(stored, *mapping, prefix, state)
+                if name not in state and stored in state:
+                    name, pattern = stored, None
+                yield path, stored, name, pattern
 
 
 def converted(file: Path, cache_dir: str, load: Callable[[], Any]) -> Path:

@@ -9,18 +9,18 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..text import did_you_mean, listed
-from .blank import Stored, converted, keep_precision, missing_names, stored_names
+from .blank import Stored, converted, find_stored
 from .problems import first_line, setting_error
 
 
 def build_blank(
     name: str, attention: str | None, cache_dir: str, auto_class: str = "AutoModelForCausalLM", **options: Any
 ) -> tuple[Any, Stored | None]:
-    """Build a pretrained model without its values, and say where they stand; a whole one where they must be converted.
+    """Build a pretrained model without its values, and say where they stand; a whole one without safetensors files.
 
     Args:
         name, attention, auto_class: as of ``load_pretrained``.
-        cache_dir: for what a GGUF file is converted to.
+        cache_dir: for what a GGUF file, or a tensor for each expert, is converted to.
         options: of the configuration.
 
     Raises:
@@ -38,18 +38,18 @@ def build_blank(
         config._name_or_path = name
         with torch.device("meta"):
             model = getattr(transformers, auto_class).from_config(config, attn_implementation=attention)
-        names = stored_names(model, folder)
+        stored = find_stored(model, folder, cache_dir)
         if (folder / "generation_config.json").is_file() and model.can_generate():
             model.generation_config = transformers.GenerationConfig.from_pretrained(str(folder))
     except ConfigError:
         raise
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
         raise _not_loaded(name, attention, error) from None
-    if names is None:
+    if stored is None:
         return load_pretrained(name, attention, auto_class, **options), None
-    _refuse_missing(name, model, missing_names(model, names), auto_class)
-    keep_precision(model, names, folder)
-    return model, Stored(folder=folder, names=names)
+    _refuse_missing(name, model, stored.missing(model), auto_class)
+    stored.keep_precision(model)
+    return model, stored
 
 
 def load_pretrained(name: str, attention: str | None, auto_class: str = "AutoModelForCausalLM", **options: Any) -> Any:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from trainer import CheckpointError, Data, Pretrained, Task
 from trainer.checkpoint.ranges import Ranges
 
-
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 

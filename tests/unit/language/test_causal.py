@@ -82,7 +82,7 @@ def test_a_model_that_bounds_its_logits_is_not_fused(
     task: Callable[..., CausalLM], llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gemma2 = {**CONFIGS["gemma"], "model_type": "gemma2", "query_pre_attn_scalar": 16}
-    settings: dict[str, Any] = {"model": None, "config": gemma2, "tokenizer": str(llama), "attention": "eager"}
+    settings: dict[str, Any] = {"model": None, "config": gemma2, "tokenizer": str(llama)}
     with pytest.raises(ConfigError, match="loss: 'fused': Gemma2ForCausalLM changes the logits behind its last layer"):
         task(**settings, loss="fused").build_model()
     monkeypatch.setattr("trainer.language.causal.LARGE_VOCABULARY", VOCABULARY)

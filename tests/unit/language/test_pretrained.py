@@ -33,6 +33,34 @@ def test_a_model_in_several_files_is_loaded_as_it_was_saved(shards: Path, task: 
     assert model.config.architectures == ["LlamaForCausalLM"]
 
 
+def test_experts_with_a_tensor_each_are_made_one_once_a_machine(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = save_model(tmp_path / "mixtral", "mixtral", shard_size="40KB")
+    one = task(model=str(folder))
+    model = build_whole(one)
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    torch.testing.assert_close(dict(model.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0)
+    made = one.memory["stored"].folder
+    assert made.parent == tmp_path / "cache" and any("gate_up_proj" in name for name in one.memory["stored"].names)
+    before = {path: path.stat().st_mtime_ns for path in made.iterdir()}
+    build_whole(again := task(model=str(folder)))
+    assert {path: path.stat().st_mtime_ns for path in again.memory["stored"].folder.iterdir()} == before
+
+
+def test_no_bit_of_the_files_is_lost_to_the_dtype_of_the_configuration(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path / "wide")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "model.safetensors")
+    model = dict(build_whole(task(model=str(folder))).named_parameters())
+    assert all(torch.equal(model[name], tensor) and tensor.dtype == torch.float32 for name, tensor in stored.items())
+
+
 def test_missing_shards_cut_files_and_lost_tensors_are_named(
     shards: Path, task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
