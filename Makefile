@@ -39,11 +39,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# A file's tests stay together, since they share jobs; two files at a time fill the waits of each other.
+TESTED_AT_ONCE ?= 2
+test nightly: TOGETHER = -n $(TESTED_AT_ONCE) --dist loadfile
+
 test: lint
-	$(BIN)/pytest --durations=15 -m "not gpu and not slow and not browser"
+	$(BIN)/pytest $(TOGETHER) --durations=15 -m "not gpu and not slow and not browser"
 
 nightly: lint
-	$(BIN)/pytest --durations=15 -m "not gpu and not browser"
+	$(BIN)/pytest $(TOGETHER) --durations=15 -m "not gpu and not browser"
 
 gpu: setup
 	$(BIN)/pytest -m gpu tests/gpu; code=$$?; \
