@@ -69,7 +69,9 @@ def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Pa
     for case in CASES:
         model = tuned(case, "fsdp", folder).output_dir / "model"
         assert len(AutoTokenizer.from_pretrained(model)) == VOCABULARY
-        assert "| loss |" in (model / "README.md").read_text()
+        card = (model / "README.md").read_text()
+        assert "| loss |" in card and "| strategy | fsdp |" in card and "| processes | 2 |" in card
+        assert f"pipeline_tag: text-{'classification' if case == 'classifier' else 'generation'}" in card
         if case == "adapter":
             assert json.loads((model / "adapter_config.json").read_text())["r"] == 4
             assert load_adapted(str(model)).peft_config
