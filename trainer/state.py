@@ -102,6 +102,7 @@ class TrainState:
         self.is_main = self.accelerator.is_main_process
         self.agreement = Agreement(timedelta(minutes=config.timeout_minutes))
         self.meter = Meter(self.accelerator.device)
+        self.machine = machine(self.accelerator.device, self.agreement.gather)
         origins = origins or {}
         at = origins.get("output_dir", DEFAULT)
         self.directory = RunDirectory(config.output_dir, main=self.is_main, origin=at)
@@ -208,7 +209,7 @@ class TrainState:
             plan,
             model_class=type(self.model).__name__,
             distributed_type=str(self.accelerator.distributed_type).rsplit(".", 1)[-1],
-            machine=machine(self.accelerator.device, self.agreement.gather),
+            machine=self.machine,
             seed=self.config.seed,
             **self.task_facts,
             train_samples=self.train_data.size,
@@ -266,12 +267,13 @@ class TrainState:
 
     def _parts(self) -> Parts:
         """Return what a checkpoint of this step is made of."""
-        facts = {**self.task_facts, "train_samples": self.train_data.size, "total_steps": self.total_steps}
+        settings = {**self.task_facts, "train_samples": self.train_data.size, "total_steps": self.total_steps}
         if self.base_weights is not None:
-            facts["base_weights"] = self.base_weights
+            settings["base_weights"] = self.base_weights
+        counters = {**{name: getattr(self, name) for name in COUNTERS}, "spent": self.meter.until_now()}
         return Parts(
             step=self.step,
-            counters={name: getattr(self, name) for name in COUNTERS},
+            counters=counters,
             strategy=self.strategy,
             optimizer_form=self.optimizer_form,
             averages=None if self.config.ema_decay is None else self.average.parts(),
@@ -280,9 +282,10 @@ class TrainState:
             task=self.task,
             callbacks=self.callbacks,
             model_file=self.model_file,
-            settings=vars(self.config) | self.plan.as_dict() | facts,
+            settings=vars(self.config) | self.plan.as_dict() | settings,
             config=asdict(self.config),
             plan=self.plan.as_dict(),
+            run=facts(self.plan, machine=self.machine, step=self.step, **counters),
         )
 
     def _most_checkpoints(self) -> int:
@@ -303,6 +306,7 @@ class TrainState:
         if start.found is not None:
             allowed = self.config.allow_config_change
             counters, changes = restore.load(self._parts(), start.found, allow_change=allowed)
+            self.meter.before = counters.pop("spent", self.meter.before)
             vars(self).update(counters)
             notices += [f"resumed from {start.found.path}", *changes]
         elif start.continues:
@@ -328,7 +332,8 @@ class TrainState:
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors."""
         with self.meter.paused("saving"), self.average.applied():
-            export_model(self.strategy, self.agreement, self.task, self.model_file, Path(directory))
+            beside = self._parts().save_beside
+            export_model(self.strategy, self.agreement, self.model_file, Path(directory), beside)
 
     def stop(self, reason: str = "", *, agreed: bool = False) -> None:
         """End training at a step boundary that all ranks agree on. Any rank may ask alone.

@@ -166,6 +166,15 @@ class Task:
     def save_extras(self, directory: Path) -> None:
         """Write what belongs beside an exported model (a tokenizer). Called on the main process."""
 
+    def model_card(self, run: Mapping[str, Any]) -> str:
+        """Return the ``README.md`` of an exported model; empty for none. Called on the main process.
+
+        Args:
+            run: the plan as in plan.json with ``versions`` and ``machine``, and until now ``step``, ``samples``,
+                ``last_evaluation``, and ``spent``: ``tokens`` (0 where examples are counted) and ``seconds``.
+        """
+        return ""
+
 
 def own_optimizer(task: Task) -> str | None:
     """Return the method by which a task builds an optimizer of its own; None where the config's is taken."""

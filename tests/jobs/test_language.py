@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 import yaml
 from launchers import STRATEGIES, Job, run
 from small_examples import words
 from tiny_language import CONFIGS, VOCABULARY, conversation, paragraphs, save_model, save_rows, save_texts
 
+from trainer.data.indexed import epoch_order
+from trainer.language import CausalLM
+from trainer.language.packing import IGNORED
+
 STEPS = 12
 TUNING = {"micro_batch_size": 2, "global_batch_size": 8, "max_steps": STEPS, "log_every": 1, "lr": 3e-3, "eps": 1e-4}
+# SmolLM2-135M, cut to two of its thirty layers and to few words: tied, three query heads to each of keys and values.
+SMOLLM2 = {
+    **{"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "rms_norm_eps": 1e-5},
+    **{"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
+}
 # Settings of each case; language models are packed.
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model": "llama"},
+    "smollm2": {"model": "smollm2", "messages_column": "messages", "data": "chats.jsonl"},
     "adapter": {"model": "llama", "adapter": {"r": 4}, "messages_column": "messages", "data": "chats.jsonl"},
     "gpt2": {"config": CONFIGS["gpt2"], "tokenizer": "llama", "activation_checkpointing": 2, "loss": "fused"},
     "classifier": {"model": "llama", "data": "labels.jsonl"},
@@ -29,6 +43,7 @@ def tuned(case: str, strategy: str, folder: Path) -> Job:
     given = folder / "given"
     if not given.exists():
         save_model(given / "llama")
+        save_model(given / "smollm2", **SMOLLM2)
         save_texts(given / "texts.jsonl")
         texts = paragraphs(80)
         chats = [conversation(texts[at][:60], texts[at + 1]) for at in range(0, 80, 2)]
@@ -60,6 +75,34 @@ def test_fine_tuning_by_settings_has_the_curve_of_one_process(case: str, strateg
     assert done.losses[-1] < done.losses[0] - (0.02 if case in ("adapter", "classifier") else 0.3), "it learns"
 
 
+def alone_loss(model: Any, row: dict[str, torch.Tensor]) -> tuple[float, int]:
+    """Sum and count of the losses of a row, each of its documents alone in a plain transformers model."""
+    starts = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), len(row["input_ids"])]
+    whole, count = 0.0, 0
+    for start, end in itertools.pairwise(starts):
+        labels = row["labels"][start:end]
+        logits = model(input_ids=row["input_ids"][None, start:end]).logits[0].double()
+        whole += F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum").item()
+        count += int((labels != IGNORED).sum())
+    return whole, count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["smollm2", "adapter"])
+def test_first_loss_is_that_of_plain_transformers_on_documents_alone(case: str, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    jobs = [tuned(case, strategy, folder) for strategy in ("single", *STRATEGIES)]
+    given = yaml.safe_load((folder / f"{case}.yaml").read_text())["task_settings"]
+    model: Any = AutoModelForCausalLM.from_pretrained(given["model"], dtype=torch.float32).eval()
+    train = CausalLM(**{key: value for key, value in given.items() if key != "adapter"}).build_data().train
+    step = [train[int(at)] for at in epoch_order(len(train), 0, 0)[: TUNING["global_batch_size"]]]
+    with torch.no_grad():
+        sums, counts = zip(*(alone_loss(model, row) for row in step), strict=True)
+    assert sum(counts) > 100
+    assert [job.losses[0] for job in jobs] == pytest.approx([sum(sums) / sum(counts)] * len(jobs), rel=1e-6)
+
+
 @pytest.mark.slow
 def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -69,7 +112,9 @@ def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Pa
     for case in CASES:
         model = tuned(case, "fsdp", folder).output_dir / "model"
         assert len(AutoTokenizer.from_pretrained(model)) == VOCABULARY
-        assert "| loss |" in (model / "README.md").read_text()
+        card = (model / "README.md").read_text()
+        assert "| loss |" in card and "| strategy | fsdp |" in card and "| processes | 2 |" in card
+        assert f"pipeline_tag: text-{'classification' if case == 'classifier' else 'generation'}" in card
         if case == "adapter":
             assert json.loads((model / "adapter_config.json").read_text())["r"] == 4
             assert load_adapted(str(model)).peft_config

@@ -24,7 +24,7 @@ def main() -> None:
     with strategy.micro_step(boundary=True):
         strategy.backward(task.training_step(strategy.model, task.build_data().train[:4]))
     strategy.finish_step()
-    export_model(strategy, Agreement(), task, ModelFile(), folder / "ours")
+    export_model(strategy, Agreement(), ModelFile(), folder / "ours")
     strategy.settle()
     launched.accelerator.save_state(str(folder / "theirs"))
     strategy.close()

@@ -83,7 +83,7 @@ def main() -> None:
     for name, _, _, handle in strategy.named_tensors():
         torch.testing.assert_close(strategy.gather(name, handle), after[name], rtol=0, atol=0)
 
-    export_model(strategy, Agreement(), _Nothing(), ModelFile(), folder)
+    export_model(strategy, Agreement(), ModelFile(), folder)
     loaded = Odd()
     load_export(loaded, folder)
     for name, value in after.items():
@@ -113,11 +113,6 @@ def check_tiles(strategy: Strategy, whole: dict[str, torch.Tensor]) -> None:
                 if rank == 0 or strategy.plan.strategy != "ddp":
                     counted[start : start + len(tensor)] += 1
         assert (counted == 1).all(), (name, counted)
-
-
-class _Nothing:
-    def save_extras(self, directory: Path) -> None:
-        """Nothing beside the model."""
 
 
 if __name__ == "__main__":

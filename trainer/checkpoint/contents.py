@@ -84,6 +84,8 @@ class Contents:
         state = read_json(path_inside(folder, STATE))
         check_form(state, _STATE, STATE)
         model = [(name, tuple(shape), DTYPE_NAMES[dtype]) for name, shape, dtype in state["model"]]
+        if "spent" in state:  # which checkpoints did not always keep
+            check_form(state["spent"], {"tokens": is_number, "seconds": is_number}, f"{STATE}: 'spent'")
         if "export" in state:
             check_form(state["export"], _EXPORT, f"{STATE}: 'export'")
             if unknown := state["export"]["names"].keys() - {name for name, *_ in model}:

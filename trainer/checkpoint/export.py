@@ -21,7 +21,6 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
-from ..task import Task
 from ..text import listed
 from .disk import delete, part_of, publish
 from .safetensors_io import can_hold, header, raw
@@ -57,11 +56,18 @@ class ModelFile:
         return name if self.names is None else self.names.get(name)
 
 
-def export_model(strategy: Strategy, agreement: Agreement, task: Task, form: ModelFile, directory: Path) -> None:
+def export_model(
+    strategy: Strategy,
+    agreement: Agreement,
+    form: ModelFile,
+    directory: Path,
+    save_beside: Callable[[Path], None] = lambda folder: None,
+) -> None:
     """Write the model to ``directory``, which then replaces what stood there. Collective: call on every rank.
 
     Args:
         form: what of the model is written, and under which names.
+        save_beside: writes small files to the same folder, on the main process.
 
     Raises:
         CheckpointError: it cannot be written, or safetensors cannot hold it; what stood there before stays.
@@ -71,10 +77,6 @@ def export_model(strategy: Strategy, agreement: Agreement, task: Task, form: Mod
     strategy.sync_buffers()
     named = [entry for entry in strategy.named_tensors() if form.name(entry[0]) is not None]
     tensors = (strategy.gather(name, handle).to(dtype) for name, _, dtype, handle in named)
-
-    def save_beside(folder: Path) -> None:
-        save_config(strategy.model, folder)
-        task.save_extras(folder)
 
     if strategy.accelerator.is_main_process:
         entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype, _ in named]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from ..data.batches import TrainData
 from ..errors import CheckpointError
 from ..strategies import Shard, Strategy
 from ..task import Task
-from .export import ModelFile, changed_buffer
+from .export import ModelFile, changed_buffer, save_config
 from .optimizer_state import OptimizerForm, state_of
 from .ranges import Key
 
@@ -40,6 +41,7 @@ class Parts:
         averages: the moving averages of the shards that this rank owns; None where none is kept.
         settings: all that is known of the run by key, of which the fingerprint takes what decides the numbers.
         config, plan: for people who read ``state.json``.
+        run: for the model card.
     """
 
     step: int
@@ -55,6 +57,7 @@ class Parts:
     settings: Mapping[str, Any]
     config: Mapping[str, Any]
     plan: Mapping[str, Any]
+    run: Mapping[str, Any]
 
     @property
     def rank(self) -> int:
@@ -72,6 +75,13 @@ class Parts:
             same = sum(other == name or other.startswith(f"{name}#") for other in named)
             named[f"{name}#{same + 1}" if same else name] = callback
         return named
+
+    def save_beside(self, folder: Path) -> None:
+        """Write the small files beside an exported model: its configuration, the task's, the model card."""
+        save_config(self.strategy.model, folder)
+        self.task.save_extras(folder)
+        if card := self.task.model_card(self.run):
+            (folder / "README.md").write_text(card)
 
     def pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of all that this rank writes of model and optimizer; together the ranks write each element once.

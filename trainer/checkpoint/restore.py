@@ -75,7 +75,7 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     for name, callback in parts.named_callbacks().items():
         if name in state["callbacks"]:
             callback.load_state_dict(decode(state["callbacks"][name], tensor_of))
-    counters = {name: decode(state[name]) for name in parts.counters}
+    counters = {name: decode(state[name]) for name in parts.counters if name in state}
     notices += told + _restore_rng(parts, store, state["step"], int(info.manifest["world_size"]))
     return {**counters, "step": state["step"], "samples": samples}, notices
 

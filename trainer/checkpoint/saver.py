@@ -163,7 +163,8 @@ class Saver:
             self._extras = read_extras(parts)
         text, tensors = describe(parts)
         store.begin(self.folder, parts.step)
-        return {STATE: text, **self._extras}, tensors
+        card = parts.task.model_card(parts.run)  # it tells of this step
+        return {STATE: text, **self._extras, **({"extras/README.md": card.encode()} if card else {})}, tensors
 
     def finish(self) -> None:
         """Wait for the save in flight.

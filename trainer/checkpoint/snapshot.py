@@ -19,7 +19,6 @@ from .codec import encode, encode_plain
 from .compatibility import fingerprint
 from .contents import state_text
 from .disk import FileFact, write_file
-from .export import save_config
 from .optimizer_state import settings
 from .parts import Parts
 from .ranges import write_pieces
@@ -121,8 +120,7 @@ def read_extras(parts: Parts) -> dict[str, bytes]:
     """Read the small files beside an exported model, so that a checkpoint can be exported on its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_config(parts.strategy.model, folder)
-        parts.task.save_extras(folder)
+        parts.save_beside(folder)
         files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
         for file in files:
             parts_of(file)

@@ -63,7 +63,7 @@ class FilledLater(Task):
     """A task whose transformers model may be built without values: how it gets them.
 
     Args:
-        memory: what it remembers: the tokenizer, the files of the model, counts of its data, the last evaluation.
+        memory: what it remembers: the tokenizer, the files of the model, counts of its data.
     """
 
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config.fingerprint import plain
+from ..reporting.machine import machine_text
 
 if TYPE_CHECKING:
     from .causal import CausalLM
@@ -14,10 +16,11 @@ if TYPE_CHECKING:
 SHOWN_APART = ("data", "evaluation", "model", "cache_dir")  # or of no matter to who reads it
 
 
-def model_card(task: CausalLM | SequenceClassifier, pipeline: str, title: str) -> str:
-    """Return the README of a model: YAML for the Hub, then data, settings and the last evaluation.
+def model_card(task: CausalLM | SequenceClassifier, run: Mapping[str, Any], pipeline: str, title: str) -> str:
+    """Return the README of a model: YAML for the Hub, then data, settings, how it was trained, the last evaluation.
 
     Args:
+        run: as of ``Task.model_card``.
         pipeline: what the Hub calls such models.
     """
     import yaml
@@ -37,7 +40,27 @@ def model_card(task: CausalLM | SequenceClassifier, pipeline: str, title: str) -
     fields = [one.name for one in dataclasses.fields(task) if one.init and one.name not in SHOWN_APART]
     settings = {name: plain(getattr(task, name)) for name in fields if getattr(task, name) is not None}
     lines += ["", "## Settings", "", "```yaml", yaml.safe_dump(settings, sort_keys=False).strip(), "```"]
-    if found := task.memory.get("metrics"):
+    lines += ["", "## Training", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {text} |" for name, text in _training(run).items()]
+    if found := run["last_evaluation"]:
         lines += ["", "## Evaluation", "", "| | |", "|---|---:|"]
-        lines += [f"| {name} | {value:.6g} |" for name, value in found.items()]
+        lines += [f"| {name.removeprefix('eval/')} | {value:.6g} |" for name, value in found.items()]
     return "\n".join([*lines, ""])
+
+
+def _training(run: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a run says of itself, by name."""
+    spent, machines = run["spent"], f" on {run['num_machines']} machines" if run["num_machines"] > 1 else ""
+    tokens = {"tokens learnt": f"{spent['tokens']:,.0f}"} if spent["tokens"] else {}
+    return {
+        "strategy": run["strategy"],
+        "processes": f"{run['world_size']}{machines}",
+        "precision": ", ".join(f"{part} {dtype}" for part, dtype in run["precision"].items()),
+        "global batch": f"{run['global_batch_size']} rows",
+        "optimizer": f"{run['optimizer']}, lr {run['lr']:g}, {run['schedule']}",
+        "steps": f"{run['step']:,}",
+        **tokens,
+        "time": f"{spent['seconds'] / 3600:.2f} hours",
+        "machine": machine_text(run["machine"]),
+        "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
+    }

@@ -214,14 +214,14 @@ class CausalLM(FilledLater):
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how they are cut.
-        found = {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}  # exp(710) is no float any more
-        self.memory["metrics"] = found
-        return found
+        return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}  # exp(710) is no float any more
 
     def save_extras(self, directory: Path) -> None:
-        """Write tokenizer and model card; the configurations are written with the model."""
+        """Write the tokenizer, with the template that was trained on; the configurations are written with the model."""
         tokenizer = self.load_tokenizer()
         if self.template is not None:
             tokenizer.chat_template = read_template(tokenizer, self.template)
         tokenizer.save_pretrained(directory)
-        (directory / "README.md").write_text(model_card(self, "text-generation", "Causal language model"))
+
+    def model_card(self, run: Mapping[str, Any]) -> str:
+        return model_card(self, run, "text-generation", "Causal language model")

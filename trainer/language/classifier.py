@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -111,14 +111,12 @@ class SequenceClassifier(FilledLater):
         loss = cross_entropy(scores, labels, reduction="none")
         return {"loss": loss, "accuracy": (scores.argmax(-1) == labels).float()}
 
-    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        self.memory["metrics"] = metrics
-        return metrics
-
     def save_extras(self, directory: Path) -> None:
-        """Write tokenizer and model card, so that ``pipeline("text-classification", directory)`` takes the folder."""
+        """Write the tokenizer, so that ``pipeline("text-classification", directory)`` takes the folder."""
         self.load_tokenizer().save_pretrained(directory)
-        (directory / "README.md").write_text(model_card(self, "text-classification", "Classifier of texts"))
+
+    def model_card(self, run: Mapping[str, Any]) -> str:
+        return model_card(self, run, "text-classification", "Classifier of texts")
 
 
 def _collate(examples: Sequence[Example], tokenizer: Any, labels: list[str], length: int) -> dict[str, Tensor]:

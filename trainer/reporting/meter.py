@@ -30,6 +30,7 @@ class Meter:
         self.started = self.since = self.born
         self.total_samples = self.samples = self.steps = 0
         self.total_tokens = self.tokens = 0.0
+        self.before = {"tokens": 0.0, "seconds": 0.0}  # in the processes that this one goes on from
         self.away = 0.0
 
     def start(self, samples: int) -> None:
@@ -49,6 +50,11 @@ class Meter:
         """Count the tokens of a step, over all ranks; never called where examples are what counts."""
         self.tokens += tokens
         self.total_tokens += tokens
+
+    def until_now(self) -> dict[str, float]:
+        """Return tokens and seconds from the run's start until now, whatever process it was; start-up counts."""
+        seconds = round(self.before["seconds"] + time.perf_counter() - self.born, 3)
+        return {"tokens": self.before["tokens"] + self.total_tokens, "seconds": seconds}
 
     @contextlib.contextmanager
     def paused(self, name: str) -> Iterator[None]:

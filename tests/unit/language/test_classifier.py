@@ -58,8 +58,6 @@ def test_labels_are_those_that_occur_in_their_order(folder: Path, tmp_path: Path
     one = task(folder, "bert", data=str(save_rows(tmp_path / "a.jsonl", rows)), label_column="kind")
     model: Any = one.build_model()
     assert model.config.id2label == {0: "2", 1: "9", 2: "10"}
-    one.save_extras(tmp_path)
-    assert "pipeline_tag: text-classification" in (tmp_path / "README.md").read_text()
 
 
 def test_a_label_that_was_never_learnt_and_an_absent_column_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""The card beside an exported model: what it was made from, by which run, and what was measured."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from one_process import checkpoint, fit
+
+from trainer.commands import cli
+from trainer.language import Adapter, CausalLM
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def test_card_tells_of_the_whole_run_at_its_step(
+    task: Callable[..., CausalLM], tmp_path: Path, llama: Path, texts: Path
+) -> None:
+    settings = {"evaluation": 0.1, "adapter": Adapter(r=4)}
+    trainer = fit(tmp_path / "run", task(**settings), max_steps=4, micro_batch_size=2)
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    tokens = trainer.meter.total_tokens
+    assert tokens > 500
+    for part in (
+        "library_name: peft", f"base_model: {llama}", f"- {texts}", "- evaluation: 12 documents", "r: 4",
+        "| strategy | single |", "| processes | 1 |", "compute fp32", "| global batch | 2 rows |", "| steps | 4 |",
+        f"| tokens learnt | {tokens:,.0f} |", "| time | 0.0", " cores) |", "| versions | samecurve ",
+        f"| loss | {trainer.last_evaluation['eval/loss']:.6g} |",
+    ):  # fmt: skip
+        assert part in card
+
+    earlier = checkpoint(tmp_path / "run", 2)
+    assert cli.main(["export", str(earlier), "--to", str(tmp_path / "two")]) == 0
+    of_two = (tmp_path / "two" / "README.md").read_text()
+    assert "| steps | 2 |" in of_two and "## Evaluation" not in of_two and f"| {tokens:,.0f} |" not in of_two
+
+    shutil.rmtree(checkpoint(tmp_path / "run", 4))
+    resumed = fit(tmp_path / "run", task(**settings), max_steps=4, micro_batch_size=2, resume="auto")
+    assert 0 < resumed.meter.total_tokens < tokens, "the first two steps were learnt by another process"
+    again = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert f"| tokens learnt | {tokens:,.0f} |" in again and "| steps | 4 |" in again
