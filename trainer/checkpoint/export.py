@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,26 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
-from ..task import Task
 from ..text import listed
 from .disk import delete, part_of, publish
 from .safetensors_io import can_hold, header, raw
 
 MODEL_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
+
+
+class Stateful(Protocol):
+    """What has a state of its own."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class StatefulTask(Stateful, Protocol):
+    """What is learnt, and writes files beside the model."""
+
+    def save_extras(self, directory: Path) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +70,9 @@ class ModelFile:
         return name if self.names is None else self.names.get(name)
 
 
-def export_model(strategy: Strategy, agreement: Agreement, task: Task, form: ModelFile, directory: Path) -> None:
+def export_model(
+    strategy: Strategy, agreement: Agreement, task: StatefulTask, form: ModelFile, directory: Path
+) -> None:
     """Write the model to ``directory``, which then replaces what stood there. Collective: call on every rank.
 
     Args:

@@ -21,6 +21,7 @@ from ..errors import ConfigError, Problem
 from .blank import allocate, renew
 from .buffers import sync
 from .tensors import canonical_names, canonical_state, full, local_bytes, unwrapped
+from .trial import state_slots
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -102,11 +103,16 @@ class Strategy(ABC):
         """Return where the optimizer steps; known before ``prepare``."""
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
+    def optimizer_problem(self, optimizer: Optimizer) -> str:
+        """Return why a fresh optimizer cannot step what this strategy gives it; empty where it can. Collective."""
+        return ""
+
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
         if problems := self.model_problems(self.plan, model):
             raise ConfigError(problems)
         self._names = canonical_names(model)
+        self.slots = state_slots(optimizer, self.step_device)
         self.wrap(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
         self.optimizer = self.prepared_optimizer.optimizer
@@ -282,20 +288,15 @@ class Strategy(ABC):
 
     # -- what it holds ----------------------------------------------------------------------------
 
-    def state_slots(self) -> int:
-        """Count the full-precision tensors that the optimizer keeps per parameter: Adam and its kin 2, momentum 1."""
-        settings = self.optimizer.param_groups[0]
-        return 2 if "betas" in settings else int(bool(settings.get("momentum", 0)))
-
     def state_bytes(self) -> int:
         """Measure the model states of this rank in bytes, wherever they lie: what is there, and what a step adds.
 
-        Counts the prepared model's parameters, the optimizer's own full-precision copies of them, ``state_slots``
+        Counts the prepared model's parameters, the optimizer's own full-precision copies of them, ``slots``
         tensors for each that it steps, and ``gradient_bytes``; no buffers, no activations.
         """
         stepped = {shard.state_key for shard in self.shards() if shard.state_key is not None}
         kept = stepped.union(self.model.parameters())
-        return local_bytes(kept) + self.state_slots() * local_bytes(stepped) + self.gradient_bytes()
+        return local_bytes(kept) + round(self.slots * local_bytes(stepped)) + self.gradient_bytes()
 
     def gradient_bytes(self) -> int:
         """Return the bytes of all gradients that this rank keeps at once within a step."""
