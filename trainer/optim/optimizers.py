@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from ..config.train_config import OPTIMIZERS
+from ..errors import ConfigError, Problem
 from ..text import did_you_mean
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class MatricesAndOthers(optim.Optimizer):
             counts[group["stepped_by"]] += len(group["params"])
         (first, matrices), (second, others) = counts.items()
         return (
-            f"{first} steps {matrices} matrices; {second} the {others} others: embeddings, the head, what has no rows"
+            f"{first} steps {matrices} matrices; {second} the {others} others: embeddings, the head, what is no matrix"
         )
 
 
@@ -104,7 +105,11 @@ def _trial_problems(name: str, cls: Any, lr: float, settings: Mapping[str, Any])
 
 
 def build_optimizer(model: nn.Module, plan: Plan) -> optim.Optimizer:
-    """Build the plan's optimizer over what learns: weights decay, biases and norms (below 2-D) do not."""
+    """Build the plan's optimizer over what learns: weights decay, biases and norms (below 2-D) do not.
+
+    Raises:
+        ConfigError: it steps matrices alone, and there are none.
+    """
     learning = [p for p in model.parameters() if p.requires_grad]
     if plan.optimizer in OPTIMIZERS:
         settings, _ = _split_settings(plan.optimizer_settings)
@@ -126,7 +131,8 @@ def build_optimizer(model: nn.Module, plan: Plan) -> optim.Optimizer:
     rate = for_rest.pop("lr", plan.lr_reference) * (plan.lr / plan.lr_reference)
     second = {"lr": rate, "fused": not any(p.is_complex() for p in rest), **for_rest}
     if not matrices:
-        return optim.AdamW(_groups(rest, decay), **second)
+        rule = "steps matrices alone, and the model has none that learns but embeddings and its head; take another one"
+        raise ConfigError(Problem(origin=plan.origin("optimizer").named("optimizer"), value=plan.optimizer, rule=rule))
     first: optim.Optimizer = cls(_groups(matrices, decay), lr=plan.lr, **settings)
     return MatricesAndOthers(first, optim.AdamW(_groups(rest, decay), **second)) if rest else first
 

@@ -126,19 +126,27 @@ class Strategy(ABC):
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:
-        """Apply ``torch.compile`` in place, as the launch file says (``dynamo_config``).
+        """Apply ``torch.compile`` in place, so that names stay: layer by layer where the model repeats layers.
+
+        One layer is compiled then, and its code serves all. ``settings`` are the launch file's (``dynamo_config``),
+        which may also say whether it goes by layers.
+        """
+        from accelerate.utils.other import compile_regions_fsdp2, has_repeated_blocks
+
+        model = unwrapped(self.model)
+        if settings.pop("use_regional_compilation", has_repeated_blocks(model)):
+            compile_regions_fsdp2(model, **settings)  # nothing in it is particular to FSDP2
+        else:
+            self.compile_whole(model, settings)
+
+    def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
+        """Compile a model that repeats no layers.
 
         Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and what of the model lies
         in torch's own files (an nn.Sequential) is then run as it is, without a word: so the model's own forward
         is compiled, inside of the wrapper and its hooks.
         """
-        from accelerate.utils.other import compile_regions_fsdp2
-
-        model = unwrapped(self.model)
-        if settings.pop("use_regional_compilation", False):
-            compile_regions_fsdp2(model, **settings)  # in place as well; nothing in it is particular to FSDP2
-        else:
-            model.forward = torch.compile(model.forward, **settings)
+        model.forward = torch.compile(model.forward, **settings)
 
     @abstractmethod
     def verify(self) -> None:

@@ -133,11 +133,9 @@ class ZeRO(Strategy):
             self.fill(built.items())
             compute_in(engine.module, dtype)  # the engine casts the model, and leaves its inputs as they are
 
-    def compile(self, settings: dict[str, Any]) -> None:
-        if settings.get("use_regional_compilation"):
-            super().compile(settings)
-        else:  # the engine has switches of its own to set
-            self.model.compile(backend=settings.pop("backend"), compile_kwargs=settings)
+    def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
+        # The engine has switches of its own to set.
+        self.model.compile(backend=settings.pop("backend"), compile_kwargs=settings)
 
     def verify(self) -> None:
         stage = self.engine.zero_optimization_stage()

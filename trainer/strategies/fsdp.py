@@ -212,14 +212,11 @@ class FSDP2(Strategy):
         # Reduced and cut in each micro-batch, gradients add up as this rank's rows.
         return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
 
-    def compile(self, settings: dict[str, Any]) -> None:
+    def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        if settings.get("use_regional_compilation"):
-            super().compile(settings)
-            return
         # Tracing ends at the hooks that gather a layer's parameters: so it starts anew inside of each.
-        for module in self.model.modules():
+        for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.forward = torch.compile(module.forward, **settings)
 

@@ -11,7 +11,7 @@ import torch
 from plans import plan, refusal, request
 from torch import nn
 
-from trainer import Task
+from trainer import ConfigError, Task
 from trainer.optim.optimizers import MatricesAndOthers
 from trainer.strategies import strategy_class
 
@@ -142,6 +142,8 @@ def test_a_class_for_matrices_leaves_embeddings_head_and_vectors_to_adamw() -> N
         optimizer.step()
         muon.step()
     torch.testing.assert_close(model.inner.weight, alone.inner.weight, rtol=0, atol=0)
+    with pytest.raises(ConfigError, match="steps matrices alone, and the model has none that learns but embeddings"):
+        Task().build_optimizer(nn.LayerNorm(3), made)
     assert [sorted(optimizer.state[p]) for p in (model.inner.weight, model.head.weight)] == [
         ["momentum_buffer"],
         ["exp_avg", "exp_avg_sq", "step"],
