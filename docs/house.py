@@ -25,12 +25,14 @@ RINGS: dict[str, tuple[str, int | None]] = {
     "engine": (
         "build strategies data optim metrics task state loop distributed/agreement "
         "callbacks/base callbacks/builtin callbacks/configured",
-        2775,  # 2,600 without models on the meta device, and without the watch over stuck ranks
+        # 2,600 without models on the meta device, the watch over stuck ranks, and optimizers by class: their mistakes
+        # in a line each, Muon beside AdamW, and the trial of what may be stepped in parts.
+        3025,
     ),
     "checkpoints": ("checkpoint", 1660),  # 1,600 without the proof of what was read from other programs' files
     "front door": (
         "__init__ __main__ config launching script distributed/launcher distributed/exit",
-        2800,  # 2,500 was wanted; what is left are rules of people's launch files and launchers, each with its message
+        2825,  # 2,500 was wanted; what is left are rules of people's launch files and launchers, each with its message
     ),
     "reporting": ("reporting callbacks/tracking callbacks/wandb_run callbacks/profiling", 750),
     "language": ("language", 1150),

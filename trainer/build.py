@@ -22,7 +22,9 @@ from .data.batches import Layout, TrainData, is_stream, sized
 from .data.indexed import IndexedData
 from .distributed.agreement import Agreement
 from .errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Problem
+from .optim.optimizers import MatricesAndOthers
 from .optim.schedule import build_schedule, refuse_plateau
+from .strategies import Strategy
 from .strategies.base import compute_in
 from .strategies.blank import Blank, allocate, is_blank
 from .strategies.tensors import canonical_state
@@ -262,7 +264,19 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
         model.get_parameter(name).requires_grad_(False)
     if not optimizer.param_groups:
         raise LaunchError("the optimizer holds no parameter that learns")
-    return optimizer, [f"not in the optimizer, so frozen: {listed(left_out)}"] if left_out else []
+    notices = [optimizer.notice] if isinstance(optimizer, MatricesAndOthers) else []
+    return optimizer, [*notices, *([f"not in the optimizer, so frozen: {listed(left_out)}"] if left_out else [])]
+
+
+def check_divisible(task: Task, optimizer: Optimizer, strategy: Strategy) -> None:
+    """Raise ``ConfigError`` where a fresh optimizer cannot step what the strategy gives it. Collective."""
+    if problem := strategy.optimizer_problem(optimizer):
+        built_by, plan = own_optimizer(task), strategy.plan
+        configured = plan.origins.get("optimizer", Origin("TrainConfig")).named("optimizer")
+        origin = configured if built_by is None else Origin(built_by)
+        kind = plan.optimizer if built_by is None else type(optimizer).__qualname__
+        rule = f"{problem}; run it on replicas (DDP) or in one process, or take another optimizer"
+        raise ConfigError(Problem(origin=origin, value=kind, rule=rule))
 
 
 def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int) -> LRScheduler:

@@ -20,6 +20,7 @@ from .build import (
     Unfilled,
     build_data,
     build_model,
+    check_divisible,
     evaluation_size,
     held_in_evaluation,
     optimizer_of,
@@ -156,6 +157,7 @@ class TrainState:
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         kept = config.keep_last > 0 or start.found is not None  # its state is written, or read
         self.optimizer_form = OptimizerForm.of(model, optimizer, saved=kept, device=strategy.step_device)
+        check_divisible(task, optimizer, strategy)
         strategy.prepare(model, optimizer)
         strategy.verify()
         self.agreement.limit_waits()
@@ -163,7 +165,9 @@ class TrainState:
         of_device = [share_cores(self.agreement)] if offloaded else []
         set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
         self.schedule = schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
-        self.average = Average(strategy, config.ema_decay)
+        # Live views: taken once, they follow the weights.
+        self._shards = [shard for shard in strategy.shards() if shard.tensor.numel()] if config.ema_decay else []
+        self.average = Average([shard.tensor for shard in self._shards], strategy.write_back, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
         return of_model + of_optimizer + of_device, unfilled
@@ -276,7 +280,9 @@ class TrainState:
             counters=counters,
             strategy=self.strategy,
             optimizer_form=self.optimizer_form,
-            averages=None if self.config.ema_decay is None else self.average.parts(),
+            averages=None
+            if self.config.ema_decay is None
+            else list(zip(self._shards, self.average.average, strict=True)),
             schedule=self.schedule,
             data=self.train_data,
             task=self.task,

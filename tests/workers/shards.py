@@ -59,7 +59,7 @@ def main() -> None:
         torch.testing.assert_close(value, initial[name], rtol=0, atol=0)
     check_tiles(strategy, whole)
 
-    average = Average(strategy, decay=0.75)
+    average = Average([shard.tensor for shard in strategy.shards()], strategy.write_back, decay=0.75)
     with strategy.micro_step(boundary=True):
         loss = strategy.model(ids).float().log_softmax(-1)[..., 0].mean()
         strategy.backward(loss)

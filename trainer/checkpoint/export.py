@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,22 @@ from .safetensors_io import can_hold, header, raw
 
 MODEL_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
+
+
+class Stateful(Protocol):
+    """What has a state of its own."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class StatefulTask(Stateful, Protocol):
+    """What is learnt, and writes files beside the model."""
+
+    def save_extras(self, directory: Path) -> None: ...
+
+    def model_card(self, run: Mapping[str, Any]) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)

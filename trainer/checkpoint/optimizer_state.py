@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from ..errors import CheckpointError, LaunchError
 from ..strategies import Shard, Strategy
 from ..strategies.tensors import canonical_state, local
+from ..strategies.trial import stepped_copy
 from .codec import decode
 from .ranges import Ranges
 from .safetensors_io import can_hold
@@ -120,29 +121,14 @@ def _probe(optimizer: Optimizer, kind: str, device: torch.device) -> Mapping[Ten
     """Return the state that a step leaves; ``CheckpointError`` where the step fails."""
     if optimizer.state:  # made with the optimizer (Adagrad of torch 2.11)
         return optimizer.state
-    probe: Any = object.__new__(type(optimizer))  # shares the settings, and has state and parameters of its own
-    probe.__dict__.update(optimizer.__dict__)
-    probe.state = defaultdict(dict)
-    # One small tensor for each number of dimensions and dtype: some optimizers take matrices only. A scalar's state
-    # could not be told from one value for a whole parameter, so a vector stands for it.
-    probe.param_groups = [{**group, "params": list(_tiny(group["params"], device))} for group in optimizer.param_groups]
     try:
-        probe.step()
+        state: Mapping[Tensor, Mapping[str, Any]] = stepped_copy(optimizer, device).state
     except Exception as error:  # (an optimizer's step may want anything)
         raise CheckpointError(
             f"{kind}: a step on small parameters fails, so it is not known what state it keeps; take another "
             f"optimizer, or keep_last: 0 to train without checkpoints ({type(error).__name__}: {error})"
         ) from error
-    state: Mapping[Tensor, Mapping[str, Any]] = probe.state
     return state
-
-
-def _tiny(parameters: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
-    likes = {(max(1, p.dim()), p.dtype): None for p in parameters}
-    for dimensions, dtype in likes:
-        tensor = torch.zeros((3, 2, *[2] * dimensions)[:dimensions], dtype=dtype, device=device)
-        tensor.grad = torch.zeros_like(tensor)
-        yield tensor
 
 
 def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> Iterator[tuple[str, Tensor]]:

@@ -15,18 +15,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..data.batches import TrainData
 from ..errors import CheckpointError
 from ..strategies import Shard, Strategy
-from ..task import Task
-from .export import ModelFile, changed_buffer, save_config
+from .export import ModelFile, Stateful, StatefulTask, changed_buffer, save_config
 from .optimizer_state import OptimizerForm, state_of
 from .ranges import Key
 
 
-class StatefulCallback(Protocol):
-    """What has a state of its own, and may ask for the checkpoints of some steps to be kept."""
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+class StatefulCallback(Stateful, Protocol):
+    """What may also ask for the checkpoints of some steps to be kept."""
 
     def pinned_steps(self) -> Collection[int]: ...
 
@@ -51,7 +46,7 @@ class Parts:
     averages: Sequence[tuple[Shard, Tensor]] | None
     schedule: LRScheduler
     data: TrainData
-    task: Task
+    task: StatefulTask
     callbacks: Sequence[StatefulCallback]
     model_file: ModelFile
     settings: Mapping[str, Any]

@@ -15,13 +15,21 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
 from ..errors import ConfigError, Origin, Problem
+from ..text import did_you_mean
 from .annotations import About, plain
 from .schedules import SCHEDULES, TO_FINAL, schedule_problems
 from .validate import Validator, default_of
 
 _INTERVAL = "steps such as 100, or epochs such as '1 epoch'"
 _EPOCHS = re.compile(r"([1-9][0-9]*) epochs?")
-Optimizer = Literal["adamw", "adam", "sgd"]
+OPTIMIZERS = ("adamw", "adam", "sgd")  # those with keys of their own; any other is named by its class
+# What others call optimizers: no second name for them, but the way to answer with the right one.
+_OTHER_OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "fusedadam"), "adamw"),
+    **{name.lower(): f"torch.optim.{name}" for name in ("Adafactor", "Adagrad", "Muon", "NAdam", "RAdam", "RMSprop")},
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "bitsandbytes.optim.AdamW8bit"),
+    **dict.fromkeys(("lion", "lion_32bit"), "lion_pytorch.Lion"),
+}
 Precision = Literal["no", "bf16", "fp16"]
 _PATHS = ("output_dir", "resume", "weights")
 
@@ -57,7 +65,13 @@ class TrainConfig:
     workers: Annotated[int, About("data loading processes per rank", minimum=0)] = 0
     timeout_minutes: Annotated[float, About("how long ranks wait for one another before the job fails", above=0)] = 30.0
 
-    optimizer: Annotated[Optimizer | None, About("else from the DeepSpeed JSON, else adamw")] = None
+    optimizer: Annotated[
+        str | None,
+        About(f"{', '.join(OPTIMIZERS)}, or a class: torch.optim.Muon; else from the DeepSpeed JSON, else adamw"),
+    ] = None
+    optimizer_settings: Annotated[
+        dict[str, Any], About("of an optimizer named by its class: its arguments beside lr and weight_decay")
+    ] = field(default_factory=dict)
     lr: Annotated[float, About("learning rate", above=0)] = 1e-3
     lr_scaling: Annotated[Literal["none", "linear", "sqrt"], About("how lr follows the global batch")] = "none"
     reference_batch_size: Annotated[int | None, About("the global batch that lr belongs to", minimum=1)] = None
@@ -156,6 +170,9 @@ GROUPS = {
 
 def without_effect(optimizer: str | None) -> dict[str, str]:
     """Return the keys that change nothing under an optimizer, and why."""
+    if optimizer not in (None, *OPTIMIZERS):
+        rule = f"has no effect on optimizer {optimizer}; write it into optimizer_settings"
+        return dict.fromkeys(("betas", "eps", "momentum"), rule)
     if optimizer == "sgd":
         return {key: "has no effect on optimizer sgd; remove it" for key in ("betas", "eps")}
     return {"momentum": f"has no effect on optimizer {optimizer or 'adamw'}; remove it, or set optimizer: sgd"}
@@ -221,7 +238,16 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
     yield ("lr_scaling", "reference_batch_size"), scaling and c.reference_batch_size is None, rule
     rule = "has no effect without lr_scaling: linear or sqrt"
     yield ("reference_batch_size", "lr_scaling"), not scaling and c.reference_batch_size is not None, rule
-    for key, rule in without_effect(c.optimizer).items():
+    name = str(c.optimizer or OPTIMIZERS[0])
+    wrong = name not in OPTIMIZERS and not re.fullmatch(r"[A-Za-z_][\w.]*[.:][A-Za-z_]\w*", name)
+    other = _OTHER_OPTIMIZERS.get(name.lower())
+    rule = (
+        f"did you mean {other!r}?" if other else did_you_mean(name, (*OPTIMIZERS, "a class such as torch.optim.Muon"))
+    )
+    yield ("optimizer",), wrong, f"no such optimizer; {rule}"
+    rule = f"has no effect on optimizer {name}, whose settings are keys; or name a class, such as torch.optim.AdamW"
+    yield ("optimizer_settings", "optimizer"), bool(c.optimizer_settings) and name in OPTIMIZERS, rule
+    for key, rule in without_effect(None if wrong else c.optimizer).items():
         yield (key, "optimizer"), key in given, rule
 
     yield from _rules_of_trackers(c)

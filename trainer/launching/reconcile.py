@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config.schedules import TO_FINAL
-from ..config.train_config import DEFAULTS
+from ..config.train_config import DEFAULTS, OPTIMIZERS
 from ..errors import Origin, Problem, Sourced
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class Reconciler:
         return key in self.origins or getattr(self.config, key) != DEFAULTS[key]
 
     def origin(self, key: str) -> Origin:
-        return self.origins.get(key, Origin("TrainConfig", key=key))
+        around = self.origins.get(key.partition(".")[0], Origin("TrainConfig", key=key))  # of a setting: the mapping's
+        return self.origins.get(key, around)
 
     def agree(self, key: str, asked: Sourced[Any] | None) -> Any:
         """Return the value of ``key``: the launch files', else the config's; a disagreement is recorded."""
@@ -104,6 +105,14 @@ def choose_optimizer(
             f"{section.origin}: optimizer {typed.value} runs as torch's {name}, the same under every strategy"
         )
     lr = float(values.pop("lr"))
+    if name not in OPTIMIZERS:
+        from ..optim.optimizers import check_class
+
+        said, decay = both.says("weight_decay"), values["weight_decay"]
+        settings, problems = check_class(name, config.optimizer_settings, lr=lr, decay=decay, decay_said=said)
+        for key, rule, value in problems:
+            both.refuse(key, value, rule)
+        return name, settings, lr
     keep = ("momentum", "weight_decay") if name == "sgd" else ("betas", "eps", "weight_decay")
     return name, {key: values[key] for key in keep}, lr
 

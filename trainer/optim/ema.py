@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-
-from ..strategies import Shard, Strategy
+from torch import Tensor
 
 
 class Average:
@@ -15,24 +14,21 @@ class Average:
 
     Works on flat shards in full precision, so it costs each rank one more copy of what it owns, under every strategy.
     Without a decay there is none: nothing is kept, and the model is applied as it is.
+
+    Args:
+        live: the weights, as views that follow the model.
+        write_back: makes the model compute with what they now hold.
     """
 
-    def __init__(self, strategy: Strategy, decay: float | None) -> None:
-        self.strategy, self.decay = strategy, decay
-        # Shards are live views: taken once, they follow the weights.
-        self.shards = [] if decay is None else [shard for shard in strategy.shards() if shard.tensor.numel()]
-        self.live = [shard.tensor for shard in self.shards]
-        self.average = [tensor.detach().clone() for tensor in self.live]
+    def __init__(self, live: Sequence[Tensor], write_back: Callable[[], None], decay: float | None) -> None:
+        self.live, self.write_back, self.decay = list(live), write_back, decay
+        self.average = [] if decay is None else [tensor.detach().clone() for tensor in live]
 
     @torch.no_grad()
     def update(self) -> None:
         """Move on by one step."""
-        if self.live and self.decay is not None:
+        if self.average and self.decay is not None:
             torch._foreach_lerp_(self.average, self.live, 1.0 - self.decay)
-
-    def parts(self) -> list[tuple[Shard, torch.Tensor]]:
-        """Return the averages of the shards that this rank owns, live."""
-        return list(zip(self.shards, self.average, strict=True))
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -51,4 +47,4 @@ class Average:
             kept = live.clone()  # one tensor at a time
             live.copy_(average)
             average.copy_(kept)
-        self.strategy.write_back()
+        self.write_back()

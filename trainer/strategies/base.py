@@ -21,6 +21,7 @@ from ..errors import ConfigError, Problem
 from .blank import allocate, renew
 from .buffers import sync
 from .tensors import canonical_names, canonical_state, full, local_bytes, unwrapped
+from .trial import state_slots
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -102,11 +103,16 @@ class Strategy(ABC):
         """Return where the optimizer steps; known before ``prepare``."""
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
+    def optimizer_problem(self, optimizer: Optimizer) -> str:
+        """Return why a fresh optimizer cannot step what this strategy gives it; empty where it can. Collective."""
+        return ""
+
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
         if problems := self.model_problems(self.plan, model):
             raise ConfigError(problems)
         self._names = canonical_names(model)
+        self.slots = state_slots(optimizer, self.step_device)
         self.wrap(model, optimizer)
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
         self.optimizer = self.prepared_optimizer.optimizer
@@ -120,19 +126,27 @@ class Strategy(ABC):
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:
-        """Apply ``torch.compile`` in place, as the launch file says (``dynamo_config``).
+        """Apply ``torch.compile`` in place, so that names stay: layer by layer where the model repeats layers.
+
+        One layer is compiled then, and its code serves all. ``settings`` are the launch file's (``dynamo_config``),
+        which may also say whether it goes by layers.
+        """
+        from accelerate.utils.other import compile_regions_fsdp2, has_repeated_blocks
+
+        model = unwrapped(self.model)
+        if settings.pop("use_regional_compilation", has_repeated_blocks(model)):
+            compile_regions_fsdp2(model, **settings)  # nothing in it is particular to FSDP2
+        else:
+            self.compile_whole(model, settings)
+
+    def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
+        """Compile a model that repeats no layers.
 
         Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and what of the model lies
         in torch's own files (an nn.Sequential) is then run as it is, without a word: so the model's own forward
         is compiled, inside of the wrapper and its hooks.
         """
-        from accelerate.utils.other import compile_regions_fsdp2
-
-        model = unwrapped(self.model)
-        if settings.pop("use_regional_compilation", False):
-            compile_regions_fsdp2(model, **settings)  # in place as well; nothing in it is particular to FSDP2
-        else:
-            model.forward = torch.compile(model.forward, **settings)
+        model.forward = torch.compile(model.forward, **settings)
 
     @abstractmethod
     def verify(self) -> None:
@@ -282,20 +296,15 @@ class Strategy(ABC):
 
     # -- what it holds ----------------------------------------------------------------------------
 
-    def state_slots(self) -> int:
-        """Count the full-precision tensors that the optimizer keeps per parameter: Adam and its kin 2, momentum 1."""
-        settings = self.optimizer.param_groups[0]
-        return 2 if "betas" in settings else int(bool(settings.get("momentum", 0)))
-
     def state_bytes(self) -> int:
         """Measure the model states of this rank in bytes, wherever they lie: what is there, and what a step adds.
 
-        Counts the prepared model's parameters, the optimizer's own full-precision copies of them, ``state_slots``
+        Counts the prepared model's parameters, the optimizer's own full-precision copies of them, ``slots``
         tensors for each that it steps, and ``gradient_bytes``; no buffers, no activations.
         """
         stepped = {shard.state_key for shard in self.shards() if shard.state_key is not None}
         kept = stepped.union(self.model.parameters())
-        return local_bytes(kept) + self.state_slots() * local_bytes(stepped) + self.gradient_bytes()
+        return local_bytes(kept) + round(self.slots * local_bytes(stepped)) + self.gradient_bytes()
 
     def gradient_bytes(self) -> int:
         """Return the bytes of all gradients that this rank keeps at once within a step."""

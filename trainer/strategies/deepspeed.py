@@ -24,6 +24,7 @@ from .blank import Made, allocate, is_blank, renew
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import prepare_process
 from .tensors import canonical_state, hold_scalars_as_vectors, local_bytes
+from .trial import divided_step_problem
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -62,6 +63,14 @@ class ZeRO(Strategy):
         accelerator.state.deepspeed_plugin.dschf = None
         self.used: set[str] | None = None  # the parameters that the first micro-batch reached, on every rank
         self._window = contextlib.ExitStack()
+
+    def optimizer_problem(self, optimizer: Optimizer) -> str:
+        def divide(tensors: list[Tensor]) -> list[Tensor]:
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            return list(torch.split(flat, len(flat) // 2))  # two ranks' at least, cut within a row
+
+        problem = divided_step_problem(optimizer, self.step_device, divide)
+        return problem and f"each process holds flat slices of all parameters here, and {problem}"
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         hold_scalars_as_vectors(model)
@@ -124,11 +133,9 @@ class ZeRO(Strategy):
             self.fill(built.items())
             compute_in(engine.module, dtype)  # the engine casts the model, and leaves its inputs as they are
 
-    def compile(self, settings: dict[str, Any]) -> None:
-        if settings.get("use_regional_compilation"):
-            super().compile(settings)
-        else:  # the engine has switches of its own to set
-            self.model.compile(backend=settings.pop("backend"), compile_kwargs=settings)
+    def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
+        # The engine has switches of its own to set.
+        self.model.compile(backend=settings.pop("backend"), compile_kwargs=settings)
 
     def verify(self) -> None:
         stage = self.engine.zero_optimization_stage()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from .base import Shard, Strategy, compute_in
 from .blank import allocate
 from .buffers import keep_buffers_fp32
 from .tensors import canonical_state, full, hold_scalars_as_vectors, local, unwrapped
+from .trial import divided_step_problem
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -70,7 +72,7 @@ class FSDP2(Strategy):
             units = self._checkpointed(model, units)
         device = self.accelerator.device
         options: dict[str, Any] = {
-            "mesh": self._mesh(device),
+            "mesh": self._mesh,
             "mp_policy": self._precision(),
             "offload_policy": CPUOffloadPolicy() if self.plan.fsdp.get("cpu_offload") else OffloadPolicy(),
             "ignored_params": self._ignored(model),
@@ -90,15 +92,27 @@ class FSDP2(Strategy):
         self.model, self.prepared_optimizer = model, self.accelerator.prepare_optimizer(optimizer)
         self.accelerator._models.append(model)
 
+    def optimizer_problem(self, optimizer: Optimizer) -> str:
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        placements = [Replicate()] * (self._mesh.ndim - 1) + [Shard(0)]
+        problem = divided_step_problem(
+            optimizer,
+            self.step_device,
+            lambda tensors: [distribute_tensor(t, self._mesh, placements, src_data_rank=None) for t in tensors],
+        )
+        return problem and f"each process holds rows of the parameters here, and {problem}"
+
     @property
     def _copies(self) -> int:
         """Return how many groups of ranks hold the whole model each (HSDP); 1: all ranks together."""
         return int(self.plan.fsdp.get("dp_replicate_size", 1))
 
-    def _mesh(self, device: torch.device) -> DeviceMesh:
+    @cached_property
+    def _mesh(self) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
 
-        ranks = self.plan.world_size // self._copies
+        device, ranks = self.accelerator.device, self.plan.world_size // self._copies
         if self._copies == 1:
             return init_device_mesh(device.type, (ranks,))
         return init_device_mesh(device.type, (self._copies, ranks), mesh_dim_names=("replicate", "shard"))
@@ -198,14 +212,11 @@ class FSDP2(Strategy):
         # Reduced and cut in each micro-batch, gradients add up as this rank's rows.
         return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
 
-    def compile(self, settings: dict[str, Any]) -> None:
+    def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        if settings.get("use_regional_compilation"):
-            super().compile(settings)
-            return
         # Tracing ends at the hooks that gather a layer's parameters: so it starts anew inside of each.
-        for module in self.model.modules():
+        for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.forward = torch.compile(module.forward, **settings)
 

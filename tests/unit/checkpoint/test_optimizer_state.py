@@ -77,9 +77,9 @@ def test_optimizers_with_groups_of_all_sorts_go_on_bit_by_bit(name: str, schedul
 def test_an_optimizer_that_takes_no_small_tensors_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.checkpoint import optimizer_state as optimizer
+    from trainer.strategies import trial
 
-    monkeypatch.setattr(optimizer, "_tiny", lambda parameters, device: [torch.zeros(12)])
+    monkeypatch.setattr(trial, "small_shapes", lambda parameters: [((12,), torch.float32)])
     match = r"Picky: a step on small parameters fails, .*keep_last: 0 .*\(ValueError: not a dozen\)"
     refused(tmp_path, match, Stepped(name="picky"))
 

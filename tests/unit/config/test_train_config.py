@@ -18,6 +18,10 @@ from trainer.errors import ConfigError
         ({"allow_config_change": True}, "allow_config_change: true: has no effect without resume"),
         ({"keep_last": 0, "save_every": 2}, "save_every: 2: has no effect with keep_last: 0"),
         ({"keep_last": 0, "keep_every": 2}, "keep_every: 2: has no effect with keep_last: 0"),
+        (
+            {"optimizer_settings": {"amsgrad": True}},
+            "has no effect on optimizer adamw, whose settings are keys; or name",
+        ),
         ({"resume": ""}, "resume: '': must be 'none', 'auto' or the path of a checkpoint"),
     ],
 )

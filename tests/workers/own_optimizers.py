@@ -1,0 +1,54 @@
+"""Optimizers as other packages bring them: one that looks at single elements, one that looks at whole parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Lion(Optimizer):
+    """Chen et al. 2023: the sign of a moving average."""
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0
+    ) -> None:
+        assert isinstance(betas, tuple)
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                average = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                first, second = group["betas"]
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(average.lerp(p.grad, 1 - first).sign_(), alpha=-group["lr"])
+                average.lerp_(p.grad, 1 - second)
+
+
+class Lamb(Optimizer):
+    """You et al. 2019, without its averages: each parameter moves by its own norm. It has no lr of its own."""
+
+    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, *, trust: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "trust": trust})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    update: Tensor = p.grad + group["weight_decay"] * p
+                    p.sub_(update * (group["lr"] * group["trust"] * p.norm() / update.norm().clamp(min=1e-6)))
+
+
+class Rateless(Optimizer):
+    """One that knows no learning rate."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params, {})

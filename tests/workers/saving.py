@@ -1,0 +1,60 @@
+"""Run under one layout: a small language model with one key after the other that saves memory or time.
+
+    ranks ... tests/workers/saving.py accel_configs/fsdp.yaml FOLDER '{"plain": [{}, {}], ...}'
+
+Of each case the settings of the task and the launch file's key for the compiler are given. It leaves
+``FOLDER/<name>.json`` with its losses and the parameters' names, or the error that ended it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import yaml
+
+import trainer
+from trainer import TrainConfig, Trainer
+from trainer.language import Adapter, CausalLM
+from trainer.launching import launch
+
+STEPS = 20
+
+
+def main() -> None:
+    file, folder, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    folder.mkdir(parents=True, exist_ok=True)
+    launch_file = yaml.safe_load(file.read_text())
+    world = launch_file.get("num_processes", 1)
+    for name, (settings, more) in cases.items():
+        # aot_eager traces as inductor does, and needs no compiler's minutes.
+        own = {**launch_file, **({"dynamo_config": {"dynamo_backend": "aot_eager"}} if more.pop("compile", 0) else {})}
+        mine = folder / f"{name}.yaml"
+        mine.write_text(yaml.safe_dump(own))
+        config = TrainConfig(
+            **{
+                **{"task": "trainer.language:CausalLM", "output_dir": str(folder / name), "keep_last": 0},
+                **{"micro_batch_size": 4 // world, "global_batch_size": 4, "max_steps": STEPS, "log_every": 1},
+                **{"lr": 3e-3, "eps": 1e-4, **more},
+            }
+        )
+        adapter = settings.pop("adapter", None)
+        task = CausalLM(**settings, adapter=None if adapter is None else Adapter(**adapter))
+        launched = launch(config, accel_config=str(mine))
+        try:
+            run = Trainer(task, config, launched)
+            found = {
+                "losses": [info.metrics["loss"] for info in run.steps() if info.metrics],
+                "compiled": sum(module._compiled_call_impl is not None for module in run.model.modules()),
+                "names": [name for name, _ in run.strategy.trainable_parameters()],
+            }
+            run.close()
+        except trainer.TrainerError as error:
+            found = {"error": str(error)}
+        if launched.accelerator.is_main_process:
+            (folder / f"{name}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    trainer.run_and_exit(main)
