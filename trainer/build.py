@@ -142,6 +142,7 @@ def base_weights(parts: Parts, agreement: Agreement) -> str | None:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
     for shard, low, high in parts.dealt(parts.strategy.frozen_shards()):
+        assert shard.columns is None, "models with adapters are refused where columns are divided"
         part = content_sum(shard.tensor[low:high], shard.start + low, dtype)
         own += zlib.crc32(shard.name.encode()) * part
     return f"{sum(agreement.gather(own)) % (1 << 64):016x}"
