@@ -98,7 +98,8 @@ class Trainer(TrainState):
 
     def steps(self) -> Iterator[StepInfo]:
         """Train, one optimizer step at a time. Collective: iterate on every rank, in step with the others."""
-        device, world, strategy, task = self.accelerator.device, self.plan.world_size, self.strategy, self.task
+        device, strategy, task = self.accelerator.device, self.strategy, self.task
+        world = self.plan.data_parallel_size
         self.train_mode()
         self.meter.start(self.samples)
         # 1 Fetch the window: all micro-batches of the step, and ask the ranks for its total weight.
@@ -116,9 +117,10 @@ class Trainer(TrainState):
                     mean, values = split_loss(result)
                     share = mean * (micro.weight / total())  # known by now: asked before the first forward pass
                     strategy.backward(share * world)
-                loss += share.detach()
+                if micro.counts:
+                    loss += share.detach()
                 if values:
-                    reported.add(weighted((mean, values), micro.weight), counts=bool(micro.weight))
+                    reported.add(weighted((mean, values), micro.weight), counts=micro.counts)
             # 3 Clip by global norm, step, zero the gradients.
             with self.meter.part("optimizer"):
                 outcome = strategy.finish_step()
@@ -157,7 +159,7 @@ class Trainer(TrainState):
         # Examples are counted by the plan of the data; tokens are known to each rank for its own part only.
         if self.train_data.weight_of is None:
             return lambda: float(window.samples)
-        summed = self.agreement.begin_sum(sum(micro.weight for micro in window.micros))
+        summed = self.agreement.begin_sum(window.weight)
 
         @cache
         def read() -> float:

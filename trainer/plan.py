@@ -24,7 +24,7 @@ class Plan:
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         micro_batch_size: examples per process and backward.
         accumulation_steps: backwards per optimizer step.
-        global_batch_size: examples per optimizer step, the product of these two and ``world_size``.
+        global_batch_size: examples per optimizer step, the product of these two and ``data_parallel_size``.
         max_grad_norm: the global norm is clipped to it; None does not clip.
         optimizer, optimizer_settings: ``adamw``, ``adam`` or ``sgd``, with all of its settings but the rate.
         lr: the learning rate that runs, scaled from ``lr_reference`` by ``lr_scaling``.
@@ -80,6 +80,16 @@ class Plan:
         return self.origins.get(key, DEFAULT)
 
     @property
+    def tensor_parallel_size(self) -> int:
+        """Return how many ranks in a row divide the layers among them, and so share their batches."""
+        return int(self.fsdp.get("tp_size", 1))
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Return how many ranks, or groups of them, have batches of their own."""
+        return self.world_size // self.tensor_parallel_size
+
+    @property
     def precision(self) -> dict[str, str]:
         """Return dtypes: of kept parameters, of computing, of gradients on their way and as they add up, of buffers."""
         full = "tf32" if self.float32 == "tf32" and self.device == "cuda" else "fp32"
@@ -107,6 +117,7 @@ class Plan:
         return dataclasses.replace(self, warmup_steps=warmup, notices=tuple(dict.fromkeys(notices)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields and ``precision``, as JSON holds them."""
+        """Return all fields, ``data_parallel_size`` and ``precision``, as JSON holds them."""
         origins = {key: str(origin) for key, origin in self.origins.items()}
-        return dataclasses.asdict(self) | {"origins": origins, "precision": self.precision}
+        more = {"data_parallel_size": self.data_parallel_size, "precision": self.precision}
+        return dataclasses.asdict(self) | {"origins": origins} | more

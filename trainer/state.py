@@ -131,11 +131,13 @@ class TrainState:
         """
         plan, config, task, strategy = self.plan, self.config, self.task, self.strategy
         check_schedule(plan)
+        batch, place = divmod(self.accelerator.process_index, plan.tensor_parallel_size)
         self.layout = Layout(
-            rank=self.accelerator.process_index,
-            world_size=plan.world_size,
+            rank=batch,
+            world_size=plan.data_parallel_size,
             micro_batch_size=plan.micro_batch_size,
             accumulation_steps=plan.accumulation_steps,
+            counts=place == 0,
         )
         pin_memory = plan.device == "cuda"
         self.data, self.train_data = build_data(task, config, self.layout, origins, pin_memory=pin_memory)
@@ -163,14 +165,14 @@ class TrainState:
         self.agreement.limit_waits()
         offloaded = plan.device == "cuda" and strategy.steps_on_cpu(plan)
         of_device = [share_cores(self.agreement)] if offloaded else []
-        set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between ranks
+        set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between batches
         self.schedule = schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
         # Live views: taken once, they follow the weights.
         self._shards = [shard for shard in strategy.shards() if shard.tensor.numel()] if config.ema_decay else []
         self.average = Average([shard.tensor for shard in self._shards], strategy.write_back, config.ema_decay)
         self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
-        return of_model + of_optimizer + of_device, unfilled
+        return of_model + of_optimizer + strategy.notices + of_device, unfilled
 
     def _last_step(self, start: Start) -> int:
         """Return the optimizer step at which training ends: by epochs from where it starts, or by max_steps."""

@@ -172,7 +172,7 @@ def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges) -> list[s
                 flat = local(state[key]).view(-1)
                 for shard in shards:
                     out = flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
-                    store.read(PREFIX + key, shard.name, shard.start, out)
+                    store.read(PREFIX + key, shard.name, shard.start, out, shard.columns)
             elif key in form.values:
                 found = {shard.name: store.value(PREFIX + key, shard.name) for shard in shards}
                 largest, least = (choose(found, key=lambda name: float(found[name])) for choose in (max, min))

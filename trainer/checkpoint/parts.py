@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..data.batches import TrainData
+from ..data.batches import Layout, TrainData
 from ..errors import CheckpointError
 from ..strategies import Shard, Strategy
 from .export import ModelFile, Stateful, StatefulTask, changed_buffer, save_config
@@ -55,6 +55,10 @@ class Parts:
     run: Mapping[str, Any]
 
     @property
+    def layout(self) -> Layout:
+        return self.data.layout
+
+    @property
     def rank(self) -> int:
         return int(self.strategy.accelerator.process_index)
 
@@ -89,17 +93,16 @@ class Parts:
             raise CheckpointError(problem)
         averages = {shard.name: average for shard, average in self.averages or ()}
         for shard, low, high in self.dealt(strategy.shards()):
-            start = shard.start + low
-            yield Key("parameter", shard.name, start), shard.tensor[low:high]
+            yield _piece("parameter", shard, shard.tensor, low, high)
             for kind, tensor in state_of(strategy.optimizer, shard, form):
                 if tensor.dim():
-                    yield Key(kind, shard.name, start), tensor[low:high]
-                elif start == 0:  # a value of the whole parameter: whoever has its first element writes it
+                    yield _piece(kind, shard, tensor, low, high)
+                elif shard.start + low == 0:  # a value of the whole parameter: who has its first element writes it
                     yield Key(kind, shard.name), tensor
             if shard.name in averages:
-                yield Key("average", shard.name, start), averages[shard.name][low:high]
+                yield _piece("average", shard, averages[shard.name], low, high)
         for shard, low, high in self._kept_frozen():
-            yield Key("frozen", shard.name, shard.start + low), shard.tensor[low:high]
+            yield _piece("frozen", shard, shard.tensor, low, high)
         if self.rank == 0:
             for name, buffer in strategy.buffers():
                 yield Key("buffer", name), buffer.detach().reshape(-1)
@@ -121,7 +124,8 @@ class Parts:
             n, whole = shard.copies, total[shard.copies]
             low, high = whole * shard.copy // n - at[n], whole * (shard.copy + 1) // n - at[n]
             at[n] += shard.tensor.numel()
-            low, high = max(0, low), min(shard.tensor.numel(), high)
+            row = shard.columns.width if shard.columns else 1  # of which no part is cut
+            low, high = max(0, low // row * row), min(shard.tensor.numel(), high // row * row)
             if low < high:
                 yield shard, low, high
 
@@ -142,3 +146,10 @@ class Parts:
             return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
         return next((shard.name for shard in self.strategy.shards() if not is_finite(shard.tensor)), "")
+
+
+def _piece(kind: str, shard: Shard, values: Tensor, low: int, high: int) -> tuple[Key, Tensor]:
+    part, columns = values[low:high], shard.columns
+    if columns is None:
+        return Key(kind, shard.name, shard.start + low), part
+    return Key(kind, shard.name, shard.start + columns.at(low), columns.stride), part.view(-1, columns.width)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
+from ..strategies import Shard
 from ..strategies.tensors import content_sum
 from ..text import listed
 from .disk import CHUNK
@@ -61,7 +62,7 @@ def check_read(
         dtypes[name] = stored if _holds(dtype, stored) else dtype  # some engines round what does not learn
     read, there = Counter[str](), Counter[str]()
     for shard, low, high in parts.dealt(shards):
-        read[shard.name] += content_sum(shard.tensor[low:high], shard.start + low, dtypes[shard.name])
+        read[shard.name] += _sum_of(shard, low, high, dtypes[shard.name])
     for name, dtype in dtypes.items():
         size = store.size(*places[name])
         for low in range(size * rank // world, size * (rank + 1) // world, CHUNK):
@@ -91,9 +92,21 @@ def base_weights(parts: Parts, agreement: Agreement) -> str | None:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
     for shard, low, high in parts.dealt(parts.strategy.frozen_shards()):
-        part = content_sum(shard.tensor[low:high], shard.start + low, dtype)
-        own += zlib.crc32(shard.name.encode()) * part
+        own += zlib.crc32(shard.name.encode()) * _sum_of(shard, low, high, dtype)
     return f"{sum(agreement.gather(own)) % (1 << 64):016x}"
+
+
+def _sum_of(shard: Shard, low: int, high: int, dtype: torch.dtype) -> int:
+    values, columns = shard.tensor[low:high], shard.columns
+    if columns is None:
+        return content_sum(values, shard.start + low, dtype)
+    total, step = 0, max(1, CHUNK // (columns.stride * values.itemsize)) * columns.width
+    for at in range(0, len(values), step):  # in rows of zeros, which add nothing
+        part = values[at : at + step]
+        rows = values.new_zeros(columns.span(len(part)))
+        columns.within(rows, len(part)).copy_(part.view(-1, columns.width))
+        total += content_sum(rows, shard.start + columns.at(low + at), dtype)
+    return total
 
 
 def _holds(dtype: torch.dtype, stored: torch.dtype) -> bool:

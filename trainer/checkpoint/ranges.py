@@ -9,7 +9,7 @@ resharding and loading pretrained weights are the same code, and no rank ever ho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,33 +17,44 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..strategies.tensors import Columns
 from .disk import CHUNK, FileFact, write_file
 from .safetensors_io import Entry, header, raw, read_header
 
-_KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})", re.DOTALL)
+_KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})(?:\+([0-9]{1,18}))?", re.DOTALL)
 
 
 class Key(NamedTuple):
-    """The name of a piece in a rank's file, ``kind/name/start``: its first element within the flattened tensor."""
+    """The name of a piece in a rank's file, ``kind/name/start``: its first element within the flattened tensor.
+
+    ``kind/name/start+stride`` is one of some columns: each row of it begins ``stride`` elements after the one before.
+    """
 
     kind: str
     name: str
     start: int = 0
+    stride: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind}/{self.name}/{self.start}"
+        return f"{self.kind}/{self.name}/{self.start}" + f"+{self.stride}" * bool(self.stride)
 
 
 class Piece(NamedTuple):
-    """One contiguous part of a tensor, in a file."""
+    """One part of a tensor, in a file: a range, or some columns."""
 
     path: Path
     start: int
     entry: Entry
+    columns: Columns | None = None
 
     @property
     def end(self) -> int:
-        return self.start + self.entry.numel
+        return self.start + (self.columns.span(self.entry.numel) if self.columns else self.entry.numel)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield first and last element (exclusive) of each range that it is made of."""
+        width, stride = self.columns or (self.entry.numel, 1)
+        yield from ((at, at + width) for at in range(self.start, self.end, stride) if width)
 
 
 class Ranges:
@@ -79,27 +90,38 @@ class Ranges:
     def check_whole(self, kind: str, name: str, numel: int) -> None:
         """Hold the pieces of a tensor of ``numel`` elements to give each once; else ``CheckpointError``."""
         at = 0
-        for piece in self._pieces.get((kind, name), []):
-            if piece.start > at:
-                raise CheckpointError(f"{kind} {name}: elements {at} to {piece.start} are in no file")
-            if piece.start < at:
-                raise CheckpointError(f"{kind} {name}: elements from {piece.start} on stand there twice")
-            at = piece.end
+        for start, end in sorted(found for piece in self._pieces.get((kind, name), []) for found in piece.ranges()):
+            if start > at:
+                raise CheckpointError(f"{kind} {name}: elements {at} to {start} are in no file")
+            if start < at:
+                raise CheckpointError(f"{kind} {name}: elements from {start} on stand there twice")
+            at = end
         if at > numel:
             raise CheckpointError(f"{kind} {name}: {at} elements stand there instead of {numel}")
         if at < numel:
             raise CheckpointError(f"{kind} {name}: elements {at} to {numel} are in no file")
 
     @torch.no_grad()
-    def read(self, kind: str, name: str, start: int, out: Tensor) -> None:
-        """Fill ``out`` (1-D, on any device, of any dtype) with the elements from ``start`` on.
+    def read(self, kind: str, name: str, start: int, out: Tensor, columns: Columns | None = None) -> None:
+        """Fill ``out`` (1-D, on any device, of any dtype) with the elements from ``start`` on, of some columns only.
 
         Raises:
             CheckpointError: some of the range is in no file, or a file is cut.
         """
+        if columns is not None and out.numel():
+            # Files hold whole rows mostly: rows are read by chunks, and what lies in between is dropped.
+            rows = max(1, CHUNK // (columns.stride * out.itemsize)) * columns.width
+            for low in range(0, out.numel(), rows):
+                part = out[low : low + rows]
+                whole = torch.empty(columns.span(part.numel()), dtype=out.dtype)
+                self.read(kind, name, start + columns.at(low), whole)
+                part.copy_(columns.within(whole, part.numel()).reshape(-1))
+            return
+        pieces = self._pieces.get((kind, name), [])
         at, end = start, start + out.numel()
-        for piece in self._pieces.get((kind, name), []):
-            if at < end and piece.start <= at < piece.end:
+        at += sum(_fill_columns(piece, piece.columns, start, out) for piece in pieces if piece.columns)
+        for piece in pieces:
+            if at < end and piece.start <= at < piece.end and not piece.columns:
                 stop = min(end, piece.end)
                 _fill(piece, at - piece.start, out[at - start : stop - start])
                 at = stop
@@ -111,7 +133,7 @@ class Ranges:
         pieces = self._pieces.get((kind, name))
         if pieces is None:
             raise CheckpointError(f"{kind} {name}: is in no file")
-        out = torch.empty(pieces[-1].end, dtype=pieces[0].entry.dtype)
+        out = torch.empty(max(piece.end for piece in pieces), dtype=pieces[0].entry.dtype)
         self.read(kind, name, 0, out)
         return out
 
@@ -129,9 +151,11 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
     for path in paths:
         for text, entry in read_header(path).items():
             key = _KEY.fullmatch(text)
-            if key is None or len(entry.shape) > 1:
+            stride = int(key[4] or 0) if key else 0
+            if key is None or len(entry.shape) > 1 + bool(stride) or (stride and not _are_columns(entry.shape, stride)):
                 raise CheckpointError(f"{path}: {text!r} of shape {entry.shape} is no range called kind/name/start")
-            found.append((key[1], key[2], Piece(path, int(key[3]), entry)))
+            columns = Columns(entry.shape[1], stride) if stride else None
+            found.append((key[1], key[2], Piece(path, int(key[3]), entry, columns)))
     return Ranges(found)
 
 
@@ -157,6 +181,26 @@ def of_model_folder(folder: Path, names: Mapping[str, str] | None = None) -> tup
             found[name] = Piece(path, 0, entry)
     shapes = {name: piece.entry.shape for name, piece in found.items()}
     return Ranges(("parameter", name, piece) for name, piece in found.items()), shapes
+
+
+def _are_columns(shape: tuple[int, ...], stride: int) -> bool:
+    return len(shape) == 2 and shape[0] > 0 and 0 < shape[1] <= stride
+
+
+def _fill_columns(piece: Piece, columns: Columns, start: int, out: Tensor) -> int:
+    """Read what a piece of columns has of the elements from ``start`` on; return how many it has."""
+    width, stride = columns
+    first, last = max(0, (start - piece.start) // stride), -(-(start + out.numel() - piece.start) // stride)
+    last, step, count = min(piece.entry.shape[0], last), max(1, CHUNK // (8 * width)), 0
+    for row in range(first, last, step):
+        rows = torch.arange(row, min(last, row + step))
+        values = torch.empty(len(rows), width, dtype=piece.entry.dtype)
+        _fill(piece, row * width, values.view(-1))
+        places = (rows * stride + (piece.start - start))[:, None] + torch.arange(width)
+        inside = (places >= 0) & (places < out.numel())
+        out[places[inside].to(out.device)] = values[inside].to(out.device, out.dtype)
+        count += int(inside.sum())
+    return count
 
 
 def _fill(piece: Piece, start: int, out: Tensor) -> None:

@@ -76,7 +76,7 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
         if name in state["callbacks"]:
             callback.load_state_dict(decode(state["callbacks"][name], tensor_of))
     counters = {name: decode(state[name]) for name in parts.counters if name in state}
-    notices += told + _restore_rng(parts, store, state["step"], int(info.manifest["world_size"]))
+    notices += told + _restore_rng(parts, store, state["step"])
     return {**counters, "step": state["step"], "samples": samples}, notices
 
 
@@ -181,7 +181,7 @@ def _load_tensors(parts: Parts, store: Ranges, places: Places) -> list[str]:
     strategy = parts.strategy
     for shard in (*strategy.shards(), *strategy.frozen_shards()):
         if shard.name in places:
-            store.read(*places[shard.name], shard.start, shard.tensor)
+            store.read(*places[shard.name], shard.start, shard.tensor, shard.columns)
     strategy.write_back()
     for name, buffer in strategy.buffers():
         if name in places:
@@ -190,7 +190,7 @@ def _load_tensors(parts: Parts, store: Ranges, places: Places) -> list[str]:
             buffer.copy_(flat.view_as(buffer))
     for shard, average in parts.averages or ():
         if store.holds("average", shard.name):
-            store.read("average", shard.name, shard.start, average)
+            store.read("average", shard.name, shard.start, average, shard.columns)
         else:
             average.copy_(shard.tensor)
     lacks = parts.averages is not None and not store.names("average")
@@ -210,9 +210,10 @@ def _restore_data(parts: Parts, data: Any) -> tuple[int, list[str]]:
     return fresh["samples"], [f"the training data was {was} and is {now} now: it starts at its beginning"]
 
 
-def _restore_rng(parts: Parts, store: Ranges, step: int, world: int) -> list[str]:
-    if world == parts.world_size:
-        rank = str(parts.rank)
+def _restore_rng(parts: Parts, store: Ranges, step: int) -> list[str]:
+    before, layout = len(store.names("rng.torch")), parts.layout
+    if before == layout.world_size:
+        rank = str(layout.rank)
         known = {name: store.whole(f"rng.{name}", rank) for name in rng.GENERATORS if store.holds(f"rng.{name}", rank)}
         try:
             rng.write(known)
@@ -220,9 +221,9 @@ def _restore_rng(parts: Parts, store: Ranges, step: int, world: int) -> list[str
             raise CheckpointError(f"the random number generators do not take what was saved: {error!r}") from None
         return []
     # Streams of so many ranks cannot be dealt to others; new ones must not repeat what was drawn before.
-    set_seed(seed_of(int(parts.config["seed"]), step, parts.rank))
+    set_seed(seed_of(int(parts.config["seed"]), step, layout.rank))
     order = "" if parts.data.lost_on_resume() else "; the order of the data goes on as it was"
     return [
-        f"{world} processes before, {parts.world_size} now: random numbers of the model (dropout) are drawn from new "
+        f"{before} processes before, {layout.world_size} now: random numbers of the model (dropout) are drawn from new "
         f"streams{order}"
     ]

@@ -69,7 +69,8 @@ def take(
     ]
     if parts.strategy.accelerator.device.type == "cuda":
         torch.cuda.synchronize()  # once for all copies, which ran one behind the other
-    pieces += [(f"rng.{name}/{parts.rank}/0", tensor) for name, tensor in rng.read().items()]
+    if parts.layout.counts:  # ranks that share a batch draw the same
+        pieces += [(f"rng.{name}/{parts.layout.rank}/0", tensor) for name, tensor in rng.read().items()]
     pieces += [(f"user/{name}/0", tensor) for name, tensor in tensors.items()]
     strategy = parts.strategy.plan.strategy
     facts = {"samples": parts.counters["samples"], "strategy": strategy, "world_size": parts.world_size}

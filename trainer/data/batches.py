@@ -19,12 +19,18 @@ Order = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a global batch is cut: accumulation_steps x world_size micro-batches of micro_batch_size samples."""
+    """How a global batch is cut: accumulation_steps x world_size micro-batches of micro_batch_size samples.
+
+    Args:
+        rank, world_size: among those that have batches of their own.
+        counts: whether what this rank computes counts in sums over ranks; of ranks that share a batch the first's does.
+    """
 
     rank: int
     world_size: int
     micro_batch_size: int
     accumulation_steps: int
+    counts: bool = True
 
     @property
     def global_batch_size(self) -> int:
@@ -33,10 +39,16 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """One micro-batch of this rank. ``weight`` 0 marks a filler, with which the rank takes part in the collectives."""
+    """One micro-batch of this rank.
+
+    Args:
+        weight: 0 marks a filler, with which the rank takes part in the collectives.
+        counts: whether its numbers count in sums over ranks.
+    """
 
     batch: Any
     weight: float
+    counts: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +58,11 @@ class Window:
     micros: tuple[MicroBatch, ...]
     samples: int
     end: int
+
+    @property
+    def weight(self) -> float:
+        """Return what this rank adds to the weight of the step."""
+        return sum(micro.weight for micro in self.micros if micro.counts)
 
 
 def share(taken: Sequence[int] | Order, layout: Layout) -> list[list[int]]:
@@ -106,6 +123,10 @@ class TrainData(ABC):
     def weigh(self, examples: int, batch: Any) -> float:
         """Return the weight of a batch of ``examples``."""
         return float(examples if self.weight_of is None else self.weight_of(batch))
+
+    def micro_batch(self, batch: Any, weight: float) -> MicroBatch:
+        """Make the record of a batch that was weighed."""
+        return MicroBatch(batch=batch, weight=weight, counts=bool(weight) and self.layout.counts)
 
     @abstractmethod
     def windows(self, position: int, steps: int) -> Iterator[Window]:

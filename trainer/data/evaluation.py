@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -20,8 +21,8 @@ from .seeds import generator_of, seed_of
 class EvaluationBatches:
     """Yields ``(batch, examples)`` over a whole data set in its own order, anew each time; every rank as many batches.
 
-    A batch of 0 examples does not count: it is there because a sharded forward pass needs all ranks. A stream is read
-    by every rank, without workers, and each keeps its share.
+    A batch of 0 examples does not count: it is there because a sharded forward pass needs all ranks, or another rank
+    counts it. A stream is read by every rank, without workers, and each keeps its share.
 
     Args:
         workers: loading processes of this rank. They stay until ``close``, with the data set as it was at the first
@@ -40,9 +41,7 @@ class EvaluationBatches:
     ) -> None:
         self.dataset, self.collate = dataset, collate or default_collate
         self.workers, self.pin_memory = workers, pin_memory
-        self.cut = Layout(
-            rank=layout.rank, world_size=layout.world_size, micro_batch_size=batch_size, accumulation_steps=1
-        )
+        self.cut = replace(layout, micro_batch_size=batch_size, accumulation_steps=1)
         self._kept: tuple[list[list[int]], DataLoader[Any]] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
@@ -54,7 +53,7 @@ class EvaluationBatches:
         if self.workers:
             self._kept = lists, loader
         for indices, batch in zip(lists, loader, strict=True):
-            yield batch, len(indices)
+            yield batch, len(indices) * self.cut.counts
 
     def close(self) -> None:
         """End the loading processes."""
@@ -79,7 +78,7 @@ class EvaluationBatches:
         stream, empty = iter(self.dataset), True
         while block := list(islice(stream, self.cut.global_batch_size)):
             [mine] = share(range(len(block)), self.cut)
-            yield self.collate([block[at] for at in mine or [0]]), len(mine)
+            yield self.collate([block[at] for at in mine or [0]]), len(mine) * self.cut.counts
             empty = False
         if empty:
             raise DataError("Data.evaluation gave nothing: an empty stream, or one that can be read only once")

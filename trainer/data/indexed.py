@@ -66,7 +66,7 @@ class IndexedData(TrainData):
 
     def _micro_batch(self, examples: int, batch: Any) -> MicroBatch:
         weight = self.weigh(examples, batch)
-        return MicroBatch(batch=batch, weight=weight) if weight else self._filler()
+        return self.micro_batch(batch, weight) if weight else self._filler()
 
     def _filler(self) -> MicroBatch:
         """Make a placeholder with weight 0, so that this rank still takes part in the collectives.
@@ -81,7 +81,7 @@ class IndexedData(TrainData):
             batch = self.collate(self.items.__getitems__([(0, (index + at) % self.size) for at in range(count)]))
             if self.weight_of is None or self.weight_of(batch) > 0:
                 self._lender = index
-                return MicroBatch(batch=batch, weight=0.0)
+                return self.micro_batch(batch, 0.0)
         raise DataError(f"Data.train: none of its {self.size} samples has a weight; check Task.weight and the labels")
 
     def steps_left(self, position: int, epochs: int) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from ..errors import ConfigError, DataError, Origin, Problem
-from .batches import Layout, MicroBatch, TrainData, Window, share
+from .batches import Layout, TrainData, Window, share
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
@@ -47,7 +47,7 @@ class StreamData(TrainData):
             if isinstance(read, DataError):
                 raise read
             batches, samples, self._state = read
-            micros = tuple(MicroBatch(batch=batch, weight=weight) for batch, weight in batches)
+            micros = tuple(self.micro_batch(batch, weight) for batch, weight in batches)
             yield Window(micros=micros, samples=samples, end=self._state["samples"])
 
     def epochs_at(self, position: int) -> float:

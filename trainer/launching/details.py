@@ -69,6 +69,8 @@ def _fsdp(arguments: Mapping[str, Any]) -> Rows:
     ]
     if copies := arguments.get("dp_replicate_size"):
         rows.insert(0, ("groups", f"{copies}, each with the whole model divided over its processes"))
+    if (size := arguments.get("tp_size", 1)) > 1:
+        rows.insert(0, ("tensor parallel", f"each layer over {size} processes in a row, by transformers' plan"))
     ignored = arguments["ignored_modules"]
     return [*rows, ("ignored modules", str(ignored))] if ignored else rows
 

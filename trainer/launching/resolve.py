@@ -86,8 +86,9 @@ def resolve(
         both.refuse("compile", False, f"disagrees with {request.origins['dynamo']}; keep one of the two")
     if both.problems:
         raise ConfigError(both.problems)
-    accumulation = _fit_batch(asked_global, micro, accumulation, world, both)
-    batch = micro * accumulation * world
+    tensor_parallel = request.fsdp.get("tp_size", 1)
+    accumulation = _fit_batch(asked_global, micro, accumulation, world, tensor_parallel, both)
+    batch = micro * accumulation * world // tensor_parallel
     if config.warmup_samples is not None:
         schedule["warmup_steps"] = -(-config.warmup_samples // batch)
     reference = config.reference_batch_size or batch
@@ -155,24 +156,29 @@ def _check_world(request: Request, launcher: Launcher) -> None:
 
 def check_partitions(request: Request, world: int) -> None:
     """Raise LaunchError where the groups that hold a second copy of the parameters do not divide the processes."""
-    zero = request.deepspeed.get("zero_optimization", {})
+    zero, left = request.deepspeed.get("zero_optimization", {}), world
     for key, groups in (
-        ("deepspeed.zero_optimization.zero_hpz_partition_size", zero.get("zero_hpz_partition_size")),
-        ("fsdp.dp_replicate_size", request.fsdp.get("dp_replicate_size")),
+        ("deepspeed.zero_optimization.zero_hpz_partition_size", zero.get("zero_hpz_partition_size") or 1),
+        ("fsdp.tp_size", request.fsdp.get("tp_size", 1)),
+        ("fsdp.dp_replicate_size", request.fsdp.get("dp_replicate_size", 1)),
     ):
-        if world % (groups or 1):
-            raise LaunchError(f"{request.origins[key]}: {groups}: must divide the number of processes, {world}")
+        if left % groups:
+            of = f"{world}" if left == world else f"{world}, by tp_size {world // left}"
+            raise LaunchError(f"{request.origins[key]}: {groups}: must divide the number of processes, {of}")
+        left //= groups
 
 
-def _fit_batch(asked: int | None, micro: int, accumulation: int | None, world: int, both: Reconciler) -> int:
+def _fit_batch(
+    asked: int | None, micro: int, accumulation: int | None, world: int, tensor_parallel: int, both: Reconciler
+) -> int:
     if asked is None:
         return accumulation or 1
-    unit = micro * (accumulation or 1) * world
+    unit = micro * (accumulation or 1) * world // tensor_parallel
     if accumulation is None and asked % unit == 0:
         return asked // unit
     if accumulation is not None and asked == unit:
         return accumulation
-    parts = f"micro_batch_size {micro} x world_size {world}"
+    parts = f"micro_batch_size {micro} x world_size {world}" + f" / tp_size {tensor_parallel}" * (tensor_parallel > 1)
     if accumulation is not None:
         rule = f"must be {parts} x accumulation_steps {accumulation} = {unit}; change one of them"
     else:

@@ -34,7 +34,9 @@ def banner(facts: Mapping[str, Any]) -> str:
 def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of what a plan says before anything is built."""
     p = plan
-    batch = f"{p['micro_batch_size']} x {p['accumulation_steps']} x {p['world_size']} = {p['global_batch_size']}"
+    ranks = p["data_parallel_size"]
+    batch = f"{p['micro_batch_size']} x {p['accumulation_steps']} x {ranks} = {p['global_batch_size']}"
+    world = "world" if ranks == p["world_size"] else "world / tensor parallel"
     rate = f"{p['lr']:g}"
     if p["lr_scaling"] != "none":
         rate = (
@@ -48,7 +50,7 @@ def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("world size", str(p["world_size"])),
         ("device", p["device"] + (" (rehearsal: the real strategy over gloo)" if p["rehearsal"] else "")),
         ("precision", ", ".join(f"{part} {dtype}" for part, dtype in p["precision"].items())),
-        ("batch", f"{batch}  (micro x accumulation x world = global)"),
+        ("batch", f"{batch}  (micro x accumulation x {world} = global)"),
         ("optimizer", f"{p['optimizer']}, lr {rate}, {_schedule(p)}"),
         ("clipping", "none" if p["max_grad_norm"] is None else f"global norm {p['max_grad_norm']:g}"),
         *details(p),

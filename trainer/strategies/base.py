@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, Problem
 from .blank import allocate, renew
 from .buffers import sync
-from .tensors import canonical_names, canonical_state, full, local_bytes, unwrapped
+from .tensors import Columns, canonical_names, canonical_state, clip, full, local_bytes, total_norm, unwrapped
 from .trial import state_slots
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Shard:
         state_key: the tensor that the optimizer keeps this parameter's state under; None for one that does not learn.
         state_offset: where the range begins within the flattened ``state_key`` (this rank's part, if distributed).
         copy, copies: which of the ranks that have this same range this one is, and how many have it.
+        columns: of a part that is some columns of a matrix, how they lie in the whole; None for one range.
     """
 
     name: str
@@ -50,6 +51,14 @@ class Shard:
     state_offset: int = 0
     copy: int = 0
     copies: int = 1
+    columns: Columns | None = None
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """Return this part of a whole tensor, flat."""
+        count = self.tensor.numel()
+        if self.columns is None or not count:
+            return whole.reshape(-1)[self.start : self.start + count]
+        return self.columns.within(whole.reshape(-1)[self.start :], count).reshape(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +85,7 @@ class Strategy(ABC):
         self.prepared_optimizer: Any
         # Of the gradients that came so far, in their order; it must be the same on every rank. 0: nobody has to look.
         self.fingerprint = 0
+        self.notices: list[str] = []  # of what ``prepare`` did
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -182,9 +192,10 @@ class Strategy(ABC):
         for parameter in self.trainable:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in self.trainable if parameter.grad is not None])
+        gradients = [parameter.grad for parameter in self.trainable if parameter.grad is not None]
+        norm = total_norm(gradients)
         if limit is not None:  # otherwise no gradient is written again
-            nn.utils.clip_grads_with_norm_(self.trainable, limit, norm)
+            clip(gradients, limit, norm)
         skipped = False
         if scaler is None:
             optimizer.step()
@@ -194,7 +205,7 @@ class Strategy(ABC):
             scaler.update()
             skipped = bool(scaler.get_scale() < before)
         optimizer.zero_grad(set_to_none=True)
-        return StepResult(grad_norm=full(norm), skipped=skipped)
+        return StepResult(grad_norm=norm, skipped=skipped)
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
         """Return the shard of a parameter that every rank has whole."""
@@ -225,7 +236,7 @@ class Strategy(ABC):
         for name, whole in values:
             if name in shards:
                 part = shards[name]
-                part.tensor.copy_(whole.reshape(-1)[part.start : part.start + part.tensor.numel()])
+                part.tensor.copy_(part.cut(whole))
         self.write_back()
 
     @abstractmethod

@@ -6,7 +6,7 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .blank import allocate
 from .buffers import keep_buffers_fp32
-from .tensors import canonical_state, full, hold_scalars_as_vectors, local, unwrapped
+from .tensor_parallel import divide, problem_of
+from .tensors import Columns, canonical_state, full, hold_scalars_as_vectors, local, unwrapped
 from .trial import divided_step_problem
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class FSDP2(Strategy):
         from accelerate import FullyShardedDataParallelPlugin
 
         # It tells Accelerate which strategy runs; the sharding is done below, by the plan.
-        settings = {key: value for key, value in plan.fsdp.items() if key != "dp_replicate_size"}
+        settings = {key: value for key, value in plan.fsdp.items() if key not in ("dp_replicate_size", "tp_size")}
         plugin = FullyShardedDataParallelPlugin(**{**settings, "auto_wrap_policy": "NO_WRAP", "cpu_offload": False})
         return {"fsdp_plugin": plugin}
 
@@ -67,12 +68,15 @@ class FSDP2(Strategy):
 
         hold_scalars_as_vectors(model)
         names = {id(tensor): name for name, tensor in canonical_state(model)}
+        device = self.accelerator.device
+        if self.plan.tensor_parallel_size > 1:
+            self.notices = divide(model, self._mesh["tensor"])
         units = self._units(model)
         if self.plan.fsdp.get("activation_checkpointing"):
             units = self._checkpointed(model, units)
-        device = self.accelerator.device
+        replicates = "replicate" in (self._mesh.mesh_dim_names or ())
         options: dict[str, Any] = {
-            "mesh": self._mesh,
+            "mesh": self._mesh["replicate", "shard"] if replicates else self._mesh["shard"],
             "mp_policy": self._precision(),
             "offload_policy": CPUOffloadPolicy() if self.plan.fsdp.get("cpu_offload") else OffloadPolicy(),
             "ignored_params": self._ignored(model),
@@ -95,7 +99,7 @@ class FSDP2(Strategy):
     def optimizer_problem(self, optimizer: Optimizer) -> str:
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-        placements = [Replicate()] * (self._mesh.ndim - 1) + [Shard(0)]
+        placements = [Replicate() if name == "replicate" else Shard(0) for name in self._mesh.mesh_dim_names or ()]
         problem = divided_step_problem(
             optimizer,
             self.step_device,
@@ -103,19 +107,15 @@ class FSDP2(Strategy):
         )
         return problem and f"each process holds rows of the parameters here, and {problem}"
 
-    @property
-    def _copies(self) -> int:
-        """Return how many groups of ranks hold the whole model each (HSDP); 1: all ranks together."""
-        return int(self.plan.fsdp.get("dp_replicate_size", 1))
-
     @cached_property
     def _mesh(self) -> DeviceMesh:
+        """The ranks in order: groups with the whole model (HSDP), rows within, and parts of layers within."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        device, ranks = self.accelerator.device, self.plan.world_size // self._copies
-        if self._copies == 1:
-            return init_device_mesh(device.type, (ranks,))
-        return init_device_mesh(device.type, (self._copies, ranks), mesh_dim_names=("replicate", "shard"))
+        copies, parts = int(self.plan.fsdp.get("dp_replicate_size", 1)), self.plan.tensor_parallel_size
+        sizes = {"replicate": copies, "shard": self.plan.world_size // copies // parts, "tensor": parts}
+        sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+        return init_device_mesh(self.accelerator.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def _precision(self) -> Any:
         from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -177,6 +177,8 @@ class FSDP2(Strategy):
     @classmethod
     def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
         found: list[Problem] = []
+        if plan.tensor_parallel_size > 1 and (why := problem_of(model, plan.tensor_parallel_size)):
+            found.append(Problem(origin=plan.origin("fsdp.tp_size"), value=plan.tensor_parallel_size, rule=why))
         classes = {type(module).__name__ for module in model.modules()}
         origin = plan.origin("fsdp.transformer_cls_names_to_wrap")
         for name in plan.fsdp.get("transformer_cls_names_to_wrap") or ():
@@ -228,24 +230,38 @@ class FSDP2(Strategy):
 
     def shards(self) -> Iterator[Shard]:
         for name, parameter in self.trainable_parameters():
-            yield self._rows(name, parameter, state_key=parameter)
+            yield self._part(name, parameter, state_key=parameter)
 
     def frozen_shards(self) -> Iterator[Shard]:
         for name, parameter in self.frozen_parameters():
-            yield self._rows(name, parameter, state_key=None)
+            yield self._part(name, parameter, state_key=None)
 
-    def _rows(self, name: str, parameter: Tensor, *, state_key: Tensor | None) -> Shard:
+    def _part(self, name: str, parameter: Tensor, *, state_key: Tensor | None) -> Shard:
+        from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
         values = local(parameter).detach().view(-1)
-        if not hasattr(parameter, "to_local"):
+        if not isinstance(parameter, DTensor):
             return self.replicated(name, values, state_key)
-        # Shard(0) gives rank r the rows [r*c, (r+1)*c) with c = ceil(rows / ranks), the last ones maybe none.
-        copies = self._copies
-        copy, part = divmod(self.accelerator.process_index, self.plan.world_size // copies)
-        rows = parameter.shape[0] if parameter.dim() else 1
-        chunk = -(-rows // (self.plan.world_size // copies))
-        row = parameter.numel() // rows if rows else 0
-        start = min(part * chunk, rows) * row
-        return Shard(name=name, start=start, tensor=values, state_key=state_key, copy=copy, copies=copies)
+        mesh = parameter.device_mesh
+        placed = zip(_dimensions_of(parameter), parameter.placements, strict=True)
+        divided = {dim for dim, placement in placed if not placement.is_replicate()}
+        copy, copies = 0, 1
+        for dim in self._mesh.mesh_dim_names or ():
+            if dim not in divided:
+                copy = copy * self._mesh[dim].size() + self._mesh.get_local_rank(dim)
+                copies *= self._mesh[dim].size()
+        # Rows of some columns: how they lie is torch's to say, since tensor parallelism divides the rows first.
+        shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, parameter.placements)
+        row = parameter.numel() // parameter.shape[0] if parameter.numel() else 0
+        columns = None
+        if parameter.dim() > 1 and shape[1] < parameter.shape[1]:
+            assert parameter.dim() == 2, "layers of a plan are matrices"
+            columns = Columns(shape[1], parameter.shape[1])
+        start = offset[0] * row + (offset[1] if columns else 0)
+        return Shard(
+            name=name, start=start, tensor=values, state_key=state_key, copy=copy, copies=copies, columns=columns
+        )
 
     def write_back(self) -> None:
         self.settle()
@@ -266,7 +282,16 @@ class FSDP2(Strategy):
     def gradient_bytes(self) -> int:
         # Before the boundary (no_sync) gradients are neither reduced nor cut.
         accumulating = self.plan.accumulation_steps > 1 and not self.plan.sync_each_batch
-        return sum(p.numel() * p.element_size() for p in self.trainable) if accumulating else super().gradient_bytes()
+        if not accumulating:
+            return super().gradient_bytes()
+        parts = self.plan.tensor_parallel_size
+        return sum(p.nbytes // (parts if "tensor" in _dimensions_of(p) else 1) for p in self.trainable)
+
+
+def _dimensions_of(parameter: Tensor) -> Sequence[str]:
+    """Name the dimensions of the mesh over which a parameter lies; none for one that is no distributed tensor."""
+    mesh: DeviceMesh | None = getattr(parameter, "device_mesh", None)
+    return (mesh.mesh_dim_names or ()) if mesh is not None else ()
 
 
 def _layer_classes(model: nn.Module) -> set[str]:

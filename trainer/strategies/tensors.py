@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 _SUMMED = 1 << 19  # elements of a checksum at a time: some megabytes
+
+
+class Columns(NamedTuple):
+    """Some columns of a matrix, one row behind the other: each has ``width`` elements of a row of ``stride``."""
+
+    width: int
+    stride: int
+
+    def within(self, flat: Tensor, count: int) -> Tensor:
+        """View ``count`` elements of a flat matrix from its first one on, as ``(rows, width)``."""
+        return flat[: self.span(count)].unfold(0, self.width, self.stride)
+
+    def span(self, count: int) -> int:
+        """Return how many elements of the matrix lie from the first to the last of ``count``."""
+        return (count // self.width - 1) * self.stride + self.width
+
+    def at(self, index: int) -> int:
+        """Return where element ``index`` lies in the matrix, counted from the first one."""
+        return index // self.width * self.stride + index % self.width
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -25,6 +45,28 @@ def full(tensor: Tensor) -> Tensor:
     """Return the whole of a possibly distributed tensor. Collective for a DTensor."""
     whole = getattr(tensor, "full_tensor", None)
     return whole() if whole is not None else tensor
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the global norm of gradients, some of which may be distributed over other ranks than others. Collective.
+
+    torch 2.13 takes those of one mesh only ("found multiple meshes").
+    """
+    by_mesh: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        by_mesh.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
+    norms = [full(nn.utils.get_total_norm(some)) for some in by_mesh.values()]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def clip(gradients: Iterable[Tensor], limit: float, norm: Tensor) -> None:
+    """Scale gradients down to the limit, as ``nn.utils.clip_grads_with_norm_`` does, but for those of one mesh."""
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for gradient in gradients:
+        by_device.setdefault(gradient.device, []).append(local(gradient))
+    for device, some in by_device.items():
+        torch._foreach_mul_(some, factor.to(device))
 
 
 def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:

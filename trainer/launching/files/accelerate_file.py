@@ -18,7 +18,7 @@ from ...config.validate import Validator
 from ...errors import COMMAND_LINE, ConfigError, Origin, Problem, Sourced
 from ..request import Request, visible_gpus
 from .deepspeed_file import notice_init, read_inline, read_json
-from .fsdp_file import read_copies, read_fsdp, refuse_transformers_fsdp
+from .fsdp_file import read_dimensions, read_fsdp, refuse_transformers_fsdp
 from .tables import Entries, accelerate_keys, annotation, checked, deepspeed_keys, table
 
 OWNER = "accelerate's config file"
@@ -53,8 +53,8 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     request = Request(strategy="ddp" if asked == "MULTI_GPU" else "single", strategy_origin=origin or Origin(""))
     if asked == "FSDP":
         fsdp, origins = read_fsdp(sections["fsdp_config"], check, request.strategy_origin)
-        copies, copied = read_copies(sections["parallelism_config"], world, check)
-        fsdp, origins = {**fsdp, **copies}, {**origins, **copied}
+        dimensions, typed_at = read_dimensions(sections["parallelism_config"], world, check)
+        fsdp, origins = {**fsdp, **dimensions}, {**origins, **typed_at}
         request = replace(request, strategy="fsdp", fsdp=fsdp, origins=origins)
     elif asked == "DEEPSPEED":
         request = _deepspeed(sections["deepspeed_config"], given, machines, check, request.strategy_origin) or request
@@ -388,8 +388,12 @@ def refuse_unsupported(
                 check.notices.append(f"{entry.origin.place}: {name}: no effect under {asked}")
     sections["parallelism_config"] = checked("parallelism_config", sections["parallelism_config"], check)
     for argument, entry in sections["parallelism_config"].items():
-        if argument.endswith("_size") and entry.value > 1 and not (asked == "FSDP" and "_dp_" in argument):
-            check.refuse(entry, "more than 1 is not supported by samecurve yet; write 1, or remove it")
+        if not argument.endswith("_size") or entry.value == 1:
+            continue
+        if why := table("accelerate")["unsupported_dimensions"].get(argument):
+            check.refuse(entry, f"more than 1 is not supported by samecurve: {why}; write 1, or remove it")
+        elif asked != "FSDP":
+            check.refuse(entry, "more than 1 runs with FSDP2 only: write distributed_type: FSDP, or remove it")
     idle = [given[name] for name in given if name in table("accelerate")["tpu"]]
     if idle := [entry for entry in idle if entry.value not in (None, False, "no", "", [])]:
         names = ", ".join(entry.origin.key for entry in idle)

@@ -7,6 +7,7 @@ FSDP_* variables for each that is None.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import yaml
@@ -65,21 +66,23 @@ def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[
     return values, {f"fsdp.{name}": entry.origin for name, (entry, _) in plugin.items() if entry}
 
 
-def read_copies(
+def read_dimensions(
     entries: Entries, world: Sourced[int] | None, check: Validator
 ) -> tuple[dict[str, int], dict[str, Origin]]:
-    """Return how many groups of processes hold the whole model each (HSDP), and its origin; {} where one does.
+    """Return how many groups of processes hold the whole model each (HSDP), and how many divide each layer (tensor
+    parallelism), with their origins; what is 1 is left out.
 
     Args:
         entries: the section parallelism_config, of the right types.
     """
-    copies, ranks = (entries.get(f"parallelism_config_dp_{name}_size") for name in ("replicate", "shard"))
-    number = 1 if copies is None else copies.value
-    if ranks is not None and world is not None and number * ranks.value not in (1, world.value):
-        check.refuse(ranks, f"times dp_replicate_size {number} must be the number of processes, {world.value}")
-    if copies is None or number == 1:
-        return {}, {}
-    return {"dp_replicate_size": number}, {"fsdp.dp_replicate_size": copies.origin}
+    found = {name: entries.get(f"parallelism_config_{name}") for name in ("dp_replicate_size", "tp_size")}
+    more = {name: entry for name, entry in found.items() if entry is not None and entry.value > 1}
+    ranks = entries.get("parallelism_config_dp_shard_size")
+    product = math.prod(entry.value for entry in more.values())
+    if ranks is not None and world is not None and product * ranks.value not in (1, world.value):
+        others = "".join(f"times {name} {entry.value} " for name, entry in more.items())
+        check.refuse(ranks, f"{others}must be the number of processes, {world.value}")
+    return {name: entry.value for name, entry in more.items()}, {f"fsdp.{name}": e.origin for name, e in more.items()}
 
 
 def _names(entries: list[Sourced[Any]]) -> str:
