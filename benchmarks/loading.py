@@ -18,6 +18,7 @@ measured (2026-11-22, two x86 CPU cores that other jobs shared, OMP_NUM_THREADS=
     FSDP2, 4 processes                564     634     634
     HSDP, 2 groups of 2             1,128   1,220   1,220
     ZeRO-3, 2 processes             1,128   5,321   5,321
+      MALLOC_MMAP_THRESHOLD_=262144 1,128   3,438   3,627
     ZeRO-3, 4 processes               564   3,455   3,455
       MALLOC_MMAP_THRESHOLD_=262144   564   1,747   1,935
 ZeRO-3 holds the parameters twice, as they are computed with and as the optimizer's own, and DeepSpeed makes both, and
