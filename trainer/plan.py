@@ -26,7 +26,7 @@ class Plan:
         accumulation_steps: backwards per optimizer step.
         global_batch_size: examples per optimizer step, the product of these two and ``data_parallel_size``.
         max_grad_norm: the global norm is clipped to it; None does not clip.
-        optimizer, optimizer_settings: ``adamw``, ``adam`` or ``sgd``, with all of its settings but the rate.
+        optimizer, optimizer_settings: ``adamw``, ``adam``, ``sgd`` or a class, with all of its settings but the rate.
         lr: the learning rate that runs, scaled from ``lr_reference`` by ``lr_scaling``.
         lr_reference, lr_scaling, reference_batch_size: the rate that was asked for, the rule, the batch it belongs to.
         schedule, schedule_settings, final_lr_ratio: as in the training config.

@@ -103,7 +103,7 @@ def test_task_methods_are_called_in_the_order_of_the_page(module_folder: Path, m
 COMING_FROM = (ROOT / "docs" / "coming_from.md").read_text()
 KEYS = {field.name for field in dataclasses.fields(trainer.TrainConfig)}
 VERSIONS = (5, 17), (5, 23)  # of transformers, the first and the last that the page is for
-HOLD_NO_PLACES = ("Defaults that differ", "Schedules")  # tables of values
+HOLD_NO_PLACES = ("Defaults that differ", "Optimizers", "Schedules")  # tables of values
 
 
 def rows(title: str) -> Iterator[tuple[list[str], str, str]]:
@@ -144,6 +144,13 @@ def launch_keys() -> set[str]:
 
     arguments = {action.dest for action in launch_command_parser()._actions}
     return arguments | {field.name for field in dataclasses.fields(ClusterConfig)}
+
+
+def test_optimizers_of_other_names_are_answered_with_ours() -> None:
+    for found, _, ours in rows("Optimizers"):
+        for name in found:
+            meant = re.search(r"did you mean '(.+)'", refusal(optimizer=name))
+            assert f"`{meant[1] if meant else name}`" in ours
 
 
 def test_places_that_are_named_exist() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from trainer import ConfigError, Task
 from trainer.optim.optimizers import MatricesAndOthers
 from trainer.strategies import strategy_class
+from trainer.strategies.trial import state_slots
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
@@ -174,3 +175,21 @@ def test_whether_slices_can_be_stepped_is_tried_out(name: str, settings: dict[st
     problem = strategy_class("zero2")(made, accelerator).optimizer_problem(optimizer)
     assert told in problem and bool(problem) == bool(told)
     assert not optimizer.state and all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "slots"),
+    [
+        ("adamw", {}, 2),
+        ("sgd", {}, 1),
+        ("torch.optim.AdamW", {"amsgrad": True}, 3),
+        ("torch.optim.RMSprop", {}, 1),
+        ("own_optimizers.Lion", {}, 1),
+        ("torch.optim.Muon", {}, (16 * 1 + 52 * 2) / 68),  # one matrix of 4 x 4, and everything else
+        ("torch.optim.LBFGS", {}, 0),  # cannot be tried
+    ],
+)
+def test_what_an_optimizer_keeps_is_counted(name: str, settings: dict[str, Any], slots: float) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    made = plan(optimizer=name, **({"optimizer_settings": settings} if settings else {}))
+    assert state_slots(Task().build_optimizer(model, made), torch.device("cpu")) == pytest.approx(slots)
