@@ -25,9 +25,9 @@ RINGS: dict[str, tuple[str, int | None]] = {
     "engine": (
         "build strategies data optim metrics task state loop distributed/agreement "
         "callbacks/base callbacks/builtin callbacks/configured",
-        2775,  # 2,600 without models on the meta device, and without the watch over stuck ranks
+        2885,  # 2,600 without models on the meta device, the watch over stuck ranks, and 110 of tensor parallelism
     ),
-    "checkpoints": ("checkpoint", 1600),
+    "checkpoints": ("checkpoint", 1635),  # 35 of them for columns of matrices, as tensor parallelism holds them
     "front door": (
         "__init__ __main__ config launching script distributed/launcher distributed/exit",
         2800,  # 2,500 was wanted; what is left are rules of people's launch files and launchers, each with its message

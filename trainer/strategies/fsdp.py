@@ -5,7 +5,9 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -70,6 +72,10 @@ class FSDP2(Strategy):
         self._mesh = self._dimensions(device)
         if self.plan.tensor_parallel_size > 1:
             self.notices = divide(model, self._mesh["tensor"])
+            # Logits are a view of a distributed tensor: changed in place they raise, whatever this warns of.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+            # That whole tensors are gathered by one dimension of the mesh after the other, which cannot be helped.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         units = self._units(model)
         if self.plan.fsdp.get("activation_checkpointing"):
             units = self._checkpointed(model, units)
