@@ -170,8 +170,15 @@ class FSDP2(Strategy):
     @classmethod
     def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
         found: list[Problem] = []
-        if plan.tensor_parallel_size > 1 and (why := problem_of(model, plan.tensor_parallel_size)):
-            found.append(Problem(origin=plan.origin("fsdp.tp_size"), value=plan.tensor_parallel_size, rule=why))
+        if (size := plan.tensor_parallel_size) > 1:
+            beside = f"not supported beside tp_size {size}"
+            for key, value, rule in (
+                ("fsdp.tp_size", size, problem_of(model, size)),
+                ("compile", True, f"{beside}; leave it out" if plan.compile else ""),
+                # The scaler tells infinite gradients to the ranks of the first one's mesh only: others would step.
+                ("mixed_precision", "fp16", f"{beside}; take bf16" if plan.mixed_precision == "fp16" else ""),
+            ):
+                found += [Problem(origin=plan.origin(key), value=value, rule=rule)] if rule else []
         classes = {type(module).__name__ for module in model.modules()}
         origin = plan.origin("fsdp.transformer_cls_names_to_wrap")
         for name in plan.fsdp.get("transformer_cls_names_to_wrap") or ():

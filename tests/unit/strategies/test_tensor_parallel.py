@@ -9,11 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from brought_language import hugging_face
+from origins import origin
+from plans import plan, request
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from trainer.strategies.fsdp import FSDP2
 from trainer.strategies.tensor_parallel import problem_of
 from trainer.strategies.tensors import clip, total_norm
 
@@ -50,6 +53,20 @@ def test_a_model_with_adapters_is_refused() -> None:
 
     adapted = get_peft_model(hugging_face("llama")(), LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
     assert "PeftModelForCausalLM has no plan" in problem_of(adapted, 2)
+
+
+def test_what_was_not_held_to_the_numbers_is_refused_beside_it() -> None:
+    asks = request("fsdp", fsdp={"tp_size": 2}, origins={"fsdp.tp_size": origin("a.yaml:6 (tp)")})
+    found = FSDP2.model_problems(plan(asks, compile=True, mixed_precision="fp16"), model("llama"))
+    assert [str(problem) for problem in found] == [
+        "train.yaml:7: compile: true: not supported beside tp_size 2; leave it out",
+        "train.yaml:7: mixed_precision: 'fp16': not supported beside tp_size 2; take bf16",
+    ]
+    assert not FSDP2.model_problems(plan(asks, mixed_precision="bf16"), model("llama"))
+    [problem] = FSDP2.model_problems(plan(asks), model("llama", heads=1))
+    assert str(problem).startswith(
+        "a.yaml:6: fsdp.tp_size: 2: LlamaForCausalLM cannot be divided over 2 ranks: num_att"
+    )
 
 
 @pytest.fixture
