@@ -53,8 +53,9 @@ class Piece(NamedTuple):
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Yield first and last element (exclusive) of each range that it is made of."""
-        width, stride = self.columns or (self.entry.numel, 1)
-        yield from ((at, at + width) for at in range(self.start, self.end, stride) if width)
+        if self.entry.numel:
+            width, stride = self.columns or (self.entry.numel, self.entry.numel)
+            yield from ((at, at + width) for at in range(self.start, self.end, stride))
 
 
 class Ranges:

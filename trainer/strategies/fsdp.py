@@ -5,7 +5,9 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -71,6 +73,10 @@ class FSDP2(Strategy):
         device = self.accelerator.device
         if self.plan.tensor_parallel_size > 1:
             self.notices = divide(model, self._mesh["tensor"])
+            # Logits are a view of a distributed tensor: changed in place they raise, whatever this warns of.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+            # That whole tensors are gathered by one dimension of the mesh after the other, which cannot be helped.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         units = self._units(model)
         if self.plan.fsdp.get("activation_checkpointing"):
             units = self._checkpointed(model, units)
@@ -177,8 +183,15 @@ class FSDP2(Strategy):
     @classmethod
     def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
         found: list[Problem] = []
-        if plan.tensor_parallel_size > 1 and (why := problem_of(model, plan.tensor_parallel_size)):
-            found.append(Problem(origin=plan.origin("fsdp.tp_size"), value=plan.tensor_parallel_size, rule=why))
+        if (size := plan.tensor_parallel_size) > 1:
+            beside = f"not supported beside tp_size {size}"
+            for key, value, rule in (
+                ("fsdp.tp_size", size, problem_of(model, size)),
+                ("compile", True, f"{beside}; leave it out" if plan.compile else ""),
+                # The scaler tells infinite gradients to the ranks of the first one's mesh only: others would step.
+                ("mixed_precision", "fp16", f"{beside}; take bf16" if plan.mixed_precision == "fp16" else ""),
+            ):
+                found += [Problem(origin=plan.origin(key), value=value, rule=rule)] if rule else []
         classes = {type(module).__name__ for module in model.modules()}
         origin = plan.origin("fsdp.transformer_cls_names_to_wrap")
         for name in plan.fsdp.get("transformer_cls_names_to_wrap") or ():

@@ -61,12 +61,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 def clip(gradients: Iterable[Tensor], limit: float, norm: Tensor) -> None:
     """Scale gradients down to the limit, as ``nn.utils.clip_grads_with_norm_`` does, but for those of one mesh."""
-    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for gradient in gradients:
-        by_device.setdefault(gradient.device, []).append(local(gradient))
-    for device, some in by_device.items():
-        torch._foreach_mul_(some, factor.to(device))
+    parts = [local(gradient) for gradient in gradients]
+    torch._foreach_mul_(parts, torch.clamp(limit / (norm + 1e-6), max=1.0).to(parts[0].device))
 
 
 def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:

@@ -29,6 +29,10 @@ def test_sent_bytes_follow_the_plan(changes: dict[str, Any], expected: int) -> N
     assert sent_by_plan(PLAN | changes) == expected
 
 
+def test_divided_layers_have_no_sent_bytes_for_what_a_group_exchanges_depends_on_the_batch() -> None:
+    assert sent_by_plan(PLAN | {"strategy": "fsdp", "fsdp": {"tp_size": 2}}) is None
+
+
 @pytest.mark.parametrize("key", PLAN)
 def test_plan_without_a_key_that_decides_has_no_sent_bytes(key: str) -> None:
     assert sent_by_plan({name: value for name, value in PLAN.items() if name != key}) is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,19 @@ def test_evaluation_sees_each_sample_once(size: int, world: int, batch: int) -> 
     parts = [list(EvaluationBatches(Numbers(size), layout(r, world), batch_size=batch)) for r in range(world)]
     assert len({len(part) for part in parts}) == 1, "every rank has as many batches"
     assert sorted(int(i) for part in parts for ids, counts in part if counts for i in ids) == list(range(size))
+
+
+def test_of_ranks_that_share_their_batches_one_counts_them() -> None:
+    class Flow(torch.utils.data.IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            yield from map(torch.tensor, range(7))
+
+    for rows in (Numbers(7), Flow()):
+        first, other = (
+            [*EvaluationBatches(rows, replace(layout(), counts=counts), batch_size=3)] for counts in (True, False)
+        )
+        assert [batch.tolist() for batch, _ in first] == [batch.tolist() for batch, _ in other]
+        assert [counted for _, counted in first] == [3, 3, 1] and [counted for _, counted in other] == [0, 0, 0]
 
 
 class Drawing(torch.utils.data.Dataset[torch.Tensor]):

@@ -178,9 +178,9 @@ def sent_bytes(case: Case, parameters: int, trainable: int) -> int:
 
 
 def sent_by_plan(plan: Mapping[str, Any]) -> int | None:
-    """Compute ``sent_bytes`` of a run from its plan.json; None where that lacks something (no plan was written)."""
+    """Compute ``sent_bytes`` of a run from its plan.json; None where that lacks something, or layers are divided."""
     needed = {"strategy", "world_size", "mixed_precision", "accumulation_steps", "fsdp", "deepspeed"}
-    if not plan.keys() >= needed | {"parameters", "trainable_parameters"}:
+    if not plan.keys() >= needed | {"parameters", "trainable_parameters"} or plan["fsdp"].get("tp_size", 1) > 1:
         return None
     return sent_bytes(case_of(plan), plan["parameters"], plan["trainable_parameters"])
 

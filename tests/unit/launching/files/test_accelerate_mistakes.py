@@ -89,7 +89,18 @@ MISTAKES = [
     (
         f"{DDP}parallelism_config:\n  parallelism_config_cp_size: 2",
         "a.yaml:4: parallelism_config.parallelism_config_cp_size: 2: "
-        "more than 1 is not supported by samecurve yet; write 1, or remove it",
+        "more than 1 is not supported by samecurve: torch has no kernel of context-parallel attention for the CPU, "
+        "where it would be rehearsed; write 1, or remove it",
+    ),
+    (
+        f"{DDP}parallelism_config:\n  parallelism_config_tp_size: 2",
+        "a.yaml:4: parallelism_config.parallelism_config_tp_size: 2: more than 1 runs with FSDP2 only: write "
+        "distributed_type: FSDP, or remove it",
+    ),
+    (
+        f"{FSDP}parallelism_config:\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_tp_size: 2",
+        "a.yaml:6: parallelism_config.parallelism_config_dp_shard_size: 2: times tp_size 2 must be the number of "
+        "processes, 2",
     ),
     (
         "distributed_type: 'NO'\nmpirun_config:\n  mpirun_hostfile: hosts",

@@ -72,6 +72,14 @@ def test_groups_that_hold_the_whole_model_each(write: Write) -> None:
     assert str(request.origins["fsdp.dp_replicate_size"]).startswith("a.yaml:6")
 
 
+def test_tensor_parallelism_is_read_beside_groups(write: Write) -> None:
+    sizes = {"dp_replicate": 2, "dp_shard": 1, "tp": 2}
+    text = f"{FSDP}parallelism_config:\n" + "".join(f"  parallelism_config_{k}_size: {n}\n" for k, n in sizes.items())
+    request = read_accelerate_file(write("a.yaml", text.replace("num_processes: 2", "num_processes: 4")))
+    assert (request.fsdp["dp_replicate_size"], request.fsdp["tp_size"]) == (2, 2)
+    assert str(request.origins["fsdp.tp_size"]).startswith("a.yaml:8")
+
+
 # Keys that cannot change what runs
 
 

@@ -14,7 +14,7 @@ from launchers import ROOT
 
 from trainer.launching.files.read import read_accelerate_file, read_deepspeed_file
 
-STRATEGIES = {"single": "single", "ddp": "ddp", "fsdp": "fsdp", "hsdp": "fsdp", "zero3_offload": "zero3"}
+STRATEGIES = {"single": "single", "ddp": "ddp", "fsdp": "fsdp", "hsdp": "fsdp", "tp": "fsdp", "zero3_offload": "zero3"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "accel_configs").glob("*")), ids=lambda path: path.name)
@@ -22,7 +22,7 @@ def test_committed_accelerate_files(path: Path) -> None:
     request = read_accelerate_file(path)
     assert request.strategy == STRATEGIES.get(path.stem, path.stem)
     assert request.world_size is not None
-    assert request.world_size.value == {"single": 1, "hsdp": 4}.get(path.stem, 2)
+    assert request.world_size.value == {"single": 1, "hsdp": 4, "tp": 4}.get(path.stem, 2)
     assert request.mixed_precision is None, "the training config says it"
     assert request.notices == ()
     assert path.read_text().startswith("#")
@@ -40,7 +40,14 @@ def test_committed_deepspeed_files(path: Path) -> None:
 
 def test_every_strategy_has_its_files() -> None:
     zero = ["zero1", "zero2", "zero3", "zero3_offload"]
-    assert sorted(path.stem for path in (ROOT / "accel_configs").glob("*")) == ["ddp", "fsdp", "hsdp", "single", *zero]
+    assert sorted(path.stem for path in (ROOT / "accel_configs").glob("*")) == [
+        "ddp",
+        "fsdp",
+        "hsdp",
+        "single",
+        "tp",
+        *zero,
+    ]
     assert sorted(path.stem for path in (ROOT / "ds_configs").glob("*")) == zero
 
 
