@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,8 +61,8 @@ def test_a_value_that_changed_on_the_way_is_named(
 ) -> None:
     read = Ranges.read
 
-    def once_wrong(self: Ranges, kind: str, name: str, start: int, out: Tensor) -> None:
-        read(self, kind, name, start, out)
+    def once_wrong(self: Ranges, kind: str, name: str, start: int, out: Tensor, *columns: Any) -> None:
+        read(self, kind, name, start, out, *columns)
         if name == "1.weight" and out.dtype == torch.float32:  # into the model; the proof reads in the files' dtype
             out[3] += 1.0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from layouts import layout
 from one_process import checkpoint, fit
 from torch import Tensor
 
@@ -76,6 +77,7 @@ def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(monk
     weight, step, offloaded = torch.arange(6.0), torch.tensor(3.0), torch.arange(4.0)
     pieces = {"parameter/w/0": weight.as_subclass(OnGpu), "optimizer.step/w/0": step.as_subclass(OnGpu)}
     parts: Any = SimpleNamespace(
+        layout=layout(),
         strategy=SimpleNamespace(
             accelerator=SimpleNamespace(device=torch.device("cuda")), plan=SimpleNamespace(strategy="ddp")
         ),

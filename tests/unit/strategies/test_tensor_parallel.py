@@ -64,9 +64,7 @@ def test_what_was_not_held_to_the_numbers_is_refused_beside_it() -> None:
     ]
     assert not FSDP2.model_problems(plan(asks, mixed_precision="bf16"), model("llama"))
     [problem] = FSDP2.model_problems(plan(asks), model("llama", heads=1))
-    assert str(problem).startswith(
-        "a.yaml:6: fsdp.tp_size: 2: LlamaForCausalLM cannot be divided over 2 ranks: num_att"
-    )
+    assert str(problem).startswith("a.yaml:6: tp: 2: LlamaForCausalLM cannot be divided over 2 ranks: num_attention")
 
 
 @pytest.fixture
