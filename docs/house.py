@@ -25,11 +25,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
     "engine": (
         "build strategies data optim metrics task state loop distributed/agreement "
         "callbacks/base callbacks/builtin callbacks/configured",
-<<<<<<< HEAD
         2775,  # 2,600 without the watch over stuck ranks, data-parallel ranks beside ranks, and parts of layers
-=======
-        2890,  # 2,600 without models on the meta device, the watch over stuck ranks, and 120 of tensor parallelism
->>>>>>> tp
     ),
     # Held by nobody whole: models without values, divided layers, optimizers by class that step parts, what was read.
     "large models": (
