@@ -7,7 +7,7 @@ import json
 import pytest
 from launch_texts import BY_FILE, DDP, FSDP, FSDP1, ZERO, Write, complaint
 
-from trainer.launching.files.read import read_accelerate_file
+from trainer.launching.files.accelerate_file import read_accelerate_file
 
 MISTAKES = [
     (f"{DDP}mixed_precison: bf16", "a.yaml:3: mixed_precison: 'bf16': unknown key; did you mean 'mixed_precision'?"),

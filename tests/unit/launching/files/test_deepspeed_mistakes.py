@@ -7,7 +7,7 @@ import json
 import pytest
 from launch_texts import Write, Z, complaint
 
-from trainer.launching.files.read import read_deepspeed_file
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 STAGE_0 = (
     "stage 0 is DDP, which is started without DeepSpeed: by torchrun alone, or by accelerate launch with "

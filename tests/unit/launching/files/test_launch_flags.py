@@ -11,7 +11,7 @@ from launch_texts import DDP, FULL, Write, complaint, flag
 from origins import sourced
 
 from trainer.errors import ConfigError, Sourced
-from trainer.launching.files.read import read_accelerate_file, read_launch_flags
+from trainer.launching.files.accelerate_file import read_accelerate_file, read_launch_flags
 
 
 def test_flags_are_read_by_accelerates_parser(monkeypatch: pytest.MonkeyPatch) -> None:
