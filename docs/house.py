@@ -30,7 +30,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
     "checkpoints": ("checkpoint", 1600),
     "front door": (
         "__init__ __main__ config launching script distributed/launcher distributed/exit",
-        2800,  # 2,500 was wanted; what is left are rules of people's launch files and launchers, each with its message
+        2600,  # 2,500 was wanted; what is left are rules of people's launch files and launchers, each with its message
     ),
     "reporting": ("reporting callbacks/tracking callbacks/wandb_run callbacks/profiling", 750),
     "language": ("language", 1150),
