@@ -23,7 +23,7 @@ DOORS = ("__init__", "__main__")
 # Lines may grow in one place only if they shrink in another; tests/unit/test_structure.py holds the limits.
 RINGS: dict[str, tuple[str, int | None]] = {
     "engine": (
-        "build strategies data optim metrics task state loop distributed/agreement "
+        "build strategies data optim metrics task state loop distributed/agreement distributed/watch "
         "callbacks/base callbacks/builtin callbacks/configured",
         2775,  # 2,600 without the watch over stuck ranks, data-parallel ranks beside ranks, and parts of layers
     ),
@@ -35,7 +35,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
     "checkpoints": ("checkpoint", 1650),  # 1,600 without columns of matrices, as tensor parallelism holds them
     "front door": (
         "__init__ __main__ config launching script distributed/launcher distributed/exit",
-        2825,  # 2,500 was wanted; what is left are rules of people's launch files and launchers, each with its message
+        2650,  # 2,500 was wanted; what is left are rules of people's launch files and launchers, each with its message
     ),
     "reporting": ("reporting callbacks/tracking callbacks/wandb_run callbacks/profiling", 750),
     "language": ("language", 1200),

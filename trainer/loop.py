@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -16,22 +16,22 @@ from torch import Tensor
 
 from .callbacks.base import Callback, StepInfo
 from .callbacks.configured import configured_callbacks
-from .config.train_config import TrainConfig, every_steps
+from .config.train_config import every_steps
 from .data.batches import Window
 from .data.evaluation import EvaluationBatches
 from .distributed.exit import Stopped
 from .errors import DataError, Origin
-from .launching import Launched
 from .metrics import WeightedSums
 from .reporting.meter import summary_text
 from .state import TrainState
 from .strategies.buffers import restored_buffers
 from .task import Task, split_loss, weighted
-from .text import renamed_arguments
 
 
 class Trainer(TrainState):
     """Trains a task as a config says, under the strategy that was launched.
+
+    It is a ``TrainState``, made of the same arguments, with the loop.
 
     Args:
         task: what to learn.
@@ -44,30 +44,20 @@ class Trainer(TrainState):
         ConfigError, LaunchError, DataError: before the first step, on every rank.
     """
 
-    @renamed_arguments(where="origins")
-    def __init__(
-        self,
-        task: Task,
-        config: TrainConfig,
-        launched: Launched | None = None,
-        *,
-        callbacks: Sequence[Callback] = (),
-        origins: Mapping[str, Origin] | None = None,
-    ) -> None:
-        called = configured_callbacks(config, callbacks, origins or {})
-        super().__init__(task, config, launched, callbacks=called, origins=origins)
-        self.callbacks: list[Callback] = called
-        self.eval_every = every_steps(config.eval_every, self.steps_per_epoch)
-        # The loader knows how many examples a batch has; the first tensor of a batch need not begin with them.
-        kind = type(task)
-        self._counts_examples = kind.evaluation_step is Task.evaluation_step and kind.weight is Task.weight
-        self.stopped_by: int | None = None
-        self._evaluation_batches = EvaluationBatches(
+    callbacks: list[Callback]
+    stopped_by: int | None = None  # the signal of a stop that was agreed on; 0 where the code asked for it
+
+    def _all_callbacks(self, added: Sequence[Callback], origins: Mapping[str, Origin]) -> list[Callback]:
+        return configured_callbacks(self.config, added, origins)
+
+    @cached_property
+    def _evaluation_batches(self) -> EvaluationBatches:
+        return EvaluationBatches(
             self.data.evaluation,
             self.layout,
-            batch_size=config.evaluation_batch_size or self.plan.micro_batch_size,
+            batch_size=self.config.evaluation_batch_size or self.plan.micro_batch_size,
             collate=self.data.collate,
-            workers=config.workers,
+            workers=self.config.workers,
             pin_memory=self.plan.device == "cuda",
         )
 
@@ -98,8 +88,8 @@ class Trainer(TrainState):
 
     def steps(self) -> Iterator[StepInfo]:
         """Train, one optimizer step at a time. Collective: iterate on every rank, in step with the others."""
-        device, strategy, task = self.accelerator.device, self.strategy, self.task
-        world = self.plan.data_parallel_size
+        device, world, strategy, task = self.accelerator.device, self.plan.data_parallel_size, self.strategy, self.task
+        eval_every = every_steps(self.config.eval_every, self.steps_per_epoch)
         self.train_mode()
         self.meter.start(self.samples)
         # 1 Fetch the window: all micro-batches of the step, and ask the ranks for its total weight.
@@ -134,7 +124,7 @@ class Trainer(TrainState):
             # 6 Log, the only wait for the device; 7 evaluate; 8 callbacks, of which the last one saves.
             logs = last or self.step == 1 or self.step % self.config.log_every == 0
             metrics = self._log(loss, reported, outcome.grad_norm, lr) if logs else None
-            evaluates = self.data.evaluation is not None and (last or _is_due(self.step, self.eval_every))
+            evaluates = self.data.evaluation is not None and (last or _is_due(self.step, eval_every))
             evaluation = self.evaluate() if evaluates else None
             info = StepInfo(
                 step=self.step,
@@ -208,14 +198,16 @@ class Trainer(TrainState):
 
     def evaluate(self) -> dict[str, float]:
         """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank."""
-        device = self.accelerator.device
+        device, task = self.accelerator.device, type(self.task)
+        # The loader knows how many examples a batch has; the first tensor of a batch need not begin with them.
+        counts_examples = task.evaluation_step is Task.evaluation_step and task.weight is Task.weight
         sums = WeightedSums({name: metric.to(device) for name, metric in self.task.build_metrics().items()})
         self.strategy.sync_buffers()
         self.model.eval()
         with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
             for batch, examples in self._evaluation_batches:
                 batch = send_to_device(batch, device, non_blocking=True)
-                if self._counts_examples:
+                if counts_examples:
                     values: Mapping[str, Any] = weighted(self.task.training_step(self.model, batch), float(examples))
                 else:
                     values = self.task.evaluation_step(self.model, batch)

@@ -94,8 +94,9 @@ class TrainState:
         callbacks: Sequence[StatefulCallback] = (),
         origins: Mapping[str, Origin] | None = None,
     ) -> None:
+        self.task, self.config = task, config
+        self.callbacks = self._all_callbacks(callbacks, origins or {})
         launched = launched or launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
-        self.task, self.config, self.callbacks = task, config, callbacks
         self.task_facts = task_facts(task, config.task)  # now: some tasks change while they are trained
         self.plan, self.accelerator = launched.plan, launched.accelerator
         # One of its own: several trainings may share a launch, one after the other or side by side.
@@ -124,6 +125,10 @@ class TrainState:
         filled = [] if unfilled is None else unfilled.fill(self._parts(), self.agreement)
         self.base_weights = base_weights(self._parts(), self.agreement)
         self._announce([*notices, *filled, *self.load(start), *warnings, *self.directory.notices])
+
+    def _all_callbacks(self, added: Sequence[Any], origins: Mapping[str, Origin]) -> Sequence[StatefulCallback]:
+        """Return the callbacks that this training has; a class above this one adds its own."""
+        return added
 
     def _build(self, origins: Mapping[str, Origin], start: Start) -> tuple[list[str], Unfilled | None]:
         """Build everything, in the order and under the seeds that every layout shares; returns notices, and what is to

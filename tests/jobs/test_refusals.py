@@ -65,7 +65,8 @@ def test_multi_cpu_would_be_one_process(tmp_path: Path) -> None:
     answered(
         job,
         f"{yaml}:1: distributed_type: 'MULTI_CPU': accelerate starts one process for it; write distributed_type: "
-        "MULTI_GPU with use_cpu: false, which rehearses on the CPU where there is no GPU",
+        "MULTI_GPU with use_cpu: false, which rehearses on the CPU where there is no GPU, or for one process 'NO' with "
+        "use_cpu: true",
     )
 
 

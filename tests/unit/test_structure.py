@@ -36,7 +36,8 @@ NOT_LOADED = (
 )
 
 STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
-AT_HOME = ("launching", "strategies", "planner", "external_checkpoint.py")
+# Files of both programs are told apart, planned and imported by commands of their own.
+AT_HOME = ("launching", "strategies", "planner", "external_checkpoint.py", "launch_files.py")
 ELSEWHERE = {
     "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
     "check.py": {"deepspeed"},  # the option that names a JSON

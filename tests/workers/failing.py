@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from trainer import Plan
-from trainer.distributed import agreement
+from trainer.distributed import watch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -51,7 +51,7 @@ class FailsBesideAStuckRank(DigitsCNN):
             Path(self.stamp).touch()
             raise RuntimeError("the cat sat on rank 0")
         if calls == 3:
-            agreement._PATIENCE_SECONDS = self.patience
+            watch._PATIENCE_SECONDS = self.patience
             library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
             for _ in range(2):
                 library.pthread_mutex_lock(mutex)  # the second time for ever: as long as a collective

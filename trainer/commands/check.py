@@ -17,8 +17,6 @@ from ..config.load import Loaded, load_config
 from ..distributed.launcher import Launcher
 from ..errors import COMMAND_LINE, ConfigError, TrainerError
 from ..launching.cpu_rehearsal import rehearsal_notices
-from ..launching.details import request_rows
-from ..launching.files.read import kind_of, read_launch_file
 from ..launching.request import Request, visible_gpus
 from ..launching.resolve import check_partitions, resolve
 from ..plan import Plan
@@ -27,6 +25,7 @@ from ..script import load_task
 from ..task import Task, own_optimizer
 from ..text import table
 from .check_build import build_problems
+from .launch_files import kind_of, read_launch_file, request_rows
 
 T = TypeVar("T")
 _DEFAULT_PROCESSES = 2

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 
 from ..errors import TrainerError
-from ..launching.files.read import read_launch_file
 from ..launching.request import Request, visible_gpus
 from ..launching.resolve import check_partitions
 from ..text import size, table, versions
+from .launch_files import read_launch_file
 from .new import TEMPLATE
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ..config.load import Loaded, load_config
 from ..errors import ConfigError, Origin, Problem, Sourced
-from ..launching.files.read import read_accelerate_file
+from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.request import Request
 from ..script import load_task
 from ..text import columns

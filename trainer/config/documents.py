@@ -111,8 +111,9 @@ def parse_scalar(text: str) -> Any:
 
 
 def _parse_yaml(path: str, text: str) -> tuple[Any, dict[Key, int]]:
-    loader = _Loader(text)
+    language = "JSON" if path.endswith(".json") else "YAML"
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         lines: dict[Key, int] = {}
         _walk(path, node, (), lines)
@@ -123,11 +124,9 @@ def _parse_yaml(path: str, text: str) -> tuple[Any, dict[Key, int]]:
         mark, rule = error.problem_mark, str(error.problem)
         if mark is not None and "\t" in text.splitlines()[min(mark.line, len(text.splitlines()) - 1)]:
             rule = "a tab: YAML is indented with spaces only"
-        raise _wrong(path, f"not valid YAML: {rule}", None if mark is None else mark.line + 1) from None
+        raise _wrong(path, f"not valid {language}: {rule}", None if mark is None else mark.line + 1) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date or number
-        raise _wrong(path, f"not valid YAML: {_first_words(error)}") from None
-    finally:
-        loader.dispose()
+        raise _wrong(path, f"not valid {language}: {_first_words(error)}") from None
 
 
 def _refuse_odd_number(path: str, node: yaml.ScalarNode, key: Key) -> None:
@@ -166,17 +165,8 @@ def _walk(path: str, node: yaml.Node | None, prefix: Key, lines: dict[Key, int])
 
 
 def _parse_json(path: str, text: str) -> tuple[Any, dict[Key, int]]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in seen:
-                found = [number for number, row in enumerate(text.splitlines(), 1) if f'"{key}"' in row]
-                raise _wrong(path, f"the key stands twice, first on line {found[0]}; keep one", found[-1], key)
-            seen[key] = value
-        return seen
-
     try:
-        data = json.loads(text, object_pairs_hook=unique)
+        data = json.loads(text)
     except json.JSONDecodeError as error:
         before = text[: error.pos].rstrip()
         comma = before.endswith(",") or (error.msg.startswith("Illegal trailing comma"))
@@ -187,17 +177,10 @@ def _parse_json(path: str, text: str) -> tuple[Any, dict[Key, int]]:
         raise _wrong(path, f"not valid JSON: {rule}", line) from None
     except (ValueError, RecursionError) as error:  # ValueError: a number of more digits than Python takes
         raise _wrong(path, f"not valid JSON: {_first_words(error)}") from None
-    # JSON parsers give no positions; YAML is a superset here, so its marks serve.
-    lines: dict[Key, int] = {}
-    try:
-        _walk(path, _Loader(text.replace("\t", " ")).get_single_node(), (), lines)
-    except yaml.YAMLError:
-        lines.clear()
-    except RecursionError as error:
-        raise _wrong(path, _first_words(error)) from None
-    return data, lines
+    # JSON parsers give no positions, and keep the last of two keys; YAML is a superset here, so its marks serve.
+    return data, _parse_yaml(path, text.replace("\t", " "))[1]
 
 
 def _first_words(error: Exception) -> str:
-    """Return what an error says, without Python's advice to whoever wrote the program."""
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error).partition("; use sys")[0]
+    """Return the first line of an error, without Python's advice to whoever wrote the program."""
+    return "nested too deeply" if isinstance(error, RecursionError) else re.split("; use sys|\n", str(error))[0]

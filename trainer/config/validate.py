@@ -11,7 +11,7 @@ import enum
 import functools
 import os
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -31,19 +31,16 @@ class Validator:
     Args:
         origin: the origin of a key, or the one source of all keys.
         aliases: what other tools call a key: no second name for it, but the way to answer with the right one.
-        owner: the file whose documentation lists its keys, such as ``DeepSpeed's JSON``; without one, ``--help`` does.
     """
 
     def __init__(
         self,
         origin: Callable[[Key], Origin] | str = "",
         aliases: Mapping[str, str] = MappingProxyType({}),
-        owner: str = "",
     ) -> None:
         source = origin
         self.origin = (lambda key: Origin(source, key=".".join(key))) if isinstance(source, str) else source
         self.aliases = aliases
-        self.owner = owner
         self.problems: list[Problem] = []
         self.notices: list[str] = []
         self.meant: set[Key] = set()
@@ -111,8 +108,20 @@ class Validator:
     def notice(self, found: Sourced[Any], text: str) -> None:
         self.notices.append(f"{found.origin.place}: {found.origin.key}: {text}")
 
-    def unknown(self, found: Sourced[Any], known: Collection[str], key: Key, hint: str = "") -> None:
-        """Record an unknown key with the ``hint``, else with the key that it misspells or that is ours for it."""
+    def idle(self, found: Sequence[Sourced[Any]], text: str) -> None:
+        """Note in one line, at the first of them, the keys of one section that change nothing, and why."""
+        if found:
+            names = ", ".join(entry.origin.key.rpartition(".")[2] for entry in found)
+            self.notices.append(f"{found[0].origin.place}: {text}: {names}")
+
+    def unknown(
+        self, found: Sourced[Any], known: Collection[str], key: Key, hint: str = "", *, owner: str = ""
+    ) -> None:
+        """Record an unknown key with the ``hint``, else with the key that it misspells or that is ours for it.
+
+        Args:
+            owner: the file whose documentation lists its keys, such as ``DeepSpeed's JSON``; else ``--help`` does.
+        """
         *prefix, name = key
         meant = self.aliases.get(name) or nearest(name, known)
         if hint:
@@ -122,8 +131,8 @@ class Validator:
             rule = f"did you mean {meant!r}?"
         elif not known:
             rule = "there are no settings here"
-        elif self.owner and len(known) > 12:
-            rule = f"{self.owner} has none of this name; remove it"
+        elif owner and len(known) > 12:
+            rule = f"{owner} has none of this name; remove it"
         else:
             rule = did_you_mean(name, known) if prefix or len(known) <= 12 else "--help lists all keys"
         self.problems.append(found.problem(f"unknown key; {rule}"))

@@ -5,17 +5,12 @@ The channel is a gloo group of its own on the CPU, so it never waits for the dev
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import select
+import math
 import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 import torch
@@ -23,11 +18,9 @@ import torch.distributed as dist
 
 from ..errors import LaunchError, TrainerError
 from .launcher import is_alive, launcher_processes
+from .watch import signals_watched
 
 STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that asked
-_PATIENCE_SECONDS = 10.0  # in one call of C, after a signal; torchrun and DeepSpeed kill after 30
-_ECHO_SECONDS = 5.0  # a scheduler's SIGTERM comes twice: to each process, and handed on by the launcher
-_LIBRARY = os.path.dirname(os.__file__)
 
 
 class Agreement:
@@ -156,73 +149,21 @@ class Agreement:
             if failure[0] is not None:
                 raise failure[0]
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> AbstractContextManager[None]:
         """Turn SIGTERM and the first SIGINT into an agreed stop; afterwards the signals are what they were.
 
-        A second SIGTERM ends the process at once, and so does the first where the main thread is stuck (``_watch``).
-        Python takes signals in its main thread only: in another one nothing is changed.
+        A second SIGTERM ends the process at once, and so does the first where the main thread is stuck (``watch.py``).
+        A stop that is agreed on has all the time it needs to evaluate and to save; a step that takes long by itself has
+        twice the time of the one before.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
-        def ask(number: int, frame: FrameType | None) -> None:
+        def ask(number: int) -> None:
             if self._stop_request and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.stop(number)
 
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
         self._polled = time.monotonic()
-        source, sink = os.pipe()
-        os.set_blocking(sink, False)
-        _sinks.append(sink)
-        woken = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
-        watcher = threading.Thread(target=self._watch, args=(source,), daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(woken)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            _sinks.remove(sink)
-            os.close(sink)
-            watcher.join()
-            os.close(source)
-
-    def _watch(self, source: int) -> None:
-        """End this process where a signal came and its main thread stays in one call of C, as for a rank that is gone.
-
-        Python's handlers run between calls of the main thread only: one that waits in a collective or for its GPU
-        never takes the signal. A step that takes longer by itself has twice the time of the one before. What waits for
-        other ranks here, or in Python's own library (a thread, a process, a file), comes back by itself; and a stop
-        that is agreed on has all the time it needs to evaluate and to save.
-
-        Args:
-            source: where each signal's number arrives as a byte; closed where nobody listens any more.
-        """
-        asked, first, since, beats = 0, 0.0, 0.0, -1
-        while True:
-            ready = select.select([source], [], [], 0.25 if asked else None)[0]
-            now = time.monotonic()
-            if ready:
-                byte = os.read(source, 1)
-                if not byte:
-                    return
-                if byte[0] == signal.SIGTERM and asked and now - first > _ECHO_SECONDS:
-                    os._exit(128 + signal.SIGTERM)
-                if not asked and byte[0] in (signal.SIGTERM, signal.SIGINT):
-                    asked, first = byte[0], now
-            if not asked:
-                continue
-            if beats != _beats:
-                beats, since = _beats, now
-                ctypes.pythonapi.Py_AddPendingCall(_BEAT, None)
-            elif self._stopping or _comes_back(threading.main_thread()):
-                since = now
-            elif now - since > max(_PATIENCE_SECONDS, 2 * self._step_seconds):
-                os._exit(128 + asked)
+        return signals_watched(ask, lambda: math.inf if self._stopping else 2 * self._step_seconds, waits_in=__file__)
 
     def _notice_orphaned(self) -> None:
         """Stop as by SIGTERM where the launcher is gone (killed): nobody would end this process any more."""
@@ -254,40 +195,6 @@ def _gloo_group(timeout: timedelta | None) -> Any:
             f"ranks cannot reach one another over gloo ({said}); where a machine's name leads to another network, set "
             "GLOO_SOCKET_IFNAME to the interface that the machines share (ip addr lists them)"
         ) from error
-
-
-_sinks: list[int] = []  # where the signals of this process are written
-
-
-def _part_from_parent() -> None:
-    """Keep the signals of a forked process (a worker that loads data) from being taken for its parent's."""
-    if _sinks:
-        signal.set_wakeup_fd(-1)
-
-
-os.register_at_fork(after_in_child=_part_from_parent)
-
-
-def _count(_: object) -> int:
-    global _beats
-    _beats += 1
-    return 0
-
-
-# Python calls it in its main thread as soon as that is between two of its instructions. (It must not be collected.)
-_BEAT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_count)
-_beats = 0
-
-
-def _comes_back(thread: threading.Thread) -> bool:
-    """Tell whether a thread waits in Python's own library, or for other ranks in this module."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    file = frame.f_code.co_filename if frame else _LIBRARY
-    if file.startswith(_LIBRARY) and "site-packages" not in file:
-        return True
-    while frame is not None and frame.f_code.co_filename != __file__:
-        frame = frame.f_back
-    return frame is not None
 
 
 class AsyncMax:

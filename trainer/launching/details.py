@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .cpu_rehearsal import rehearsal_changes, rehearsal_precision
-from .request import Request, Section
-
 Rows = list[tuple[str, str]]
 
 
@@ -16,40 +13,7 @@ def details(plan: Mapping[str, Any]) -> Rows:
     rows = _fsdp(plan["fsdp"]) if plan["fsdp"] else _deepspeed(plan["deepspeed"]) if plan["deepspeed"] else []
     dynamo = dict(plan["dynamo"])
     backend = str(dynamo.pop("backend", "no"))
-    return [*rows, ("compile", ", ".join([backend, *_written(dynamo)]))]
-
-
-def request_rows(request: Request, world_size: int | None, *, rehearsal: bool) -> Rows:
-    """Return the rows of a launch file alone; what it leaves to the training config is left out."""
-    asked = {
-        "micro": request.micro_batch_size,
-        "accumulation": request.accumulation_steps,
-        "global": request.global_batch_size,
-    }
-    precision, norm = request.mixed_precision, request.max_grad_norm
-    fsdp, deepspeed = rehearsal_changes(request) if rehearsal else (request.fsdp, request.deepspeed)
-    rows = [
-        ("strategy", "single" if request.strategy == "ddp" and world_size == 1 else request.strategy),
-        ("world size", "the number of processes comes from the launcher" if world_size is None else str(world_size)),
-    ]
-    if precision is not None:
-        rows.append(
-            ("precision", rehearsal_precision(request.strategy, precision.value) if rehearsal else precision.value)
-        )
-    if batch := ", ".join(f"{name} {value.value}" for name, value in asked.items() if value is not None):
-        rows.append(("batch", batch))
-    for name, section in (("optimizer", request.optimizer), ("schedule", request.scheduler)):
-        if section is not None:
-            rows.append((name, _section(section)))
-    if norm is not None:
-        rows.append(("clipping", f"global norm {norm.value:g}" if norm.value else "none"))
-    return [*rows, *details({"fsdp": fsdp, "deepspeed": deepspeed, "dynamo": request.dynamo})]
-
-
-def _section(section: Section) -> str:
-    values = {key: found.value for key, found in section.values.items()}
-    defaults = {key: found.value for key, found in section.defaults.items()}
-    return ", ".join([section.name, *_written(values), *(f"{text} (default)" for text in _written(defaults))])
+    return [*rows, ("compile", ", ".join([backend, *written(dynamo)]))]
 
 
 def _fsdp(arguments: Mapping[str, Any]) -> Rows:
@@ -88,15 +52,15 @@ def _deepspeed(config: Mapping[str, Any]) -> Rows:
     rows = [("offload", ", ".join(moved) or "none")]
     others = {key: value for key, value in config.items() if key != "zero_optimization"}
     for name, settings in (("ZeRO", zero), ("DeepSpeed", others)):
-        if written := list(_written(settings)):
-            rows.append((name, ", ".join(written)))
+        if texts := list(written(settings)):
+            rows.append((name, ", ".join(texts)))
     return rows
 
 
-def _written(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def written(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield ``section.key=value`` for each value, at any depth."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _written(value, f"{prefix}{key}.")
+            yield from written(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}={str(value).lower() if isinstance(value, bool) else value}"

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.schedules import TO_FINAL
 from ..config.train_config import DEFAULTS, OPTIMIZERS
-from ..errors import Origin, Problem, Sourced
+from ..config.validate import Validator
+from ..errors import Origin, Sourced
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
     from .request import Request, Section
 
 
-class Reconciler:
+class Reconciler(Validator):
     """Collects where values come from, and every two places that disagree.
 
     Args:
@@ -23,27 +24,31 @@ class Reconciler:
     """
 
     def __init__(self, config: TrainConfig, origins: Mapping[str, Origin]) -> None:
+        super().__init__()
         self.config = config
         self.origins = dict(origins)
-        self.problems: list[Problem] = []
-        self.notices: list[str] = []
 
     def says(self, key: str) -> bool:
         """Tell whether the training config says a value, and not its default; one made in code has no origins."""
         return key in self.origins or getattr(self.config, key) != DEFAULTS[key]
 
     def origin(self, key: str) -> Origin:
-        around = self.origins.get(key.partition(".")[0], Origin("TrainConfig", key=key))  # of a setting: the mapping's
-        return self.origins.get(key, around)
+        """Return where the training config says a value; of a setting in a mapping, at least where the mapping is."""
+        around = self.origins.get(key.partition(".")[0], Origin("TrainConfig"))
+        return self.origins.get(key, around).named(key)
+
+    def ours(self, key: str) -> Sourced[Any]:
+        """Return what the training config says, or its default."""
+        return Sourced(getattr(self.config, key), self.origin(key))
 
     def agree(self, key: str, asked: Sourced[Any] | None) -> Any:
         """Return the value of ``key``: the launch files', else the config's; a disagreement is recorded."""
-        ours = getattr(self.config, key)
+        ours = self.ours(key)
         if asked is None:
-            return ours
-        if self.says(key) and ours not in (None, asked.value):
+            return ours.value
+        if self.says(key) and ours.value not in (None, asked.value):
             rule = f"disagrees with {asked.value!r} at {asked.origin}; keep one of the two, or make them equal"
-            self.refuse(key, ours, rule)
+            self.refuse(ours, rule)
         self.origins.setdefault(key, asked.origin)
         return asked.value
 
@@ -65,22 +70,18 @@ class Reconciler:
                 values[key] = said.value
                 self.origins.setdefault(key, said.origin)
             elif default is not None and not self.says(key) and _listed(values[key]) != default.value:
-                self.notice(default, f"DeepSpeed's default holds, {default.value}")
+                self.silent(default, f"DeepSpeed's default holds, {default.value}")
                 values[key] = default.value
                 self.origins[key] = section.origin
 
-    def notice(self, absent: Sourced[Any], text: str) -> None:
+    def silent(self, absent: Sourced[Any], text: str) -> None:
         """Note what holds for a setting that a section does not have."""
         self.notices.append(f"{absent.origin.place}: no {absent.origin.key}: {text}")
 
-    def refuse(self, key: str, value: object, rule: str) -> None:
-        """Record what is wrong with a value of the training config."""
-        self.problems.append(Problem(origin=self.origin(key).named(key), value=value, rule=rule))
-
     def disagree(self, said: Sourced[Any], key: str, ours: object) -> None:
         """Record that a launch file and the training config say different things."""
-        rule = f'disagrees with {key} {ours!r} at {self.origin(key).place}; keep one, or write "auto"'
-        self.problems.append(said.problem(rule))
+        rule = f'disagrees with {key} {ours!r} at {self.ours(key).origin.place}; keep one, or write "auto"'
+        self.refuse(said, rule)
 
 
 def choose_optimizer(
@@ -95,14 +96,13 @@ def choose_optimizer(
     section = request.optimizer
     name: str = config.optimizer or "adamw"
     if section is not None:
-        typed = section.typed
         both.section("optimizer", values, section)
         if built_by is not None:
             rule = f"{built_by} builds the optimizer already; remove one of the two"
-            both.problems.append(Problem(origin=section.origin, value=typed.value, rule=rule))
+            both.refuse(Sourced(section.typed.value, section.origin), rule)
         name = section.name
         both.notices.append(
-            f"{section.origin}: optimizer {typed.value} runs as torch's {name}, the same under every strategy"
+            f"{section.origin}: optimizer {section.typed.value} runs as torch's {name}, the same under every strategy"
         )
     lr = float(values.pop("lr"))
     if name not in OPTIMIZERS:
@@ -111,7 +111,7 @@ def choose_optimizer(
         said, decay = both.says("weight_decay"), values["weight_decay"]
         settings, problems = check_class(name, config.optimizer_settings, lr=lr, decay=decay, decay_said=said)
         for key, rule, value in problems:
-            both.refuse(key, value, rule)
+            both.refuse(Sourced(value, both.origin(key)), rule)
         return name, settings, lr
     keep = ("momentum", "weight_decay") if name == "sgd" else ("betas", "eps", "weight_decay")
     return name, {key: values[key] for key in keep}, lr
@@ -124,19 +124,21 @@ def choose_schedule(config: TrainConfig, request: Request, both: Reconciler, lr:
     settings = dict(config.schedule_settings)
     name = config.schedule or "constant"
     if section is not None:
-        typed = section.typed
         name = section.name
         lr = _peak(section, both, lr)
-        _check_length(config, section, both)
+        said, key = section.values.get("max_steps"), "max_steps" if config.epochs is None else "epochs"
+        if said is not None and (key == "epochs" or said.value != config.max_steps):
+            both.disagree(said, key, getattr(config, key))
         both.section("schedule", values, _without_other_units(section, both))
         warms_up = values["warmup_steps"] or config.warmup_samples or config.warmup_fraction
         if warms_up and _warmup_type(section, both) == "log":
             settings["warmup_type"] = "log"
     ratio = config.final_lr_ratio
     if ratio and name not in TO_FINAL:
-        both.refuse("final_lr_ratio", ratio, f"has no effect on schedule {name}; remove it")
+        both.refuse(both.ours("final_lr_ratio"), f"has no effect on schedule {name}; remove it")
     elif ratio and section is not None and "final_lr_ratio" not in {**section.values, **section.defaults}:
-        both.refuse("final_lr_ratio", ratio, f"{typed.value} at {section.origin} ends at 0; remove one of the two")
+        rule = f"{section.typed.value} at {section.origin} ends at 0; remove one of the two"
+        both.refuse(both.ours("final_lr_ratio"), rule)
     return {"schedule": name, "schedule_settings": settings, **values}, lr
 
 
@@ -150,22 +152,9 @@ def _peak(section: Section, both: Reconciler, lr: float) -> float:
         both.origins.setdefault("lr", said.origin)
         return float(said.value)
     if known and default is not None and default.value != lr:
-        at = both.origin("lr").place
-        both.notice(default, f"DeepSpeed would rise to its default, {default.value}; lr {lr:g} at {at} holds")
+        at = both.ours("lr").origin.place
+        both.silent(default, f"DeepSpeed would rise to its default, {default.value}; lr {lr:g} at {at} holds")
     return lr
-
-
-def _check_length(config: TrainConfig, section: Section, both: Reconciler) -> None:
-    said = section.values.get("max_steps")
-    if said is None or (config.epochs is None and said.value == config.max_steps):
-        return
-    if config.epochs is None:
-        both.disagree(said, "max_steps", config.max_steps)
-    else:
-        rule = (
-            f'the length of this run follows from epochs {config.epochs} at {both.origin("epochs").place}; write "auto"'
-        )
-        both.problems.append(said.problem(rule))
 
 
 def _without_other_units(section: Section, both: Reconciler) -> Section:
@@ -185,7 +174,7 @@ def _warmup_type(section: Section, both: Reconciler) -> str:
     if said is not None or default is None:
         return "linear" if said is None else str(said.value)
     rule = f"DeepSpeed's default holds, {default.value}: a logarithmic warm-up"
-    both.notice(default, f'{rule}; write "linear" for a straight one')
+    both.silent(default, f'{rule}; write "linear" for a straight one')
     return str(default.value)
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..distributed.launcher import Launcher
-from ..errors import DEFAULT, ConfigError, LaunchError, Origin, Problem
+from ..errors import DEFAULT, ConfigError, LaunchError, Origin, Problem, Sourced
 from ..plan import Plan
 from .cpu_rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
 from .reconcile import Reconciler, choose_optimizer, choose_schedule
@@ -67,14 +68,12 @@ def resolve(
 
     if config.sync_batchnorm and (device == "cpu" or strategy.startswith("zero")):
         rule = "torch has it on GPUs only" if device == "cpu" else "not offered under DeepSpeed; use DDP or FSDP2"
-        raise ConfigError(Problem(origin=both.origin("sync_batchnorm"), value=True, rule=rule))
-
+        both.refuse(both.ours("sync_batchnorm"), rule)
     if config.float32 == "tf32" and device == "cpu":
-        both.notices.append(f"{both.origin('float32').place}: float32: tf32 has no effect on a CPU")
+        both.notice(both.ours("float32"), "tf32 has no effect on a CPU")
     for key, owner in (("sync_each_batch", "fsdp"), ("bucket_cap_mb", "ddp")):
         if getattr(config, key) and strategy != owner:
-            place = both.origin(key).place
-            both.notices.append(f"{place}: {key}: no effect under {strategy}: gradients are kept as without it")
+            both.notice(both.ours(key), f"no effect under {strategy}: gradients are kept as without it")
     precision = both.agree("mixed_precision", request.mixed_precision) or "no"
     micro = both.agree("micro_batch_size", request.micro_batch_size)
     asked_global = both.agree("global_batch_size", request.global_batch_size)
@@ -83,7 +82,7 @@ def resolve(
     optimizer, settings, lr = choose_optimizer(config, request, both, optimizer_built_by)
     schedule, lr = choose_schedule(config, request, both, lr)
     if request.dynamo and both.says("compile") and not config.compile:
-        both.refuse("compile", False, f"disagrees with {request.origins['dynamo']}; keep one of the two")
+        both.refuse(both.ours("compile"), f"disagrees with {request.origins['dynamo']}; keep one of the two")
     if both.problems:
         raise ConfigError(both.problems)
     tensor_parallel = request.fsdp.get("tp_size", 1)
@@ -96,12 +95,9 @@ def resolve(
     rehearsal = device == "cpu" and strategy != "single"
     notices = [*request.notices, *both.notices]
     if rehearsal:
-        runs = rehearsal_precision(strategy, precision)
-        if runs != precision and request.mixed_precision is None:
-            place = both.origin("mixed_precision").place
-            notices.append(f"{place}: DeepSpeed has no {precision} on a CPU: rehearsed in {runs}")
-        precision, (fsdp, deepspeed) = runs, rehearsal_changes(request)
-        notices += rehearsal_notices(request)
+        asked = request.mixed_precision or Sourced(precision, both.origins.get("mixed_precision", DEFAULT))
+        notices += rehearsal_notices(replace(request, mixed_precision=asked))
+        precision, (fsdp, deepspeed) = rehearsal_precision(strategy, precision), rehearsal_changes(request)
     plan = Plan(
         strategy=strategy,
         launcher=launcher.name,

@@ -90,18 +90,20 @@ def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: 
         )
     if launcher.name != "accelerate" and not (accel_config or deepspeed):
         return None
-    from .files import read as files  # which a training without them does not need
+    # Which a training without them does not need.
+    from .files.accelerate_file import read_accelerate_file, read_launch_flags
+    from .files.deepspeed_file import read_deepspeed_file
 
     key, path = ("deepspeed", deepspeed) if deepspeed else ("accel_config", accel_config)
     named = Sourced(path, Origin(COMMAND_LINE, key=key))
     if accel_config and deepspeed:
-        raise ConfigError(named.problem("two homes for one job: give --accel_config or --deepspeed, not both"))
+        raise ConfigError(named.problem("one job is described twice: give --accel_config or --deepspeed, not both"))
     if launcher.name == "accelerate":
-        own, flags = files.read_launch_flags(list(launcher.arguments))
+        own, flags = read_launch_flags(list(launcher.arguments))
         if deepspeed or (accel_config and (own is None or os.path.realpath(own) != os.path.realpath(accel_config))):
             raise ConfigError(named.problem("accelerate launch has a file of its own already; remove this one"))
-        return files.read_accelerate_file(own, overrides=flags)
-    return files.read_accelerate_file(accel_config) if accel_config else files.read_deepspeed_file(str(deepspeed))
+        return read_accelerate_file(own, overrides=flags)
+    return read_accelerate_file(accel_config) if accel_config else read_deepspeed_file(str(deepspeed))
 
 
 def check_environment(plan: Plan, launcher: Launcher, precision: str) -> None:
@@ -201,15 +203,14 @@ def _accelerator(plan: Plan, launcher: Launcher, timeout: timedelta) -> Accelera
 
 
 def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
-    kind = str(accelerator.distributed_type).rsplit(".", 1)[-1]
-    expected = {"single": ["NO"], "ddp": ["MULTI_CPU", "MULTI_GPU"], "fsdp": ["FSDP"]}
-    if kind not in expected.get(plan.strategy, ["DEEPSPEED"]):
-        raise LaunchError(f"asked for {plan.strategy}, but Accelerate runs {kind}")
-    if accelerator.num_processes != plan.world_size:
-        raise LaunchError(f"asked for {plan.world_size} processes, but Accelerate connects {accelerator.num_processes}")
-    if accelerator.device.type != plan.device:
-        raise LaunchError(f"asked for {plan.device}, but Accelerate computes on {accelerator.device.type}")
-    if accelerator.mixed_precision != plan.mixed_precision:
-        raise LaunchError(
-            f"asked for mixed_precision {plan.mixed_precision}, but Accelerate uses {accelerator.mixed_precision}"
-        )
+    """Raise LaunchError where Accelerate made something else of the plan."""
+    runs = str(accelerator.distributed_type).rsplit(".", 1)[-1]
+    expected = {"single": ["NO"], "ddp": ["MULTI_CPU", "MULTI_GPU"], "fsdp": ["FSDP"]}.get(plan.strategy, ["DEEPSPEED"])
+    for name, asked, found in (
+        ("strategy", plan.strategy, plan.strategy if runs in expected else runs),
+        ("processes", plan.world_size, accelerator.num_processes),
+        ("device", plan.device, accelerator.device.type),
+        ("mixed_precision", plan.mixed_precision, accelerator.mixed_precision),
+    ):
+        if asked != found:
+            raise LaunchError(f"{name}: asked for {asked}, but Accelerate runs {found}")

@@ -14,7 +14,7 @@ from trainer.commands.cli import main
 from trainer.commands.planner.activations import blocks_of, probe
 from trainer.commands.planner.costs import OFFERED
 from trainer.commands.planner.launch_file import accelerate_yaml
-from trainer.launching.files.read import read_accelerate_file
+from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.reporting.gpus import gpu_of
 
 

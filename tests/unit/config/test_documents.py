@@ -92,3 +92,23 @@ def test_absurd_json_is_one_line(here: Path, text: str, rule: str) -> None:
     Path("train.json").write_text(text)
     [line] = problems("--config=train.json")
     assert line.startswith(f"train.json: {rule}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        (
+            "train.json",
+            '{"seed": 1,\n"task_settings": {"a": 1,\n"seed": 2,\n"a": 3}}',
+            "train.json:4: task_settings.a: the key stands twice, first on line 2; keep one",
+        ),
+        (
+            "train.yaml",
+            "task: a:B\x7f\n",
+            "train.yaml: not valid YAML: unacceptable character #x007f: special characters are not allowed",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_what_it_looks_like_is_one_line(here: Path, name: str, text: str, line: str) -> None:
+    Path(name).write_text(text)
+    assert problems(f"--config={name}") == [line]

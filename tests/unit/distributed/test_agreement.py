@@ -16,8 +16,8 @@ from trainer.errors import LaunchError
 
 LISTENS = """
 import ctypes, os, signal, sys, threading, time
-from trainer.distributed import agreement
-agreement._PATIENCE_SECONDS, agreement._ECHO_SECONDS = 1.0, float(sys.argv[1])
+from trainer.distributed import agreement, watch
+watch._PATIENCE_SECONDS, watch._ECHO_SECONDS = 1.0, float(sys.argv[1])
 sleep = ctypes.CDLL(None).sleep  # a call of C that no signal's handler interrupts, as a collective's
 one = agreement.Agreement()
 with one.listening():

@@ -10,10 +10,8 @@ from origins import origin
 from plans import FOUR_GPUS, HOME, SAID, asked, plan, request
 
 from trainer.launching.cpu_rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
-from trainer.launching.files.read import (
-    read_accelerate_file,
-    read_deepspeed_file,
-)
+from trainer.launching.files.accelerate_file import read_accelerate_file
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 
 def test_rehearsal_says_what_has_no_effect(write: Write) -> None:
@@ -66,7 +64,7 @@ def test_fp16_in_a_rehearsal(strategy: str, runs: str) -> None:
 def test_fp16_of_the_training_config_in_a_rehearsal() -> None:
     made = plan(request("zero2"), mixed_precision="fp16")
     assert made.mixed_precision == "bf16"
-    assert made.notices == (f"{SAID}: DeepSpeed has no fp16 on a CPU: rehearsed in bf16",)
+    assert made.notices == (f"{SAID} (mixed_precision): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",)
 
 
 def test_what_has_no_effect_in_a_rehearsal() -> None:

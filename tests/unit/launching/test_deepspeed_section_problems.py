@@ -150,7 +150,7 @@ KEEP = 'keep one, or write "auto"'
         (
             with_scheduler("WarmupDecayLR", total_num_steps=500),
             {"epochs": 2, "max_steps": None},
-            f'{SCHEDULER}.total_num_steps: 500: the length of this run follows from epochs 2 at {SAID}; write "auto"',
+            f'{SCHEDULER}.total_num_steps: 500: disagrees with epochs 2 at {SAID}; keep one, or write "auto"',
         ),
         (
             with_scheduler("WarmupLR", warmup_max_lr=0.1),

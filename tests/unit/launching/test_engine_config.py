@@ -9,7 +9,7 @@ import pytest
 
 from trainer.distributed.launcher import Launcher
 from trainer.errors import ConfigError, LaunchError
-from trainer.launching.files.read import read_deepspeed_file
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 from trainer.launching.resolve import resolve
 from trainer.plan import Plan
 from trainer.strategies.deepspeed_start import check_engine_config

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...config.load import load_config
-from ...launching.files.read import read_accelerate_file
+from ...launching.files.accelerate_file import read_accelerate_file
 from ..runs import Run, read_run
 from ..trials import Trial, check_script
 from ..usage import usage_error

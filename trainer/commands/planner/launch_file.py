@@ -1,4 +1,4 @@
-"""The accelerate YAML that ``trainer plan --write`` leaves; ``launching/files/read.py`` reads it back."""
+"""The accelerate YAML that ``trainer plan --write`` leaves; ``launching/files/`` reads it back."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ...errors import ConfigError, Origin, Problem, Sourced
 from .tables import Entries, annotation, checked, table
 
 _RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
-BUILT_WHOLE = "no effect: the model is whole in host memory if build_model gives it values, never on the meta device"
+_CLASSES = "fsdp_transformer_layer_cls_to_wrap"
 
 
 def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[str, Any], dict[str, Origin]]:
@@ -34,34 +34,26 @@ def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[
     if state_dict is not None and version == 1 and str(state_dict.value).upper() == "LOCAL_STATE_DICT":
         check.notice(state_dict, "FSDP2 does not have it; checkpoints of samecurve do not need it")
         entries = {name: entry for name, entry in entries.items() if entry is not state_dict}
-    typed, entries = entries, checked("fsdp_config", entries, check)
+    dropped = [entries[name] for name in known["fsdp1"] if name in entries]
+    entries = checked("fsdp_config", entries, check)
     plugin = {name: (entries.get(key), default) for name, (key, default) in known["fsdp_plugin"].items()}
     values = {name: default if entry is None else entry.value for name, (entry, default) in plugin.items()}
     reshard = _reshard(entries, version, check)
-    if dropped := [typed[name] for name in known["fsdp1"] if name in typed]:
-        check.notices.append(f"{dropped[0].origin.place}: no effect under FSDP2: {_names(dropped)}")
-    if values["cpu_ram_efficient_loading"]:
-        check.notice(entries["fsdp_cpu_ram_efficient_loading"], BUILT_WHOLE)
-    checkpointing, offload = values["activation_checkpointing"], values["activation_checkpointing_offload"]
-    if offload and not checkpointing:
+    check.idle(dropped, "no effect under FSDP2")
+    if values["activation_checkpointing_offload"] and not values["activation_checkpointing"]:
         offloaded = entries["fsdp_activation_checkpointing_offload"]
         check.refuse(offloaded, "needs fsdp_activation_checkpointing: true")
     policy = values["auto_wrap_policy"]
-    idle = [entries[name] for name, other in known["fsdp_policies"].items() if name in entries and other != policy]
-    if idle := [entry for entry in idle if entry.value not in (0, "", [])]:
-        check.notices.append(f"{idle[0].origin.place}: no effect under fsdp_auto_wrap_policy {policy}: {_names(idle)}")
-    if values["state_dict_type"] == "FULL_STATE_DICT":
-        whole = "no effect: in checkpoints each rank writes its part; the model is exported whole"
-        check.notice(entries["fsdp_state_dict_type"], whole)
-    classes = _classes(entries.get("fsdp_transformer_layer_cls_to_wrap"), check)
+    others = [entries[name] for name, other in known["fsdp_policies"].items() if name in entries and other != policy]
+    check.idle([entry for entry in others if entry.value], f"no effect under fsdp_auto_wrap_policy {policy}")
+    for name, (value, reason) in known["fsdp_idle"].items():
+        if name in entries and entries[name].value == value:
+            check.notice(entries[name], reason)
+    classes = _classes(entries.get(_CLASSES), check)
     values |= {
-        "fsdp_version": 2,
         "reshard_after_forward": reshard,
         "transformer_cls_names_to_wrap": classes if policy == "TRANSFORMER_BASED_WRAP" else None,
-        "activation_checkpointing_offload": offload and checkpointing,
         "ignored_modules": values["ignored_modules"] or [],
-        "cpu_ram_efficient_loading": False,
-        "backward_prefetch": "NO_PREFETCH",
     }
     return values, {f"fsdp.{name}": entry.origin for name, (entry, _) in plugin.items() if entry}
 
@@ -85,20 +77,16 @@ def read_dimensions(
     return {name: entry.value for name, entry in more.items()}, {f"fsdp.{name}": e.origin for name, e in more.items()}
 
 
-def _names(entries: list[Sourced[Any]]) -> str:
-    return ", ".join(entry.origin.key.rsplit(".", 1)[-1] for entry in entries)
-
-
 def _version(found: Sourced[Any] | None, check: Validator, origin: Origin) -> int:
     if found is None:
         rule = "no fsdp_version, which accelerate takes as 1: runs as FSDP2; write fsdp_version: 2"
         check.notices.append(f"{origin}: {rule}")
         return 1
-    if str(found.value) not in ("1", "2") or isinstance(found.value, float):
-        check.refuse(found, "must be 2, or 1, which runs as FSDP2")
-    elif str(found.value) == "1":
+    if str(found.value) == "1":
         check.notice(found, "FSDP1 runs as FSDP2; write fsdp_version: 2")
         return 1
+    if str(found.value) != "2":
+        check.refuse(found, "must be 2, or 1, which runs as FSDP2")
     return 2
 
 
@@ -106,39 +94,34 @@ def _reshard(entries: Entries, version: int, check: Validator) -> bool:
     old, new = entries.get("fsdp_sharding_strategy"), entries.get("fsdp_reshard_after_forward")
     by_old = None if old is None else _by_strategy(old, check)
     by_new: bool | None = None
-    if new is not None:
-        if str(new.value).lower() in ("true", "false"):
-            by_new = str(new.value).lower() == "true"
-        elif version == 2:
-            check.refuse(new, "must be true (FULL_SHARD) or false (SHARD_GRAD_OP) under fsdp_version 2")
-        else:
-            by_new = _by_strategy(new, check)
-    if old is not None and by_old is not None:
-        if new is not None and by_new is not None and by_new != by_old:
-            rule = f"disagrees with {str(new.value).lower()} at {new.origin}; keep fsdp_reshard_after_forward"
-            check.refuse(old, rule)
-        elif version == 2 and by_old != (by_new is not False):
-            check.refuse(old, "FSDP2 has no sharding strategy; write fsdp_reshard_after_forward: false")
-        elif version == 2:
-            check.notice(old, "no effect under FSDP2: fsdp_reshard_after_forward says it")
-    values = [value for value in (by_new, by_old) if value is not None]
-    return values[0] if values else True
+    if new is not None and str(new.value).lower() in ("true", "false"):
+        by_new = str(new.value).lower() == "true"
+    elif new is not None and version == 2:
+        check.refuse(new, "must be true (FULL_SHARD) or false (SHARD_GRAD_OP) under fsdp_version 2")
+    elif new is not None:
+        by_new = _by_strategy(new, check)
+    if old is None or by_old is None:
+        return by_new is not False
+    if new is not None and by_new is not None and by_new != by_old:
+        rule = f"disagrees with {str(new.value).lower()} at {new.origin}; keep fsdp_reshard_after_forward"
+        check.refuse(old, rule)
+    elif version == 2 and by_old != (by_new is not False):
+        check.refuse(old, "FSDP2 has no sharding strategy; write fsdp_reshard_after_forward: false")
+    elif version == 2:
+        check.notice(old, "no effect under FSDP2: fsdp_reshard_after_forward says it")
+    return by_old
 
 
 def _by_strategy(found: Sourced[Any], check: Validator) -> bool | None:
-    known, number = table("accelerate")["sections"]["fsdp_config"]["fsdp_sharding_strategy"], str(found.value)
-    if number.isdigit() and 1 <= int(number) <= len(known):  # Accelerate numbers them from 1 (utils/constants.py)
-        name = known[int(number) - 1]
-    else:
-        name = check.read(annotation(known, any_case=True), found)
-    if name is None or name in _RESHARDS:
-        return None if name is None else _RESHARDS[name]
+    known = table("accelerate")["sections"]["fsdp_config"]["fsdp_sharding_strategy"]
+    numbered = {str(number): name for number, name in enumerate(known, 1)}  # as Accelerate does (utils/constants.py)
+    name = numbered.get(str(found.value)) or check.read(annotation(known, any_case=True), found)
     if name == "NO_SHARD":
         check.refuse(found, "NO_SHARD is DDP: write distributed_type: MULTI_GPU")
-    else:
+    elif name is not None and name not in _RESHARDS:
         rule = "hybrid sharding is parallelism_config under FSDP2: write there parallelism_config_dp_replicate_size and"
         check.refuse(found, f"{rule} parallelism_config_dp_shard_size, and here fsdp_reshard_after_forward: true")
-    return None
+    return _RESHARDS.get(name)
 
 
 def _classes(found: Sourced[Any] | None, check: Validator) -> list[str] | None:
@@ -153,30 +136,27 @@ def _classes(found: Sourced[Any] | None, check: Validator) -> list[str] | None:
 
 def refuse_transformers_fsdp(doc: Document) -> None:
     """Raise ConfigError for a file that transformers' own Trainer takes (``--fsdp_config``), with the YAML to write."""
-    if "distributed_type" in doc.data or "zero_optimization" in doc.data:
-        return
-    section = doc.data.get("fsdp_config")
+    known, section = table("accelerate"), doc.data.get("fsdp_config")
     data = {**doc.data, **(section if isinstance(section, dict) else {})}
-    keys = {str(key).removeprefix("fsdp_"): value for key, value in data.items()}
-    typical = keys.keys() & set(table("accelerate")["transformers"]) or any(
-        str(key).startswith("fsdp_") for key in doc.data.keys() - {"fsdp_config"}
-    )
-    if "compute_environment" in doc.data or not ("fsdp" in doc.data or typical):
+    keys = {f"fsdp_{str(key).removeprefix('fsdp_')}": value for key, value in data.items()}
+    typical = keys.keys() & {f"fsdp_{key}" for key in ("fsdp", *known["transformers"])}
+    prefixed = any(str(key).startswith("fsdp_") for key in doc.data.keys() - {"fsdp_config"})
+    if doc.data.keys() & {"distributed_type", "zero_optimization", "compute_environment"} or not (typical or prefixed):
         return
-    words = str(keys.get("fsdp", "")).split()
-    classes, size = keys.get("transformer_layer_cls_to_wrap"), keys.get("min_num_params")
-    settings: dict[str, Any] = {"fsdp_version": 2}
-    if classes:
-        names = ",".join(classes) if isinstance(classes, list) else classes
-        settings |= {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap": names}
-    elif size:
-        settings |= {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": size}
-    if "shard_grad_op" in words or keys.get("reshard_after_forward") is False:
+    # Its keys are Accelerate's without the prefix; what is off by default is left out.
+    names = keys.get(_CLASSES)
+    keys[_CLASSES] = ",".join(names) if isinstance(names, list) else names
+    taken = [key for key in known["sections"]["fsdp_config"] if key not in known["fsdp1"]]
+    settings = {key: keys[key] for key in taken if keys.get(key)} | {"fsdp_version": 2}
+    for key, policy in known["fsdp_policies"].items():
+        if key in settings:
+            settings.setdefault("fsdp_auto_wrap_policy", policy)
+    if keys.get("fsdp_reshard_after_forward") is False:
         settings["fsdp_reshard_after_forward"] = False
-    if "offload" in words or keys.get("offload_params") is True:
-        settings["fsdp_offload_params"] = True
-    if keys.get("activation_checkpointing") is True:
-        settings["fsdp_activation_checkpointing"] = True
-    flow = yaml.safe_dump({"distributed_type": "FSDP", "fsdp_config": settings}, default_flow_style=True, width=10**6)
-    rule = f"this is a file for transformers' own Trainer; write an accelerate YAML instead: {flow.strip()}"
+    for word, meant in known["transformers_words"].items():
+        if word in str(keys.get("fsdp_fsdp", "")).split():
+            settings |= meant
+    written = {"distributed_type": "FSDP", "fsdp_config": settings}
+    flow = yaml.safe_dump(written, default_flow_style=True, width=10**6).strip()
+    rule = f"this is a file for transformers' own Trainer; write an accelerate YAML instead: {flow}"
     raise ConfigError(Problem(origin=Origin(doc.path), rule=rule))

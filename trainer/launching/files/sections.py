@@ -18,6 +18,8 @@ from ...text import nearest
 from ..request import Section
 from .tables import table
 
+OWNER = "DeepSpeed's JSON"
+
 
 def read_optimizer(doc: Document, check: Validator) -> Section | None:
     """Read the optimizer that the JSON asks for; None where it asks for none, or for one that cannot run."""
@@ -97,7 +99,7 @@ def _section(
         if setting == "max_grad_norm" and setting not in taken:
             check.refuse(found, 'is no setting of an optimizer; write "gradient_clipping" at the top level')
         elif setting not in taken:
-            check.unknown(found, taken, (key, "params", setting))
+            check.unknown(found, taken, (key, "params", setting), owner=OWNER)
         elif found.value == "auto" or setting in any_value:
             continue
         elif setting in ours:

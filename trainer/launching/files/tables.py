@@ -17,6 +17,7 @@ from ...config.annotations import About
 from ...config.validate import Validator
 from ...errors import Sourced
 
+TOP_LEVEL = "top_level"
 Entries = Mapping[str, Sourced[Any]]  # by key of the top level or, in sections, by argument of the launcher
 _TYPES = {"bool": bool, "flag": bool, "int": int, "whole": float, "number": float, "text": str, "any": Any}
 _LIMITS = {">=": "minimum", ">": "above", "<=": "maximum", "<": "below"}
@@ -45,10 +46,10 @@ def annotation(spec: str | list[str], *, any_case: bool = False) -> Any:
 
 
 @functools.cache
-def accelerate_keys(section: str = "top_level") -> dict[str, Any]:
+def accelerate_keys(section: str = TOP_LEVEL) -> dict[str, Any]:
     """Return the type of each key at the top level, or of each launcher argument that a section may hold."""
     known = table("accelerate")
-    declared = known["top_level"] if section == "top_level" else known["sections"][section]
+    declared = known[TOP_LEVEL] if section == TOP_LEVEL else known["sections"][section]
     return {**declared, **known["own"].get(section, {})}
 
 

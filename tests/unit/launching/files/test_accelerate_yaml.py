@@ -9,7 +9,8 @@ from accelerate.utils import TorchDynamoPlugin
 from launch_texts import DDP, FSDP, Write, Z, complaint, flag
 from origins import sourced
 
-from trainer.launching.files.read import read_accelerate_file, read_deepspeed_file
+from trainer.launching.files.accelerate_file import read_accelerate_file
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 
 def test_single(write: Write) -> None:

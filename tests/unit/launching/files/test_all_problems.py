@@ -10,7 +10,8 @@ from accelerate.utils import DeepSpeedPlugin
 from deepspeed.runtime.config import DeepSpeedConfig
 from launch_texts import BY_FILE, ZERO, Write, complaint
 
-from trainer.launching.files.read import read_accelerate_file, read_deepspeed_file
+from trainer.launching.files.accelerate_file import read_accelerate_file
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 
 def test_all_problems_at_once(write: Write) -> None:

@@ -12,7 +12,8 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from launch_texts import WRITTEN, complaint, flag
 from launchers import ROOT
 
-from trainer.launching.files.read import read_accelerate_file, read_deepspeed_file
+from trainer.launching.files.accelerate_file import read_accelerate_file
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 STRATEGIES = {"single": "single", "ddp": "ddp", "fsdp": "fsdp", "hsdp": "fsdp", "tp": "fsdp", "zero3_offload": "zero3"}
 

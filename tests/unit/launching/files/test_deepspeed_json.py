@@ -11,7 +11,8 @@ from accelerate.utils import DeepSpeedPlugin
 from launch_texts import BY_FILE, DDP, FULL, ZERO, Write, complaint, flag
 from origins import sourced
 
-from trainer.launching.files.read import read_accelerate_file, read_deepspeed_file
+from trainer.launching.files.accelerate_file import read_accelerate_file
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 from trainer.launching.files.tables import accelerate_keys
 
 

@@ -7,11 +7,11 @@ import json
 import pytest
 from launch_texts import Write, Z, complaint
 
-from trainer.launching.files.read import read_deepspeed_file
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 STAGE_0 = (
-    "stage 0 is DDP, which is started without a DeepSpeed JSON: by torchrun alone, or by accelerate launch with "
-    "accel_configs/ddp.yaml"
+    "stage 0 is DDP, which is started without DeepSpeed: by torchrun alone, or by accelerate launch with "
+    "distributed_type: MULTI_GPU, as in accel_configs/ddp.yaml"
 )
 JSON_MISTAKES = [
     (f'{{{Z}, "gradient_cliping": 1.0}}', "gradient_cliping: 1.0: unknown key; did you mean 'gradient_clipping'?"),
@@ -150,8 +150,12 @@ JSON_MISTAKES = [
         "build it in Task.build_optimizer, and remove this section",
     ),
     (
-        f'{{{Z}, "train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}}',
-        "train_batch_size: 10: must be a multiple of train_micro_batch_size_per_gpu x gradient_accumulation_steps, 4",
+        f'{{{Z}, "bf16": {{"enabled": true}}, "bfloat16": {{"enabled": false}}}}',
+        "bfloat16: {'enabled': False}: is DeepSpeed's older name of bf16, which is there as well; remove it",
+    ),
+    (
+        f'{{{Z}, "bfloat16": {{"bf16_optimizer_states": true}}}}',
+        "bfloat16.bf16_optimizer_states: true: the optimizer's state is kept in full precision here; remove it",
     ),
     (f"{{{Z},}}", "not valid JSON: a trailing comma: remove it"),
     ("// from a blog\n{}", "not valid JSON: a comment, which JSON has not"),

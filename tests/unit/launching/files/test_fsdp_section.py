@@ -6,7 +6,7 @@ import pytest
 from accelerate import FullyShardedDataParallelPlugin
 from launch_texts import FSDP, FSDP1, Write
 
-from trainer.launching.files.read import read_accelerate_file
+from trainer.launching.files.accelerate_file import read_accelerate_file
 
 
 def test_fsdp_gives_every_argument(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from launch_texts import DDP, Write, complaint
 
-from trainer.launching.files.accelerate_file import section_names, spellings
-from trainer.launching.files.read import read_accelerate_file, read_deepspeed_file
+from trainer.launching.files.accelerate_file import read_accelerate_file
+from trainer.launching.files.accelerate_keys import section_names, spellings
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 from trainer.launching.files.tables import accelerate_keys, deepspeed_keys
 
 

@@ -11,7 +11,7 @@ from launch_texts import DDP, FULL, Write, complaint, flag
 from origins import sourced
 
 from trainer.errors import ConfigError, Sourced
-from trainer.launching.files.read import read_accelerate_file, read_launch_flags
+from trainer.launching.files.accelerate_file import read_accelerate_file, read_launch_flags
 
 
 def test_flags_are_read_by_accelerates_parser(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,10 +68,6 @@ def test_a_flag_wins_over_its_file(write: Write) -> None:
             "without a GPU the job rehearses on the CPU",
         ),
         (
-            flag(True, "multi_gpu") | flag(True, "use_fsdp"),
-            "command line: --use_fsdp: true: cannot stand beside --multi_gpu; keep one of them",
-        ),
-        (
             flag(True, "use_megatron_lm"),
             "command line: --use_megatron_lm: true: not supported by samecurve; "
             "supported: cpu, multi_gpu, use_deepspeed, use_fsdp",
@@ -116,10 +112,7 @@ def test_launch_without_a_file_on_gpus(gpus: Callable[[int], None]) -> None:
     """As in Accelerate: several GPUs mean DDP on all of them, unless one process is asked for."""
     gpus(4)
     every = read_accelerate_file(None, overrides={})
-    assert (every.strategy, every.world_size) == (
-        "ddp",
-        sourced(4, "command line (every GPU of this machine)"),
-    )
+    assert (every.strategy, every.world_size) == ("ddp", None), "as many as the launcher started"
     assert read_accelerate_file(None, overrides=flag(1, "num_processes")).strategy == "single"
 
 
@@ -131,7 +124,4 @@ def test_launch_without_a_file_starts_one_process(gpus: Callable[[int], None]) -
     assert complaint(lambda: read_accelerate_file(None, overrides=flag(True, "cpu") | flag(2, "num_processes"))) == (
         "command line: --num_processes: 2: --cpu makes accelerate start one process; leave it out: "
         "without a GPU the job rehearses on the CPU"
-    )
-    assert complaint(lambda: read_accelerate_file(None, overrides=flag(True, "use_fsdp"))) == (
-        "command line: --num_processes: is missing; write how many processes run"
     )

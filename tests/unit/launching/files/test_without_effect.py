@@ -9,12 +9,10 @@ import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 from launch_texts import DDP, FSDP, ZERO, Write, complaint
 
+from trainer.commands.launch_files import read_launch_file
 from trainer.launching.cpu_rehearsal import rehearsal_changes, rehearsal_notices
-from trainer.launching.files.read import (
-    read_accelerate_file,
-    read_deepspeed_file,
-    read_launch_file,
-)
+from trainer.launching.files.accelerate_file import read_accelerate_file
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 
 def test_sections_for_what_does_not_run_are_said(write: Write) -> None:
