@@ -29,6 +29,7 @@ REFUSED = {
     "no_loss": "DataError: training_step must return one number, or (loss, {name: value}); it returned a tensor of",
 }
 UNSAID = {
+    ("past_the_wrapper", "ddp"): "training_step did not call the model that it was given, so no gradient was averaged",
     ("unused_unsaid", "ddp"): "the loss of this step does not depend on left.weight, left.bias",
     ("later_unsaid", "ddp"): "the loss of this step does not depend on two.weight, two.bias",
     **{("later_unsaid", f"zero{n}"): "only some micro-batches use two.bias, two.weight; set" for n in (1, 2, 3)},

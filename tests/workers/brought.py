@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from brought_language import PRETRAINED, Language
+from brought_language import PRETRAINED, Generating, Language
 from brought_tasks import (
     GLOBAL_BATCH,
     STEPS,
@@ -31,6 +31,7 @@ from brought_tasks import (
     NoLoss,
     OnSomeRanks,
     Outside,
+    PastTheWrapper,
     Patience,
     Plain,
     Reports,
@@ -46,6 +47,7 @@ from trainer.launching import Launched, launch
 
 CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "plain": (Plain, {}),
+    "past_the_wrapper": (PastTheWrapper, {}),
     "unused": (Unused, {"find_unused_parameters": True, "weight_decay": 0.1}),
     "unused_unsaid": (Unused, {"weight_decay": 0.1}),
     "on_some_ranks": (OnSomeRanks, {"find_unused_parameters": True}),
@@ -73,6 +75,7 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
         {"eval_every": 2, "best_metric": "eval/loss", "early_stop_patience": 2, "max_steps": 20},
     ),
     "llama": (lambda: Language(kind="llama"), {}),
+    "generating": (Generating, {"evaluation_batch_size": 2}),
     "llama_tied": (lambda: Language(kind="llama_tied"), {}),
     "gpt2": (lambda: Language(kind="gpt2"), {}),
     "bert": (lambda: Language(kind="bert"), {}),

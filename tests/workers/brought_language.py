@@ -112,4 +112,22 @@ class Language(Task):
         return model(input_ids=batch["ids"], labels=labels).loss
 
 
+class Generating(Language):
+    """Texts are generated while nothing is learnt, longer ones on some ranks; the model's own attributes are read."""
+
+    def build_data(self) -> Data:
+        data = super().build_data()
+        return Data(train=data.train[:16], evaluation=data.train[16:27])
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        assert model.config.vocab_size == 40
+        return super().training_step(model, batch)
+
+    def evaluation_step(self, model: Any, batch: Any) -> Any:
+        more = 2 + 3 * int(batch["label"][0])
+        texts = model.generate(batch["ids"], max_new_tokens=more, min_new_tokens=more, do_sample=False, pad_token_id=0)
+        assert texts.shape == (len(batch["ids"]), 10 + more)
+        return {"generated": texts[:, 10:12].float().sum(1)}
+
+
 PRETRAINED: list[str] = []  # the folder of a small Llama of bfloat16

@@ -44,6 +44,13 @@ class Plain(Task):
         return F.mse_loss(model(batch["x"]), batch["y"])
 
 
+class PastTheWrapper(Plain):
+    """What a step under plain DDP must not do, and often does for a method of the model."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        return super().training_step(getattr(model, "module", model), batch)
+
+
 class Unused(Plain):
     """A layer that the loss never reaches; weight decay moves it, as it moves one of gradient zero."""
 

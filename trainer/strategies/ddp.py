@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as torch_ddp
 
 from ..errors import LaunchError
 from ..text import listed
@@ -22,6 +22,30 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..plan import Plan
+
+
+class DistributedDataParallel(torch_ddp.DistributedDataParallel):
+    """DDP whose model can be asked for what is its own (``model.config``), as under every other strategy.
+
+    Its methods too, where nothing is learnt (``model.generate`` in ``evaluation_step``). What does not begin with a
+    call of the wrapper exchanges no gradients, and torch does not notice.
+    """
+
+    called = False
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        self.called |= self.training
+        return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = super().__getattr__("module")
+            found = getattr(model, name)
+        if self.training and getattr(found, "__self__", None) is model:
+            raise AttributeError(f"training begins with a call of the model itself: model(...), not model.{name}(...)")
+        return found
 
 
 class DDP(Strategy):
@@ -45,8 +69,10 @@ class DDP(Strategy):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().prepare(model, optimizer)
-        if isinstance(self.model, DistributedDataParallel) and not self.plan.find_unused_parameters:
-            _settle_buckets(self.model)
+        if isinstance(self.model, torch_ddp.DistributedDataParallel):
+            self.model.__class__ = DistributedDataParallel  # Accelerate makes torch's own
+            if not self.plan.find_unused_parameters:
+                _settle_buckets(self.model)
 
     def verify(self) -> None:
         if isinstance(self.model, DistributedDataParallel) != (self.plan.strategy == "ddp"):
@@ -62,6 +88,12 @@ class DDP(Strategy):
 
         torch itself says so at the next forward pass, after a step with the rank's own gradients.
         """
+        if not model.called:
+            raise LaunchError(
+                "training_step did not call the model that it was given, so no gradient was averaged over the ranks: "
+                "begin with model(...); a method of it, or its .module, goes past the exchange"
+            )
+        model.called = False
         try:
             model.reducer._check_reducer_finalized()
         except RuntimeError as error:
@@ -95,7 +127,7 @@ class DDP(Strategy):
         return copies * super().gradient_bytes()
 
 
-def _settle_buckets(model: DistributedDataParallel) -> None:
+def _settle_buckets(model: torch_ddp.DistributedDataParallel) -> None:
     """Have the buckets arranged before the first step, with one backward of zeros (one all-reduce of the model's size).
 
     DDP arranges them anew after its first backward, in the order in which gradients came. Three ranks and more then add

@@ -23,7 +23,7 @@ from .base import Shard, StepResult, Strategy, compute_in
 from .blank import Made, allocate, is_blank, renew
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import prepare_process
-from .tensors import canonical_state, hold_scalars_as_vectors, local_bytes
+from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
 from .trial import divided_step_problem
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class ZeRO(Strategy):
         hold_scalars_as_vectors(model)
         if self.plan.strategy == "zero3":
             self._partition(model, optimizer)
+            keep_in_step(model)
         super().wrap(model, optimizer)
 
     def _partition(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -117,6 +118,8 @@ class ZeRO(Strategy):
         super().prepare(model, optimizer)
         engine: Any = self.model
         self.engine, self.zero = engine, engine.optimizer
+        if hasattr(engine.module, "config"):  # what a task asks for; the engine's own was read while it started
+            engine.config = engine.module.config
         self.optimizer = engine.basic_optimizer  # the torch optimizer inside, which holds the groups
         if self.plan.strategy == "zero1" and precision["gradients"] != precision["compute"]:
             self.zero.gradient_accumulation_dtype = DTYPES[precision["gradients"]]

@@ -22,7 +22,7 @@ from .base import Shard, Strategy, compute_in
 from .blank import allocate
 from .buffers import keep_buffers_fp32
 from .tensor_parallel import divide, problem_of
-from .tensors import Columns, canonical_state, full, hold_scalars_as_vectors, local, unwrapped
+from .tensors import Columns, canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 from .trial import divided_step_problem
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class FSDP2(Strategy):
         sharded = {name: tensor for name, tensor in canonical_state(model)}
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
+        keep_in_step(model)
         self.model, self.prepared_optimizer = model, self.accelerator.prepare_optimizer(optimizer)
         self.accelerator._models.append(model)
 
