@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import launchers
 import psutil
 import pytest
 
+hypothesis.settings.register_profile("any machine", deadline=None)  # on a busy one every example is slow
+hypothesis.settings.load_profile("any machine")
 os.environ.update(launchers.HIDE_GPUS)  # before torch counts them
 
 # pytest's own note of the test that runs; what torch and deepspeed set when they are imported for the first time.

@@ -126,4 +126,4 @@ class ConfigError(TrainerError, ValueError):
 
 def _shown(value: object) -> str:
     text = repr(value) if not isinstance(value, bool) else str(value).lower()
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"  # the end of a path says more than its middle

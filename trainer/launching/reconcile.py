@@ -32,14 +32,14 @@ class Reconciler(Validator):
         """Tell whether the training config says a value, and not its default; one made in code has no origins."""
         return key in self.origins or getattr(self.config, key) != DEFAULTS[key]
 
-    def origin(self, key: str) -> Origin:
+    def origin_of(self, key: str) -> Origin:
         """Return where the training config says a value; of a setting in a mapping, at least where the mapping is."""
         around = self.origins.get(key.partition(".")[0], Origin("TrainConfig"))
         return self.origins.get(key, around).named(key)
 
     def ours(self, key: str) -> Sourced[Any]:
         """Return what the training config says, or its default."""
-        return Sourced(getattr(self.config, key), self.origin(key))
+        return Sourced(getattr(self.config, key), self.origin_of(key))
 
     def agree(self, key: str, asked: Sourced[Any] | None) -> Any:
         """Return the value of ``key``: the launch files', else the config's; a disagreement is recorded."""
@@ -111,7 +111,7 @@ def choose_optimizer(
         said, decay = both.says("weight_decay"), values["weight_decay"]
         settings, problems = check_class(name, config.optimizer_settings, lr=lr, decay=decay, decay_said=said)
         for key, rule, value in problems:
-            both.refuse(Sourced(value, both.origin(key)), rule)
+            both.refuse(Sourced(value, both.origin_of(key)), rule)
         return name, settings, lr
     keep = ("momentum", "weight_decay") if name == "sgd" else ("betas", "eps", "weight_decay")
     return name, {key: values[key] for key in keep}, lr

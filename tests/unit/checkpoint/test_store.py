@@ -243,7 +243,7 @@ def test_foreign_files_and_other_versions_are_named(tmp_path: Path) -> None:
 # -- ranges ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), size=st.integers(1, 200), dtype=st.sampled_from(sorted(DTYPES)))
 def test_any_range_of_any_pieces(
     data: st.DataObject, size: int, dtype: str, tmp_path_factory: pytest.TempPathFactory

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.dump import to_yaml
@@ -64,7 +64,6 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     return TrainConfig(**values)
 
 
-@settings(deadline=None)
 @given(configs())
 def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, config: TrainConfig) -> None:
     path = tmp_path_factory.getbasetemp() / "written.yaml"

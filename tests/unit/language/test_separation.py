@@ -27,7 +27,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", sorted({*CONFIGS} - {"mixtral"}))  # torch multiplies experts in no float64
 def test_packed_documents_have_loss_and_gradients_of_separate_ones(
     name: str, attention: str, task: Callable[..., CausalLM], tmp_path: Path, llama: Path
 ) -> None:

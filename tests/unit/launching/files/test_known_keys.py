@@ -57,7 +57,7 @@ PATHS: list[tuple[str, ...]] = [
 JSON_KEYS = sorted((path, key) for path in PATHS for key in deepspeed_keys(path) or () if len(key) > 4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_typo_in_a_nested_key_is_answered_by_the_key(data: st.DataObject, tmp_path_factory: Any) -> None:
     name, key = data.draw(st.sampled_from(NESTED))
@@ -71,7 +71,7 @@ def test_a_typo_in_a_nested_key_is_answered_by_the_key(data: st.DataObject, tmp_
     assert line == f"{path}:4: {name}.{typo}: 1: unknown key; did you mean {key!r}?"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_typo_in_json_is_answered_by_the_key(data: st.DataObject, tmp_path_factory: Any) -> None:
     path, key = data.draw(st.sampled_from(JSON_KEYS))
