@@ -148,7 +148,7 @@ def check_sizes(model: Any, vocabulary: int, named: str | None, length: int) -> 
         ConfigError: there are tokens or positions that the model has not learnt.
     """
     positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and length > positions:
+    if positions is not None and 0 < positions < length:  # XLNet says -1: no end
         raise setting_error("sequence_length", length, f"the model has {positions:,} positions; lower it")
     rows = model.get_input_embeddings().num_embeddings
     if vocabulary > rows:
