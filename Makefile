@@ -39,9 +39,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A file's tests stay together, since they share jobs; two files at a time fill the waits of each other.
+# A file's tests stay together, since they share jobs; two files at a time fill the waits of each other, jobs first.
 TESTED_AT_ONCE ?= 2
-test nightly: TOGETHER = -n $(TESTED_AT_ONCE) --dist loadfile
+test nightly: TOGETHER = -n $(TESTED_AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 test: lint
 	$(BIN)/pytest $(TOGETHER) --durations=15 -m "not gpu and not slow and not browser"
