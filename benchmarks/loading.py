@@ -14,16 +14,13 @@ largest tensor in float32.
 measured (2026-11-22, two x86 CPU cores that other jobs shared, OMP_NUM_THREADS=1, torch 2.13, deepspeed 0.19.8):
 
                                    shards   stays    peak   largest tensor 96
-    FSDP2, 2 processes              1,128   1,208   1,208
-    FSDP2, 4 processes                564     634     634
-    HSDP, 2 groups of 2             1,128   1,220   1,220
-    ZeRO-3, 2 processes             1,128   5,321   5,321
-      MALLOC_MMAP_THRESHOLD_=262144 1,128   3,438   3,627
-    ZeRO-3, 4 processes               564   3,455   3,455
-      MALLOC_MMAP_THRESHOLD_=262144   564   1,747   1,935
-ZeRO-3 holds the parameters twice, as they are computed with and as the optimizer's own, and DeepSpeed makes both, and
-buffers, in pieces: what it frees of them glibc keeps, unless the variable tells it not to. On a GPU they are not
-in host memory.
+    FSDP2, 2 processes              1,128   1,252   1,252
+    FSDP2, 4 processes                564     634     634   (before files were read again for their checksum)
+    HSDP, 2 groups of 2             1,128   1,220   1,220   (before that)
+    ZeRO-3, 2 processes             1,128   3,580   3,749
+    ZeRO-3, 4 processes               564   1,747   1,935   (before that)
+ZeRO-3 keeps three times the shards from its start: the parameters as they are computed with, the optimizer's own, and
+the gradients. DeepSpeed makes them in pieces, of which glibc would keep 1.6 GiB more (``give_back_freed``).
 """
 
 from __future__ import annotations

@@ -64,9 +64,10 @@ def check_read(
     for shard, low, high in parts.dealt(shards):
         read[shard.name] += _sum_of(shard, low, high, dtypes[shard.name])
     for name, dtype in dtypes.items():
-        size = store.size(*places[name])
-        for low in range(size * rank // world, size * (rank + 1) // world, CHUNK):
-            part = torch.empty(min(CHUNK, size * (rank + 1) // world - low), dtype=dtype)
+        size, step = store.size(*places[name]), CHUNK // dtype.itemsize
+        end = size * (rank + 1) // world
+        for low in range(size * rank // world, end, step):
+            part = torch.empty(min(step, end - low), dtype=dtype)
             store.read(*places[name], low, part)
             there[name] += content_sum(part, low, dtype)
     sums = agreement.gather((dict(read), dict(there)))

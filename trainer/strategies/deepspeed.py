@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import LaunchError
 from ..text import listed
 from .base import Shard, StepResult, Strategy, compute_in
-from .blank import Made, allocate, is_blank, renew
+from .blank import Made, allocate, give_back_freed, is_blank, renew
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import prepare_process
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
@@ -83,6 +83,7 @@ class ZeRO(Strategy):
         """Divide the parameters over the ranks, one at a time: the engine would put the model on each device first."""
         import deepspeed
 
+        give_back_freed(at_once=True)
         # Of a module without parameters it takes the settings only; given the model it would not cast what it divides.
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         init: Any = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=config)
@@ -141,6 +142,8 @@ class ZeRO(Strategy):
         self.model.compile(backend=settings.pop("backend"), compile_kwargs=settings)
 
     def verify(self) -> None:
+        if self.plan.strategy == "zero3":
+            give_back_freed(at_once=False)
         stage = self.engine.zero_optimization_stage()
         if type(self.engine).__name__ != "DeepSpeedEngine" or stage != STAGES[self.plan.strategy]:
             raise LaunchError(f"asked for {self.plan.strategy}, but {type(self.engine).__name__} runs stage {stage}")

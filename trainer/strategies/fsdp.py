@@ -75,8 +75,6 @@ class FSDP2(Strategy):
             self.notices = divide(model, self._mesh["tensor"])
             # Logits are a view of a distributed tensor: changed in place they raise, whatever this warns of.
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
-            # That whole tensors are gathered by one dimension of the mesh after the other, which cannot be helped.
-            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         units = self._units(model)
         if self.plan.fsdp.get("activation_checkpointing"):
             units = self._checkpointed(model, units)
@@ -122,6 +120,8 @@ class FSDP2(Strategy):
         copies, parts = int(self.plan.fsdp.get("dp_replicate_size", 1)), self.plan.tensor_parallel_size
         sizes = {"replicate": copies, "shard": self.plan.world_size // copies // parts, "tensor": parts}
         sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+        if parts > 1:  # whole tensors are gathered by one dimension after the other, which cannot be helped
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         return init_device_mesh(self.accelerator.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def _precision(self) -> Any:
