@@ -36,8 +36,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2": {"config": CONFIGS["gpt2"], "tokenizer": "llama", "activation_checkpointing": 2, "loss": "fused"},
     "classifier": {"model": "llama", "data": "labels.jsonl"},
 }
-# Of norms: torch 2.13 adds up float32 on CPUs so that those of a million drawn elements, as a matrix here has, are off by
-# 1e-5, those of its halves by 4e-6 (against float64).
+# Of norms: torch 2.13 adds up float32 on CPUs so that those of a million drawn elements, as a matrix here has, are off
+# by 1e-5, those of its halves by 4e-6 (against float64).
 OF_LARGE_TENSORS = 5e-5
 
 
