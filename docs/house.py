@@ -23,10 +23,12 @@ DOORS = ("__init__", "__main__")
 # Lines may grow in one place only if they shrink in another; tests/unit/test_structure.py holds the limits.
 RINGS: dict[str, tuple[str, int | None]] = {
     "engine": (
-        "build strategies data optim metrics task state loop distributed/agreement distributed/watch "
+        "build strategies data optim metrics task state loop distributed/agreement "
         "callbacks/base callbacks/builtin callbacks/configured",
         2800,  # 2,600 without the watch over stuck ranks, parts of layers, and what tasks ask of a wrapped model
     ),
+    # What a job does about ranks that are gone or stand still, signals, numbers without a value.
+    "faults": ("distributed/watch distributed/watchdog", 400),
     # Held by nobody whole: models without values, divided layers, optimizers by class that step parts, what was read.
     "large models": (
         "strategies/blank strategies/tensor_parallel strategies/trial optim/optimizers checkpoint/proof",

@@ -23,6 +23,7 @@ class TrainerError(Exception):
     """Base of all errors raised on purpose."""
 
     exit_code = 1
+    on_every_rank = True  # a wrong file is found by all of them; one tells it
 
 
 class LaunchError(TrainerError, ValueError):

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from .callbacks.base import Callback, StepInfo
 from .callbacks.configured import configured_callbacks
+from .checkpoint.discover import listing
 from .config.train_config import every_steps
 from .data.batches import Window
 from .data.evaluation import EvaluationBatches
 from .distributed.exit import Stopped
+from .distributed.watchdog import Watchdog, resume_command
 from .errors import DataError, Origin
 from .metrics import WeightedSums
 from .reporting.meter import summary_text
@@ -71,11 +73,12 @@ class Trainer(TrainState):
         """
         if self.finished:
             return self.last_evaluation
-        with self.agreement.listening():
+        with self.agreement.listening(), self._watchdog():
             for _ in self.steps():
                 pass
             self.export(self.directory.path / "model")
             summary = self._summary()
+            self.meter.end()
             self.directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
             self.say(summary_text(summary, self.directory.path / "model"))
             for callback in self.callbacks:
@@ -195,6 +198,22 @@ class Trainer(TrainState):
         }
 
     # -- around it --------------------------------------------------------------------------------
+
+    def _watchdog(self) -> Watchdog:
+        return Watchdog(
+            rank=self.agreement.rank,
+            world_size=self.agreement.world_size,
+            position=lambda: (self.step, *self.meter.position),
+            hang_seconds=self.config.hang_seconds,
+            advice=self._how_to_go_on,
+            log=lambda text: self.directory.line(text, from_any=True),
+        )
+
+    def _how_to_go_on(self) -> str:
+        found = [one.path for one in listing(self.directory.path / "checkpoints") if not one.problem]
+        if not found:
+            return "there is no checkpoint to go on from"
+        return f"to go on from {found[0]}: {resume_command('--resume auto')}"
 
     def evaluate(self) -> dict[str, float]:
         """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank."""

@@ -64,6 +64,9 @@ class TrainConfig:
     drop_last: Annotated[bool, About("leave out the last, short step of an epoch")] = False
     workers: Annotated[int, About("data loading processes per rank", minimum=0)] = 0
     timeout_minutes: Annotated[float, About("how long ranks wait for one another before the job fails", above=0)] = 30.0
+    hang_seconds: Annotated[
+        float | None, About("end the job where a rank stands still so long; null: wait for timeout_minutes", above=0)
+    ] = 10.0
 
     optimizer: Annotated[
         str | None,

@@ -188,7 +188,7 @@ class Agreement:
 
 def _gloo_group(timeout: timedelta | None) -> Any:
     try:
-        return dist.new_group(backend="gloo", timeout=timeout)
+        return dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
     except (RuntimeError, OSError) as error:
         said = str(error).strip().partition("\n")[0]
         raise LaunchError(

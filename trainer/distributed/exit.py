@@ -15,11 +15,12 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..errors import TrainerError
 
@@ -63,10 +64,10 @@ def run_and_exit(main: Callable[[], object]) -> NoReturn:
         _save_what_is_left()
         code = 130
     except TrainerError as error:
-        _tell(str(error), from_everyone=True)
+        _tell(str(error), from_everyone=error.on_every_rank)
         code = error.exit_code
     except BaseException as error:  # (whatever it is, it must end the job with its own name)
-        _tell("".join(traceback.format_exception(error)), lost_peer=_is_lost_peer(error))
+        _tell("".join(traceback.format_exception(error)), lost_peer=is_lost_peer(error))
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
@@ -87,7 +88,7 @@ def _save_what_is_left() -> None:
             work()
 
 
-def _is_lost_peer(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
     """Tell whether an error is what the death of another rank looks like from here."""
     text = str(error).lower()
     gloo = ("connection closed by peer", "connection reset", "connection refused", "broken pipe", "gloo/transport")
@@ -103,7 +104,7 @@ def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
         lost_peer: it looks like the death of another rank, whose own error matters more.
     """
     _save_what_is_left()
-    owner, rank = _claim(), os.environ.get("RANK")
+    owner, rank = claim_first_error(), os.environ.get("RANK")
     silent = owner is not None and owner != rank
     # Before the processes are connected every rank reads the same files and finds the same fault.
     echo = owner is None and from_everyone and os.environ.get("LOCAL_RANK", "0") != "0"
@@ -118,9 +119,33 @@ def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
             "C++): look above for what it printed. Where ranks use different parameters in one step, set "
             "find_unused_parameters: true"
         )
+    _print(message)
+
+
+def _print(message: str) -> None:
     _write_error_file(message)
+    rank = os.environ.get("RANK")
     prefix = f"rank {rank}: " if rank is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     print(f"\n{prefix}{message.rstrip()}", file=sys.stderr, flush=True)
+
+
+def end_at_once(message: str, *, before: Callable[[], object]) -> NoReturn:
+    """Print an error and end this process from any thread, whatever its main thread waits for.
+
+    Args:
+        message: of a claimed error; "" where another rank tells it.
+        before: is done when the message stands, before anything that may take long.
+    """
+    if message:
+        _print(message)
+    before()
+    # What callbacks finish may wait for a network.
+    saving = threading.Thread(target=_save_what_is_left, daemon=True)
+    saving.start()
+    saving.join(_PATIENCE_SECONDS)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _write_error_file(message: str) -> None:
@@ -131,17 +156,24 @@ def _write_error_file(message: str) -> None:
             json.dump({"message": report}, file)
 
 
-def _claim() -> str | None:
-    """Return the rank whose error came first, by a compare-and-set on the shared store; None without one."""
+def claim_first_error(store: Any = None, *, take: bool = True) -> str | None:
+    """Return the rank whose error came first, by a compare-and-set on the shared store; None where that is gone.
+
+    Args:
+        store: a connection of the caller's own; by default that of the process group.
+        take: claim it for this rank where nobody has; else "" is returned then.
+    """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     try:
-        store = dist.distributed_c10d._get_default_store()
-        store.set_timeout(timedelta(seconds=2))
-        mine = str(dist.get_rank())
+        if store is None:
+            store = dist.distributed_c10d._get_default_store()
+            store.set_timeout(timedelta(seconds=2))
         with _hushed():
-            return str(store.compare_set(_CLAIM, "", mine).decode())
+            if not take:
+                return str(store.get(_CLAIM).decode()) if store.check([_CLAIM]) else ""
+            return str(store.compare_set(_CLAIM, "", str(dist.get_rank())).decode())
     except Exception:  # (the rank that held the store is gone: then its error was the first)
         return None
 

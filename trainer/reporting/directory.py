@@ -171,12 +171,12 @@ class RunDirectory:
         part_of(path).write_bytes(b"".join(kept))
         publish(path)
 
-    def line(self, text: str) -> None:
-        """Append to log.txt."""
-        self._append("log.txt", text)
+    def line(self, text: str, *, from_any: bool = False) -> None:
+        """Append to log.txt; with ``from_any`` from whichever rank calls it."""
+        self._append("log.txt", text, from_any=from_any)
 
-    def _append(self, name: str, text: str) -> None:
-        if self.main:
+    def _append(self, name: str, text: str, *, from_any: bool = False) -> None:
+        if self.main or from_any:
             with open(self.path / name, "a", encoding="utf-8") as file:
                 file.write(text + "\n")
 

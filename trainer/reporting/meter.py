@@ -32,6 +32,15 @@ class Meter:
         self.total_tokens = self.tokens = 0.0
         self.before = {"tokens": 0.0, "seconds": 0.0}  # in the processes that this one goes on from
         self.away = 0.0
+        self._apart, self._moves = "", 0
+
+    @property
+    def position(self) -> tuple[str, int]:
+        """Return what goes on now, and a number that grows as the run goes on. Any thread may read it."""
+        return self._apart or self.memory.phase, self._moves
+
+    def _move(self, apart: str = "") -> None:
+        self._apart, self._moves = apart, self._moves + 1
 
     def start(self, samples: int) -> None:
         """Begin training: what came before, from the start of the process, was start-up."""
@@ -39,6 +48,10 @@ class Meter:
         self.started = self.since = time.perf_counter()
         self.away = 0.0
         self.memory.enter("training")
+
+    def end(self) -> None:
+        """Leave training for good: what comes may wait for others than ranks."""
+        self.memory.enter("ending")
 
     def step(self, samples: int) -> None:
         """Count an optimizer step over ``samples`` samples."""
@@ -62,7 +75,9 @@ class Meter:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         begin, around = time.perf_counter(), self.memory.enter(name)
+        self._move()
         yield
+        self._move()
         self.memory.enter(around)
         took = time.perf_counter() - begin
         self.spent[name] += took
@@ -73,10 +88,13 @@ class Meter:
         items = iter(source)
         while True:
             begin = time.perf_counter()
+            self._move(name)
             try:
                 item = next(items)
             except StopIteration:
                 return
+            finally:
+                self._move()
             self.within[name] += time.perf_counter() - begin
             yield item
 

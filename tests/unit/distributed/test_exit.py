@@ -9,7 +9,7 @@ import time
 import pytest
 from launchers import ROOT, clean_environment
 
-from trainer.distributed.exit import _is_lost_peer
+from trainer.distributed.exit import is_lost_peer
 
 RUNS = """
 import sys, trainer
@@ -64,7 +64,7 @@ def test_other_errors_keep_their_traceback() -> None:
     ],
 )
 def test_words_of_a_rank_that_is_gone(said: str, lost: bool) -> None:
-    assert _is_lost_peer(RuntimeError(said)) is lost
+    assert is_lost_peer(RuntimeError(said)) is lost
 
 
 def test_an_error_before_the_processes_are_connected() -> None:
