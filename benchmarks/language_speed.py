@@ -8,12 +8,12 @@ round, so that what else the machine does meets all alike; samecurve twice, whic
 Prints tokens a second as a ratio to samecurve's in the same round: the middle of the rounds, and the quarter below and
 above.
 
-measured (2026-11-22, two x86 CPU cores, torch 2.13, transformers 5.23; --rounds 5 --steps 6, too few: samecurve's own
-ratio to itself is 3 % off, so all that is shown is that neither is far ahead):
+measured (2026-11-22, two x86 CPU cores with nothing else to do, torch 2.13, transformers 5.23): as fast as each other,
+as far as this machine can tell, where samecurve's rounds differ from each other by more than it from the Trainer.
 
-    samecurve              1.000 x, 2,451 tokens/s
-    samecurve again        0.970 x  (0.881 to 1.088)
-    transformers.Trainer   0.964 x  (0.919 to 1.095)
+    samecurve              1.000 x, 2,398 tokens/s
+    samecurve again        1.023 x  (0.840 to 1.121)
+    transformers.Trainer   1.003 x  (0.933 to 1.144)
 """
 
 from __future__ import annotations
