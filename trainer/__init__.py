@@ -12,7 +12,7 @@ from typing import Any
 
 _MODULES = {
     alias.name: f".{node.module}"
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
 }

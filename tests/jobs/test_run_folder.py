@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,13 @@ def test_the_job_of_a_finished_run_exits_with_zero_and_leaves_it(tmp_path: Path)
     before = everything(tmp_path)
     job = run(words, tmp_path).ok()
     assert "finished already at step 2; nothing to do" in job.out and everything(tmp_path) == before
+
+
+def test_a_locale_without_letters_ends_no_run(tmp_path: Path) -> None:
+    """Names with accents arrive as single bytes then, and can be printed by nobody."""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    config = ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", "2", "--experiment", "\xfc"]
+    folder = tmp_path / "l\xe4uf \u4e2d 1"
+    job = run([sys.executable, "examples/train.py", *config], folder, environment=locale).ok()
+    assert "l\\udcc3\\udca4uf" in job.out
+    assert job.rows[0]["step"] == 1

@@ -80,7 +80,7 @@ class Parts:
         save_config(self.strategy.model, folder)
         self.task.save_extras(folder)
         if card := self.task.model_card(self.run):
-            (folder / "README.md").write_text(card)
+            (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
 
     def pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of all that this rank writes of model and optimizer; together the ranks write each element once.

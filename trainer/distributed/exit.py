@@ -11,6 +11,7 @@ print the claimed error at the very end, through the error file that they offer.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -48,6 +49,9 @@ class Stopped(Exception):
 
 def run_and_exit(main: Callable[[], object]) -> NoReturn:
     """Call ``main`` and leave the process with the right exit code, whatever happens."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # under LC_ALL=C a name with an accent would end the run
+            stream.reconfigure(errors="backslashreplace")
     try:
         main()
         _close_groups()

@@ -6,9 +6,9 @@ hour by default. So a thread of each rank writes twice a second what the rank do
 looks at the process of its neighbour on the same machine: whether it lives, and whether it works.
 
 A rank stands still where its process used no core for ``hang_seconds``, it is not in a collective, and no other rank
-went on meanwhile; or where all of them wait in collectives, which then cannot be the same. A compiler, a slow step, an
-evaluation and a save use a core or a disk; a process that waits for an answer over the network is let wait, and so is
-one under a debugger.
+went on meanwhile; or where all of them wait in collectives, which then cannot be the same. A compiler, a slow step and
+an evaluation use a core or a disk; one that writes a checkpoint, that waits for an answer over the network, or that is
+under a debugger is let alone, unless it is stopped.
 
 It costs the main thread nothing but the interpreter's lock, for some 0.1 ms twice a second.
 """
@@ -317,7 +317,9 @@ class Watchdog:
         still = {rank for rank in every if idle.get(rank, silent[rank]) >= watched}
         stopped = {rank for rank in still if silent[rank] >= watched}
         waiting = {rank for rank, known in every.items() if known["waits"]}
-        if still | waiting != every.keys():
+        # A bucket that is mounted as a folder takes its time, and no core of this machine.
+        saving = {rank for rank, known in every.items() if known["phase"] == "saving"} - waiting - stopped
+        if still | waiting != every.keys() or saving:
             return
         if found := stopped or still - waiting:
             texts = dict.fromkeys(found, "stands still") | dict.fromkeys(stopped, "is stopped, or its machine is")

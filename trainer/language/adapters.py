@@ -75,7 +75,7 @@ def load_adapted(folder: str) -> Any:
     from peft import PeftModel
     from safetensors import SafetensorError
 
-    base = json.loads(config.read_text()).get("base_model_name_or_path")
+    base = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
     if base is None:
         raise setting_error("model", folder, "adapter_config.json does not name the model of the adapter")
     try:

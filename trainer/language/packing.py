@@ -104,7 +104,7 @@ class Rows(Dataset[dict[str, Tensor]]):
             rows=len(self),
             used=used / (len(self) * length),
             long=long,
-            left_out=corpus.left_out + json.loads((folder / "about.json").read_text())["without"],
+            left_out=corpus.left_out + json.loads((folder / "about.json").read_text(encoding="utf-8"))["without"],
         )
 
     def __len__(self) -> int:

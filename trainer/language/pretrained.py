@@ -188,7 +188,7 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
     if (folder / "adapter_config.json").is_file():
         raise setting_error("model", name, "holds an adapter; give the model that it belongs to, or merge the two")
     if (folder / "config.json").is_file():
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "quantization_config" in config:
             rule = "is quantized: adapters on such a model (QLoRA) need bitsandbytes on a GPU; give one of full weights"
             raise setting_error("model", name, rule)
@@ -202,7 +202,7 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
     else:
         raise setting_error("model", name, "holds neither config.json nor a GGUF file")
     index = folder / "model.safetensors.index.json"
-    files = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else []
+    files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if index.is_file() else []
     for file in files:
         if not (folder / file).is_file():
             raise setting_error("model", name, f"{file} is missing of {len(files)} files; copy the whole folder")

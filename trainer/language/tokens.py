@@ -139,7 +139,7 @@ class Corpus:
             _write(folder, _encoded(rows, columns, tokenizer, template, sources[0].name), named=sources[0].name)
 
         folder = prepare_once(cache, content, make)
-        left_out = json.loads((folder / "about.json").read_text())["left_out"]
+        left_out = json.loads((folder / "about.json").read_text(encoding="utf-8"))["left_out"]
         ends = np.load(folder / "ends.npy")
         if not len(ends):
             named = sources[0].name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")

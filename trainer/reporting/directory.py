@@ -154,7 +154,7 @@ class RunDirectory:
     def write(self, name: str, text: str) -> None:
         """Write a small file."""
         if self.main:
-            (self.path / name).write_text(text, encoding="utf-8")
+            (self.path / name).write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl. JSON has no NaN: such values become null."""
@@ -177,7 +177,7 @@ class RunDirectory:
 
     def _append(self, name: str, text: str, *, from_any: bool = False) -> None:
         if self.main or from_any:
-            with open(self.path / name, "a", encoding="utf-8") as file:
+            with open(self.path / name, "a", encoding="utf-8", errors="backslashreplace") as file:  # odd path names
                 file.write(text + "\n")
 
 
