@@ -31,6 +31,7 @@ def results(strategy: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     here = folder / strategy
     here.mkdir()
     cases = CASES if strategy.startswith("zero") else CASES + SCALED
+    cases += ("flipped_bit",) if strategy in ("ddp", "zero1", "zero2") else ()  # the others have no copies
     done = ranks(["tests/workers/rank_numbers.py", f"accel_configs/{strategy}.yaml", here, *cases])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return dict(json.loads((here / "results.json").read_text()))
@@ -217,3 +218,12 @@ def test_agreement_costs_few_reductions_and_a_signal_stops_all_at_one_step(strat
     assert first == second
     assert (first["step"], first["signal"], first["evaluation"]) == (82, 10, {})
     assert [step for step in first["counted"] if step < 82] == [1, 2, 4, 8, 16, 32, 57]
+
+
+@pytest.mark.parametrize("strategy", [one for one in some_quick("ddp") if one.values[0] in ("ddp", "zero1", "zero2")])
+def test_a_flipped_bit_in_one_copy_of_a_weight_is_named_and_not_saved(strategy: str, folder: Path) -> None:
+    first, second = results(strategy, folder)["flipped_bit"]
+    assert first == second and first.keys() == {"every", "saved"}
+    for error, saved in first.values():
+        assert error.startswith("step 3: the copies of 0.weight are not the same bits on all ranks: look at rank 0 (")
+        assert saved == []

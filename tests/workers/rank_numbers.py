@@ -274,11 +274,43 @@ def reductions(accel: str, folder: Path) -> dict[str, Any]:
     return {"counted": counted, "step": made.step, "signal": number, "evaluation": made.last_evaluation}
 
 
+class Flips(Callback):
+    """Flips the lowest bit of one value on rank 1 after step 3."""
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        if info.step == 3 and dist.get_rank() == 1:
+            _, parameter = next(trainer.strategy.trainable_parameters())
+            part = parameter.detach().view(-1)
+            part[:1].view(torch.int32).bitwise_xor_(1)
+
+
+FLIPPED: dict[str, dict[str, Any]] = {
+    "every": {"replica_check_every": 3},
+    "saved": {"save_every": 3},
+    "off": {"replica_check_every": None},
+}
+
+
+def flipped_bit(accel: str, folder: Path) -> dict[str, Any]:
+    """Looked for in every third step; before a checkpoint; not at all."""
+    said: dict[str, Any] = {}
+    for name, settings in FLIPPED.items():
+        config = TrainConfig(
+            task="rank_numbers:x", output_dir=str(folder / name), max_steps=4, micro_batch_size=2, **settings
+        )
+        made = Trainer(Images(norm=False), config, launch(config, accel_config=accel), callbacks=[Flips()])
+        try:
+            made.fit()
+        except trainer.TrainerError as error:
+            said[name] = str(error), [path.name for path in (folder / name).glob("checkpoints/step-*")]
+    return said
+
+
 CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
         *(masked, batch_norm, batch_norm_bf16, curve_bf16, curve_fp16, overflow, dropout, objects, waits),
-        *(nan_stops, nan_is_skipped, reductions),
+        *(nan_stops, nan_is_skipped, reductions, flipped_bit),
     )
 }
 

@@ -9,6 +9,7 @@ from ..errors import Origin
 from .base import Callback
 from .builtin import Best, MetricsFile, Progress, SaveCheckpoints
 from .numbers import FiniteNumbers
+from .replicas import ReplicaCheck
 from .time_limit import TimeLimit
 
 
@@ -33,4 +34,6 @@ def configured_callbacks(
         from .profiling import Profile
 
         callbacks.append(Profile(*profiled_steps(config.profile_steps)))
+    if config.replica_check_every is not None:
+        users = [*users, ReplicaCheck(config.replica_check_every)]
     return [*callbacks, *users, SaveCheckpoints()]

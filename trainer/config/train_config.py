@@ -116,6 +116,9 @@ class TrainConfig:
     on_nan: Annotated[
         Literal["stop", "skip"], About("what a gradient that is not finite does: end the run, or leave the step out")
     ] = "stop"
+    replica_check_every: Annotated[
+        int | None, About("steps after which ranks' copies of weights are compared bit by bit; saves too", minimum=1)
+    ] = 1000
 
     log_every: Annotated[int, About("optimizer steps", minimum=1)] = 10
     eval_every: Annotated[int | str | None, About(f"{_INTERVAL}; else at the end", minimum=1, wanted=_INTERVAL)] = None
