@@ -197,6 +197,7 @@ def callbacks() -> str:
             task="docs:Nothing",
             output_dir=folder,
             max_steps=2,
+            max_time="1h",
             eval_every=1,
             best_metric="eval/loss",
             trackers=["tensorboard"],

@@ -1,5 +1,6 @@
 from .callbacks.base import Callback as Callback
 from .callbacks.base import StepInfo as StepInfo
+from .callbacks.numbers import LossSpikes as LossSpikes
 from .checkpoint.export import load_export as load_export
 from .config.load import load_config as load_config
 from .config.train_config import TrainConfig as TrainConfig

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
+from signal import Signals
 from typing import Any
 
 import torch
@@ -93,12 +94,13 @@ class Trainer(TrainState):
         """Train, one optimizer step at a time. Collective: iterate on every rank, in step with the others."""
         device, world, strategy, task = self.accelerator.device, self.plan.data_parallel_size, self.strategy, self.task
         eval_every = every_steps(self.config.eval_every, self.steps_per_epoch)
+        strategy.on_nan = self.config.on_nan
         self.train_mode()
         self.meter.start(self.samples)
         # 1 Fetch the window: all micro-batches of the step, and ask the ranks for its total weight.
         for window in self.meter.waiting("data", self.windows()):
             total = self._total_weight(window)
-            loss, reported = torch.zeros((), device=device), WeightedSums()
+            loss, reported, shares = torch.zeros((), device=device), WeightedSums(), []
             # 2 Forward and backward of each, weighted to the global mean; gradients meet at the last one.
             for number, micro in enumerate(window.micros, 1):
                 batch = send_to_device(micro.batch, device, non_blocking=True)
@@ -110,6 +112,7 @@ class Trainer(TrainState):
                     mean, values = split_loss(result)
                     share = mean * (micro.weight / total())  # known by now: asked before the first forward pass
                     strategy.backward(share * world)
+                shares.append(share.detach())
                 if micro.counts:
                     loss += share.detach()
                 if values:
@@ -127,8 +130,11 @@ class Trainer(TrainState):
             # 6 Log, the only wait for the device; 7 evaluate; 8 callbacks, of which the last one saves.
             logs = last or self.step == 1 or self.step % self.config.log_every == 0
             metrics = self._log(loss, reported, outcome.grad_norm, lr) if logs else None
+            # A run that a signal ends has no time for the second: what it is sure of is its checkpoint.
             evaluates = self.data.evaluation is not None and (last or _is_due(self.step, eval_every))
-            evaluation = self.evaluate() if evaluates else None
+            evaluation = self.evaluate() or None if evaluates and not self.stopped_by else None
+            if self.stopped_by and not last:
+                last, metrics = True, metrics or self._log(loss, reported, outcome.grad_norm, lr)
             info = StepInfo(
                 step=self.step,
                 epoch=self.train_data.epochs_at(self.samples),
@@ -136,6 +142,7 @@ class Trainer(TrainState):
                 is_last=last,
                 loss=loss,
                 grad_norm=outcome.grad_norm,
+                shares=shares,
                 metrics=metrics,
                 evaluation=evaluation,
             )
@@ -192,6 +199,7 @@ class Trainer(TrainState):
             "steps": self.step,
             "total_steps": self.total_steps,
             "samples": self.samples,
+            "stopped_by": Signals(self.stopped_by).name if self.stopped_by else self.stop_reason or None,
             **self.meter.summary(self.agreement.gather, operations, self.plan.world_size, compute),
             "evaluation": self.last_evaluation,
             "machine": self.facts["machine"],
@@ -216,11 +224,16 @@ class Trainer(TrainState):
         return f"to go on from {found[0]}: {resume_command('--resume auto')}"
 
     def evaluate(self) -> dict[str, float]:
-        """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank."""
+        """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank.
+
+        A signal ends it between two batches: nothing is returned then, and the step before is the last one.
+        """
         device, task = self.accelerator.device, type(self.task)
         # The loader knows how many examples a batch has; the first tensor of a batch need not begin with them.
         counts_examples = task.evaluation_step is Task.evaluation_step and task.weight is Task.weight
         sums = WeightedSums({name: metric.to(device) for name, metric in self.task.build_metrics().items()})
+        means: Mapping[str, Any] = {}
+        stopped_by = 0
         self.strategy.sync_buffers()
         self.model.eval()
         with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
@@ -231,8 +244,14 @@ class Trainer(TrainState):
                 else:
                     values = self.task.evaluation_step(self.model, batch)
                 sums.add(values, counts=examples > 0)
-            means = self.task.summarize(sums.reduce(self.accelerator, self.agreement.gather))
+                if stopped_by := self.agreement.poll_evaluation():
+                    break
+            else:
+                means = self.task.summarize(sums.reduce(self.accelerator, self.agreement.gather))
         self.train_mode()
+        if stopped_by:
+            self.stopped_by = stopped_by
+            return {}
         self.last_evaluation = {f"eval/{name}": float(value) for name, value in means.items()}
         return self.last_evaluation
 

@@ -71,9 +71,10 @@ class TrainState:
         data: what ``Task.build_data`` returned.
         schedule: of the learning rate; ``advance`` steps it.
         step, samples: optimizer steps done, samples consumed by all ranks.
+        step_began: samples consumed before the last of these steps.
         total_steps, steps_per_epoch: the step at which training ends; None for the length of a stream.
         save_every: the config's, in optimizer steps, or None.
-        skipped_steps: steps that the fp16 scaler skipped.
+        skipped_steps: steps that the fp16 scaler skipped, and those that ``on_nan: skip`` left out.
         last_evaluation: ``eval/...`` numbers of the last evaluation.
         finished: whether a run has come to its end here already: nothing is left to do, and nothing is written.
         is_main: whether this is the main process, which writes.
@@ -175,8 +176,9 @@ class TrainState:
         # Live views: taken once, they follow the weights.
         self._shards = [shard for shard in strategy.shards() if shard.tensor.numel()] if config.ema_decay else []
         self.average = Average([shard.tensor for shard in self._shards], strategy.write_back, config.ema_decay)
-        self.step = self.samples = self.skipped_steps = self.skipped_in_a_row = 0
+        self.step = self.samples = self.step_began = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
+        self.stop_reason = ""  # what this rank said when it asked for a stop
         return of_model + of_optimizer + strategy.notices + of_device, unfilled
 
     def _last_step(self, start: Start) -> int:
@@ -267,7 +269,7 @@ class TrainState:
         Raises:
             CheckpointError: a save failed on some rank, and ``on_save_error`` is ``stop``.
         """
-        self.step, self.samples = self.step + 1, window.end
+        self.step, self.step_began, self.samples = self.step + 1, self.samples, window.end
         self.skipped_steps += skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if not skipped:
@@ -340,11 +342,13 @@ class TrainState:
             CheckpointError: it cannot be written, and ``on_save_error`` is ``stop``.
         """
         with self.meter.paused("saving"):
+            self.agreement.check_same(self.strategy.fingerprint)
             self.saver.save(self._parts())
 
     def export(self, directory: str | Path) -> None:
         """Write the model (its moving average, if one is kept) as safetensors."""
         with self.meter.paused("saving"), self.average.applied():
+            self.agreement.check_same(self.strategy.fingerprint)
             beside = self._parts().save_beside
             export_model(self.strategy, self.agreement, self.model_file, Path(directory), beside)
 
@@ -355,6 +359,7 @@ class TrainState:
             agreed: every rank asks now, by numbers that are the same on all (an evaluation): the next step is the last.
         """
         if reason:
+            self.stop_reason = reason
             self.say(f"stopping: {reason}")
         self.agreement.stop(agreed=agreed)
 

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import functools
 import platform
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -53,6 +54,13 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def seconds_of(duration: str) -> float:
+    """Return the seconds of a time for people (``2d``, ``1h30m``, ``90s``); 0 where it is none."""
+    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", duration)
+    units = (86400, 3600, 60, 1)
+    return sum(int(count or 0) * unit for count, unit in zip(found.groups(), units, strict=True)) if found else 0
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:

@@ -77,10 +77,12 @@ def test_a_rank_that_is_stuck_when_another_fails_is_ended(
 @pytest.mark.parametrize("strategy", some_quick("fsdp"))
 def test_a_loss_that_is_not_a_number_ends_the_job(strategy: str, tmp_path: Path) -> None:
     job = train("torchrun", strategy, tmp_path / "run", *TINY, "--task", "tests.workers.failing:NotANumber")
-    line = "step 1: the loss is nan; lower lr (0.003), set max_grad_norm, or look at the data"
+    line = "step 1: the loss on rank 0 is nan, of samples "
     assert job.code == 1
     ours, _, report = job.err.partition("Traceback")
-    assert re.findall(rf"^rank [01]: {re.escape(line)}$", ours, flags=re.MULTILINE), job.err
+    assert re.findall(rf"^rank [01]: {line}.* of Data.train, and others on rank 1; lower lr", ours, re.MULTILINE), (
+        job.err
+    )
     assert ours.count(line) == 1 and line in report
     assert job.losses == [None], "JSON has no NaN"
     assert not (tmp_path / "run" / "model").exists()
@@ -98,15 +100,16 @@ def exported(folder: Path) -> bool:
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
     task = ["--task", "tests.workers.failing:Terminated", "--max_steps", "40"]
     job = train("torchrun", "zero3", tmp_path / "run", *DIGITS, *task)
-    # Sent in step 3, told to the others at its end, and known to all at the end of step 4.
-    assert job.evaluation["step"] == job.rows[-1]["step"] == 4
+    # Sent in step 3; told to the others in the vote after step 4 and known at the next, four steps later at most.
+    last = job.rows[-1]["step"]
+    assert 4 < last <= 8 and not any("eval/loss" in row for row in job.rows)
     assert job.code == 1, "torchrun gives 1 for whatever its ranks give"
     cause = job.err.rpartition("Root Cause")[2]
     assert re.search(r"exitcode  : 143 ", cause), job.err
-    assert "stopped by SIGTERM at step 4 of 40; everything up to there was written" in cause
+    assert f"stopped by SIGTERM at step {last} of 40; everything up to there was written" in cause
     assert tracebacks(job) == []
     assert exported(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{last:08}"]
 
 
 @pytest.mark.slow  # each rank gets it as the one in the test before
@@ -124,7 +127,7 @@ def test_a_signal_to_the_launcher_stops_the_job(tmp_path: Path) -> None:
         err = launcher.communicate(timeout=60)[1]
     job = Job(code=launcher.returncode, out="", err=err, output_dir=folder)
     assert job.code != 0 and tracebacks(job) == []
-    assert job.evaluation["step"] == job.rows[-1]["step"] < 1000
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{job.rows[-1]['step']:08}"]
     assert exported(folder)
 
 

@@ -18,7 +18,10 @@ from trainer import load_export
 from trainer.data.indexed import epoch_order
 
 QUICK = some_quick("ddp", "fsdp", "zero3")  # ZeRO-1 and ZeRO-2 reduce as ZeRO-3 does: slow tests
-CASES = ("masked", "batch_norm", "batch_norm_bf16", "curve_bf16", "dropout", "objects", "waits")
+CASES = (
+    *("masked", "batch_norm", "batch_norm_bf16", "curve_bf16", "dropout", "objects", "waits"),
+    *("nan_stops", "nan_is_skipped", "reductions"),
+)
 SCALED = ("curve_fp16", "overflow")  # DeepSpeed has no fp16 on a CPU
 
 
@@ -28,6 +31,7 @@ def results(strategy: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     here = folder / strategy
     here.mkdir()
     cases = CASES if strategy.startswith("zero") else CASES + SCALED
+    cases += ("flipped_bit",) if strategy in ("ddp", "zero1", "zero2") else ()  # the others have no copies
     done = ranks(["tests/workers/rank_numbers.py", f"accel_configs/{strategy}.yaml", here, *cases])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return dict(json.loads((here / "results.json").read_text()))
@@ -164,3 +168,62 @@ def test_every_group_has_the_time_out_and_all_ranks_end_together(strategy: str, 
     first, second = results(strategy, folder)["waits"]
     assert len(first["minutes"]) >= 2 and set(first["minutes"] + second["minutes"]) == {7.5}
     assert second["waited"]
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_a_loss_without_a_value_on_one_rank_ends_all_at_its_step(strategy: str, folder: Path) -> None:
+    first, second = results(strategy, folder)["nan_stops"]
+    lost = ", ".join(str(index) for index in epoch_order(33, 0, 0)[10:12])
+    said = f"step 3: the loss on rank 1 is nan, of samples {lost} of Data.train; lower lr, set max_grad_norm, "
+    assert first == second and first["error"].startswith(said)
+    assert first["same"], "no weight has moved"
+    assert first["saved"] == ["step-00000002"]
+
+
+@cache
+def skipped_reference() -> list[float]:
+    """The losses of the steps in one process that leaves out the third one."""
+    items, order, losses = Images().build_data().train, epoch_order(33, 0, 0), []
+    torch.manual_seed(0)
+    model = Images(norm=False).build_model()
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    for start in range(0, 24, 4):
+        loss = Images().training_step(model, default_collate([items[i] for i in order[start : start + 4]]))
+        optimizer.zero_grad()
+        loss.backward()
+        if start != 8:
+            optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(strategy: str, folder: Path) -> None:
+    said = results(strategy, folder)["nan_is_skipped"][0]
+    expected = skipped_reference()
+    assert said["losses"][2] is None, "JSON has no NaN"
+    assert said["losses"][:2] + said["losses"][3:] == pytest.approx(expected[:2] + expected[3:], rel=1e-5)
+    assert said["skipped"] == [0, 0, 0, 1, 1, 1], "known after the row of its step"
+    log = (Path(said["folder"]) / "log.txt").read_text()
+    assert "note: step 3: the loss on rank 1 is nan, of samples" in log
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_agreement_costs_few_reductions_and_a_signal_stops_all_at_one_step(strategy: str, folder: Path) -> None:
+    """Steps of 10 ms on the clock of the votes: after the first ones a vote every 25 steps."""
+    first, second = results(strategy, folder)["reductions"]
+    assert first == second
+    assert (first["step"], first["signal"], first["evaluation"]) == (82, 10, {})
+    assert [step for step in first["counted"] if step < 82] == [1, 2, 4, 8, 16, 32, 57]
+
+
+@pytest.mark.parametrize("strategy", [one for one in some_quick("ddp") if one.values[0] in ("ddp", "zero1", "zero2")])
+def test_a_flipped_bit_in_one_copy_of_a_weight_is_named_and_not_saved(strategy: str, folder: Path) -> None:
+    first, second = results(strategy, folder)["flipped_bit"]
+    assert first == second and first.keys() == {"every", "saved"}
+    for error, saved in first.values():
+        assert error.startswith("step 3: the copies of 0.weight are not the same bits on all ranks: look at rank 0 (")
+        assert saved == []

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from brought_tasks import Plain
+from brought_tasks import Numbers, Plain
 from from_launcher import configured
 
-from trainer import Trainer
+from trainer import Data, Trainer
 from trainer.distributed.agreement import Agreement
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+from trainer.distributed.exit import Stopped
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -33,6 +35,54 @@ def test_signal_handlers_are_given_back_after_an_error(tmp_path: Path) -> None:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     Trainer(Plain(), configured(tmp_path / "fine")).fit()
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned(Plain):
+    """Gets a signal in an evaluation of many batches, each of which takes some time."""
+
+    number: int = signal.SIGUSR1
+    batches: list[int] = field(default_factory=list, compare=False)
+
+    def build_data(self) -> Data:
+        return Data(train=Numbers(64), evaluation=Numbers(1000, seed=1))
+
+    def evaluation_step(self, model: Any, batch: Any) -> Any:
+        self.batches.append(len(batch["x"]))
+        time.sleep(0.005)
+        if len(self.batches) == 20:
+            os.kill(os.getpid(), self.number)
+        return {"error": (model(batch["x"]) - batch["y"]).abs().squeeze(-1)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_ends_an_evaluation_which_is_then_no_result(tmp_path: Path, number: signal.Signals) -> None:
+    task = Warned(number=number)
+    config = replace(configured(tmp_path / "run"), max_steps=40, eval_every=2, log_every=10, evaluation_batch_size=1)
+    trainer = Trainer(task, config)
+    before, begun = signal.getsignal(number), time.monotonic()
+    with pytest.raises(Stopped) as stopped:
+        trainer.fit()
+    assert signal.getsignal(number) == before and stopped.value.signal == number
+    assert len(task.batches) < 20 + 100 and time.monotonic() - begun < 5.0, "some half a second later"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2] and not any(key.startswith("eval/") for row in rows for key in row)
+    assert trainer.last_evaluation == {} and trainer.step == 2
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["evaluation"] == {} and summary["stopped_by"] == number.name
+
+
+def test_max_time_ends_a_run_with_checkpoint_and_evaluation(tmp_path: Path) -> None:
+    trainer = Trainer(Plain(), replace(configured(tmp_path / "run"), max_steps=100_000, max_time="1s"))
+    trainer.meter.born = time.perf_counter()  # this process is older
+    evaluation = trainer.fit()
+    assert 1.0 <= trainer.meter.seconds < 6.0 and 1 < trainer.step < 100_000 and evaluation
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["stopped_by"] == "max_time 1s has passed" and summary["steps"] == trainer.step
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert f"stopped at step {trainer.step} of 100000 (max_time 1s has passed)" in log
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{trainer.step:08}"]
 
 
 def test_fit_works_in_a_thread(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ torchrun --nproc_per_node 2 tests/workers/rank_numbers.py ACCEL_YAML FOLDER CASE
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import trainer
 from trainer import Callback, Data, StepInfo, Task, TrainConfig, Trainer
+from trainer.distributed import votes
+from trainer.distributed.exit import Stopped
 from trainer.launching import launch
 
 
@@ -195,9 +199,119 @@ def waits(accel: str, folder: Path) -> dict[str, Any]:
     return {"waited": waited, "minutes": [group.options._timeout.total_seconds() / 60 for group in groups]}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LosesOne(Images):
+    """The loss of rank 1 has no value in the third step."""
+
+    norm: bool = False
+    calls: list[int] = field(default_factory=list, compare=False)
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        self.calls.append(0)
+        loss = super().training_step(model, batch)
+        return loss * float("nan") if len(self.calls) == 3 and dist.get_rank() == 1 else loss
+
+
+def nan_stops(accel: str, folder: Path) -> dict[str, Any]:
+    """At a step that is neither logged nor saved."""
+    config = TrainConfig(
+        task="rank_numbers:x", output_dir=str(folder), max_steps=6, micro_batch_size=2, save_every=2, log_every=100
+    )
+    made = Trainer(LosesOne(), config, launch(config, accel_config=accel))
+    before = []
+    try:
+        for info in made.steps():
+            before.append(weights_of(made))
+            assert info.step < 3
+    except trainer.TrainerError as error:
+        same = all(map(torch.equal, before[-1], weights_of(made)))
+        return {"error": str(error), "same": same, "saved": sorted(p.name for p in (folder / "checkpoints").iterdir())}
+    raise AssertionError("it went on")
+
+
+def weights_of(made: Trainer) -> list[Tensor]:
+    return [shard.tensor.clone() for shard in made.strategy.shards()]
+
+
+def nan_is_skipped(accel: str, folder: Path) -> dict[str, Any]:
+    return result(train(LosesOne(), accel, folder, on_nan="skip", save_every=3))
+
+
+class Ticks(Callback):
+    """Moves the clock of the votes by 10 ms a step, and warns rank 1 after step 40, as Slurm does."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        self.now += 0.01
+        if info.step == 40 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def reductions(accel: str, folder: Path) -> dict[str, Any]:
+    """Count what the CPU group reduces in the steps until a signal is agreed on."""
+    config = TrainConfig(
+        task="rank_numbers:x", output_dir=str(folder), max_steps=400, micro_batch_size=2, log_every=1000
+    )
+    clock, counted, real = Ticks(), [], dist.all_reduce
+    made = Trainer(Images(norm=False), config, launch(config, accel_config=accel), callbacks=[clock])
+
+    def all_reduce(*args: Any, **named: Any) -> Any:
+        counted.extend([made.step] if named.get("group") is made.agreement.group else [])
+        return real(*args, **named)
+
+    dist.all_reduce, votes.time = all_reduce, clock  # type: ignore[assignment]
+    try:
+        made.fit()
+    except Stopped as stopped:
+        number = stopped.signal
+    finally:
+        dist.all_reduce, votes.time = real, time
+    return {"counted": counted, "step": made.step, "signal": number, "evaluation": made.last_evaluation}
+
+
+class Flips(Callback):
+    """Flips the lowest bit of one value on rank 1 after step 3."""
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        if info.step == 3 and dist.get_rank() == 1:
+            _, parameter = next(trainer.strategy.trainable_parameters())
+            part = parameter.detach().view(-1)
+            part[:1].view(torch.int32).bitwise_xor_(1)
+
+
+FLIPPED: dict[str, dict[str, Any]] = {
+    "every": {"replica_check_every": 3},
+    "saved": {"save_every": 3},
+    "off": {"replica_check_every": None},
+}
+
+
+def flipped_bit(accel: str, folder: Path) -> dict[str, Any]:
+    """Looked for in every third step; before a checkpoint; not at all."""
+    said: dict[str, Any] = {}
+    for name, settings in FLIPPED.items():
+        config = TrainConfig(
+            task="rank_numbers:x", output_dir=str(folder / name), max_steps=4, micro_batch_size=2, **settings
+        )
+        made = Trainer(Images(norm=False), config, launch(config, accel_config=accel), callbacks=[Flips()])
+        try:
+            made.fit()
+        except trainer.TrainerError as error:
+            said[name] = str(error), [path.name for path in (folder / name).glob("checkpoints/step-*")]
+    return said
+
+
 CASES: dict[str, Case] = {
     case.__name__: case
-    for case in (masked, batch_norm, batch_norm_bf16, curve_bf16, curve_fp16, overflow, dropout, objects, waits)
+    for case in (
+        *(masked, batch_norm, batch_norm_bf16, curve_bf16, curve_fp16, overflow, dropout, objects, waits),
+        *(nan_stops, nan_is_skipped, reductions, flipped_bit),
+    )
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ class StepInfo:
         is_last: whether training ends with this step.
         loss: this rank's part of the global mean, on the device; summed over ranks it is the loss.
         grad_norm: global norm before clipping, on the device.
+        shares: what each of this rank's micro-batches added to ``loss``, on the device.
         metrics: plain numbers, on steps that are logged: loss, lr, grad_norm, samples_per_second, ...
         evaluation: ``eval/...`` numbers, on steps that were evaluated.
     """
@@ -32,6 +33,7 @@ class StepInfo:
     is_last: bool
     loss: Tensor
     grad_norm: Tensor
+    shares: Sequence[Tensor] = ()
     metrics: dict[str, float] | None = None
     evaluation: dict[str, float] | None = None
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 from collections.abc import Collection, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
@@ -14,6 +13,7 @@ from ..errors import CheckpointError, TrainerError
 from ..state import TrainState
 from ..text import size
 from .base import Callback, StepInfo
+from .numbers import is_saved, refuse
 
 
 class MetricsFile(Callback):
@@ -64,21 +64,6 @@ class Progress(Callback):
         if not quiet:
             (print if self.bar is None else self.bar.write)(text)
             sys.stdout.flush()
-
-
-class StopOnNaN(Callback):
-    """A loss that is not finite will not mend itself: an error at the next logged step.
-
-    Under fp16 the scaler may have to find its scale first: it halves it from 65,536 at each skipped step.
-    """
-
-    patience = 32
-
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
-        if info.metrics is None or math.isfinite(info.metrics["loss"]):
-            return
-        if trainer.plan.mixed_precision != "fp16" or not 0 < trainer.skipped_in_a_row < self.patience:
-            _refuse(trainer, info, info.metrics["loss"])
 
 
 class Best(Callback):
@@ -145,7 +130,7 @@ class SaveCheckpoints(Callback):
     """
 
     def on_step(self, trainer: TrainState, info: StepInfo) -> None:
-        if not (info.is_last or (trainer.save_every is not None and info.step % trainer.save_every == 0)):
+        if not is_saved(trainer, info):
             return
         try:
             self._check_loss(trainer, info)
@@ -161,21 +146,13 @@ class SaveCheckpoints(Callback):
     def _check_loss(self, trainer: TrainState, info: StepInfo) -> None:
         """Refuse a loss without a value: the weights are worthless, or will be. One reduction, at saving steps only.
 
-        The weights themselves are looked at by ``save``. A step that the fp16 scaler left out has changed none.
+        The weights themselves are looked at by ``save``. A step that was left out has changed none.
         """
-        if trainer.config.keep_last == 0 or (trainer.plan.mixed_precision == "fp16" and trainer.skipped_in_a_row):
+        if trainer.config.keep_last == 0 or trainer.config.on_nan == "skip" or trainer.skipped_in_a_row:
             return
         loss = trainer.agreement.sum(float(info.loss))
         if not math.isfinite(loss):
-            _refuse(trainer, info, loss)
-
-
-def _refuse(trainer: TrainState, info: StepInfo, loss: float) -> NoReturn:
-    """End a run whose loss is not finite; the checkpoint that is being written is of before, and is waited for."""
-    with trainer.meter.paused("saving"), contextlib.suppress(CheckpointError):
-        trainer.saver.finish()
-    rate = "" if info.metrics is None else f" ({info.metrics['lr']:g})"
-    raise TrainerError(f"step {info.step}: the loss is {loss}; lower lr{rate}, set max_grad_norm, or look at the data")
+            refuse(trainer, f"step {info.step}: the loss is {loss}")
 
 
 def _export_after(trainer: TrainState, error: CheckpointError) -> None:

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from ..config.train_config import TrainConfig, profiled_steps
 from ..errors import Origin
 from .base import Callback
-from .builtin import Best, MetricsFile, Progress, SaveCheckpoints, StopOnNaN
+from .builtin import Best, MetricsFile, Progress, SaveCheckpoints
+from .numbers import FiniteNumbers
+from .replicas import ReplicaCheck
+from .time_limit import TimeLimit
 
 
 def configured_callbacks(
@@ -17,9 +20,11 @@ def configured_callbacks(
 
     Trackers and the profiler are imported only where they are asked for.
     """
-    callbacks: list[Callback] = [MetricsFile(), Progress(), StopOnNaN()]
+    callbacks: list[Callback] = [MetricsFile(), Progress(), FiniteNumbers(config.on_nan)]
     if config.best_metric is not None:
         callbacks.append(Best(config.best_metric, config.best_mode, config.early_stop_patience))
+    if config.max_time is not None:
+        callbacks.append(TimeLimit(config.max_time))
     if config.trackers:
         from .tracking import Tracking
 
@@ -29,4 +34,6 @@ def configured_callbacks(
         from .profiling import Profile
 
         callbacks.append(Profile(*profiled_steps(config.profile_steps)))
+    if config.replica_check_every is not None:
+        users = [*users, ReplicaCheck(config.replica_check_every)]
     return [*callbacks, *users, SaveCheckpoints()]

@@ -21,7 +21,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..distributed.agreement import Agreement, AsyncMax
+from ..distributed.agreement import Agreement
+from ..distributed.votes import AsyncMax
 from ..errors import CheckpointError, TrainerError
 from ..text import size
 from . import discover, store
@@ -88,7 +89,7 @@ class Saver:
         self.last_step: int | None = None
         self.bytes = 0
         self._extras: Mapping[str, bytes] | None = None
-        self._status = AsyncMax(agreement)
+        self._status = AsyncMax(agreement.all_reduce_max)
         self._buffers: dict[str, Tensor] = {}  # of the snapshot, for the next one
         self._snapshot: Snapshot | None = None  # None from the commit on
         self._task: BackgroundTask | None = None
@@ -185,8 +186,8 @@ class Saver:
         task, snapshot = self._task, self._snapshot
         if task is None:
             return
-        agreed = self._status.result()
-        if agreed in (None, BUSY):
+        [agreed] = self._status.result() or [BUSY]
+        if agreed == BUSY:
             self._status.start(task.state)
             return
         self._task = self._snapshot = None  # nobody reads its buffers any more

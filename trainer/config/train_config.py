@@ -15,7 +15,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
 from ..errors import ConfigError, Origin, Problem
-from ..text import did_you_mean
+from ..text import did_you_mean, seconds_of
 from .annotations import About, plain
 from .schedules import SCHEDULES, TO_FINAL, schedule_problems
 from .validate import Validator, default_of
@@ -53,6 +53,9 @@ class TrainConfig:
 
     epochs: Annotated[int | None, About("passes over the data", minimum=1)] = None
     max_steps: Annotated[int | None, About("optimizer steps; beside epochs, the earlier end counts", minimum=1)] = None
+    max_time: Annotated[
+        str | None, About("stop with checkpoint and model after this time of the process, such as 1h30m or 2d")
+    ] = None
     micro_batch_size: Annotated[int, About("examples per process and backward", minimum=1)] = 8
     accumulation_steps: Annotated[
         int | None, About("backwards per optimizer step; else from the launch files, else 1", minimum=1)
@@ -113,6 +116,12 @@ class TrainConfig:
         bool, About("exchange gradients in each micro-batch: more traffic, and no rank keeps whole ones")
     ] = False
     ema_decay: Annotated[float | None, About("keep a moving average of the weights", above=0, below=1)] = None
+    on_nan: Annotated[
+        Literal["stop", "skip"], About("what a gradient that is not finite does: end the run, or leave the step out")
+    ] = "stop"
+    replica_check_every: Annotated[
+        int | None, About("steps after which ranks' copies of weights are compared bit by bit; saves too", minimum=1)
+    ] = 1000
 
     log_every: Annotated[int, About("optimizer steps", minimum=1)] = 10
     eval_every: Annotated[int | str | None, About(f"{_INTERVAL}; else at the end", minimum=1, wanted=_INTERVAL)] = None
@@ -219,6 +228,8 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
         yield (key,), isinstance(every, str) and not _EPOCHS.fullmatch(every), f"must be {_INTERVAL} or null"
 
     yield ("epochs", "max_steps"), c.epochs is None and c.max_steps is None, "epochs or max_steps is required"
+    rule = "must be a time such as 90s, 45m, 1h30m or 2d"
+    yield ("max_time",), c.max_time is not None and not seconds_of(c.max_time), rule
     warmups = [key for key in ("warmup_steps", "warmup_samples", "warmup_fraction") if vars(c)[key]]
     rule = f"says in another unit what {warmups[0]} says; keep one of them" if warmups else ""
     yield tuple(warmups[-1:] or ["warmup_steps"]), len(warmups) > 1, rule

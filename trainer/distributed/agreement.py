@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ..errors import LaunchError, TrainerError
 from .launcher import is_alive, launcher_processes
+from .votes import Votes, check_same
 from .watch import signals_watched
 
 STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that asked
@@ -39,68 +40,61 @@ class Agreement:
         self.group: Any = _gloo_group(timeout) if self.distributed else None
         self.rank = dist.get_rank() if self.distributed else 0
         self.world_size = dist.get_world_size() if self.distributed else 1
-        self._stop_request = self._due = 0
+        self._votes = Votes(self.all_reduce_max)
         self._agreed = self._stopping = False
         self._polled, self._step_seconds = time.monotonic(), 0.0
-        self._pending: tuple[Any, torch.Tensor] | None = None
         self._in_flight: list[Any] = []
         self._launchers, self._looked = launcher_processes(), time.monotonic()
 
     def stop(self, number: int = 0, *, agreed: bool = False) -> None:
-        """Ask for a stop: any rank may ask alone, and all stop at the end of the step after the next.
+        """Ask for a stop: any rank may ask alone, and all stop at the same step, half a second later at most.
 
         Args:
             agreed: every rank asks at this very step, by numbers that are the same on all: the next step is the last.
         """
-        self._stop_request = max(self._stop_request, STOP | number)
-        self._agreed |= agreed
+        if agreed:
+            self._agreed = True  # nobody has to be told
+        else:
+            self._votes.request = max(self._votes.request, STOP | number)
 
     def poll(self, fingerprint: int = 0) -> int | None:
         """Return, at a step boundary, the signal of an agreed stop (0 where the code asked for it), None to go on.
 
-        The answer is that of the previous step, so the exchange overlaps with a whole step and costs no wait. One
-        process waits as long, so that it stops at the same step as several.
+        Ranks tell one another every few steps (``votes.py``), and no step waits for that. One process does as several.
 
         Args:
             fingerprint: of what this rank did, which must be the same on all.
 
         Raises:
-            LaunchError: in the step before, ranks got the gradients of different parameters.
+            LaunchError: in one of the last steps ranks got the gradients of different parameters.
         """
-        self._notice_orphaned()
         now = time.monotonic()
         self._polled, self._step_seconds = now, now - self._polled
-        answer = self._agreed_stop(fingerprint)
-        self._stopping = answer is not None
-        return answer
+        answer = self._pass_boundary("step", fingerprint)
+        return 0 if answer is None and self._agreed else answer
 
-    def _agreed_stop(self, fingerprint: int) -> int | None:
-        if self._agreed:
-            return self._stop_request & 0xFF
-        if not self.distributed:
-            due, self._due = self._due, self._stop_request
-            return due & 0xFF if due else None
-        agreed = self._collect()
-        flags = torch.tensor([self._stop_request, fingerprint, -fingerprint])
-        self._pending = self.all_reduce_max(flags), flags
-        return agreed & 0xFF if agreed else None
+    def poll_evaluation(self) -> int:
+        """Return, after a batch of an evaluation, the signal of an agreed stop; 0 to go on. Raises nothing."""
+        return self._pass_boundary("batch", 0) or 0
 
-    def _collect(self) -> int:
-        if self._pending is None:
-            return 0
-        work, flags = self._pending
-        work.wait()
-        self._pending = None
-        asked, most, least = flags.tolist()
-        if most != -least:
-            raise LaunchError(
-                "ranks used different parameters in the step before, and gradients were added to those of others; set "
-                "find_unused_parameters: true, and resume from a checkpoint of an earlier step"
-            )
-        return int(asked)
+    def _pass_boundary(self, name: str, fingerprint: int) -> int | None:
+        self._notice_orphaned()
+        answer = self._votes.pass_boundary(name, fingerprint)
+        self._stopping = self._agreed or answer > 0
+        return answer & 0xFF if answer else None
+
+    def check_same(self, fingerprint: int) -> None:
+        """Hold a fingerprint against the others' now, before what it stands for is written. Collective.
+
+        Raises:
+            LaunchError: ranks got the gradients of different parameters.
+        """
+        check_same(self.gather(fingerprint))
 
     def all_reduce_max(self, number: torch.Tensor) -> Any:
-        """Begin to take the maximum over ranks, in place; the work to wait for. Only where there are several."""
+        """Begin to take the maximum over ranks, in place; return the work to wait for, None for one process."""
+        if not self.distributed:
+            return None
         work = dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group, async_op=True)
         self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()] + [work]
         return work
@@ -158,7 +152,7 @@ class Agreement:
         """
 
         def ask(number: int) -> None:
-            if self._stop_request and number == signal.SIGINT:
+            if self._votes.request and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.stop(number)
 
@@ -170,7 +164,7 @@ class Agreement:
         if time.monotonic() - self._looked < 1.0:
             return
         self._looked = time.monotonic()
-        if not self._stop_request and not all(map(is_alive, self._launchers)):
+        if not self._votes.request and not all(map(is_alive, self._launchers)):
             self.stop(signal.SIGTERM)
 
     def limit_waits(self) -> None:
@@ -181,7 +175,7 @@ class Agreement:
 
     def close(self) -> None:
         """Finish what is in flight, and wait for all ranks: one may be at an upload, for which NCCL should not wait."""
-        self._collect()
+        self._votes.finish()
         if self.distributed:
             dist.barrier(self.group)
 
@@ -195,27 +189,3 @@ def _gloo_group(timeout: timedelta | None) -> Any:
             f"ranks cannot reach one another over gloo ({said}); where a machine's name leads to another network, set "
             "GLOO_SOCKET_IFNAME to the interface that the machines share (ip addr lists them)"
         ) from error
-
-
-class AsyncMax:
-    """The largest of all ranks' numbers, asked at one step boundary and known at the next: nobody waits in between."""
-
-    def __init__(self, agreement: Agreement) -> None:
-        self._agreement = agreement
-        self._pending: tuple[Any, torch.Tensor] | None = None
-
-    def start(self, number: int) -> None:
-        """Begin to compare this rank's number with the others'; the result before it was read."""
-        assert self._pending is None, "one at a time"
-        value = torch.tensor([number])
-        self._pending = self._agreement.all_reduce_max(value) if self._agreement.distributed else None, value
-
-    def result(self) -> int | None:
-        """Return the largest number; None where none was given."""
-        if self._pending is None:
-            return None
-        work, value = self._pending
-        if work is not None:
-            work.wait()
-        self._pending = None
-        return int(value.item())

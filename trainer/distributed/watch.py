@@ -39,7 +39,7 @@ def signals_watched(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     previous = {number: signal.signal(number, lambda number, frame: ask(number)) for number in numbers}
     source, sink = os.pipe()
     os.set_blocking(sink, False)

@@ -42,9 +42,14 @@ class Meter:
     def _move(self, apart: str = "") -> None:
         self._apart, self._moves = apart, self._moves + 1
 
+    @property
+    def seconds(self) -> float:
+        """Return the time since the start of the process."""
+        return time.perf_counter() - self.born
+
     def start(self, samples: int) -> None:
         """Begin training: what came before, from the start of the process, was start-up."""
-        self.spent["start-up"] = time.perf_counter() - self.born
+        self.spent["start-up"] = self.seconds
         self.started = self.since = time.perf_counter()
         self.away = 0.0
         self.memory.enter("training")
@@ -66,7 +71,7 @@ class Meter:
 
     def until_now(self) -> dict[str, float]:
         """Return tokens and seconds from the run's start until now, whatever process it was; start-up counts."""
-        seconds = round(self.before["seconds"] + time.perf_counter() - self.born, 3)
+        seconds = round(self.before["seconds"] + self.seconds, 3)
         return {"tokens": self.before["tokens"] + self.total_tokens, "seconds": seconds}
 
     @contextlib.contextmanager
@@ -143,7 +148,7 @@ class Meter:
             operations: floating-point operations a token, forward and backward.
             precision: what layers compute in: ``fp32``, ``bf16`` or ``fp16``.
         """
-        wall = time.perf_counter() - self.born
+        wall = self.seconds
         training = max(wall - sum(self.spent.values()), 1e-9)
         self._settle()
         rest = max(training - sum(self.within.values()), 0.0)
@@ -192,9 +197,9 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
     if "mfu" in summary:
         speed += f", MFU {summary['mfu']:.1%} (6 operations a parameter and token)"
     done = summary["steps"] >= summary["total_steps"]
-    end = (
-        f"done: {summary['steps']} steps" if done else f"stopped at step {summary['steps']} of {summary['total_steps']}"
-    )
+    cause = f" ({summary['stopped_by']})" if summary.get("stopped_by") else ""
+    early = f"stopped at step {summary['steps']} of {summary['total_steps']}{cause}"
+    end = f"done: {summary['steps']} steps" if done else early
     peaks: dict[str, list[str]] = {}
     for phase, measures in summary["memory"].items():
         for name, counts in measures.items():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, Problem
 from .blank import allocate, renew
 from .buffers import sync
+from .finite import step_if_finite
 from .tensors import Columns, canonical_names, canonical_state, clip, full, local_bytes, total_norm, unwrapped
 from .trial import state_slots
 
@@ -86,6 +87,7 @@ class Strategy(ABC):
         # Of the gradients that came so far, in their order; it must be the same on every rank. 0: nobody has to look.
         self.fingerprint = 0
         self.notices: list[str] = []  # of what ``prepare`` did
+        self.on_nan = ""  # what is done about a gradient that is not finite; "": nothing, in loops that do not look
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -198,7 +200,7 @@ class Strategy(ABC):
             clip(gradients, limit, norm)
         skipped = False
         if scaler is None:
-            optimizer.step()
+            step_if_finite(optimizer, norm, self.on_nan)
         else:
             before = scaler.get_scale()  # a device sync each step; the scaler itself has one in step()
             scaler.step(optimizer)

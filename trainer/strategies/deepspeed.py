@@ -217,10 +217,11 @@ class ZeRO(Strategy):
         self.engine.backward(loss, scale_wrt_gas=False)
 
     def finish_step(self) -> StepResult:
-        # Accelerate steps the engine inside backward; on its own, code can run between the two.
+        # Accelerate steps the engine inside backward; on its own, code can run between the two. In every precision it
+        # makes no step with a gradient that is not finite, and says that its norm is infinite.
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
-        skipped = bool(getattr(self.zero, "overflow", False))
+        skipped = self.plan.mixed_precision == "fp16" and bool(getattr(self.zero, "overflow", False))
         if not isinstance(norm, Tensor):
             norm = torch.full((), float("nan") if norm is None else float(norm), device=self.accelerator.device)
         return StepResult(grad_norm=norm, skipped=skipped)

@@ -14,7 +14,7 @@ from one_process import checkpoint, fit, losses, steps
 from resuming import Odd
 from torch import Tensor, nn
 
-from trainer import CheckpointError, TrainerError
+from trainer import Callback, CheckpointError, StepInfo, TrainerError, TrainState
 from trainer.checkpoint import discover, saver
 from trainer.commands import cli
 
@@ -49,31 +49,42 @@ def test_a_failed_last_save_leaves_the_model(
 
 @dataclass(frozen=True, kw_only=True)
 class Lost(Odd):
-    """The loss, or only the gradient, is lost at a step."""
+    """The loss with its gradient, only the gradient, or only the value is lost at a step."""
 
     at: int = 5
-    gradient: bool = False
+    lost: str = "both"
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         loss = super().training_step(model, batch)
         if self.seen["steps"] != self.at:
             return loss
-        return loss + (model.scale - model.scale.detach()).sqrt().sum() if self.gradient else loss * float("nan")
+        nothing = float("nan")
+        gradient = (model.scale - model.scale.detach()).sqrt().sum()
+        return {"both": loss * nothing, "gradient": loss + gradient, "value": loss + nothing, "": loss}[self.lost]
+
+
+class Ruins(Callback):
+    """Loses a weight at a step, behind the back of the optimizer."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if info.step == self.at:
+            trainer.model.scale.data.fill_(float("nan"))
 
 
 @pytest.mark.parametrize(
     ("task", "step", "said"),
     [
-        ({"at": 5}, 6, r"step 6: the loss is nan; lower lr, set max_grad_norm"),
-        ({"at": 6}, 6, r"step 6: the loss is nan"),
-        (
-            {"at": 6, "gradient": True},
-            6,
-            r"step 6: .* holds values that are not finite: no checkpoint of it is written",
-        ),
-        ({"at": 7, "gradient": True}, 8, r"step 8: the loss is nan"),
+        ({"at": 5}, 6, r"step 5: the loss on rank 0 is nan, of samples .* of Data.train; lower lr, set max_grad_norm"),
+        ({"at": 6}, 6, r"step 6: the loss on rank 0 is nan"),
+        ({"at": 6, "lost": "value"}, 6, r"step 6: the loss is nan"),
+        ({"at": 6, "lost": "gradient"}, 6, r"step 6: the gradient is not finite, though the losses of all ranks are"),
+        ({"at": 6, "lost": ""}, 6, r"step 6: .* holds values that are not finite: no checkpoint of it is written"),
+        ({"at": 7, "lost": "gradient"}, 8, r"step 7: the gradient is not finite"),
     ],
-    ids=["before", "loss", "gradient", "last"],
+    ids=["before", "loss", "value", "gradient", "weight", "last"],
 )
 @pytest.mark.parametrize("on_save_error", ["stop", "continue"])
 def test_weights_that_are_not_finite_never_push_out_good_ones(
@@ -81,7 +92,7 @@ def test_weights_that_are_not_finite_never_push_out_good_ones(
 ) -> None:
     settings = {"log_every": 100, "keep_last": 1, "on_save_error": on_save_error}
     with pytest.raises(TrainerError, match=said):
-        fit(tmp_path, Lost(**task), **settings)
+        fit(tmp_path, Lost(**task), *([] if task.get("lost", "both") else [Ruins(task["at"])]), **settings)
     assert steps(tmp_path) == [step - 2], "the one that was being written is complete"
     found = discover.verify(discover.inspect(checkpoint(tmp_path, step - 2)))
     assert not found.problem and all(found.open().ranges.whole("parameter", n).isfinite().all() for n in ("scale",))
@@ -90,9 +101,9 @@ def test_weights_that_are_not_finite_never_push_out_good_ones(
     assert all(np.isfinite(loss) for loss in losses(tmp_path).values()) and steps(tmp_path) == [8]
 
 
-def test_without_checkpoints_nothing_is_asked_of_the_loss_at_their_steps(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match=r"step 8: the loss is nan; lower lr \(0.05\)"):
-        fit(tmp_path, Lost(at=7), keep_last=0, save_every=None, log_every=100)
+def test_a_loss_without_a_value_is_found_when_it_is_logged(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match=r"step 8: the loss on rank 0 is nan, of samples .* of Data.train; lower lr"):
+        fit(tmp_path, Lost(at=8, lost="value"), keep_last=0, save_every=None, log_every=100)
 
 
 def test_an_export_that_safetensors_cannot_read_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

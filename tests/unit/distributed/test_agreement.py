@@ -67,10 +67,10 @@ os.kill(worker, signal.SIGKILL)
 os.waitpid(worker, 0)
 one.poll()
 os.kill(os.getpid(), signal.SIGTERM)
-print(one.poll(), one.poll())
+print(one.poll(), one.poll(), one.poll())
 sleep(2)
 print("saved")""")
-    assert (code, lines) == (0, ["trains on", "None 15", "saved"])
+    assert (code, lines) == (0, ["trains on", "None None 15", "saved"])
 
 
 def test_the_second_signal_ends_at_once_but_no_echo_of_the_first() -> None:

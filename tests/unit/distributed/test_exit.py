@@ -30,6 +30,7 @@ trainer.run_and_exit(main)
         ("sys.exit('no data here')", 1, "no data here"),
         ("raise KeyboardInterrupt", 130, ""),
         ("raise Stopped(15, step=1, total_steps=2)", 143, ""),
+        ("raise Stopped(10, step=1, total_steps=2)", 138, ""),
         ("raise ConfigError(Problem(origin=Origin('a.yaml', 1, 'lr'), rule='is wrong'))", 2, "a.yaml:1: lr: is wrong"),
         ("raise LaunchError('two, but one runs')", 2, "two, but one runs"),
         ("raise DataError('no rows')", 1, "no rows"),

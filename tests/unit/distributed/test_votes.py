@@ -1,0 +1,133 @@
+"""Votes on a clock of the test's own: how many there are, how late a request is, what they compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.distributed import votes
+from trainer.distributed.votes import AsyncMax, Votes
+from trainer.errors import LaunchError
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(votes, "time", made)
+    return made
+
+
+class Ranks:
+    """Several ranks in one process, which pass each boundary one after the other."""
+
+    def __init__(self, count: int) -> None:
+        self.votes = [Votes(self.all_reduce_max) for _ in range(count)]
+        self.begun: list[Tensor] = []
+        self.count = 0
+
+    def all_reduce_max(self, numbers: Tensor) -> Any:
+        self.begun.append(numbers)
+        if len(self.begun) == len(self.votes):
+            largest = torch.stack(self.begun).amax(0)
+            for one in self.begun:
+                one.copy_(largest)
+            self.begun, self.count = [], self.count + 1
+        return None
+
+    def pass_boundary(self, name: str = "step", *fingerprints: int) -> set[int]:
+        given = fingerprints or (0,) * len(self.votes)
+        return {one.pass_boundary(name, mine) for one, mine in zip(self.votes, given, strict=True)}
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.0003, 0.003), (0.01, 0.06), (0.1, 0.55), (1.0, 1.0)])
+def test_reductions_a_step_follow_the_step_time(clock: Clock, seconds: float, most: float) -> None:
+    ranks = Ranks(2)
+    for _ in range(10_000):
+        clock.now += seconds
+        assert ranks.pass_boundary() == {0}
+    assert 0 < ranks.count <= most * 10_000
+
+
+@pytest.mark.parametrize("seconds", [0.0003, 0.01, 0.1, 0.2, 1.0])
+@pytest.mark.parametrize("at", [1, 7, 500, 2003])
+def test_a_request_of_one_rank_is_known_to_all_at_one_step_half_a_second_later(
+    clock: Clock, seconds: float, at: int
+) -> None:
+    ranks = Ranks(3)
+    for step in range(1, 10_000):
+        clock.now += seconds
+        if step == at:
+            asked, ranks.votes[1].request = clock.now, 15
+        if (answers := ranks.pass_boundary()) != {0}:
+            break
+    assert answers == {15}
+    assert clock.now - asked <= max(0.5, 2 * seconds) + 1e-9
+
+
+def test_steps_that_become_slower_are_voted_on_more_often_after_one_interval(clock: Clock) -> None:
+    ranks = Ranks(2)
+    for seconds in [0.005] * 1000 + [1.0] * 100:
+        clock.now += seconds
+        ranks.pass_boundary()
+    before = ranks.count
+    for _ in range(10):
+        clock.now += 1.0
+        ranks.pass_boundary()
+    assert ranks.count - before == 10
+
+
+def test_an_evaluation_has_a_pace_of_its_own(clock: Clock) -> None:
+    ranks = Ranks(2)
+    for _ in range(1000):
+        clock.now += 0.001
+        ranks.pass_boundary()
+    ranks.votes[0].request = 10
+    begun = clock.now
+    while ranks.pass_boundary("batch") == {0}:
+        clock.now += 0.2
+    assert clock.now - begun <= 0.5
+    assert ranks.pass_boundary() == {10}, "the steps know as well"
+
+
+def test_one_process_does_as_several(clock: Clock) -> None:
+    one, several, known = Votes(lambda numbers: None), Ranks(2), []
+    for step in range(300):
+        clock.now += 0.01
+        if step == 100:
+            one.request = several.votes[1].request = 15
+        known.append((one.pass_boundary("step", 0), *several.pass_boundary()))
+    assert {mine == others for mine, others in known} == {True} and known[-1] == (15, 15)
+
+
+def test_ranks_that_did_different_things_are_told_apart_until_the_next_vote(clock: Clock) -> None:
+    ranks = Ranks(2)
+    for _ in range(200):
+        clock.now += 0.01
+        ranks.pass_boundary("step", 7, 7)
+
+    def go_on() -> None:
+        for _ in range(51):
+            clock.now += 0.01
+            ranks.pass_boundary("step", 7, 8)
+
+    with pytest.raises(LaunchError, match="ranks used different parameters in one of the last steps"):
+        go_on()
+
+
+def test_the_largest_numbers_are_asked_one_at_a_time() -> None:
+    asked = AsyncMax(lambda numbers: None)
+    assert asked.result() is None
+    asked.start(3, -2)
+    with pytest.raises(AssertionError, match="one at a time"):
+        asked.start(1)
+    assert asked.result() == [3, -2] and asked.result() is None
