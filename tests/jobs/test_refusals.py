@@ -64,9 +64,9 @@ def test_multi_cpu_would_be_one_process(tmp_path: Path) -> None:
     job = run([*command("accelerate", yaml), *DIGITS], tmp_path / "run")
     answered(
         job,
-        f"{yaml}:1: distributed_type: 'MULTI_CPU': accelerate starts one process for it; write distributed_type: "
-        "MULTI_GPU with use_cpu: false, which rehearses on the CPU where there is no GPU, or for one process 'NO' with "
-        "use_cpu: true",
+        f"{yaml}:1: distributed_type: 'MULTI_CPU': must be a type that samecurve runs; accelerate starts one process "
+        "for it; write MULTI_GPU with use_cpu: false, which rehearses on the CPU where there is no GPU, or for one "
+        "process 'NO' with use_cpu: true",
     )
 
 
@@ -77,8 +77,8 @@ def test_the_cpu_flag_would_be_one_process(tmp_path: Path) -> None:
     job = run([*words, *DIGITS], tmp_path / "run")
     answered(
         job,
-        "command line: --num_processes: 2: --cpu makes accelerate start one process; leave it out: without a GPU "
-        "the job rehearses on the CPU",
+        "command line: --num_processes: 2: accelerate starts one process under command line (--cpu); write 1, or ask "
+        "for distributed_type: MULTI_GPU (--multi_gpu), which rehearses on the CPU where there is no GPU",
     )
 
 

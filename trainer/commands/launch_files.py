@@ -11,7 +11,7 @@ from ..launching.cpu_rehearsal import rehearsal_changes, rehearsal_precision
 from ..launching.details import Rows, details, written
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.files.deepspeed_file import read_deepspeed_file
-from ..launching.files.fsdp_file import refuse_transformers_fsdp
+from ..launching.files.fsdp_file import refuse_other_files
 from ..launching.request import Request, Section
 
 # Keys that tell a file apart. A training config shares some names with both of the others.
@@ -29,7 +29,7 @@ def kind_of(doc: Document) -> str:
     Raises:
         ConfigError: it is for transformers' own trainer.
     """
-    refuse_transformers_fsdp(doc)
+    refuse_other_files(doc)
     # In other files bf16 and fp16 are true or false.
     keys = {key for key, value in doc.data.items() if key not in ("bf16", "fp16") or isinstance(value, dict)}
     found = {kind: len(keys & set(telling)) for kind, telling in _TELLING.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 import re
 import sys
@@ -107,29 +108,38 @@ def is_a(member: Any, base: type) -> bool:
     return isinstance(member, type) and issubclass(member, base)
 
 
-def plain(value: object) -> Any:
+def plain(value: object, *, compared: bool = False) -> Any:
     """Return ``value`` as files hold it: text, finite numbers, lists and mappings; JSON and YAML give it back equal.
 
     Members of an ``Enum`` become their names, paths and whatever else has no form in a file become text.
+
+    Args:
+        compared: return what runs are compared by instead, the same in every process and as checkpoints of older runs
+            hold it: members of an ``Enum`` by value, infinite numbers as they are, objects by their type.
     """
-    if value is None or isinstance(value, bool):
-        return value
+    nested = functools.partial(plain, compared=compared)
     if isinstance(value, enum.Enum):
-        return value.name
+        return nested(value.value) if compared else value.name
+    if value is None or isinstance(value, bool) or (compared and isinstance(value, float)):
+        return value
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, str | PurePath):
         return str(value)
-    if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (field.name for field in dataclasses.fields(value) if field.init or compared)
+        return {name: nested(getattr(value, name)) for name in fields}
     if isinstance(value, Mapping):
-        return {str(plain(key)): plain(item) for key, item in value.items()}
+        return {str(key): nested(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [nested(item) for item in value]
     if isinstance(value, set | frozenset):
-        return sorted((plain(item) for item in value), key=repr)
+        return sorted(map(nested, value), key=str)
+    if compared:  # the text of a function or an object would hold an address
+        name = getattr(value, "__qualname__", None)
+        return f"{value.__module__}.{name}" if name else type(value).__qualname__
     return repr(value)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import COMMAND_LINE, Origin, Problem
-from .annotations import Typed, name_of, union_members, unpacked
+from .annotations import name_of, union_members, unpacked
 from .train_config import DEFAULTS, GROUPS, TrainConfig
 from .validate import annotations_of, default_of
 
@@ -43,13 +43,6 @@ class Arguments:
     switches: frozenset[str]
     words: tuple[str, ...]
     problems: tuple[Problem, ...]
-
-    def nested(self) -> dict[str, Any]:
-        """Return the settings as a file would hold them, each value a ``Typed``."""
-        root: dict[str, Any] = {}
-        for key, text in self.texts.items():
-            put(root, key.split("."), Typed(text))
-        return root
 
 
 def split_command_line(argv: Sequence[str]) -> Arguments:

@@ -81,7 +81,7 @@ class _Loader(yaml.SafeLoader):
     """A SafeLoader whose numbers are what they look like.
 
     YAML 1.1 reads ``1e-3`` as text, ``010`` as 8 and ``1:30`` as 90. Here the first is a number and the others are
-    text, which files must not leave in doubt (``_refuse_odd_number``).
+    text, which files must not leave in doubt (``_ODD_NUMBER``).
     """
 
 
@@ -98,8 +98,8 @@ _Loader.add_implicit_resolver(
     ),
     list("-+.0123456789"),
 )
-_ZEROS = re.compile(r"[-+]?0[\d_]*\d")
-_BASE_60 = re.compile(r"[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?")
+# What YAML 1.1 reads to the base 8 or 60.
+_ODD_NUMBER = re.compile(r"[-+]?(0[\d_]*\d|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?)")
 
 
 def parse_scalar(text: str) -> Any:
@@ -129,27 +129,14 @@ def _parse_yaml(path: str, text: str) -> tuple[Any, dict[Key, int]]:
         raise _wrong(path, f"not valid {language}: {_first_words(error)}") from None
 
 
-def _refuse_odd_number(path: str, node: yaml.ScalarNode, key: Key) -> None:
-    """Refuse what other readers of YAML take for another number than it looks like."""
-    text = str(node.value)
-    if node.style is not None:
-        return
-    if _ZEROS.fullmatch(text):
-        number = text.lstrip("+-0_") or "0"
-        rule = f"YAML takes a leading zero for octal; write {number}, or '{text}' in quotes if it is text"
-    elif _BASE_60.fullmatch(text):
-        rule = f"YAML takes it for a number to the base 60; write '{text}' in quotes if it is text"
-    else:
-        return
-    raise _wrong(path, f"{text}: {rule}", node.start_mark.line + 1, ".".join(key))
-
-
 def _walk(path: str, node: yaml.Node | None, prefix: Key, lines: dict[Key, int]) -> None:
-    """Note the line of every key in ``lines``."""
+    """Note the line of every key in ``lines``; refuse what other readers take for another number than it looks like."""
     if len(prefix) > 64:
         raise _wrong(path, "nested too deeply, or an alias that contains itself")
-    if isinstance(node, yaml.ScalarNode):
-        _refuse_odd_number(path, node, prefix)
+    if isinstance(node, yaml.ScalarNode) and node.style is None and _ODD_NUMBER.fullmatch(node.value):
+        base, line = 60 if ":" in node.value else 8, node.start_mark.line + 1
+        rule = f"YAML takes it to the base {base}; write a plain number, or '{node.value}' in quotes if it is text"
+        raise _wrong(path, f"{node.value}: {rule}", line, ".".join(prefix))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             _walk(path, item, (*prefix, str(index)), lines)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import sys
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
+from .annotations import plain
 from .schedules import TO_FINAL
 
 # Keys of the training config, of plan.json and of a checkpoint; each of them knows some. How a job runs (strategy,
@@ -38,27 +37,10 @@ def task_facts(task: object, named: str) -> dict[str, Any]:
     same = getattr(sys.modules.get(module), name, None) is cls
     fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
     settings = {field.name: getattr(task, field.name) for field in fields if field.compare}
-    return {"task": named if same else f"{cls.__module__}:{cls.__qualname__}", "task_settings": plain(settings)}
-
-
-def plain(value: Any) -> Any:
-    """Turn a value into what JSON holds, the same in every process: sets in order, objects by their text or type."""
-    if isinstance(value, enum.Enum):
-        return plain(value.value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted((plain(item) for item in value), key=str)
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, PurePath):
-        return str(value)
-    # A function, a tensor, an object: its text would hold an address, which is another one in each process.
-    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else type(value).__qualname__
+    return {
+        "task": named if same else f"{cls.__module__}:{cls.__qualname__}",
+        "task_settings": plain(settings, compared=True),
+    }
 
 
 def fingerprint(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Nothing here imports torch, so a wrong key is answered in a blink.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from .annotations import Typed
 from .arguments import Arguments, help_text, misplaced, put, split_command_line
 from .documents import Document, Key, read_document
 from .dump import to_yaml
-from .train_config import TrainConfig, broken_rules
+from .train_config import TrainConfig, check_rules
 from .validate import Validator
 
 S = TypeVar("S")
@@ -63,23 +62,15 @@ def load_config(argv: Sequence[str]) -> Loaded:
         print(help_text())
         raise SystemExit(0)
     document = _document(typed)
-    aliases = read_document(_ALIASES).data
-    of_file, of_line = Validator(document.origin, aliases), Validator(COMMAND_LINE, aliases)
-    values = of_file.settings(TrainConfig, document.data)
-    _lay_over(values, of_line.settings(TrainConfig, typed.nested()), typed.texts)
-    problems = [*of_file.problems, *typed.problems, *misplaced(typed.words), *of_line.problems]
-
     origins = _origins(document, typed.texts)
-    given = {key.split(".")[0] for key in origins}
-    # A misspelt epochs is one mistake and not also a missing one.
-    wrong = {problem.key.split(".")[0] for problem in problems} | {key[0] for key in of_file.meant | of_line.meant}
-    whole = Validator(lambda key: _origin(origins, key, document.path))
-    whole.missing(TrainConfig, given | wrong)
-    for name, rule, value in broken_rules(values, given, wrong):
-        origin = _origin(origins, tuple(name.split(".")), document.path)
-        problems.append(Problem(origin=origin, rule=rule, value=value))
-    if problems := [*whole.problems, *problems]:
-        raise ConfigError(problems)
+    given = _laid_over(document.data, typed.texts)
+    check = Validator(lambda key: _origin(origins, key, document.path), read_document(_ALIASES).data)
+    check.problems += [*typed.problems, *misplaced(typed.words)]
+    values = check.settings(TrainConfig, given)
+    check.missing(TrainConfig, {*given, *(problem.key for problem in check.problems)})
+    check_rules(check, values, given)
+    if check.problems:
+        raise ConfigError(check.problems)
 
     config = TrainConfig(**values)
     if "print_config" in typed.switches:
@@ -106,13 +97,11 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
     if own and "__dataclass_fields__" not in vars(cls):
         rule = f"put @dataclass(frozen=True, kw_only=True) above the class: {', '.join(own)} cannot be set without"
         raise ConfigError(Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule))
-    top, values = "task_settings", copy.deepcopy(dict(settings))
-    for key, text in loaded.texts.items():
-        if key.startswith(f"{top}."):
-            put(values, key.split(".")[1:], Typed(text))
+    top = "task_settings"
+    values = _laid_over({top: settings}, {key: text for key, text in loaded.texts.items() if key.startswith(f"{top}.")})
     task_at = _origin(loaded.origins, ("task",), "TrainConfig").place
     validator = Validator(lambda key: _origin(loaded.origins, key, task_at))
-    task = validator.build(cls, values, (top,))
+    task = validator.build(cls, values[top], (top,))
     if task is None:
         raise ConfigError(validator.problems)
     return task
@@ -128,15 +117,12 @@ def _document(typed: Arguments) -> Document:
         raise ConfigError([*error.problems, *typed.problems, *misplaced(typed.words)]) from None
 
 
-def _lay_over(values: dict[str, Any], top: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-    """Set those of ``values`` that were typed: the parts of a mapping one by one, so that the others stay."""
-    for key in texts:
-        first, *parts = key.split(".")
-        if first in top:
-            value = top[first]
-            for part in parts:
-                value = value[part]
-            put(values, [first, *parts], value)
+def _laid_over(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return ``values`` with those that were typed: the parts of a mapping one by one, so that the others stay."""
+    whole = dict(values)
+    for key, text in texts.items():
+        put(whole, key.split("."), Typed(text))
+    return whole
 
 
 def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
@@ -145,6 +131,9 @@ def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
     for key in texts:
         origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
         origins[key] = Origin(COMMAND_LINE, key=key)
+        first = key.split(".")[0]
+        if not isinstance(document.data.get(first), dict):
+            origins[first] = origins[key]
     return origins
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -51,18 +51,12 @@ SCHEDULES: Mapping[str, type] = {
 TO_FINAL = ("linear", "cosine", "wsd")  # those that end at final_lr_ratio
 
 
-def schedule_problems(schedule: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield ``(key, rule, value)`` for what is wrong with a schedule and its settings without asking torch."""
-    if schedule.startswith(TORCH):
-        if schedule == TORCH + PLATEAU:
-            yield "schedule", "follows a metric and not the optimizer steps; not offered", schedule
-        elif not re.fullmatch(r"torch:[A-Za-z]\w*", schedule):
-            yield "schedule", "must be torch:Class, a class of torch.optim.lr_scheduler", schedule
-    elif schedule not in SCHEDULES:
+def check_schedule(check: Validator, schedule: str, settings: Mapping[str, Any]) -> None:
+    """Record what is wrong with a schedule and its settings as far as torch need not be asked."""
+    if schedule in SCHEDULES:
+        check.build(SCHEDULES[schedule], settings, ("schedule_settings",))
+    elif schedule == TORCH + PLATEAU:
+        check.record(("schedule",), "follows a metric and not the optimizer steps; not offered", schedule)
+    elif not re.fullmatch(rf"{TORCH}[A-Za-z]\w*", schedule):
         known = did_you_mean(schedule, [*SCHEDULES, "torch:<class of torch.optim.lr_scheduler>"])
-        yield "schedule", f"unknown schedule; {known}", schedule
-    else:
-        validator = Validator()
-        validator.build(SCHEDULES[schedule], settings, ("schedule_settings",))
-        for problem in validator.problems:
-            yield problem.key, problem.rule, problem.value
+        check.record(("schedule",), f"unknown schedule; {known}", schedule)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
-from ..errors import ConfigError, Origin, Problem
+from ..errors import ConfigError
 from ..text import did_you_mean, seconds_of
 from .annotations import About, plain
-from .schedules import SCHEDULES, TO_FINAL, schedule_problems
+from .schedules import SCHEDULES, TO_FINAL, check_schedule
 from .validate import Validator, default_of
 
 _INTERVAL = "steps such as 100, or epochs such as '1 epoch'"
@@ -30,6 +30,18 @@ _OTHER_OPTIMIZERS = {
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "bitsandbytes.optim.AdamW8bit"),
     **dict.fromkeys(("lion", "lion_32bit"), "lion_pytorch.Lion"),
 }
+# Keys that change nothing without another one.
+_NEEDS = (
+    ("allow_config_change", "resume", "has no effect without resume: auto or a path"),
+    ("keep_every", "keep_last", "has no effect with keep_last: 0, which writes no checkpoints"),
+    ("save_every", "keep_last", "has no effect with keep_last: 0, which writes no checkpoints"),
+    ("schedule_settings", "schedule", "needs schedule, whose settings these are"),
+    ("lr_scaling", "reference_batch_size", "needs reference_batch_size, the global batch that lr belongs to"),
+    ("reference_batch_size", "lr_scaling", "has no effect without lr_scaling: linear or sqrt"),
+    ("best_metric", "eval_every", f"needs eval_every: {_INTERVAL}"),
+    ("early_stop_patience", "best_metric", "needs best_metric, the value that has to get better"),
+)
+_NOTHING: tuple[Any, ...] = (None, "none", 0, {})  # values that ask for nothing; False is 0
 Precision = Literal["no", "bf16", "fp16"]
 _PATHS = ("output_dir", "resume", "weights")
 
@@ -151,14 +163,11 @@ class TrainConfig:
     profile_steps: Annotated[str | None, About("trace these optimizer steps, such as 10-12")] = None
 
     def __post_init__(self) -> None:
-        validator = Validator("TrainConfig")
-        validator.settings(TrainConfig, vars(self))
-        given = {key for key, default in DEFAULTS.items() if vars(self)[key] != default}
-        wrong = {problem.key.split(".")[0] for problem in validator.problems}
-        for key, rule, value in broken_rules(vars(self), given, wrong):
-            validator.problems.append(Problem(origin=Origin("TrainConfig", key=key), rule=rule, value=value))
-        if validator.problems:
-            raise ConfigError(validator.problems)
+        check = Validator("TrainConfig")
+        check.settings(TrainConfig, vars(self))
+        check_rules(check, vars(self), {key for key, default in DEFAULTS.items() if vars(self)[key] != default})
+        if check.problems:
+            raise ConfigError(check.problems)
         for key in _PATHS:
             path = vars(self)[key]
             if path is not None and "\0" not in path:  # which no path has, and the user database refuses
@@ -190,23 +199,23 @@ def without_effect(optimizer: str | None) -> dict[str, str]:
     return {"momentum": f"has no effect on optimizer {optimizer or 'adamw'}; remove it, or set optimizer: sgd"}
 
 
-def broken_rules(
-    values: Mapping[str, Any], given: Collection[str], wrong: Collection[str]
-) -> Iterator[tuple[str, str, Any]]:
-    """Yield ``(key, rule, value)`` for each rule between values that does not hold.
+def check_rules(check: Validator, values: Mapping[str, Any], given: Collection[str]) -> None:
+    """Record a problem for each rule between values that does not hold. What is wrong already breaks no rule.
 
     Args:
-        values: of the right types; keys that are absent count with their defaults.
+        check: has looked at each value alone.
+        values: by key; keys that are absent count with their defaults.
         given: the keys that were written down.
-        wrong: keys whose values are known to be wrong: rules that need them say nothing.
     """
+    # A misspelt epochs is one mistake and not also a missing one.
+    wrong = {problem.key.split(".")[0] for problem in check.problems} | {key[0] for key in check.meant}
     right = {key: value for key, value in values.items() if key not in wrong}
     whole = SimpleNamespace(**{**DEFAULTS, **right})
     for needed, broken, rule in _rules(whole, given):
-        if broken and not any(key in wrong for key in needed):
-            yield needed[0], rule, right.get(needed[0])
+        if broken and not wrong & set(needed):
+            check.record((needed[0],), rule, right.get(needed[0]))
     if whole.schedule is not None and "schedule_settings" not in wrong:
-        yield from schedule_problems(whole.schedule, whole.schedule_settings)
+        check_schedule(check, whole.schedule, whole.schedule_settings)
 
 
 def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], bool, str]]:
@@ -218,11 +227,6 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
     yield ("resume",), not c.resume, "must be 'none', 'auto' or the path of a checkpoint"
     rule = "would delete what resume: auto goes on from; remove one of them"
     yield ("overwrite", "resume"), c.overwrite and c.resume == "auto", rule
-    rule = "has no effect without resume: auto or a path"
-    yield ("allow_config_change", "resume"), c.allow_config_change and c.resume == "none", rule
-    rule = "has no effect with keep_last: 0, which writes no checkpoints"
-    for key in ("keep_every", "save_every"):
-        yield (key, "keep_last"), c.keep_last == 0 and vars(c)[key] is not None, rule
     for key in ("eval_every", "save_every"):
         every = vars(c)[key]
         yield (key,), isinstance(every, str) and not _EPOCHS.fullmatch(every), f"must be {_INTERVAL} or null"
@@ -235,8 +239,6 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
     yield tuple(warmups[-1:] or ["warmup_steps"]), len(warmups) > 1, rule
     rule = "needs warm-up, after which it falls: set warmup_steps, warmup_samples or warmup_fraction"
     yield ("schedule", "warmup_steps"), c.schedule == "inverse_sqrt" and not warmups, rule
-    rule = "needs schedule, whose settings these are"
-    yield ("schedule_settings", "schedule"), c.schedule is None and bool(c.schedule_settings), rule
     rule = f"has no effect on schedule {c.schedule}; remove it"
     yield ("final_lr_ratio", "schedule"), c.final_lr_ratio > 0 and c.schedule not in (None, *TO_FINAL), rule
 
@@ -247,11 +249,6 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
     batch = ("global_batch_size", "micro_batch_size", "accumulation_steps")
     yield batch, (c.global_batch_size or 0) % window != 0, f"must be a multiple of {by}"
 
-    scaling = c.lr_scaling != "none"
-    rule = "needs reference_batch_size, the global batch that lr belongs to"
-    yield ("lr_scaling", "reference_batch_size"), scaling and c.reference_batch_size is None, rule
-    rule = "has no effect without lr_scaling: linear or sqrt"
-    yield ("reference_batch_size", "lr_scaling"), not scaling and c.reference_batch_size is not None, rule
     name = str(c.optimizer or OPTIMIZERS[0])
     wrong = name not in OPTIMIZERS and not re.fullmatch(r"[A-Za-z_][\w.]*[.:][A-Za-z_]\w*", name)
     other = _OTHER_OPTIMIZERS.get(name.lower())
@@ -267,10 +264,8 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
     yield from _rules_of_trackers(c)
     rule = "must be an evaluation value, such as eval/loss"
     yield ("best_metric",), c.best_metric is not None and not re.fullmatch("eval/.+", c.best_metric), rule
-    rule = f"needs eval_every: {_INTERVAL}"
-    yield ("best_metric", "eval_every"), c.best_metric is not None and c.eval_every is None, rule
-    rule = "needs best_metric, the value that has to get better"
-    yield ("early_stop_patience", "best_metric"), c.early_stop_patience is not None and c.best_metric is None, rule
+    for key, other, rule in _NEEDS:
+        yield (key, other), vars(c)[key] not in _NOTHING and vars(c)[other] in _NOTHING, rule
 
 
 def _rules_of_trackers(c: SimpleNamespace) -> Iterator[tuple[tuple[str, ...], bool, str]]:

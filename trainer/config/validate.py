@@ -30,7 +30,8 @@ class Validator:
 
     Args:
         origin: the origin of a key, or the one source of all keys.
-        aliases: what other tools call a key: no second name for it, but the way to answer with the right one.
+        aliases: what other tools call a key of the top level: no second name for it, but the way to answer with the
+            right one.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Validator:
             key = (*prefix, field.name)
             if required and field.name not in given and key not in self.meant:
                 text = unpacked(annotations_of(cls)[field.name])[1].help
-                self._problem(key, f"is required: {text}" if text else "is required")
+                self.record(key, f"is required: {text}" if text else "is required")
 
     def build(self, cls: type[S], values: Mapping[str, Any], prefix: Key = ()) -> S | None:
         """Return ``cls(**values)``; None where there are problems. A ValueError of the class itself is one of them."""
@@ -87,7 +88,7 @@ class Validator:
         except ConfigError as error:
             self.problems.extend(error.problems)
         except ValueError as error:
-            self._problem(prefix, str(error))
+            self.record(prefix, str(error))
         return None
 
     def read(self, annotation: Any, found: Sourced[Any] | None) -> Any:
@@ -123,7 +124,7 @@ class Validator:
             owner: the file whose documentation lists its keys, such as ``DeepSpeed's JSON``; else ``--help`` does.
         """
         *prefix, name = key
-        meant = self.aliases.get(name) or nearest(name, known)
+        meant = (not prefix and self.aliases.get(name)) or nearest(name, known)
         if hint:
             rule = hint
         elif meant:
@@ -137,7 +138,8 @@ class Validator:
             rule = did_you_mean(name, known) if prefix or len(known) <= 12 else "--help lists all keys"
         self.problems.append(found.problem(f"unknown key; {rule}"))
 
-    def _problem(self, key: Key, rule: str, value: object = None) -> None:
+    def record(self, key: Key, rule: str, value: object = None) -> None:
+        """Record a problem of a key, whose origin is looked up."""
         self.problems.append(Problem(origin=self.origin(key), rule=rule, value=value))
 
     def _value(self, annotation: Any, value: Any, key: Key, outer: About = _NOTHING) -> Any:
@@ -146,24 +148,24 @@ class Validator:
         members = union_members(annotation)
         value, member = matched(members, value, any_case=about.any_case)
         if member is None:
-            return self._problem(key, misfit(members, value, about.wanted), value)
+            return self.record(key, misfit(members, value, about.wanted), value)
         if member is Any and isinstance(value, list | dict):
             member = type(value)
         base, args = base_of(member), typing.get_args(member)
         if is_number(value):
             if rule := limits.broken_by(value):
-                return self._problem(key, rule, value)
+                return self.record(key, rule, value)
             return float(value) if member is float else value
         if base in (list, set, frozenset):
             done = [self._value((*args, Any)[0], item, (*key, str(at)), limits) for at, item in enumerate(value)]
             try:
                 return base(done)
             except TypeError:
-                return self._problem(key, "must be a list of single values", value)
+                return self.record(key, "must be a list of single values", value)
         if base is tuple:
             items: Any = [args[0]] * len(value) if args[1:] == (...,) else args or [Any] * len(value)
             if len(items) != len(value):
-                return self._problem(key, f"must be a list of {len(items)} values", value)
+                return self.record(key, f"must be a list of {len(items)} values", value)
             pairs = enumerate(zip(items, value, strict=True))
             return tuple(self._value(item, got, (*key, str(at)), limits) for at, (item, got) in pairs)
         if is_a(base, enum.Enum):
@@ -172,7 +174,7 @@ class Validator:
             return base(os.path.expanduser(value))
         if base is dict:
             if unnamed := [name for name in value if not isinstance(name, str)]:
-                return self._problem(key, "keys must be text; put it in quotes", unnamed[0])
+                return self.record(key, "keys must be text; put it in quotes", unnamed[0])
             item = (*args, Any, Any)[1]
             return {name: self._value(item, got, (*key, name), limits) for name, got in value.items()}
         return self.build(base, value, key) if dataclasses.is_dataclass(member) and is_a(member, object) else value

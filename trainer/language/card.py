@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..config.fingerprint import plain
+from ..config.annotations import plain
 from ..reporting.machine import machine_text
 
 if TYPE_CHECKING:

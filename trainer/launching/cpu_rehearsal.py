@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import Origin
 from .request import Request
 
 _QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+
+_ZERO, _IDLE, _LEFT_OUT = "zero_optimization", "no effect in a rehearsal", "left out of a rehearsal"
 
 
 def rehearsal_precision(strategy: str, precision: str) -> str:
@@ -31,9 +32,9 @@ def rehearsal_changes(request: Request) -> tuple[dict[str, Any], dict[str, Any]]
     deepspeed = {key: value for key, value in request.deepspeed.items() if key != "fp16"}
     if "aio" in deepspeed:
         deepspeed["aio"] = {key: value for key, value in deepspeed["aio"].items() if key != "use_gds"}
-    if zero := deepspeed.get("zero_optimization"):
-        absent = {path[0] for path, _ in _left_out(request)}
-        deepspeed["zero_optimization"] = {key: value for key, value in zero.items() if key not in absent}
+    if zero := deepspeed.get(_ZERO):
+        absent = {key.partition(".")[0] for key, what, _ in _differences(request) if what == _LEFT_OUT}
+        deepspeed[_ZERO] = {key: value for key, value in zero.items() if key not in absent}
     return fsdp, deepspeed
 
 
@@ -45,37 +46,29 @@ def rehearsal_notices(request: Request) -> tuple[str, ...]:
         runs = rehearsal_precision(request.strategy, precision.value)
         if runs != precision.value:
             lines.append(f"{precision.origin}: DeepSpeed has no {precision.value} on a CPU: rehearsed in {runs}")
-    zero = request.deepspeed.get("zero_optimization", {})
+    origins = request.origins
+    if request.fsdp.get("cpu_offload"):
+        lines.append(f"{origins['fsdp.cpu_offload']}: {_IDLE}: already on the CPU")
+    return (
+        *lines,
+        *(f"{origins[f'deepspeed.{_ZERO}.{key}']}: {what}: {why}" for key, what, why in _differences(request)),
+    )
+
+
+def _differences(request: Request) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys under ``zero_optimization`` that a CPU does without, whether they are left out, and why."""
+    zero = request.deepspeed.get(_ZERO, {})
     for part in ("offload_optimizer", "offload_param"):
         settings = zero.get(part) or {}
-        if settings.get("device") == "cpu":
-            lines.append(f"{_origin(request, part, 'device')}: no effect in a rehearsal: already on the CPU")
-        if settings.get("pin_memory") and settings.get("device") != "nvme":
-            lines.append(
-                f"{_origin(request, part, 'pin_memory')}: no effect in a rehearsal: nothing is copied to a GPU"
-            )
+        device = settings.get("device")
+        if device == "cpu":
+            yield f"{part}.device", _IDLE, "already on the CPU"
+        if settings.get("pin_memory") and device != "nvme":
+            yield f"{part}.pin_memory", _IDLE, "nothing is copied to a GPU"
     if zero.get("overlap_comm"):
-        lines.append(f"{_origin(request, 'overlap_comm')}: no effect in a rehearsal: gloo has no streams to overlap on")
-    lines += [f"{_origin(request, *path)}: left out of a rehearsal: {reason}" for path, reason in _left_out(request)]
-    if request.fsdp.get("cpu_offload"):
-        lines.append(f"{request.origins['fsdp.cpu_offload']}: no effect in a rehearsal: already on the CPU")
-    return tuple(lines)
-
-
-def _left_out(request: Request) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the keys under ``zero_optimization`` that cannot run on a CPU, and why."""
-    zero = request.deepspeed.get("zero_optimization", {})
+        yield "overlap_comm", _IDLE, "gloo has no streams to overlap on"
     for key in _QUANTIZED:
         if zero.get(key):
-            yield (key,), "DeepSpeed quantizes on GPUs only; the numbers are those without"
+            yield key, _LEFT_OUT, "DeepSpeed quantizes on GPUs only; the numbers are those without"
     if (zero.get("offload_param") or {}).get("device") == "nvme":
-        yield ("offload_param", "device"), "the parameters stay in memory"
-
-
-def _origin(request: Request, *key: str) -> Origin:
-    """Return the origin of the key, or of its section: an accelerate file writes offloads as one value."""
-    for length in range(len(key), 0, -1):
-        name = ".".join(("deepspeed", "zero_optimization", *key[:length]))
-        if name in request.origins:
-            return request.origins[name]
-    raise AssertionError(f"no origin of {key}: every offload is typed by somebody")
+        yield "offload_param.device", _LEFT_OUT, "the parameters stay in memory"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ class Reconciler(Validator):
 
     def says(self, key: str) -> bool:
         """Tell whether the training config says a value, and not its default; one made in code has no origins."""
-        return key in self.origins or getattr(self.config, key) != DEFAULTS[key]
+        return key in self.origins or getattr(self.config, key, None) != DEFAULTS.get(key)
 
     def origin_of(self, key: str) -> Origin:
         """Return where the training config says a value; of a setting in a mapping, at least where the mapping is."""
@@ -52,27 +51,30 @@ class Reconciler(Validator):
         self.origins.setdefault(key, asked.origin)
         return asked.value
 
-    def section(self, name: str, values: dict[str, Any], section: Section) -> None:
-        """Lay over ``values``, those of the training config, what a section says, and what it means where it is silent.
+    def type_of(self, key: str, section: Section) -> str:
+        """Return the type of a section. ``key``, optimizer or schedule, is the training config's for it."""
+        if (ours := getattr(self.config, key)) not in (None, section.name):
+            self.disagree(section.typed, key, ours)
+        self.origins[key] = section.origin
+        return section.name
 
-        ``name``, optimizer or schedule, is the training config's key for the type of the section.
+    def take(self, key: str, ours: Any, section: Section) -> Any:
+        """Return what a section says, else what it means where it is silent, else ``ours``, the training config's.
 
         A value that both say, and differently, is recorded as a problem; a default that changes one, as a notice.
         """
-        if (ours := getattr(self.config, name)) not in (None, section.name):
-            self.disagree(section.typed, name, ours)
-        self.origins[name] = section.origin
-        for key in values:
-            said, default = section.values.get(key), section.defaults.get(key)
-            if said is not None:
-                if self.says(key) and _listed(values[key]) != said.value:
-                    self.disagree(said, key, values[key])
-                values[key] = said.value
-                self.origins.setdefault(key, said.origin)
-            elif default is not None and not self.says(key) and _listed(values[key]) != default.value:
-                self.silent(default, f"DeepSpeed's default holds, {default.value}")
-                values[key] = default.value
-                self.origins[key] = section.origin
+        said, default = section.values.get(key), section.defaults.get(key)
+        listed = list(ours) if isinstance(ours, tuple) else ours
+        if said is not None:
+            if self.says(key) and listed != said.value:
+                self.disagree(said, key, ours)
+            self.origins.setdefault(key, said.origin)
+            return said.value
+        if default is None or self.says(key) or listed == default.value:
+            return ours
+        self.silent(default, f"DeepSpeed's default holds, {default.value}")
+        self.origins[key] = section.origin
+        return default.value
 
     def silent(self, absent: Sourced[Any], text: str) -> None:
         """Note what holds for a setting that a section does not have."""
@@ -96,11 +98,11 @@ def choose_optimizer(
     section = request.optimizer
     name: str = config.optimizer or "adamw"
     if section is not None:
-        both.section("optimizer", values, section)
+        name = both.type_of("optimizer", section)
+        values = {key: both.take(key, ours, section) for key, ours in values.items()}
         if built_by is not None:
             rule = f"{built_by} builds the optimizer already; remove one of the two"
             both.refuse(Sourced(section.typed.value, section.origin), rule)
-        name = section.name
         both.notices.append(
             f"{section.origin}: optimizer {section.typed.value} runs as torch's {name}, the same under every strategy"
         )
@@ -120,63 +122,30 @@ def choose_optimizer(
 def choose_schedule(config: TrainConfig, request: Request, both: Reconciler, lr: float) -> tuple[dict[str, Any], float]:
     """Return the plan's values of the schedule, and the learning rate: the config's, or those of a DeepSpeed JSON."""
     section = request.scheduler
-    values = {"warmup_steps": config.warmup_steps, "final_lr_ratio": config.final_lr_ratio}
-    settings = dict(config.schedule_settings)
-    name = config.schedule or "constant"
+    name, settings = config.schedule or "constant", dict(config.schedule_settings)
+    warmup, ratio = config.warmup_steps, config.final_lr_ratio
     if section is not None:
-        name = section.name
-        lr = _peak(section, both, lr)
-        said, key = section.values.get("max_steps"), "max_steps" if config.epochs is None else "epochs"
-        if said is not None and (key == "epochs" or said.value != config.max_steps):
-            both.disagree(said, key, getattr(config, key))
-        both.section("schedule", values, _without_other_units(section, both))
-        warms_up = values["warmup_steps"] or config.warmup_samples or config.warmup_fraction
-        if warms_up and _warmup_type(section, both) == "log":
+        name = both.type_of("schedule", section)
+        peak = section.defaults.get("lr")
+        if peak is not None and both.says("lr") and peak.value != lr:
+            at = both.ours("lr").origin.place
+            both.silent(peak, f"DeepSpeed would rise to its default, {peak.value}; lr {lr:g} at {at} holds")
+        lr = float(both.take("lr", lr, section))
+        length, key = section.values.get("max_steps"), "max_steps" if config.epochs is None else "epochs"
+        if length is not None and (key == "epochs" or length.value != config.max_steps):
+            both.disagree(length, key, getattr(config, key))
+        other = next((key for key in ("warmup_samples", "warmup_fraction") if getattr(config, key)), None)
+        if other is None:
+            warmup = both.take("warmup_steps", warmup, section)
+        elif (said := section.values.get("warmup_steps")) is not None:
+            both.disagree(said, other, getattr(config, other))
+        ratio = both.take("final_lr_ratio", ratio, section)
+        if (warmup or other) and both.take("warmup_type", "linear", section) == "log":
             settings["warmup_type"] = "log"
-    ratio = config.final_lr_ratio
-    if ratio and name not in TO_FINAL:
+    asked = config.final_lr_ratio
+    if asked and name not in TO_FINAL:
         both.refuse(both.ours("final_lr_ratio"), f"has no effect on schedule {name}; remove it")
-    elif ratio and section is not None and "final_lr_ratio" not in {**section.values, **section.defaults}:
+    elif asked and section is not None and "final_lr_ratio" not in {**section.values, **section.defaults}:
         rule = f"{section.typed.value} at {section.origin} ends at 0; remove one of the two"
         both.refuse(both.ours("final_lr_ratio"), rule)
-    return {"schedule": name, "schedule_settings": settings, **values}, lr
-
-
-def _peak(section: Section, both: Reconciler, lr: float) -> float:
-    """Return the rate after warm-up, which a section may say as well."""
-    said, default = section.values.get("lr"), section.defaults.get("lr")
-    known = both.says("lr")
-    if said is not None:
-        if known and said.value != lr:
-            both.disagree(said, "lr", lr)
-        both.origins.setdefault("lr", said.origin)
-        return float(said.value)
-    if known and default is not None and default.value != lr:
-        at = both.ours("lr").origin.place
-        both.silent(default, f"DeepSpeed would rise to its default, {default.value}; lr {lr:g} at {at} holds")
-    return lr
-
-
-def _without_other_units(section: Section, both: Reconciler) -> Section:
-    """Return the section without a warm-up that the training config says in another unit, unless it says one itself."""
-    other = next((key for key in ("warmup_samples", "warmup_fraction") if both.says(key)), None)
-    if other is None:
-        return section
-    said = section.values.get("warmup_steps")
-    if said is not None:
-        both.disagree(said, other, getattr(both.config, other))
-    defaults = {key: value for key, value in section.defaults.items() if key != "warmup_steps"}
-    return dataclasses.replace(section, defaults=defaults)
-
-
-def _warmup_type(section: Section, both: Reconciler) -> str:
-    said, default = section.values.get("warmup_type"), section.defaults.get("warmup_type")
-    if said is not None or default is None:
-        return "linear" if said is None else str(said.value)
-    rule = f"DeepSpeed's default holds, {default.value}: a logarithmic warm-up"
-    both.silent(default, f'{rule}; write "linear" for a straight one')
-    return str(default.value)
-
-
-def _listed(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
+    return {"schedule": name, "schedule_settings": settings, "warmup_steps": warmup, "final_lr_ratio": ratio}, lr

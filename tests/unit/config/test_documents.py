@@ -41,16 +41,16 @@ def test_what_yaml_makes_of_values(here: Path, line: str, message: str) -> None:
     [
         (
             "max_steps: 010",
-            "max_steps: 010: YAML takes a leading zero for octal; write 10, or '010' in quotes if it is text",
+            "max_steps: 010: YAML takes it to the base 8; write a plain number, or '010' in quotes if it is text",
         ),
-        ("seed: -08", "seed: -08: YAML takes a leading zero for octal; write 8, or '-08' in quotes if it is text"),
+        ("seed: -08", "seed: -08: YAML takes it to the base 8; write a plain number, or '-08' in quotes if it is text"),
         (
             "output_dir: 1:30",
-            "output_dir: 1:30: YAML takes it for a number to the base 60; write '1:30' in quotes if it is text",
+            "output_dir: 1:30: YAML takes it to the base 60; write a plain number, or '1:30' in quotes if it is text",
         ),
         (
             "betas: [1:30.5]",
-            "betas.0: 1:30.5: YAML takes it for a number to the base 60; write '1:30.5' in quotes if it is text",
+            "betas.0: 1:30.5: YAML takes it to the base 60; write a plain number, or '1:30.5' in quotes if it is text",
         ),
     ],
 )

@@ -2,7 +2,50 @@
 
 from __future__ import annotations
 
-from trainer.config.fingerprint import fingerprint
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from trainer.config.fingerprint import fingerprint, task_facts
+
+
+class Activation(Enum):
+    RELU = "relu"
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.5
+    half: float = field(init=False, default=0.25)
+
+
+@dataclass(frozen=True)
+class Task:
+    activation: Activation = Activation.RELU
+    limit: float = math.inf
+    names: frozenset[str] = frozenset({"b", "a", "a b"})
+    root: Path = Path("data")
+    scale: complex = 1j
+    made_by: Any = math.sqrt
+    inner: Inner = field(default_factory=Inner)
+    pair: tuple[int, Activation] = (1, Activation.RELU)
+    seen: list[int] = field(default_factory=list, compare=False)
+
+
+def test_settings_of_a_task_as_checkpoints_of_older_runs_hold_them() -> None:
+    facts = task_facts(Task(), f"{__name__}:Task")
+    assert facts["task_settings"] == {
+        "activation": "relu",
+        "limit": math.inf,
+        "names": ["a", "a b", "b"],
+        "root": "data",
+        "scale": "complex",
+        "made_by": "math.sqrt",
+        "inner": {"rate": 0.5, "half": 0.25},
+        "pair": [1, "relu"],
+    }
 
 
 def test_float32_counts_where_it_is_not_what_runs_before_the_key_had() -> None:

@@ -123,11 +123,20 @@ def test_the_batch_is_a_product() -> None:
 
 def test_all_problems_are_told_at_once_and_none_twice(here: Path) -> None:
     Path("train.yaml").write_text("tsk: a:B\nepohs: 3\nlr: -1\nwarmup_steps: 5\nmax_steps: 2\n")
-    assert problems("--config=train.yaml", "--sead", "3", "--lr", "1") == [
+    assert problems("--config=train.yaml", "--sead", "3") == [
         "train.yaml:1: tsk: 'a:B': unknown key; did you mean 'task'?",
         "train.yaml:2: epohs: 3: unknown key; did you mean 'epochs'?",
         "train.yaml:3: lr: -1: must be greater than 0",
         "command line: sead: '3': unknown key; did you mean 'seed'?",
+    ]
+
+
+def test_what_is_typed_stands_in_the_place_of_the_file(here: Path) -> None:
+    Path("train.yaml").write_text("task: a:B\nmax_steps: 2\nlr: fast\n")
+    assert load_config(["--config=train.yaml", "--lr=0.5"]).config.lr == 0.5
+    assert problems("--config=train.yaml", "--lr.x=3") == ["command line: lr: {'x': '3'}: must be a number"]
+    assert problems("--config=train.yaml", "--lr=0.5", "--rate.x=3") == [
+        "command line: rate: {'x': '3'}: unknown key; --help lists all keys"
     ]
 
 

@@ -87,7 +87,9 @@ def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:
         "zero_hpz_partition_size": 2,
         "offload_param": {"device": "nvme", "nvme_path": "/nvme"},
     }
-    origins = {f"deepspeed.zero_optimization.{key}": origin(f"{HOME} ({key})") for key in zero}
+    origins = {
+        f"deepspeed.zero_optimization.{key}": origin(f"{HOME} ({key})") for key in (*zero, "offload_param.device")
+    }
     asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
     made = plan(asks)
     assert made.deepspeed == {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}
@@ -95,7 +97,7 @@ def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:
     assert made.notices == (
         f"{HOME} (zero_quantized_weights): {quantized}",
         f"{HOME} (zero_quantized_gradients): {quantized}",
-        f"{HOME} (offload_param): left out of a rehearsal: the parameters stay in memory",
+        f"{HOME} (offload_param.device): left out of a rehearsal: the parameters stay in memory",
     )
     on_gpus = plan(asks, machine=FOUR_GPUS)
     assert (on_gpus.deepspeed, on_gpus.notices) == ({"zero_optimization": zero}, ())

@@ -14,10 +14,7 @@ NOT_OFFERED = (
     "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are); build it in Task.build_optimizer, "
     "and remove this section"
 )
-NO_SCHEDULE = (
-    "not offered (WarmupLR, WarmupDecayLR, WarmupCosineLR are); remove this section, "
-    "and set schedule in the training config"
-)
+NO_SCHEDULE = "(or set schedule in the training config, and remove this section)"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +31,7 @@ NO_SCHEDULE = (
             "optimizer",
             "FusedAdam",
             {},
-            "ds.json:12: optimizer.type: 'FusedAdam': is the class behind DeepSpeed's type \"AdamW\"; write that",
+            f"ds.json:12: optimizer.type: 'FusedAdam': {NOT_OFFERED}",
         ),
         ("optimizer", "AdamW", {"lr": -1e-4}, f"{OPTIMIZER}.lr: -0.0001: must be greater than 0"),
         ("optimizer", "AdamW", {"lr": "fast"}, f"{OPTIMIZER}.lr: 'fast': must be a number"),
@@ -60,13 +57,18 @@ NO_SCHEDULE = (
             f"{OPTIMIZER}.max_grad_norm: 1.0: is no setting of an optimizer; "
             'write "gradient_clipping" at the top level',
         ),
-        ("scheduler", "OneCycle", {"cycle_min_lr": 1e-5}, f"ds.json:22: scheduler.type: 'OneCycle': {NO_SCHEDULE}"),
+        (
+            "scheduler",
+            "OneCycle",
+            {"cycle_min_lr": 1e-5},
+            "ds.json:22: scheduler.type: 'OneCycle': not offered; known: WarmupCosineLR, WarmupDecayLR, WarmupLR "
+            + NO_SCHEDULE,
+        ),
         (
             "scheduler",
             "WarmupDecayLr",
             {},
-            "ds.json:22: scheduler.type: 'WarmupDecayLr': not offered (WarmupLR, WarmupDecayLR, WarmupCosineLR are); "
-            "did you mean 'WarmupDecayLR'?",
+            f"ds.json:22: scheduler.type: 'WarmupDecayLr': not offered; did you mean 'WarmupDecayLR'? {NO_SCHEDULE}",
         ),
         (
             "scheduler",
@@ -78,7 +80,7 @@ NO_SCHEDULE = (
             "scheduler",
             "WarmupLR",
             {"warmup_type": "cubic"},
-            f'{SCHEDULER}.warmup_type: \'cubic\': must be "linear" or "log"',
+            f"{SCHEDULER}.warmup_type: 'cubic': must be one of 'linear', 'log'",
         ),
         (
             "scheduler",

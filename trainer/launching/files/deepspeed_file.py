@@ -10,10 +10,10 @@ from typing import Any
 from ...config.arguments import put
 from ...config.documents import Document, Key, parse_scalar, read_document
 from ...config.validate import Validator
-from ...errors import ConfigError, Origin, Problem, Sourced
+from ...errors import ConfigError, Origin, Sourced
 from ...text import nearest
 from ..request import Request, Strategy
-from .fsdp_file import refuse_transformers_fsdp
+from .fsdp_file import refuse_other_files
 from .sections import OWNER, read_optimizer, read_scheduler
 from .tables import Entries, annotation, deepspeed_keys, table
 
@@ -43,10 +43,7 @@ def read_json(path: str | Path, check: Validator) -> Request | None:
     """Return the request of a JSON; None, with problems in ``check``, where it says nothing that can run."""
     try:
         doc = read_document(path, what="DeepSpeed config file")
-        refuse_transformers_fsdp(doc)
-        if "distributed_type" in doc.data:
-            rule = "this is an accelerate config: give it to accelerate launch, or with --accel_config"
-            raise ConfigError(Problem(origin=Origin(doc.path), rule=rule))
+        refuse_other_files(doc, "zero_optimization")
     except ConfigError as error:
         check.problems.extend(error.problems)
         return None
@@ -97,10 +94,8 @@ def read_inline(entries: Entries, check: Validator, origin: Origin) -> Request |
             missing = Sourced(None, origin.named("deepspeed_config.zero_stage"))
             check.refuse(missing, "is missing, which accelerate takes as 2; write zero_stage: 1, 2 or 3")
         return None
-    stage, data, origins = asked.value, dict[str, Any](), dict[Key, Origin]()
+    data, origins = dict[str, Any](), dict[Key, Origin]()
     typed = {name: entry for name, entry in entries.items() if entry.value is not False and entry.value != "none"}
-    if stage != 3 and (save := typed.pop("zero3_save_16bit_model", None)):
-        check.notice(save, f"no effect in stage {stage}")
     for part in _OFFLOADS:
         if (device := typed.get(f"{part}_device")) is None or device.value != "nvme":
             typed.pop(f"{part}_nvme_path", None)
@@ -185,10 +180,9 @@ def read_values(doc: Document, stage: int | None, check: Validator) -> dict[str,
         if found is not None and found.value and found.value != "auto":
             check.notice(found, text)
     if stage in (1, 2):
-        zero = doc.data[_ZERO]
-        typed = [key for key in zero if key.startswith(tuple(rules["stage_3"])) and zero[key] != "auto"]
-        idle = [Sourced(zero[key], doc.origin((_ZERO, key))) for key in typed if _switched_on(zero[key])]
-        check.idle(idle, f"no effect in stage {stage}")
+        of_stage_3 = [key for key in doc.data[_ZERO] if key.startswith(tuple(rules["stage_3"]))]
+        typed = [found for key in of_stage_3 if (found := doc.at(_ZERO, key)) and found.value != "auto"]
+        check.idle([found for found in typed if _switched_on(found.value)], f"no effect in stage {stage}")
     return values
 
 

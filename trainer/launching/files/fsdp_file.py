@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import yaml
-
 from ...config.documents import Document
 from ...config.validate import Validator
 from ...errors import ConfigError, Origin, Problem, Sourced
 from .tables import Entries, annotation, checked, table
 
-_RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 _CLASSES = "fsdp_transformer_layer_cls_to_wrap"
+_OTHERS = {
+    "distributed_type": "an accelerate config: give it to accelerate launch, or with --accel_config",
+    "zero_optimization": "a DeepSpeed config: give it with --deepspeed",
+}
 
 
 def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[str, Any], dict[str, Origin]]:
@@ -46,9 +47,6 @@ def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[
     policy = values["auto_wrap_policy"]
     others = [entries[name] for name, other in known["fsdp_policies"].items() if name in entries and other != policy]
     check.idle([entry for entry in others if entry.value], f"no effect under fsdp_auto_wrap_policy {policy}")
-    for name, (value, reason) in known["fsdp_idle"].items():
-        if name in entries and entries[name].value == value:
-            check.notice(entries[name], reason)
     classes = _classes(entries.get(_CLASSES), check)
     values |= {
         "reshard_after_forward": reshard,
@@ -78,50 +76,43 @@ def read_dimensions(
 
 
 def _version(found: Sourced[Any] | None, check: Validator, origin: Origin) -> int:
-    if found is None:
-        rule = "no fsdp_version, which accelerate takes as 1: runs as FSDP2; write fsdp_version: 2"
-        check.notices.append(f"{origin}: {rule}")
-        return 1
-    if str(found.value) == "1":
-        check.notice(found, "FSDP1 runs as FSDP2; write fsdp_version: 2")
-        return 1
-    if str(found.value) != "2":
+    version = "1" if found is None else str(found.value)
+    if found is not None and version not in ("1", "2"):
         check.refuse(found, "must be 2, or 1, which runs as FSDP2")
-    return 2
+    elif version == "1":
+        missing = f"{origin}: no fsdp_version, which accelerate takes as 1:"
+        said = missing if found is None else f"{found.origin.place}: {found.origin.key}: FSDP1"
+        check.notices.append(f"{said} runs as FSDP2; write fsdp_version: 2")
+    return 1 if version == "1" else 2
 
 
 def _reshard(entries: Entries, version: int, check: Validator) -> bool:
     old, new = entries.get("fsdp_sharding_strategy"), entries.get("fsdp_reshard_after_forward")
-    by_old = None if old is None else _by_strategy(old, check)
-    by_new: bool | None = None
-    if new is not None and str(new.value).lower() in ("true", "false"):
-        by_new = str(new.value).lower() == "true"
-    elif new is not None and version == 2:
+    said = "" if new is None else str(new.value).lower()
+    if new is not None and version == 2 and said not in ("true", "false"):
         check.refuse(new, "must be true (FULL_SHARD) or false (SHARD_GRAD_OP) under fsdp_version 2")
-    elif new is not None:
-        by_new = _by_strategy(new, check)
+    by_old = _by_strategy(old, check)
+    by_new = said == "true" if said in ("true", "false") else _by_strategy(new, check)
     if old is None or by_old is None:
         return by_new is not False
-    if new is not None and by_new is not None and by_new != by_old:
-        rule = f"disagrees with {str(new.value).lower()} at {new.origin}; keep fsdp_reshard_after_forward"
-        check.refuse(old, rule)
-    elif version == 2 and by_old != (by_new is not False):
+    if new is not None and by_new not in (None, by_old):
+        check.refuse(old, f"disagrees with {said} at {new.origin}; keep fsdp_reshard_after_forward")
+    elif version == 2 and new is None and not by_old:
         check.refuse(old, "FSDP2 has no sharding strategy; write fsdp_reshard_after_forward: false")
     elif version == 2:
         check.notice(old, "no effect under FSDP2: fsdp_reshard_after_forward says it")
     return by_old
 
 
-def _by_strategy(found: Sourced[Any], check: Validator) -> bool | None:
-    known = table("accelerate")["sections"]["fsdp_config"]["fsdp_sharding_strategy"]
+def _by_strategy(found: Sourced[Any] | None, check: Validator) -> bool | None:
+    """Return whether parameters are let go after the forward pass; None where nothing that can run is said."""
+    known = table("accelerate")["fsdp_strategies"]
     numbered = {str(number): name for number, name in enumerate(known, 1)}  # as Accelerate does (utils/constants.py)
-    name = numbered.get(str(found.value)) or check.read(annotation(known, any_case=True), found)
-    if name == "NO_SHARD":
-        check.refuse(found, "NO_SHARD is DDP: write distributed_type: MULTI_GPU")
-    elif name is not None and name not in _RESHARDS:
-        rule = "hybrid sharding is parallelism_config under FSDP2: write there parallelism_config_dp_replicate_size and"
-        check.refuse(found, f"{rule} parallelism_config_dp_shard_size, and here fsdp_reshard_after_forward: true")
-    return _RESHARDS.get(name)
+    name = found and (numbered.get(str(found.value)) or check.read(annotation(list(known), any_case=True), found))
+    meant = known.get(name)
+    if found is not None and isinstance(meant, str):
+        check.refuse(found, meant)
+    return meant if isinstance(meant, bool) else None
 
 
 def _classes(found: Sourced[Any] | None, check: Validator) -> list[str] | None:
@@ -134,29 +125,21 @@ def _classes(found: Sourced[Any] | None, check: Validator) -> list[str] | None:
     return [name.strip() for name in names]
 
 
-def refuse_transformers_fsdp(doc: Document) -> None:
-    """Raise ConfigError for a file that transformers' own Trainer takes (``--fsdp_config``), with the YAML to write."""
-    known, section = table("accelerate"), doc.data.get("fsdp_config")
-    data = {**doc.data, **(section if isinstance(section, dict) else {})}
-    keys = {f"fsdp_{str(key).removeprefix('fsdp_')}": value for key, value in data.items()}
-    typical = keys.keys() & {f"fsdp_{key}" for key in ("fsdp", *known["transformers"])}
+def refuse_other_files(doc: Document, own: str = "") -> None:
+    """Raise ConfigError for a file that another option takes, or transformers' own Trainer (``--fsdp_config``).
+
+    Args:
+        own: a key that the other launch file does not have; "" where either will do.
+    """
+    section, known = doc.data.get("fsdp_config"), table("accelerate")
+    keys = {str(key).removeprefix("fsdp_") for key in {**doc.data, **(section if isinstance(section, dict) else {})}}
     prefixed = any(str(key).startswith("fsdp_") for key in doc.data.keys() - {"fsdp_config"})
-    if doc.data.keys() & {"distributed_type", "zero_optimization", "compute_environment"} or not (typical or prefixed):
+    typical = keys & {"fsdp", *known["transformers"]}
+    other = next((key for key in _OTHERS if key in doc.data), None)
+    if own and other and own not in doc.data:
+        rule = _OTHERS[other]
+    elif (typical or prefixed) and not other and "compute_environment" not in doc.data:
+        rule = f"a file for transformers' own Trainer; {known['transformers_fsdp']}"
+    else:
         return
-    # Its keys are Accelerate's without the prefix; what is off by default is left out.
-    names = keys.get(_CLASSES)
-    keys[_CLASSES] = ",".join(names) if isinstance(names, list) else names
-    taken = [key for key in known["sections"]["fsdp_config"] if key not in known["fsdp1"]]
-    settings = {key: keys[key] for key in taken if keys.get(key)} | {"fsdp_version": 2}
-    for key, policy in known["fsdp_policies"].items():
-        if key in settings:
-            settings.setdefault("fsdp_auto_wrap_policy", policy)
-    if keys.get("fsdp_reshard_after_forward") is False:
-        settings["fsdp_reshard_after_forward"] = False
-    for word, meant in known["transformers_words"].items():
-        if word in str(keys.get("fsdp_fsdp", "")).split():
-            settings |= meant
-    written = {"distributed_type": "FSDP", "fsdp_config": settings}
-    flow = yaml.safe_dump(written, default_flow_style=True, width=10**6).strip()
-    rule = f"this is a file for transformers' own Trainer; write an accelerate YAML instead: {flow}"
-    raise ConfigError(Problem(origin=Origin(doc.path), rule=rule))
+    raise ConfigError(Problem(origin=Origin(doc.path), rule=f"this is {rule}"))

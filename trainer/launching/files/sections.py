@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ...config.documents import Document
 from ...config.train_config import TrainConfig
 from ...config.validate import Validator, annotations_of
 from ...errors import Sourced
-from ...text import nearest
+from ...text import did_you_mean
 from ..request import Section
 from .tables import table
 
@@ -27,9 +27,6 @@ def read_optimizer(doc: Document, check: Validator) -> Section | None:
     if typed is None:
         return None
     name = typed.value.lower()
-    if name in table("deepspeed")["kernels"]:
-        check.refuse(typed, 'is the class behind DeepSpeed\'s type "AdamW"; write that')
-        return None
     if name not in table("deepspeed")["optimizers"]:
         rule = "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are)"
         check.refuse(typed, f"{rule}; build it in Task.build_optimizer, and remove this section")
@@ -53,13 +50,9 @@ def read_scheduler(doc: Document, check: Validator) -> Section | None:
         return None
     schedules = table("deepspeed")["schedules"]
     if typed.value not in schedules:
-        near = nearest(typed.value, schedules)
-        hint = f"did you mean {near!r}?" if near else "remove this section, and set schedule in the training config"
-        check.refuse(typed, f"not offered ({', '.join(schedules)} are); {hint}")
+        hint = "or set schedule in the training config, and remove this section"
+        check.refuse(typed, f"not offered; {did_you_mean(typed.value, schedules)} ({hint})")
         return None
-    warmup = params.get("warmup_type")
-    if warmup is not None and warmup.value not in ("linear", "log", "auto"):
-        check.refuse(warmup, 'must be "linear" or "log"')
     taken = table("deepspeed")["settings"][typed.value]
     return _section(doc, "scheduler", schedules[typed.value], typed, params, taken, check)
 
@@ -75,8 +68,8 @@ def _type_and_params(doc: Document, key: str, check: Validator) -> tuple[Sourced
         if not any(problem.key.startswith(f"{key}.") for problem in check.problems):
             check.refuse(section, 'must be {"type": name, "params": {...}}')
         return None, {}
-    found = {name: doc.at(key, "params", name) for name in params if not name.startswith("_")}
-    return typed, {name: given for name, given in found.items() if given is not None}
+    names = (name for name in params if not name.startswith("_"))
+    return typed, {name: Sourced(params[name], doc.origin((key, "params", name))) for name in names}
 
 
 def _section(
@@ -94,6 +87,7 @@ def _section(
         taken: the settings of the class that the section names, with their defaults.
     """
     ours, any_value = table("deepspeed")["ours"][key], table("deepspeed")["any_value"]
+    annotations = {**annotations_of(TrainConfig), "warmup_type": Literal["linear", "log"]}
     values: dict[str, Sourced[Any]] = {}
     for setting, found in params.items():
         if setting == "max_grad_norm" and setting not in taken:
@@ -103,9 +97,8 @@ def _section(
         elif found.value == "auto" or setting in any_value:
             continue
         elif setting in ours:
-            meant = ours[setting]
-            if meant == "warmup_type" or check.read(annotations_of(TrainConfig)[meant], found) is not None:
-                values[meant] = found
+            if check.read(annotations[ours[setting]], found) is not None:
+                values[ours[setting]] = found
         elif found.value != taken[setting]:
             check.refuse(found, f"only {json.dumps(taken[setting])} is offered; remove it")
     silent = {setting: taken[setting] for setting in ours if setting not in params and taken.get(setting) is not None}

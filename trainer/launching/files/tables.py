@@ -65,8 +65,8 @@ def deepspeed_keys(path: tuple[str, ...] = ()) -> dict[str, Any] | None:
 
 
 def checked(section: str, entries: Entries, check: Validator) -> dict[str, Sourced[Any]]:
-    """Return the entries as they are meant, without those that are of the wrong type."""
-    known = accelerate_keys(section)
+    """Return the entries as they are meant, without those of the wrong type; note those that change nothing."""
+    known, idle = accelerate_keys(section), table("accelerate")["idle"]
     found = {}
     for name, entry in entries.items():
         if entry.value == "auto" and section == "deepspeed_config":
@@ -74,4 +74,6 @@ def checked(section: str, entries: Entries, check: Validator) -> dict[str, Sourc
         value = check.read(annotation(known[name], any_case=True), entry)
         if value is not None:
             found[name] = entry.meaning(value)
+        if value is not None and value == idle.get(name, (None,))[0]:
+            check.notice(entry, idle[name][1])
     return found

@@ -105,8 +105,8 @@ def test_no_without_quotes_is_what_accelerate_takes_it_for(write: Write) -> None
     request = read_accelerate_file(write("a.yaml", "distributed_type: NO\nnum_processes: 1\n"))
     assert (request.strategy, request.notices) == ("single", ())
     assert complaint(lambda: read_accelerate_file(write("b.yaml", "distributed_type: NO\nnum_processes: 2\n"))) == (
-        "b.yaml:2: num_processes: 2: accelerate starts one process under distributed_type 'NO'; "
-        "write MULTI_GPU, or num_processes: 1"
+        "b.yaml:2: num_processes: 2: accelerate starts one process under b.yaml:1 (distributed_type); write 1, or ask "
+        "for distributed_type: MULTI_GPU (--multi_gpu), which rehearses on the CPU where there is no GPU"
     )
 
 

@@ -28,8 +28,8 @@ def test_json_beside_the_yaml_is_not_where_accelerate_looks(write: Write, tmp_pa
     (tmp_path / "conf").mkdir()
     write("conf/ds.json", '{"zero_optimization": {"stage": 2}}')
     assert complaint(lambda: read_accelerate_file(write("conf/a.yaml", BY_FILE))) == (
-        "conf/a.yaml:4: deepspeed_config.deepspeed_config_file: 'ds.json': does not exist (accelerate looks for it "
-        "from the current folder); it lies beside this file: write 'conf/ds.json'"
+        "conf/a.yaml:4: deepspeed_config.deepspeed_config_file: 'ds.json': does not exist; accelerate looks for it "
+        "from the current folder, not from that of this file"
     )
 
 

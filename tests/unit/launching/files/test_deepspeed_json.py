@@ -13,7 +13,7 @@ from origins import sourced
 
 from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
-from trainer.launching.files.tables import accelerate_keys
+from trainer.launching.files.tables import table
 
 
 def test_inline_zero(write: Write) -> None:
@@ -41,9 +41,11 @@ def test_inline_auto_is_open(write: Write) -> None:
     assert (request.accumulation_steps, request.max_grad_norm) == (None, None)
 
 
-def test_init_flag_of_stage_3_is_said(write: Write) -> None:
-    request = read_accelerate_file(write("a.yaml", f"{ZERO}  zero_stage: 2\n  zero3_init_flag: true\n"))
-    assert request.notices == ("a.yaml:5: deepspeed_config.zero3_init_flag: no effect in stage 2",)
+def test_flags_of_stage_3_are_said_in_another(write: Write) -> None:
+    text = f"{ZERO}  zero_stage: 2\n  zero3_init_flag: true\n  zero3_save_16bit_model: true\n"
+    built, saved = read_accelerate_file(write("a.yaml", text)).notices
+    assert saved == "a.yaml:6: no effect in stage 2: zero3_save_16bit_model"
+    assert built.startswith("a.yaml:5: deepspeed_config.zero3_init_flag: no effect: the model is whole in host memory")
 
 
 def test_deepspeed_json(write: Write) -> None:
@@ -108,13 +110,11 @@ def test_flags_fill_what_the_json_leaves_open(write: Write) -> None:
 
 
 def test_both_ways_beside_each_other_is_what_accelerate_refuses() -> None:
-    """Our rule (all but ``deepspeed_*`` and ``zero3_init_flag``) names just the keys of Accelerate's own check."""
+    """What stands for a key of the JSON is just what Accelerate's own check names."""
     constants = DeepSpeedPlugin._deepspeed_config_checks.__code__.co_consts
     names = {n for c in constants for n in (c if isinstance(c, tuple) else (c,)) if str(n).startswith("ACCELERATE_")}
     refused = {name.replace("ACCELERATE_", "").replace("DEEPSPEED_", "").lower() for name in names}
-    arguments = accelerate_keys("deepspeed_config").keys()
-    ours = {name for name in arguments if not name.startswith("deepspeed_") and name != "zero3_init_flag"}
-    assert refused & arguments == ours
+    assert refused - {"config_ds_fields"} == {"mixed_precision", *table("deepspeed")["inline"]}
 
 
 def test_an_accelerate_file_that_is_given_as_a_json_of_deepspeed(write: Write) -> None:

@@ -88,9 +88,9 @@ def test_fsdp1_leftovers_share_one_line(write: Write) -> None:
         "  fsdp_cpu_ram_efficient_loading: true\n  fsdp_state_dict_type: FULL_STATE_DICT\n"
     )
     assert read_accelerate_file(write("a.yaml", text)).notices == (
-        "a.yaml:5: no effect under FSDP2: fsdp_use_orig_params, fsdp_forward_prefetch",
         "a.yaml:7: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect: "
         "the model is whole in host memory if build_model gives it values, never on the meta device",
         "a.yaml:8: fsdp_config.fsdp_state_dict_type: no effect: "
         "in checkpoints each rank writes its part; the model is exported whole",
+        "a.yaml:5: no effect under FSDP2: fsdp_use_orig_params, fsdp_forward_prefetch",
     )

@@ -64,13 +64,12 @@ def test_a_flag_wins_over_its_file(write: Write) -> None:
         ),
         (
             flag(True, "cpu"),
-            "command line: --cpu: true: makes accelerate start one process; leave it out: "
-            "without a GPU the job rehearses on the CPU",
+            "command line: --cpu: true: makes accelerate start one process; leave it out to rehearse without a GPU",
         ),
         (
             flag(True, "use_megatron_lm"),
-            "command line: --use_megatron_lm: true: not supported by samecurve; "
-            "supported: cpu, multi_gpu, use_deepspeed, use_fsdp",
+            "command line: --use_megatron_lm: 'MEGATRON_LM': must be a type that samecurve runs; "
+            "known: DEEPSPEED, FSDP, MULTI_GPU, NO",
         ),
         (
             flag(True, "use_deepspeed") | flag(4, "zero_stage"),
@@ -87,7 +86,7 @@ def test_flag_beside_a_json(write: Write) -> None:
     typed = flag(True, "use_deepspeed") | flag("ds.json", "deepspeed_config_file") | flag(2, "num_processes")
     assert read_accelerate_file(None, overrides=typed).strategy == "zero2"
     assert complaint(lambda: read_accelerate_file(None, overrides=typed | flag(3, "zero_stage"))) == (
-        "command line: --zero_stage: 3: stands beside --deepspeed_config_file at command line, which must say it; "
+        "command line: --zero_stage: 3: stands beside command line (--deepspeed_config_file), which must say it; "
         "remove it here"
     )
     full = json.dumps({**FULL, "bf16": {"enabled": True}, "fp16": {"enabled": False}})
@@ -118,10 +117,10 @@ def test_launch_without_a_file_on_gpus(gpus: Callable[[int], None]) -> None:
 
 def test_launch_without_a_file_starts_one_process(gpus: Callable[[int], None]) -> None:
     gpus(0)
-    assert complaint(lambda: read_accelerate_file(None, overrides=flag(2, "num_processes"))) == (
-        "command line: --num_processes: 2: accelerate starts one process without --multi_gpu; add it"
-    )
-    assert complaint(lambda: read_accelerate_file(None, overrides=flag(True, "cpu") | flag(2, "num_processes"))) == (
-        "command line: --num_processes: 2: --cpu makes accelerate start one process; leave it out: "
-        "without a GPU the job rehearses on the CPU"
-    )
+    for typed, asks in (({}, "accelerate launch"), (flag(True, "cpu"), "--cpu")):
+        assert complaint(
+            lambda typed=typed: read_accelerate_file(None, overrides=typed | flag(2, "num_processes"))
+        ) == (
+            f"command line: --num_processes: 2: accelerate starts one process under command line ({asks}); write 1, or "
+            "ask for distributed_type: MULTI_GPU (--multi_gpu), which rehearses on the CPU where there is no GPU"
+        )

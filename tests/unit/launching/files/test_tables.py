@@ -21,6 +21,8 @@ def test_deepspeed_table_equals_the_installed_deepspeed() -> None:
 
 def test_own_rules_name_keys_that_exist() -> None:
     accelerate, deepspeed = table("accelerate"), table("deepspeed")
+    strategies = accelerate["sections"]["fsdp_config"]["fsdp_sharding_strategy"]
+    assert list(accelerate["fsdp_strategies"]) == strategies, "in this order, for files may say the number"
     converted = {"fp16", "dynamo_backend"}  # of older files, which Accelerate converts before it compares
     for section, keys in accelerate["own"].items():
         known = accelerate["top_level"] if section == "top_level" else accelerate["sections"][section]
