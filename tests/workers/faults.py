@@ -63,8 +63,8 @@ FAULTS = {
 class StuckImages:
     """Images that come no more after a while."""
 
-    def __init__(self, images: Any, after: int) -> None:
-        self.images, self.left = images, after
+    def __init__(self, images: Any, after: int, stamp: str) -> None:
+        self.images, self.left, self.stamp = images, after, stamp
 
     def __len__(self) -> int:
         return len(self.images)
@@ -72,6 +72,7 @@ class StuckImages:
     def __getitem__(self, index: int) -> Any:
         self.left -= 1
         if self.left < 0:
+            Path(self.stamp).write_text(str(time.time()))
             _wait_for_ever()
         return self.images[index]
 
@@ -98,7 +99,9 @@ class Faulty(DigitsCNN):
     def build_data(self) -> Data:
         data = super().build_data()
         if self.fault == "loader" and self._here():
-            return Data(train=StuckImages(data.train, 150), evaluation=data.evaluation, collate=data.collate)
+            return Data(
+                train=StuckImages(data.train, 150, self.stamp), evaluation=data.evaluation, collate=data.collate
+            )
         return data
 
     def build_model(self) -> nn.Module:

@@ -27,7 +27,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -355,7 +355,7 @@ class Watchdog:
 
     def _report(self, ranks: dict[int, str], *, hung: bool = False) -> str:
         """Say what happened to which ranks, what every rank was doing, and how to go on."""
-        crashes = []
+        crashes, now = [], datetime.now().isoformat(" ", "milliseconds")
         rows = [("rank", "host", "pid", "step", "phase", "doing", "collectives begun")]
         for rank, known in self._all().items():
             calls = ", ".join(f"{group} {count}" for group, count in known["calls"].items())
@@ -367,7 +367,7 @@ class Watchdog:
         if hung:
             lines[0] += f": nothing in the job went on for {self._hang_seconds:g} s (hang_seconds)"
         return "\n".join(
-            ["the job ends; what its ranks did last:", *columns(rows), *filter(None, crashes), *lines, self._advice()]
+            [f"{now} the job ends; its ranks:", *columns(rows), *filter(None, crashes), *lines, self._advice()]
         )
 
     def _end(self, message: str) -> None:
