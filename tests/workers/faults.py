@@ -110,7 +110,7 @@ class Faulty(DigitsCNN):
 
             def faulty(file: int) -> None:
                 name = os.readlink(f"/proc/self/fd/{file}")
-                if self._here() and ("/model" in name if self.at == "export" else "rank-" in name):
+                if self._here() and ("/model" in name if self.at == "export" else "00000006" in name):
                     self._fail()
                 flush(file)
 
