@@ -122,10 +122,10 @@ def test_an_fsdp1_file(launcher: str, tmp_path: Path) -> None:
     assert job.plan["notices"] == [
         f"{at}:3 (distributed_type): no fsdp_version, which accelerate takes as 1: runs as FSDP2; "
         "write fsdp_version: 2",
-        f"{at}:15: no effect under FSDP2: fsdp_use_orig_params, fsdp_sync_module_states, fsdp_backward_prefetch, "
-        "fsdp_forward_prefetch",
         f"{at}:8: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect: "
         "the model is whole in host memory if build_model gives it values, never on the meta device",
+        f"{at}:15: no effect under FSDP2: fsdp_use_orig_params, fsdp_sync_module_states, fsdp_backward_prefetch, "
+        "fsdp_forward_prefetch",
         f"{at}:10 (fsdp_config.fsdp_offload_params): no effect in a rehearsal: already on the CPU",
     ]
 

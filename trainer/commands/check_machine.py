@@ -73,7 +73,7 @@ def look_around() -> Machine:
         nccl=".".join(map(str, nccl)),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1,
         memory=psutil.virtual_memory().total,
-        versions=versions(),
+        versions=versions(installed=True),
     )
 
 

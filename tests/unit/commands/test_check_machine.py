@@ -90,7 +90,7 @@ def test_gpus_that_pytorch_cannot_use(check: Forge) -> None:
 
 def test_hidden_gpus_and_packages_that_are_missing(check: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(check_machine, "versions", lambda: {"torch": "2.13.0", "transformers": "5.23.0"})
+    monkeypatch.setattr(check_machine, "versions", lambda *, installed: {"torch": "2.13.0", "transformers": "5.23.0"})
     said = check(H100, visible=0)
     assert said[1] == "GPUs       1 x NVIDIA H100 80GB HBM3, 79.6 GiB; 0 visible (CUDA_VISIBLE_DEVICES=)"
     assert "accel_configs/ddp.yaml: ddp on 2 CPU processes" in said
