@@ -39,7 +39,11 @@ RINGS: dict[str, tuple[str, int | None]] = {
     ),
     "reporting": ("reporting callbacks/tracking callbacks/wandb_run callbacks/profiling", 750),
     "language": ("language", 1200),
-    "faults": ("distributed/votes callbacks/numbers callbacks/replicas callbacks/time_limit strategies/finite", 700),
+    "faults": (
+        "distributed/votes callbacks/numbers callbacks/replicas callbacks/time_limit strategies/finite "
+        "reporting/attempts checkpoint/restarted distributed/restarts",
+        700,
+    ),
     "ground": ("errors text plan", None),
     "commands": ("commands", None),
 }
