@@ -25,6 +25,7 @@ from .distributed.exit import Stopped
 from .distributed.watchdog import Watchdog, resume_command
 from .errors import DataError, Origin
 from .metrics import WeightedSums
+from .reporting.attempts import Attempts
 from .reporting.meter import summary_text
 from .state import TrainState
 from .strategies.buffers import restored_buffers
@@ -64,6 +65,10 @@ class Trainer(TrainState):
             pin_memory=self.plan.device == "cuda",
         )
 
+    @cached_property
+    def attempts(self) -> Attempts:
+        return Attempts(self.directory, self.meter, self.step)
+
     # -- the loop ---------------------------------------------------------------------------------
 
     def fit(self) -> dict[str, float]:
@@ -94,7 +99,7 @@ class Trainer(TrainState):
         """Train, one optimizer step at a time. Collective: iterate on every rank, in step with the others."""
         device, world, strategy, task = self.accelerator.device, self.plan.data_parallel_size, self.strategy, self.task
         eval_every = every_steps(self.config.eval_every, self.steps_per_epoch)
-        strategy.on_nan = self.config.on_nan
+        strategy.on_nan, attempts = self.config.on_nan, self.attempts
         self.train_mode()
         self.meter.start(self.samples)
         # 1 Fetch the window: all micro-batches of the step, and ask the ranks for its total weight.
@@ -124,6 +129,7 @@ class Trainer(TrainState):
             lr = float(self.schedule.get_last_lr()[0])
             self.advance(window, skipped=outcome.skipped)
             self.meter.step(window.samples)
+            attempts.note(self.step, now=_is_due(self.step, self.save_every))
             # 5 Agree on stopping.
             self.stopped_by = self.agreement.poll(strategy.fingerprint)
             last = self.step >= self.total_steps or self.stopped_by is not None
@@ -201,6 +207,7 @@ class Trainer(TrainState):
             "samples": self.samples,
             "stopped_by": Signals(self.stopped_by).name if self.stopped_by else self.stop_reason or None,
             **self.meter.summary(self.agreement.gather, operations, self.plan.world_size, compute),
+            "attempts": self.attempts.account(self.step),
             "evaluation": self.last_evaluation,
             "machine": self.facts["machine"],
         }

@@ -27,9 +27,10 @@ from .build import (
     schedule_of,
     share_cores,
 )
-from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, find_start, restore, store
+from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
 from .checkpoint.proof import base_weights
+from .checkpoint.restarted import find_start_of_attempt, restart_notices
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts
 from .config.train_config import TrainConfig, every_steps
@@ -111,7 +112,8 @@ class TrainState:
         self.directory = RunDirectory(config.output_dir, main=self.is_main, origin=at)
         folder = self.directory.path / "checkpoints"
         with self.directory.locked(self.agreement):
-            start = find_start(config.resume, folder, self.agreement, origin=origins.get("resume", DEFAULT))
+            at = origins.get("resume", DEFAULT)
+            start = find_start_of_attempt(config.resume, folder, self.agreement, origin=at)
             self.directory.claim(self.agreement, overwrite=config.overwrite, continues=start.continues)
         self.base_weights: str | None = None
         notices, unfilled = self._build(origins, start)
@@ -326,6 +328,7 @@ class TrainState:
             notices += [f"resumed from {start.found.path}", *changes]
         elif start.continues:
             notices.append(f"resume: auto: {self.directory.path} holds no checkpoint: starts at step 0")
+        notices += restart_notices()
         if start.found is None and self.config.weights is not None:
             notices += restore.load_weights(self._parts(), Path(self.config.weights), self.agreement)
         if start.continues and start.found is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -226,4 +227,17 @@ def test_a_flipped_bit_in_one_copy_of_a_weight_is_named_and_not_saved(strategy: 
     assert first == second and first.keys() == {"every", "saved"}
     for error, saved in first.values():
         assert error.startswith("step 3: the copies of 0.weight are not the same bits on all ranks: look at rank 0 (")
+        assert saved == []
+
+
+@pytest.mark.slow  # four processes; the comparison is that of the test before
+def test_a_flipped_bit_in_one_of_two_groups_is_named(tmp_path: Path) -> None:
+    done = ranks(["tests/workers/rank_numbers.py", "accel_configs/hsdp.yaml", tmp_path, "flipped_bit"], 4)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    first, *others = json.loads((tmp_path / "results.json").read_text())["flipped_bit"]
+    assert all(one == first for one in others) and first.keys() == {"every", "saved"}
+    for error, saved in first.values():
+        assert re.match(
+            r"step 3: the copies of 0.weight are not .*: look at rank 1 \(\S+\), rank 3 \(\S+\); memory", error
+        )
         assert saved == []

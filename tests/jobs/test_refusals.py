@@ -186,8 +186,9 @@ def test_a_used_folder(tmp_path: Path) -> None:
 
     job = run([*ALONE, "examples/train.py", *DIGITS, "--overwrite"], folder).ok()
     assert sorted(path.name for path in folder.iterdir()) == [
-        ".lock", "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "model", "plan.json", "summary.json"
-    ]  # fmt: skip
+        *(".lock", "attempts.json", "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "model", "plan.json"),
+        "summary.json",
+    ]
     assert not (folder / "checkpoints/step-00000009").exists(), "the former run's"
     assert [path.name for path in (folder / "model").iterdir()] == ["model.safetensors"]
     assert job.plan["strategy"] == "single"

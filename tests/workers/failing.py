@@ -71,6 +71,19 @@ class Terminated(DigitsCNN):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiesOnce(DigitsCNN):
+    """Rank 1 is killed in the fifth step of the first attempt, as by a machine that goes down."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        global calls
+        calls += 1
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        if calls == 5 and first and os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(model, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
 class NotANumber(DigitsCNN):
     """The loss is lost."""
 

@@ -27,6 +27,7 @@ from trainer import Callback, Data, StepInfo, Task, TrainConfig, Trainer
 from trainer.distributed import votes
 from trainer.distributed.exit import Stopped
 from trainer.launching import launch
+from trainer.strategies.tensors import local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +281,7 @@ class Flips(Callback):
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
         if info.step == 3 and dist.get_rank() == 1:
             _, parameter = next(trainer.strategy.trainable_parameters())
-            part = parameter.detach().view(-1)
+            part = local(parameter.detach()).view(-1)
             part[:1].view(torch.int32).bitwise_xor_(1)
 
 

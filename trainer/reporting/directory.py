@@ -4,6 +4,7 @@ config.yaml     the training config, resolved
 plan.json       what runs: strategy, world size, precision, batch, learning rate, versions
 metrics.jsonl   one JSON object a logged step; evaluation rows carry eval/... keys
 summary.json    where the time went, memory of every rank, the last evaluation
+attempts.json   how long each attempt of the run took, and from which step to which
 log.txt         the plain lines that the terminal showed
 model/          the exported model; best/ the best one
 checkpoints/    step-XXXXXXXX/ to resume from
@@ -30,7 +31,7 @@ from ..errors import DEFAULT, ConfigError, Origin, Problem
 from .lock import LOCK, FolderLock, Locked
 
 CHECKPOINTS = "checkpoints"
-_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "log.txt")
+_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
 _MODELS = ("model", "best")
 _TRACKED = ("wandb", "tracking", "tracking.json", "profile")
 

@@ -209,7 +209,16 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
         [
             f"{end}, {summary['samples']:,} samples" + (f", {results}" if results else ""),
             f"wall time {wall:.1f} s: training {training:.1f} s ({parts}), {others}; {speed}",
+            *([account_text(summary["attempts"])] if "attempts" in summary else []),
             f"peak memory of the largest rank, {shown}",
             f"model: {model}",
         ]
     )
+
+
+def account_text(account: Mapping[str, Any]) -> str:
+    """Return the account of all attempts as a line for people."""
+    wall, count = account["wall_seconds"], account["count"]
+    shown = sorted(account["seconds"].items(), key=lambda part: -part[1])
+    parts = ", ".join(f"{name} {spent / wall:.1%}" for name, spent in shown if spent > 0)
+    return f"goodput {account['goodput']:.1%} of {wall:.1f} s in {count} attempt{'s' * (count > 1)}: {parts}"

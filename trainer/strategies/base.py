@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..distributed.restarts import connect_attempt
 from ..errors import ConfigError, Problem
 from .blank import allocate, renew
 from .buffers import sync
@@ -91,9 +92,11 @@ class Strategy(ABC):
 
     # -- set-up -----------------------------------------------------------------------------------
 
-    @classmethod  # noqa: B027  (most strategies have nothing to do)
+    @classmethod
     def prepare_process(cls, plan: Plan) -> None:
-        """Set what an engine asks for before this process is connected to the others."""
+        """Set what an engine asks for before this process is connected to the others; connect it where that is ours."""
+        if plan.world_size > 1:
+            connect_attempt(cls.backend(plan))
 
     @classmethod
     def backend(cls, plan: Plan) -> str:

@@ -42,6 +42,7 @@ class ZeRO(Strategy):
     @classmethod
     def prepare_process(cls, plan: Plan) -> None:
         prepare_process(plan)
+        super().prepare_process(plan)
 
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
