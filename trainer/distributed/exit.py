@@ -15,10 +15,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import NoReturn
 
 from ..errors import TrainerError
@@ -136,14 +136,17 @@ def _claim() -> str | None:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
-    try:
-        store = dist.distributed_c10d._get_default_store()
-        store.set_timeout(timedelta(seconds=2))
-        mine = str(dist.get_rank())
-        with _hushed():
-            return str(store.compare_set(_CLAIM, "", mine).decode())
-    except Exception:  # (the rank that held the store is gone: then its error was the first)
-        return None
+    answers: list[str] = []
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # (the rank that held the store is gone: then its error was the first)
+            own, store = str(dist.get_rank()), dist.distributed_c10d._get_default_store()
+            answers.append(store.compare_set(_CLAIM, "", own).decode())
+
+    with _hushed():
+        (asking := threading.Thread(target=ask, daemon=True)).start()
+        asking.join(2.0)  # where a machine is cut off no answer comes, and the store's own time-out does not end it
+    return answers[0] if answers else None
 
 
 @contextlib.contextmanager
