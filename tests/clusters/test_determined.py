@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster_runs import Run, by_step, environment, finished, settings
+from launchers import free_port
 
 DETERMINED = ("determined==0.38.1", "setuptools<81")
 STEPS = 40
@@ -15,7 +16,7 @@ STEPS = 40
 def determined(run: Path, storage: Path, *, preempted_at: int = 0, newest: str = "") -> None:
     """Train under Determined's Core API, off the cluster; its master is what the two last arguments stand for."""
     words = [str(environment("determined", *DETERMINED) / "python"), "-m", "torch.distributed.run"]
-    words += ["--nproc_per_node=2", "--master_port=0", "tests/workers/determined_master.py"]
+    words += ["--nproc_per_node=2", f"--master_port={free_port()}", "tests/workers/determined_master.py"]
     words += ["--checkpoint_storage", str(storage), "--accel_config", "examples/clusters/accel_configs/fsdp.yaml"]
     words += ["--config", "examples/configs/digits_cnn.yaml", "--resume", "auto", *settings(run, STEPS)]
     finished(words, PREEMPTED_AT=str(preempted_at), NEWEST=newest)

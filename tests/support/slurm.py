@@ -26,6 +26,8 @@ TaskPlugin=task/none
 MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
+SlurmdParameters=config_overrides
+MailProg=/bin/true
 NodeName=node1,node2 CPUs=2 RealMemory=1000 State=UNKNOWN
 PartitionName=all Nodes=node1,node2 Default=YES MaxTime=INFINITE State=UP
 """
