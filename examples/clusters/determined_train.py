@@ -19,17 +19,19 @@ import determined as det
 
 import trainer
 
+FILES = ("config.yaml", "plan.json", "metrics.jsonl", "log.txt")
+
 
 class CoreAPI(trainer.Callback):
     """Reports logged steps and evaluations, hands complete checkpoints over, and stops where the cluster wants to.
 
     Args:
         core: Determined's context.
-        every: optimizer steps between two questions whether to stop; each is a broadcast among all processes.
+        asks_every: optimizer steps between two questions whether to stop; each is a broadcast among all processes.
     """
 
-    def __init__(self, core: det.core.Context, every: int = 10) -> None:
-        self.core, self.every = core, every
+    def __init__(self, core: det.core.Context, asks_every: int = 10) -> None:
+        self.core, self.asks_every = core, asks_every
         self.uploaded: set[str] = set()
 
     def on_step(self, run: trainer.TrainState, info: trainer.StepInfo) -> None:
@@ -41,7 +43,7 @@ class CoreAPI(trainer.Callback):
             self.core.train.report_progress(info.step / run.total_steps)
             self._upload(run)
         # All processes learn the chief's answer at this very step.
-        if self.core.preempt.should_preempt():
+        if info.step % self.asks_every == 0 and self.core.preempt.should_preempt():
             run.stop("Determined wants the machines back", agreed=True)
 
     def on_end(self, run: trainer.TrainState, summary: Mapping[str, object]) -> None:
@@ -49,29 +51,30 @@ class CoreAPI(trainer.Callback):
             self._upload(run)
 
     def _upload(self, run: trainer.TrainState) -> None:
-        """Copy the newest complete checkpoint into Determined's storage. A folder of that name is complete."""
+        """Copy the newest complete checkpoint into Determined's storage, and the files that make it that of a run."""
         newest = max((run.directory.path / "checkpoints").glob("step-*"), default=None)
         if newest is None or newest.name in self.uploaded:
             return
         self.uploaded.add(newest.name)
         step = int(newest.name.removeprefix("step-"))
         with self.core.checkpoint.store_path({"steps_completed": step}) as (path, _):
-            shutil.copytree(newest, path / newest.name)
+            shutil.copytree(newest, path / "checkpoints" / newest.name)
+            for name in FILES:
+                shutil.copy(run.directory.path / name, path)
 
 
 def bring_back(core: det.core.Context, output_dir: Path) -> None:
     """Copy the trial's newest checkpoint from Determined's storage to where ``--resume auto`` looks for it.
 
-    Needed where the run's folder is gone: a container's own disk. Collective: call on every rank.
+    Needed where the run's folder is gone with a container's own disk. Collective: call on every rank.
     """
     newest = core.info.latest_checkpoint if core.info is not None else None
-    if newest is not None and core.distributed.rank == 0:
+    if newest is not None and core.distributed.rank == 0 and not (output_dir / FILES[0]).exists():
         mode = det.core.DownloadMode.NoSharedDownload
         with core.checkpoint.restore_path(newest, download_mode=mode) as path:
-            for checkpoint in path.glob("step-*"):
-                there = output_dir / "checkpoints" / checkpoint.name
-                if not there.exists():
-                    shutil.copytree(checkpoint, there)
+            shutil.copytree(path / "checkpoints", output_dir / "checkpoints")
+            for name in FILES:
+                shutil.copy(path / name, output_dir)
     core.distributed.broadcast(None)
 
 

@@ -33,7 +33,7 @@ def test_two_machines_learn_what_one_process_learns(
 def test_a_cut_cable_ends_both_sides_and_the_run_goes_on(
     launcher: str, hosts: Hosts, tmp_path: Path, one_process: Run
 ) -> None:
-    run, steps = tmp_path / "run", 400
+    run, steps = tmp_path / "run", 300
     words = [f"examples/clusters/{launcher}.sh", *settings(run, steps), "--timeout_minutes", "0.2"]
     jobs = [
         hosts.start(name, words, {"MACHINE": str(number), "FIRST": NAMES[0], "PROCESSES": "1", "STRATEGY": "ddp"})

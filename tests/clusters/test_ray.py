@@ -28,7 +28,7 @@ def ray_workers(job: subprocess.Popen[str]) -> list[psutil.Process]:
 
 def test_ray_goes_on_with_fewer_workers_and_with_more(tmp_path: Path, one_process: Run) -> None:
     """Two workers, of which one is killed; then one worker, killed as well; then two again."""
-    run, steps = tmp_path / "run", 400
+    run, steps = tmp_path / "run", 300
     python = environment("ray", *RAY) / "python"
     worlds = []
     for workers, end in ((2, 100), (1, 200), (2, None)):
