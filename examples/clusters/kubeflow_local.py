@@ -12,7 +12,6 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from kubeflow.trainer import CustomTrainer, TrainerClient
 from kubeflow.trainer.backends.localprocess.types import LocalProcessBackendConfig
@@ -20,18 +19,22 @@ from kubeflow.trainer.backends.localprocess.types import LocalProcessBackendConf
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def work(folder: str, arguments: list[str]) -> None:
-    """Train; the SDK copies the text of this function into the job, so it imports what it needs."""
+def work(mapping: dict | None = None, **settings) -> None:
+    """Train; the SDK copies the text of this function into the job, so it imports what it needs.
+
+    The local backend calls it with one mapping of the settings, that of a cluster with each by its name.
+    """
     import os
     import sys
 
-    os.chdir(folder)
+    settings = mapping or settings
+    os.chdir(settings["folder"])
     sys.path.append("examples/clusters")
     import kubeflow_train
 
     import trainer
 
-    trainer.run_and_exit(lambda: kubeflow_train.train(arguments))
+    trainer.run_and_exit(lambda: kubeflow_train.train(settings["arguments"]))
 
 
 def main() -> None:
@@ -39,13 +42,13 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--config", default="examples/configs/digits_cnn.yaml")
     own, rest = parser.parse_known_args()
-    arguments: dict[str, Any] = {"folder": str(ROOT), "arguments": ["--config", own.config, *rest]}
+    settings = {"folder": str(ROOT), "arguments": ["--config", own.config, *rest]}
     client = TrainerClient(backend_config=LocalProcessBackendConfig())
     job = client.train(
         runtime="torch-distributed",
         trainer=CustomTrainer(
             func=work,
-            func_args=arguments,
+            func_args=settings,
             packages_to_install=[f"samecurve[examples] @ file://{ROOT}"],
             # The job sees these variables only; torchrun reads those that begin with PET_.
             env={

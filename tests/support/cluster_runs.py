@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from launchers import ROOT, clean_environment
 
@@ -75,9 +77,22 @@ def environment(name: str, *packages: str, trains: bool = True) -> Path:
 
 
 def finished(words: list[str], *, seconds: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command from the repository's root."""
-    done = subprocess.run(
-        words, cwd=ROOT, env=clean_environment(variables), capture_output=True, text=True, timeout=seconds, check=False
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
-    return done
+    """Run a command from the repository's root to its end, which must be a good one."""
+    environment = clean_environment(variables)
+    with psutil.Popen(
+        words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        try:
+            out, err = job.communicate(timeout=seconds)
+        except BaseException:
+            ended(job)
+            raise
+    assert job.returncode == 0, out[-6000:] + err[-6000:]
+    return subprocess.CompletedProcess(words, 0, out, err)
+
+
+def ended(job: psutil.Process) -> None:
+    """End a process and all below it."""
+    for process in [job, *job.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+from cluster_runs import ended
 from launchers import BIN, ROOT, clean_environment
 
 NAMES = ("node1", "node2")
@@ -100,7 +101,7 @@ class Hosts:
                 job.wait(max(0.1, end - time.monotonic()))
         late = [job for job in jobs if job.poll() is None]
         for job in late:
-            _end(psutil.Process(job.pid))
+            ended(psutil.Process(job.pid))
             job.wait()
         assert not late, "\n".join(self.said(job) for job in jobs)
         return [job.returncode for job in jobs]
@@ -149,13 +150,6 @@ def _remove() -> None:
     for space in (_SWITCH, *map(_space, NAMES)):
         if space in there:
             _ip("netns", "delete", space)
-
-
-def _end(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for one in [*process.children(recursive=True), process]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
 
 
 def _ip(*words: str) -> str:
