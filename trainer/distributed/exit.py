@@ -20,7 +20,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any, NoReturn
 
 from ..errors import TrainerError
@@ -170,16 +169,20 @@ def claim_first_error(store: Any = None, *, take: bool = True) -> str | None:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
-    try:
-        if store is None:
-            store = dist.distributed_c10d._get_default_store()
-            store.set_timeout(timedelta(seconds=2))
-        with _hushed():
-            if not take:
-                return str(store.get(_CLAIM).decode()) if store.check([_CLAIM]) else ""
-            return str(store.compare_set(_CLAIM, "", str(dist.get_rank())).decode())
-    except Exception:  # (the rank that held the store is gone: then its error was the first)
-        return None
+    answers: list[str] = []
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # (the rank that held the store is gone: then its error was the first)
+            shared = store or dist.distributed_c10d._get_default_store()
+            if take:
+                answers.append(shared.compare_set(_CLAIM, "", str(dist.get_rank())).decode())
+            else:
+                answers.append(shared.get(_CLAIM).decode() if shared.check([_CLAIM]) else "")
+
+    with _hushed():
+        (asking := threading.Thread(target=ask, daemon=True)).start()
+        asking.join(2.0)  # where a machine is cut off no answer comes, and the store's own time-out does not end it
+    return answers[0] if answers else None
 
 
 @contextlib.contextmanager

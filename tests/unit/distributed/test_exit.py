@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from launchers import ROOT, clean_environment
 
-from trainer.distributed.exit import is_lost_peer
+from trainer.distributed.exit import claim_first_error, is_lost_peer
 
 RUNS = """
 import sys, trainer
@@ -78,3 +80,19 @@ def test_an_error_before_the_processes_are_connected() -> None:
             begin = time.monotonic()
             told[rank] = (process.communicate(timeout=60)[1].strip(), process.returncode, time.monotonic() - begin > 4)
     assert told == {"0": ("rank 0: two, but three run", 2, False), "1": ("rank 1: two, but three run", 2, True)}
+
+
+def test_a_store_that_never_answers_keeps_no_rank_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a machine whose cable was cut (tests/clusters): the wait for its answer has no time-out."""
+    mended = threading.Event()
+    store = SimpleNamespace(compare_set=lambda *_: mended.wait())
+    connected = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 1,
+        distributed_c10d=SimpleNamespace(_get_default_store=lambda: store),
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", connected)
+    begin = time.monotonic()
+    assert claim_first_error() is None and time.monotonic() - begin < 10
+    mended.set()
