@@ -41,7 +41,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
     "language": ("language", 1200),
     "faults": (
         "distributed/votes callbacks/numbers callbacks/replicas callbacks/time_limit strategies/finite "
-        "reporting/attempts checkpoint/restarted distributed/restarts",
+        "reporting/attempts checkpoint/restarted distributed/restarts data/worker_signals",
         700,
     ),
     "ground": ("errors text plan", None),
