@@ -65,10 +65,6 @@ class Trainer(TrainState):
             pin_memory=self.plan.device == "cuda",
         )
 
-    @cached_property
-    def attempts(self) -> Attempts:
-        return Attempts(self.directory, self.meter, self.step)
-
     # -- the loop ---------------------------------------------------------------------------------
 
     def fit(self) -> dict[str, float]:
@@ -99,7 +95,8 @@ class Trainer(TrainState):
         """Train, one optimizer step at a time. Collective: iterate on every rank, in step with the others."""
         device, world, strategy, task = self.accelerator.device, self.plan.data_parallel_size, self.strategy, self.task
         eval_every = every_steps(self.config.eval_every, self.steps_per_epoch)
-        strategy.on_nan, attempts = self.config.on_nan, self.attempts
+        strategy.on_nan = self.config.on_nan
+        self.attempts = Attempts(self.directory, self.meter, self.step)
         self.train_mode()
         self.meter.start(self.samples)
         # 1 Fetch the window: all micro-batches of the step, and ask the ranks for its total weight.
@@ -129,7 +126,7 @@ class Trainer(TrainState):
             lr = float(self.schedule.get_last_lr()[0])
             self.advance(window, skipped=outcome.skipped)
             self.meter.step(window.samples)
-            attempts.note(self.step, now=_is_due(self.step, self.save_every))
+            self.attempts.note(self.step, now=_is_due(self.step, self.save_every))
             # 5 Agree on stopping.
             self.stopped_by = self.agreement.poll(strategy.fingerprint)
             last = self.step >= self.total_steps or self.stopped_by is not None
@@ -251,7 +248,7 @@ class Trainer(TrainState):
                 else:
                     values = self.task.evaluation_step(self.model, batch)
                 sums.add(values, counts=examples > 0)
-                if stopped_by := self.agreement.poll_evaluation():
+                if not self.stopped_by and (stopped_by := self.agreement.poll_evaluation()):
                     break
             else:
                 means = self.task.summarize(sums.reduce(self.accelerator, self.agreement.gather))

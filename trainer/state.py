@@ -30,7 +30,7 @@ from .build import (
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
 from .checkpoint.proof import base_weights
-from .checkpoint.restarted import find_start_of_attempt, restart_notices
+from .checkpoint.restarted import restart_notices, start_of_attempt
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts
 from .config.train_config import TrainConfig, every_steps
@@ -112,8 +112,7 @@ class TrainState:
         self.directory = RunDirectory(config.output_dir, main=self.is_main, origin=at)
         folder = self.directory.path / "checkpoints"
         with self.directory.locked(self.agreement):
-            at = origins.get("resume", DEFAULT)
-            start = find_start_of_attempt(config.resume, folder, self.agreement, origin=at)
+            start = start_of_attempt(config.resume, folder, self.agreement, origin=origins.get("resume", DEFAULT))
             self.directory.claim(self.agreement, overwrite=config.overwrite, continues=start.continues)
         self.base_weights: str | None = None
         notices, unfilled = self._build(origins, start)

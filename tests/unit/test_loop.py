@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from brought_tasks import Numbers, Plain
 from from_launcher import configured
 
-from trainer import Data, Trainer
+from trainer import Callback, Data, StepInfo, Trainer, TrainState
 from trainer.distributed.agreement import Agreement
 from trainer.distributed.exit import Stopped
 
@@ -71,6 +72,30 @@ def test_a_signal_ends_an_evaluation_which_is_then_no_result(tmp_path: Path, num
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["evaluation"] == {} and summary["stopped_by"] == number.name
+    assert trainer.evaluate().keys() == {"eval/error"}, "asked for afterwards it is done"
+
+
+class ToTheGroup(Callback):
+    """Sends SIGTERM to this process and those that load data for it, as schedulers do."""
+
+    def __init__(self) -> None:
+        self.others = set(psutil.Process().children())
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if info.step == 3:
+            workers = set(psutil.Process().children()) - self.others
+            assert workers
+            for process in (*workers, psutil.Process()):
+                process.terminate()
+
+
+def test_a_signal_to_the_whole_group_leaves_the_data_workers_until_the_last_step(tmp_path: Path) -> None:
+    config = replace(configured(tmp_path / "run"), max_steps=100_000, workers=1, log_every=100)
+    trainer = Trainer(Plain(), config, callbacks=[ToTheGroup()])
+    with pytest.raises(Stopped):
+        trainer.fit()
+    assert trainer.step > 3
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{trainer.step:08}"]
 
 
 def test_max_time_ends_a_run_with_checkpoint_and_evaluation(tmp_path: Path) -> None:

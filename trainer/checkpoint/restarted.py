@@ -11,7 +11,7 @@ from ..errors import Origin
 from .discover import Start, find_start
 
 
-def find_start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin: Origin) -> Start:
+def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin: Origin) -> Start:
     """Choose the checkpoint to begin with, as ``find_start``; of a job that was started again the newest of its own.
 
     The command is the same for every attempt: what it says about ``resume`` was meant for the first one, and holds for

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from ..errors import DataError
 from .augment import Augment, Items
 from .seeds import generator_of
+from .worker_signals import ignore_signals
 
 Order = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -118,7 +119,8 @@ class TrainData(ABC):
     def loader(self, dataset: Any, position: int, **how: Any) -> DataLoader[Any]:
         """Make torch's loader of what comes after ``position``."""
         generator = generator_of(self.seed, self.layout.rank, position)
-        return DataLoader(dataset, num_workers=self.workers, pin_memory=self.pin_memory, generator=generator, **how)
+        how |= {"generator": generator, "worker_init_fn": ignore_signals}
+        return DataLoader(dataset, num_workers=self.workers, pin_memory=self.pin_memory, **how)
 
     def weigh(self, examples: int, batch: Any) -> float:
         """Return the weight of a batch of ``examples``."""

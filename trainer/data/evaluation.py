@@ -16,6 +16,7 @@ from ..errors import DataError
 from .augment import Items
 from .batches import Layout, is_stream, share, sized
 from .seeds import generator_of, seed_of
+from .worker_signals import ignore_signals
 
 
 class EvaluationBatches:
@@ -71,6 +72,7 @@ class EvaluationBatches:
             persistent_workers=self.workers > 0,
             pin_memory=self.pin_memory,
             generator=generator_of(0, self.cut.rank),
+            worker_init_fn=ignore_signals,
         )
         return lists, loader
 

@@ -24,8 +24,11 @@ def connect_attempt(backend: str) -> None:
     finds the addresses of processes that are gone. Others (c10d, etcd) make a new one, and there agents that came later
     count other attempts.
     """
+    alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
+    if alone or not restarts() or dist.is_initialized():
+        return
     named = " ".join(word for process in launcher_processes()[:1] for word in process.cmdline())
-    if not restarts() or dist.is_initialized() or re.search(r"c10d|etcd|--standalone", named):
+    if re.search(r"c10d|etcd|--standalone", named):
         return
     store, rank, world_size = next(rendezvous("env://"))
     attempt = PrefixStore(f"attempt_{restarts()}", store)

@@ -95,8 +95,7 @@ class Strategy(ABC):
     @classmethod
     def prepare_process(cls, plan: Plan) -> None:
         """Set what an engine asks for before this process is connected to the others; connect it where that is ours."""
-        if plan.world_size > 1:
-            connect_attempt(cls.backend(plan))
+        connect_attempt(cls.backend(plan))
 
     @classmethod
     def backend(cls, plan: Plan) -> str:
