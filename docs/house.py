@@ -31,7 +31,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
     "faults": (
         "distributed/watch distributed/watchdog distributed/activity distributed/votes distributed/restarts "
         "callbacks/numbers callbacks/replicas callbacks/time_limit strategies/finite reporting/attempts "
-        "checkpoint/restarted",
+        "checkpoint/restarted data/worker_signals",
         800,
     ),
     # Held by nobody whole: models without values, divided layers, optimizers by class that step parts, what was read.

@@ -80,7 +80,7 @@ class Trainer(TrainState):
                 pass
             self.export(self.directory.path / "model")
             summary = self._summary()
-            self.meter.end()
+            self.meter.memory.enter("ending")  # what comes may wait for others than ranks
             self.directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
             self.say(summary_text(summary, self.directory.path / "model"))
             for callback in self.callbacks:

@@ -54,10 +54,6 @@ class Meter:
         self.away = 0.0
         self.memory.enter("training")
 
-    def end(self) -> None:
-        """Leave training for good: what comes may wait for others than ranks."""
-        self.memory.enter("ending")
-
     def step(self, samples: int) -> None:
         """Count an optimizer step over ``samples`` samples."""
         self.samples += samples
