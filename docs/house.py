@@ -32,7 +32,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
         "distributed/watch distributed/watchdog distributed/activity distributed/votes distributed/restarts "
         "callbacks/numbers callbacks/replicas callbacks/time_limit strategies/finite reporting/attempts "
         "checkpoint/restarted data/worker_signals",
-        800,
+        820,
     ),
     # Held by nobody whole: models without values, divided layers, optimizers by class that step parts, what was read.
     "large models": (

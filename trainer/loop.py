@@ -217,6 +217,7 @@ class Trainer(TrainState):
             world_size=self.agreement.world_size,
             position=lambda: (self.step, *self.meter.position),
             hang_seconds=self.config.hang_seconds,
+            gpu=self.plan.device == "cuda",
             advice=self._how_to_go_on,
             log=lambda text: self.directory.line(text, from_any=True),
         )

@@ -19,7 +19,7 @@ _IDLE_SHARE = 0.02  # of a core: what threads in the background use of a process
 _HERE = str(Path(__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
 _WATCHDOG = str(Path(_HERE, "watchdog.py"))
-_COLLECTIVES = (f"torch{os.sep}distributed{os.sep}", str(Path(_HERE, "agreement.py")))
+_COLLECTIVES = (f"torch{os.sep}distributed{os.sep}", str(Path(_HERE, "agreement.py")), str(Path(_HERE, "votes.py")))
 _BACKWARD = "_engine_run_backward"  # waits for the gradients of the other ranks, which no frame of Python shows
 # Those that wait for an answer from elsewhere, or for a person.
 _LET_WAIT = ("socket.py", "ssl.py", "base_events.py", "pdb.py", "bdb.py", "pydevd.py", "cmd.py")

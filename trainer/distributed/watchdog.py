@@ -76,6 +76,7 @@ class Watchdog:
         position: returns the optimizer step, the phase, and a number that grows as the rank goes on. It is called from
             another thread.
         hang_seconds: how long a rank may stand still; None: for ever.
+        gpu: whether the ranks compute on one.
         advice: returns how to go on, for the end of the message.
         log: writes the message to the run's log.
 
@@ -90,12 +91,13 @@ class Watchdog:
         world_size: int,
         position: Callable[[], tuple[int, str, int]],
         hang_seconds: float | None,
+        gpu: bool,
         advice: Callable[[], str],
         log: Callable[[str], None],
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self._position, self._advice, self._log = position, advice, log
-        self._hang_seconds = hang_seconds
+        self._hang_seconds, self._gpu = hang_seconds, gpu
         # It is told by then, and not looked at by then for the first time.
         self._watched = None if hang_seconds is None else max(hang_seconds - 3 * _PERIOD_SECONDS, 2 * _PERIOD_SECONDS)
         self._host, self._count, self._ended = socket.gethostname(), 0, threading.Event()
@@ -268,10 +270,12 @@ class Watchdog:
         saving = {rank for rank, known in every.items() if known["phase"] == "saving"} - waiting - stopped
         if still | waiting != every.keys() or saving:
             return
-        if found := stopped or still - waiting:
+        # A rank that waits for its GPU may use no core; then all do, and nobody waits in a collective.
+        late = {rank for rank in still - waiting if waiting or every[rank]["phase"] == "data" or not self._gpu}
+        if found := stopped or late:
             texts = dict.fromkeys(found, "stands still") | dict.fromkeys(stopped, "is stopped, or its machine is")
             self._end(self._report(texts, hung=True))
-        elif still == every.keys():
+        elif still == waiting == every.keys():
             behind = dict.fromkeys(self._behind(every), "has not entered what the others wait in")
             self._end(self._report(behind or dict.fromkeys(still, "waits in another call than others"), hung=True))
 
@@ -334,6 +338,8 @@ class Watchdog:
 
     def _end_others(self) -> None:
         """Have the others end; one of this machine that is stopped takes no signal, and the launcher would wait."""
+        if self._crash is not None:
+            os.unlink(self._crash.name)
         if self._store is not None:
             self._store.set("verdict", "ended")
         for known in self._last.values():

@@ -1,0 +1,154 @@
+"""What the watch over the ranks makes of what they wrote, and of processes that work, wait and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trainer.distributed import watchdog
+from trainer.distributed.activity import Idleness, doing, frames_of, lives
+from trainer.distributed.watchdog import Watchdog
+
+IN_ALL_REDUCE = {"waits": True, "idle": 9.0}
+STILL = {"waits": False, "idle": 9.0}
+BUSY = {"waits": False, "idle": 0.1}
+
+
+class Board(dict[str, str]):
+    """What a store answers, from a dictionary."""
+
+    def check(self, names: list[str]) -> bool:
+        return all(name in self for name in names)
+
+    def multi_get(self, names: list[str]) -> list[str]:
+        return [self[name] for name in names]
+
+
+def judged(ranks: list[dict[str, Any]], *, gpu: bool = False) -> str:
+    """Return how a job ends whose ranks wrote this, each looked at by the rank before it; "" if it goes on."""
+    board, ended = Board(), [""]
+    watch = Watchdog(
+        rank=0, world_size=len(ranks), position=lambda: (5, "training", 7), hang_seconds=10.0, gpu=gpu,
+        advice=lambda: "go on", log=print,
+    )  # fmt: skip
+    watch._end = lambda message: ended.append(message)  # type: ignore[method-assign]
+    watch._store, watch._moves, watch._moved = board, 7, time.monotonic() - 9
+    defaults = {"host": "here", "pid": 1, "step": 5, "phase": "training", "count": 3, "unmoved": 9.0, "let_wait": False}
+    for rank, said in enumerate(ranks):
+        following = (rank + 1) % len(ranks)
+        known = {**defaults, "calls": {"world": 4}, "doing": "f (a.py:1)", "crash": "", **said}
+        board[str(rank)] = json.dumps(known | {"idle": [following, ranks[following]["idle"]]})
+    watch._judge(8.5)
+    return ended[-1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([IN_ALL_REDUCE, STILL], "rank 1 stands still: nothing in the job went on for 10 s"),
+        ([STILL, IN_ALL_REDUCE], "rank 0 stands still"),
+        ([IN_ALL_REDUCE, IN_ALL_REDUCE, STILL, IN_ALL_REDUCE], "rank 2 stands still"),
+        ([IN_ALL_REDUCE, IN_ALL_REDUCE], "waits in another call than others"),
+        ([IN_ALL_REDUCE, {**IN_ALL_REDUCE, "calls": {"world": 3}}], "rank 1 has not entered what the others wait in"),
+        ([STILL, STILL], "rank 0 stands still"),
+        ([IN_ALL_REDUCE, {**STILL, "phase": "data"}], "rank 1 stands still"),
+        ([IN_ALL_REDUCE, BUSY], ""),
+        ([BUSY, STILL], ""),
+        ([IN_ALL_REDUCE, {**STILL, "let_wait": True}], ""),
+        ([IN_ALL_REDUCE, {**STILL, "phase": "saving"}], ""),
+        ([IN_ALL_REDUCE, {**STILL, "unmoved": 3.0}], ""),
+        ([IN_ALL_REDUCE, {**STILL, "phase": "ending"}], ""),
+    ],
+)
+def test_who_stands_still(ranks: list[dict[str, Any]], said: str) -> None:
+    message = judged(ranks)
+    assert (said in message) if said else message == ""
+
+
+def test_ranks_that_wait_for_their_gpu_are_let_alone() -> None:
+    assert judged([STILL, STILL], gpu=True) == ""
+    assert "rank 1 stands still" in judged([IN_ALL_REDUCE, STILL], gpu=True)
+    assert "rank 0 stands still" in judged([{**STILL, "phase": "data"}, {**STILL, "phase": "data"}], gpu=True)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    """A process that sleeps, or computes for each second that is written to it."""
+    code = "import sys, time\nfor line in sys.stdin:\n    end = time.process_time() + float(line)\n"
+    code += "    while time.process_time() < end: pass\n"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_process_is_idle_until_it_computes(child: subprocess.Popen[str]) -> None:
+    time.sleep(0.5)  # its start takes cores
+    idleness = Idleness(psutil.Process(child.pid))
+    time.sleep(0.6)
+    assert idleness.seconds(watched=10.0) > 0.5
+    assert child.stdin is not None
+    child.stdin.write("0.3\n")
+    child.stdin.flush()
+    time.sleep(1.0)
+    assert idleness.seconds(watched=10.0) < 0.5
+
+
+def test_what_a_process_started_works_for_it(child: subprocess.Popen[str]) -> None:
+    """As loader processes and compilers do; they are looked at once the process itself has been idle for a while."""
+    time.sleep(0.5)
+    starter = Idleness(psutil.Process())
+    starter._since, starter._used = time.monotonic() - 6.0, 1e9  # whatever this process does itself
+    assert starter.seconds(watched=10.0) >= 6.0
+    assert child.stdin is not None
+    child.stdin.write("0.5\n")
+    child.stdin.flush()
+    time.sleep(1.0)
+    assert starter.seconds(watched=10.0) < 1.0
+
+
+def test_a_process_that_ended_does_not_live(child: subprocess.Popen[str]) -> None:
+    assert lives(child.pid)
+    child.kill()
+    time.sleep(0.3)
+    assert not lives(child.pid)  # though nobody has waited for it yet
+
+
+def test_doing_names_the_own_line() -> None:
+    event = threading.Event()
+
+    def waits_here() -> None:
+        event.wait()
+
+    thread = threading.Thread(target=waits_here)
+    thread.start()
+    time.sleep(0.1)
+    found = doing(frames_of(thread.ident or 0))
+    event.set()
+    assert found["doing"].startswith("waits_here (") and os.path.basename(__file__) in found["doing"]
+    assert not found["waits"] and not found["let_wait"]
+
+
+def test_the_stack_of_a_crash_is_the_one_of_the_thread_that_crashed(tmp_path: Path) -> None:
+    file = tmp_path / "crash"
+    code = (
+        "import faulthandler, os, sys, threading\n"
+        f"faulthandler.enable(open({str(file)!r}, 'w'))\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "def falls(): os.abort()\n"
+        "falls()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL)
+    text = watchdog._read_once(file)
+    assert text.startswith("Fatal Python error: Aborted\nCurrent thread ")
+    assert "in falls" in text and "threading.py" not in text and not file.exists()
