@@ -46,7 +46,7 @@ class Idleness:
         closely = idle > watched / 2
         if closely and not self._family:
             self._family = {one: _cores(one) for one in [self.process, *self.process.children(recursive=True)]}
-        # Runnable (it may wait for a core that others have), or in the kernel for a disk: twice, for all wake up a bit.
+        # Twice in a row, for whatever waits wakes up now and then.
         self._active = self._active + 1 if any(map(_is_active, self._family)) else 0
         used = _cores(self.process) - self._used
         used_closely = sum(_cores(one) - before for one, before in self._family.items())
@@ -65,17 +65,21 @@ def _cores(process: psutil.Process) -> float:
 
 
 def _is_active(process: psutil.Process) -> bool:
-    """Tell whether a thread of a process has work for a core or waits for a disk."""
-    try:
-        states = [Path(task, "stat").read_text().rpartition(")")[2].split()[0] for task in _tasks(process.pid)]
-    except OSError:  # no such system, or a thread that just ended
-        states = []
-    return bool({"R", "D"} & set(states))
+    """Tell whether the main thread of a process is runnable (others may have the cores), or any waits for a disk.
+
+    Other threads are runnable for a moment twice a second: those that look at the neighbour.
+    """
+    folder = Path(f"/proc/{process.pid}/task")
+    with contextlib.suppress(OSError):  # another system, or the process just ended
+        states = {task: _state(folder / task) for task in os.listdir(folder)}
+        return states.get(str(process.pid)) == "R" or "D" in states.values()
+    return False
 
 
-def _tasks(pid: int) -> list[str]:
-    folder = f"/proc/{pid}/task"
-    return [f"{folder}/{task}" for task in os.listdir(folder)]
+def _state(task: Path) -> str:
+    with contextlib.suppress(OSError):  # a thread that just ended
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 def lives(pid: int) -> bool:
