@@ -103,7 +103,8 @@ class Watchdog:
         self._host, self._count, self._ended = socket.gethostname(), 0, threading.Event()
         self._moves, self._moved = -1, time.monotonic()
         self._failed: list[FrameType] = []
-        self._claimed, self._looks, self._left = False, 0, ""
+        self._claimed = self._verdict = False
+        self._looks, self._left = 0, ""
         self._telling = threading.Lock()
         self._seen: dict[int, _Seen] = {}
         self._neighbour: tuple[int, Idleness] | None = None
@@ -186,6 +187,7 @@ class Watchdog:
         if self._store is not None:
             self._write()
             if self._store.check(["verdict"]):
+                self._verdict = True
                 self._end("")
             if self._neighbour is None:
                 self._find_neighbour()
@@ -298,6 +300,8 @@ class Watchdog:
         dead: tuple[int | None, int] = None, 0
         end = time.monotonic() + _FOUND_SECONDS
         while (now := time.monotonic()) < end and not self._claimed:
+            if self._verdict:
+                end_at_once("", before=lambda: None)
             if (gone := self._gone()) != dead[0]:
                 dead = gone, self._looks
             for rank, known in sorted(self._last.items()):
