@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from launchers import Job, command, run
 
+# The fault comes in step 8, or the evaluation at 7: the checkpoint of step 3 is complete since the save at 6.
 ARGUMENTS = [
     "--config", "examples/configs/digits_cnn.yaml", "--task", "tests.workers.faults:Faulty", "--warmup_steps", "0",
-    "--max_steps", "12", "--log_every", "1", "--save_every", "3", "--eval_every", "5", "--keep_last", "9",
+    "--max_steps", "12", "--log_every", "1", "--save_every", "3", "--eval_every", "7", "--keep_last", "9",
 ]  # fmt: skip
 GONE, STOPPED, STILL = "is gone without a word", "is stopped, or its machine is", "stands still"
 HUNG = "nothing in the job went on for 10 s"

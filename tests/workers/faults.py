@@ -92,7 +92,7 @@ class Faulty(DigitsCNN):
     fault: str = field(default="", compare=False)
     at: str = field(default="step", compare=False)
     rank: int = field(default=1, compare=False)
-    after: int = field(default=6, compare=False)
+    after: int = field(default=8, compare=False)
     stamp: str = field(default="stamp", compare=False)
     busy_seconds: float = field(default=20.0, compare=False)
 
@@ -100,7 +100,7 @@ class Faulty(DigitsCNN):
         data = super().build_data()
         if self.fault == "loader" and self._here():
             return Data(
-                train=StuckImages(data.train, 150, self.stamp), evaluation=data.evaluation, collate=data.collate
+                train=StuckImages(data.train, 260, self.stamp), evaluation=data.evaluation, collate=data.collate
             )
         return data
 

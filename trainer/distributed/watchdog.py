@@ -105,6 +105,8 @@ class Watchdog:
         self._failed: list[FrameType] = []
         self._claimed = self._verdict = False
         self._looks, self._left = 0, ""
+        self._crashes: dict[int, str] = {}
+        self._reading = threading.Lock()
         self._telling = threading.Lock()
         self._seen: dict[int, _Seen] = {}
         self._neighbour: tuple[int, Idleness] | None = None
@@ -321,7 +323,9 @@ class Watchdog:
             calls = ", ".join(f"{group} {count}" for group, count in known["calls"].items())
             doing = known.get("left") or known["doing"]
             if rank in ranks and known["host"] == self._host and known["crash"]:
-                crashes.append(_read_once(Path(known["crash"])))
+                with self._reading:  # two threads may write a report, of which one is told
+                    self._crashes[rank] = self._crashes.get(rank) or _read_once(Path(known["crash"]))
+                crashes.append(self._crashes[rank])
             rows.append((str(rank), known["host"], str(known["pid"]), str(known["step"]), known["phase"], doing, calls))
         lines = [f"rank {rank} {text}" for rank, text in sorted(ranks.items())]
         if hung:
