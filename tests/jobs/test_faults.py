@@ -46,7 +46,7 @@ def quick_or_slow(*cases: tuple[str, ...]) -> list[object]:
         ("accelerate", "fsdp", "stopped", "save", "1", STOPPED),
         ("torchrun", "ddp", "waits", "step", "1", STILL),
         ("torchrun", "zero3", "waits", "evaluation", "0", STILL),
-        ("accelerate", "ddp", "loader", "step", "1", STILL),
+        ("accelerate", "ddp", "loader", "data", "1", STILL),
         ("torchrun", "fsdp", "meets alone", "step", "1", "waits in another call than others"),
     ),
 )

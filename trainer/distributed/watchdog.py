@@ -327,9 +327,8 @@ class Watchdog:
                     self._crashes[rank] = self._crashes.get(rank) or _read_once(Path(known["crash"]))
                 crashes.append(self._crashes[rank])
             rows.append((str(rank), known["host"], str(known["pid"]), str(known["step"]), known["phase"], doing, calls))
-        lines = [f"rank {rank} {text}" for rank, text in sorted(ranks.items())]
-        if hung:
-            lines[0] += f": nothing in the job went on for {self._hang_seconds:g} s (hang_seconds)"
+        still = f": nothing in the job went on for {self._hang_seconds:g} s (hang_seconds)" if hung else ""
+        lines = [f"rank {rank} {text}{still}" for rank, text in sorted(ranks.items())]
         return "\n".join(
             [f"{now} the job ends; its ranks:", *columns(rows), *filter(None, crashes), *lines, self._advice()]
         )
