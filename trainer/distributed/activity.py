@@ -15,7 +15,7 @@ import psutil
 
 from .launcher import is_alive
 
-_IDLE_SHARE = 0.02  # of a core: what threads in the background use of a process that stands still
+_IDLE_SHARE = 0.05  # of a core: what threads in the background use of a process that stands still, these included
 _HERE = str(Path(__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
 _WATCHDOG = str(Path(_HERE, "watchdog.py"))

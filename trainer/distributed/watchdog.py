@@ -131,7 +131,7 @@ class Watchdog:
                 # Read by the neighbour, so that it stands where a user reads first, and not above all else.
                 self._crash = tempfile.NamedTemporaryFile("w", prefix="samecurve-crash-")
                 faulthandler.enable(self._crash)
-            self._write()
+            self._ask(self._write)
             self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
             self._thread.start()
         return self
@@ -164,9 +164,10 @@ class Watchdog:
             woke, moves = now, self._position()[2]
             if moves != self._moves:
                 self._moves, self._moved = moves, now
-            if now - before > 4 * _PERIOD_SECONDS:  # this process was stopped, or had no core: it knows of nobody
+            # This process was stopped, or a call of C kept the interpreter's lock: it knows of nobody.
+            if now - before > 4 * _PERIOD_SECONDS:
                 self._seen.clear()
-                self._neighbour = None
+                self._neighbour, asked = None, now
             if looking is None or not looking.is_alive():
                 asked = now
                 # A thread of its own: from a machine that is cut off the store gets no answer, and no time-out ends it.
@@ -194,9 +195,8 @@ class Watchdog:
             if self._neighbour is None:
                 self._find_neighbour()
             else:
-                self._read(
-                    *(range(self.world_size) if self._failed else (0, self._neighbour[0]))
-                )  # 0 may hold the store
+                # Rank 0 may hold the store: when that is gone nothing more can be read.
+                self._read(*(range(self.world_size) if self._failed else (0, self._neighbour[0])))
         gone = self._gone()
         if gone is not None:  # it may have said something meanwhile
             self._read(*range(self.world_size))
@@ -215,7 +215,7 @@ class Watchdog:
 
     def _gone(self) -> int | None:
         """Return the rank of a process of this machine that ended while its training ran, as far as is known."""
-        others = (rank for rank, known in self._last.items() if rank != self.rank and known["host"] == self._host)
+        others = (rank for rank, known in list(self._last.items()) if rank != self.rank and known["host"] == self._host)
         ended = (rank for rank in others if "left" not in self._last[rank] and not lives(self._last[rank]["pid"]))
         return next(ended, None)
 
@@ -306,7 +306,7 @@ class Watchdog:
                 end_at_once("", before=lambda: None)
             if (gone := self._gone()) != dead[0]:
                 dead = gone, self._looks
-            for rank, known in sorted(self._last.items()):
+            for rank, known in sorted(list(self._last.items())):
                 seen.setdefault(rank, _Seen()).update(known, now)
                 silent = rank != self.rank and now - seen[rank].heard > 3 * _PERIOD_SECONDS
                 asked = self._looks > dead[1] + 1 or self._store is None  # since it is gone: it may have said why
@@ -319,7 +319,7 @@ class Watchdog:
         """Say what happened to which ranks, what every rank was doing, and how to go on."""
         crashes, now = [], datetime.now().isoformat(" ", "milliseconds")
         rows = [("rank", "host", "pid", "step", "phase", "doing", "collectives begun")]
-        for rank, known in sorted(self._last.items()):
+        for rank, known in sorted(list(self._last.items())):
             calls = ", ".join(f"{group} {count}" for group, count in known["calls"].items())
             doing = known.get("left") or known["doing"]
             if rank in ranks and known["host"] == self._host and known["crash"]:

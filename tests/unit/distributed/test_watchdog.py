@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -79,6 +81,31 @@ def test_ranks_that_wait_for_their_gpu_are_let_alone() -> None:
     assert judged([STILL, STILL], gpu=True) == ""
     assert "rank 1 stands still" in judged([IN_ALL_REDUCE, STILL], gpu=True)
     assert "rank 0 stands still" in judged([{**STILL, "phase": "data"}, {**STILL, "phase": "data"}], gpu=True)
+
+
+def test_a_rank_is_cut_off_when_no_answer_comes_and_not_when_it_had_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of C that keeps the interpreter's lock holds up the watch itself, in the middle of a question."""
+    ended: list[str] = []
+    for stalls, expected in ((True, []), (False, ["is cut off from the others"])):
+        ended.clear()
+        clock = iter([0.0, 0.0, *([0.5, 20.0, 20.5] if stalls else [0.5 * half for half in range(1, 40)]), *[21.0] * 9])
+        watch = Watchdog(
+            rank=0, world_size=2, position=lambda: (5, "training", 7), hang_seconds=10.0, gpu=False,
+            advice=lambda: "", log=print,
+        )  # fmt: skip
+        turns = iter([False] * (4 if stalls else 30) + [True])
+        watch._ended = SimpleNamespace(wait=lambda seconds, turns=turns: next(turns))  # type: ignore[assignment]
+        no_answer = threading.Event()
+        watch._look = lambda no_answer=no_answer: no_answer.wait(30)  # type: ignore[method-assign, misc]
+        watch._report = lambda ranks, hung: ranks[0]  # type: ignore[method-assign, assignment, misc]
+        watch._end = lambda message, turns=turns: ended.append(message) or [*turns]  # type: ignore[method-assign, misc, assignment, func-returns-value]
+        monkeypatch.setattr(watchdog, "_PERIOD_SECONDS", 0.5)
+        monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
+        watch._moved = 0.0
+        with contextlib.suppress(StopIteration):
+            watch._run()
+        no_answer.set()
+        assert ended[:1] == expected
 
 
 @pytest.fixture
