@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from signal import Signals
 from typing import Any
 
@@ -93,7 +93,7 @@ class Trainer(TrainState):
 
     def steps(self) -> Iterator[StepInfo]:
         """Train, one optimizer step at a time. Collective: iterate on every rank, in step with the others."""
-        device, world, strategy, task = self.accelerator.device, self.plan.data_parallel_size, self.strategy, self.task
+        world, strategy, task = self.plan.data_parallel_size, self.strategy, self.task
         eval_every = every_steps(self.config.eval_every, self.steps_per_epoch)
         strategy.on_nan = self.config.on_nan
         self.attempts = Attempts(self.directory, self.meter, self.step)
@@ -102,23 +102,23 @@ class Trainer(TrainState):
         # 1 Fetch the window: all micro-batches of the step, and ask the ranks for its total weight.
         for window in self.meter.waiting("data", self.windows()):
             total = self._total_weight(window)
-            loss, reported, shares = torch.zeros((), device=device), WeightedSums(), []
+            reported, shares, counted = WeightedSums(), [], []
             # 2 Forward and backward of each, weighted to the global mean; gradients meet at the last one.
             for number, micro in enumerate(window.micros, 1):
-                batch = send_to_device(micro.batch, device, non_blocking=True)
+                batch = self._on_device(micro.batch)
                 with (
                     restored_buffers(self.model, when=not micro.weight),
                     strategy.micro_step(boundary=number == len(window.micros)),
                 ):
-                    result = task.training_step(self.model, batch)
-                    mean, values = split_loss(result)
-                    share = mean * (micro.weight / total())  # known by now: asked before the first forward pass
-                    strategy.backward(share * world)
-                shares.append(share.detach())
+                    mean, values = split_loss(task.training_step(self.model, batch))
+                    part = micro.weight / total()  # known by now: asked before the first forward pass
+                    strategy.backward(_times(mean, part * world))
+                shares.append(_times(mean.detach(), part))
                 if micro.counts:
-                    loss += share.detach()
+                    counted.append(shares[-1])
                 if values:
                     reported.add(weighted((mean, values), micro.weight), counts=micro.counts)
+            loss = reduce(torch.add, counted) if counted else torch.zeros((), device=self.accelerator.device)
             # 3 Clip by global norm, step, zero the gradients.
             with self.meter.part("optimizer"):
                 outcome = strategy.finish_step()
@@ -156,6 +156,11 @@ class Trainer(TrainState):
             if last:
                 self._evaluation_batches.close()
                 return
+
+    def _on_device(self, batch: Any) -> Any:
+        """Send a batch to where the model is; on a CPU it is there, and looking through it costs as much as a layer."""
+        device = self.accelerator.device
+        return batch if device.type == "cpu" else send_to_device(batch, device, non_blocking=True)
 
     def _total_weight(self, window: Window) -> Callable[[], float]:
         """Ask for the total weight; the result waits for it. Collective: call on every rank."""
@@ -243,7 +248,7 @@ class Trainer(TrainState):
         self.model.eval()
         with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
             for batch, examples in self._evaluation_batches:
-                batch = send_to_device(batch, device, non_blocking=True)
+                batch = self._on_device(batch)
                 if counts_examples:
                     values: Mapping[str, Any] = weighted(self.task.training_step(self.model, batch), float(examples))
                 else:
@@ -259,6 +264,11 @@ class Trainer(TrainState):
             return {}
         self.last_evaluation = {f"eval/{name}": float(value) for name, value in means.items()}
         return self.last_evaluation
+
+
+def _times(loss: Tensor, factor: float) -> Tensor:
+    """Multiply, but by 1: that would be a kernel, and one more in the backward pass."""
+    return loss if factor == 1.0 else loss * factor
 
 
 def _is_due(step: int, every: int | None) -> bool:

@@ -179,7 +179,7 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
     if getattr(loss, "numel", lambda: 0)() != 1 or not isinstance(values, Mapping):
         form = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else f"a {type(loss).__name__}"
         raise DataError(f"training_step must return one number, or (loss, {{name: value}}); it returned {form}")
-    return loss.reshape(()), values
+    return loss if loss.ndim == 0 else loss.reshape(()), values
 
 
 def weighted(result: Any, weight: float) -> dict[str, Any]:

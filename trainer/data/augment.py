@@ -27,6 +27,8 @@ class Items:
         indices = [index for _, index in keys]
         fetch = getattr(self.dataset, "__getitems__", None)  # of datasets.Dataset: one read for the whole list
         items = [self.dataset[index] for index in indices] if fetch is None else fetch(indices)
+        if self.augment is None:
+            return list(items)
         return [self.augmented(item, *key) for item, key in zip(items, keys, strict=True)]
 
     def augmented(self, item: Any, epoch: int, index: int) -> Any:

@@ -78,7 +78,8 @@ def share(taken: Sequence[int] | Order, layout: Layout) -> list[list[int]]:
         block = taken[start : start + per_micro]
         low = len(block) * layout.rank // layout.world_size
         high = len(block) * (layout.rank + 1) // layout.world_size
-        parts.append([int(i) for i in block[low:high]])
+        mine = block[low:high]
+        parts.append(mine.tolist() if isinstance(mine, np.ndarray) else list(mine))
     return parts
 
 

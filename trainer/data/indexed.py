@@ -55,10 +55,11 @@ class IndexedData(TrainData):
             position = (epoch + 1) * self.size
 
     def windows(self, position: int, steps: int) -> Iterator[Window]:
-        # The loader fetches items by lists of (epoch, index).
-        batches = iter(
-            self.loader(self.items, position, batch_sampler=_Keys(self, position, steps), collate_fn=self.collate)
-        )
+        keys = _Keys(self, position, steps)  # items are fetched by lists of (epoch, index)
+        # Without workers the loader would do no more than this, at 30 microseconds a batch.
+        batches: Iterator[Any] = (self.collate(self.items.__getitems__(some)) for some in keys)
+        if self.workers or self.pin_memory:
+            batches = iter(self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate))
         for _, mine, samples, end in islice(self.steps(position), steps):
             micros = tuple(self._micro_batch(len(part), next(batches)) if part else self._filler() for part in mine)
             self.position = end

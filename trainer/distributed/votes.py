@@ -104,7 +104,7 @@ class Votes:
         Raises:
             LaunchError: since the vote before the last, ranks got the gradients of different parameters.
         """
-        pace = self._paces.setdefault(name, Pace())
+        pace = self._paces.get(name) or self._paces.setdefault(name, Pace())
         if pace.is_due():
             self.finish()
             self._largest.start(self.request, fingerprint, -fingerprint, pace.microseconds())

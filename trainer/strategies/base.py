@@ -193,10 +193,7 @@ class Strategy(ABC):
         limit, scaler, optimizer = self.plan.max_grad_norm, self.accelerator.scaler, self.optimizer
         if scaler is not None:
             scaler.unscale_(optimizer)
-        for parameter in self.trainable:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in self.trainable if parameter.grad is not None]
+        gradients = [_gradient(parameter) for parameter in self.trainable]
         norm = total_norm(gradients)
         if limit is not None:  # otherwise no gradient is written again
             clip(gradients, limit, norm)
@@ -328,6 +325,12 @@ class Strategy(ABC):
     def close(self) -> None:
         """Give back what holds the process at exit. Called once, by every rank."""
         self.accelerator.free_memory()
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if (gradient := parameter.grad) is None:
+        gradient = parameter.grad = torch.zeros_like(parameter)
+    return gradient
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:

@@ -32,7 +32,7 @@ class Columns(NamedTuple):
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
-    part = getattr(tensor, "to_local", None)
+    part = None if type(tensor) is Tensor else getattr(tensor, "to_local", None)  # gradients of DDP are many
     return part() if part is not None else tensor
 
 
@@ -54,13 +54,19 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """
     by_mesh: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
-        by_mesh.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
+        mesh = None if type(gradient) is Tensor else getattr(gradient, "device_mesh", None)
+        by_mesh.setdefault(mesh, []).append(gradient)
     norms = [full(nn.utils.get_total_norm(some)) for some in by_mesh.values()]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def clip(gradients: Iterable[Tensor], limit: float, norm: Tensor) -> None:
-    """Scale gradients down to the limit, as ``nn.utils.clip_grads_with_norm_`` does, but for those of one mesh."""
+    """Scale gradients down to the limit, as ``nn.utils.clip_grads_with_norm_`` does, but for those of one mesh.
+
+    A norm that lies on the host is looked at first: what is below the limit is not written again.
+    """
+    if norm.device.type == "cpu" and norm.item() < 0.999 * limit:
+        return
     parts = [local(gradient) for gradient in gradients]
     torch._foreach_mul_(parts, torch.clamp(limit / (norm + 1e-6), max=1.0).to(parts[0].device))
 
