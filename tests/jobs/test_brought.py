@@ -41,10 +41,11 @@ ENDS = ("ddp", "on_some_ranks_unsaid")  # one rank has its error while the other
 DEEPSPEED = "zero3 by its launcher"
 # ZeRO-3 asks most of what is brought; the others are slow tests.
 QUICK = some_quick("zero3")
-# Cases like others: of a model of the same kind, or of the same model in bfloat16. They are slow tests.
+# Slow tests: cases like others (a model of the same kind, or in bfloat16), and what strategies do not touch.
 MORE = (
     *("on_some_ranks_accumulated", "llama_tied", "gpt2", "pretrained_bf16", "lora_bf16", "lora_narrow_bf16"),
-    *("blank_bert", "blank_head"),
+    *("blank_bert", "blank_head", "bert_masked", "generating"),
+    *("reports", "tensor_summary", "edges", "shape_one", "empty", "frozen_in_optimizer"),
 )
 BFLOAT16 = 2e-2  # three digits
 ROUNDING = 1e-5

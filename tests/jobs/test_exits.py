@@ -34,7 +34,7 @@ def tracebacks(job: Job) -> list[str]:
     ("launcher", "strategy", "rank"),
     [
         ("accelerate", "ddp", 1),
-        ("torchrun", "fsdp", 0),
+        pytest.param("torchrun", "fsdp", 0, marks=pytest.mark.slow),
         # The rank that held the store is gone, and the other has nowhere to ask.
         pytest.param("deepspeed", "zero2", 0, marks=pytest.mark.slow),
         pytest.param("deepspeed", "zero2", 1, marks=pytest.mark.slow),

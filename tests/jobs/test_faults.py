@@ -69,7 +69,7 @@ def test_a_rank_that_is_lost_is_named_and_the_run_goes_on(
         assert re.search(r'^  File ".*faults.py", line \d+ in _fail$', job.err, re.MULTILINE)
 
     resumed = train(launcher, strategy, tmp_path, "--resume", "auto").ok()
-    unbroken = train(launcher, strategy, tmp_path / "unbroken_parent").ok()
+    unbroken = train("ranks", strategy, tmp_path / "unbroken").ok()
     assert [row["step"] for row in resumed.rows if "loss" in row] == list(range(1, 13))
     assert resumed.losses == unbroken.losses
     assert resumed.evaluation == unbroken.evaluation

@@ -39,8 +39,8 @@ USUAL = {
     "cnn": {"ddp": "accelerate", "fsdp": "torchrun", "zero1": "torchrun", "zero2": "accelerate", "zero3": "deepspeed"},
     "llama": dict.fromkeys(STRATEGIES, "ranks"),
 }
-# test_brought.py trains a Llama as well; ZeRO-1 is ZeRO-2 with less to exchange.
-SLOW = [("llama", "ddp"), ("llama", "zero1"), ("llama", "zero2"), ("cnn", "zero1")]
+# test_brought.py trains a Llama as well; ZeRO-1 and ZeRO-2 are ZeRO-3 with less to exchange.
+SLOW = [("llama", "ddp"), ("llama", "zero1"), ("llama", "zero2"), ("cnn", "zero1"), ("cnn", "zero2")]
 CASES = [
     pytest.param(
         name,

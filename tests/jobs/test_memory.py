@@ -34,6 +34,7 @@ def test_live_bytes_are_those_of_the_formula(how: str, name: str, precision: str
             assert states + 0.8 * buffers <= exchanging <= 1.01 * (states + buffers)
 
 
+@pytest.mark.slow
 def test_setting_up_holds_one_whole_parameter_at_a_time(folder: Path) -> None:
     """Beside this rank's share of all; what the task built lies in host memory, and is not counted."""
     told = measured_bytes("zero3", "llama", "bf16", folder)

@@ -24,14 +24,14 @@ def verdicts(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 def test_the_same_numbers_under_two_strategies(tmp_path: Path) -> None:
     """Warm-up of the config is longer than the runs, which are kept: with them what was typed to start them."""
-    done = parity("accel_configs/ddp.yaml", "accel_configs/zero2.yaml", *DIGITS, "--to", str(tmp_path / "runs"))
+    done = parity("accel_configs/ddp.yaml", "accel_configs/fsdp.yaml", *DIGITS, "--to", str(tmp_path / "runs"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 steps of 64 samples, seed 0" in done.stdout
     assert "the same within 1e-05 of loss and norm" in done.stdout
     assert verdicts(done) == ["reference", "same", "same"]
     assert "16 x 4 x 1" in done.stdout and done.stdout.count("16 x 2 x 2") == 2
     logs = sorted(path.parent.name for path in (tmp_path / "runs").glob("*/log.txt"))
-    assert logs == ["0-one-process", "1-ddp", "2-zero2"]
+    assert logs == ["0-one-process", "1-ddp", "2-fsdp"]
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ def test_nested_typos(launcher: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow  # the line is a unit test's
 def test_a_typo_in_a_deepspeed_json(tmp_path: Path) -> None:
     path = written(tmp_path / "ds.json", '{\n"zero_optimization": {"stage": 2},\n"gradient_cliping": 1.0\n}')
     job = run([*command("deepspeed", path), *DIGITS], tmp_path / "run")
