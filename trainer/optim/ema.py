@@ -24,11 +24,11 @@ class Average:
         self.live, self.write_back, self.decay = list(live), write_back, decay
         self.average = [] if decay is None else [tensor.detach().clone() for tensor in live]
 
-    @torch.no_grad()
     def update(self) -> None:
         """Move on by one step."""
         if self.average and self.decay is not None:
-            torch._foreach_lerp_(self.average, self.live, 1.0 - self.decay)
+            with torch.no_grad():
+                torch._foreach_lerp_(self.average, self.live, 1.0 - self.decay)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -178,8 +178,8 @@ class RunDirectory:
 
     def _append(self, name: str, text: str, *, from_any: bool = False) -> None:
         if self.main or from_any:
-            with open(self.path / name, "a", encoding="utf-8", errors="backslashreplace") as file:  # odd path names
-                file.write(text + "\n")
+            with open(self.path / name, "ab") as file:
+                file.write((text + "\n").encode(errors="backslashreplace"))  # odd path names
 
 
 def _step_of(row: bytes) -> float:

@@ -205,7 +205,8 @@ class Strategy(ABC):
             scaler.step(optimizer)
             scaler.update()
             skipped = bool(scaler.get_scale() < before)
-        optimizer.zero_grad(set_to_none=True)
+        for parameter in self.trainable:  # all that it steps; zero_grad() would enter the profiler and dynamo: 20 us
+            parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped)
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,10 +16,14 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-@contextlib.contextmanager
-def restored_buffers(model: nn.Module, *, when: bool) -> Iterator[None]:
+def restored_buffers(model: nn.Module, *, when: bool) -> AbstractContextManager[None]:
     """Put the buffers back afterwards, if ``when``: for a batch that does not count, also where they are replaced."""
-    places = [(module, key) for module in model.modules() for key in module._buffers] if when else []
+    return _restored(model) if when else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    places = [(module, key) for module in model.modules() for key in module._buffers]
     before = [
         (module, key, buffer, buffer.clone()) for module, key in places if (buffer := module._buffers[key]) is not None
     ]

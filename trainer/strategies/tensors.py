@@ -56,8 +56,14 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     for gradient in gradients:
         mesh = None if type(gradient) is Tensor else getattr(gradient, "device_mesh", None)
         by_mesh.setdefault(mesh, []).append(gradient)
-    norms = [full(nn.utils.get_total_norm(some)) for some in by_mesh.values()]
+    norms = [_norm(some) if mesh is None else full(nn.utils.get_total_norm(some)) for mesh, some in by_mesh.items()]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    # As torch's get_total_norm, which looks for the devices and dtypes among them first: 20 us more.
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    return norm
 
 
 def clip(gradients: Iterable[Tensor], limit: float, norm: Tensor) -> None:
