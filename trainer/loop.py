@@ -134,8 +134,8 @@ class Trainer(TrainState):
             logs = last or self.step == 1 or self.step % self.config.log_every == 0
             metrics = self._log(loss, reported, outcome.grad_norm, lr) if logs else None
             # A run that a signal ends has no time for the second: what it is sure of is its checkpoint.
-            evaluates = self.data.evaluation is not None and (last or _is_due(self.step, eval_every))
-            evaluation = self.evaluate() or None if evaluates and not self.stopped_by else None
+            due = self.data.evaluation is not None and (last or _is_due(self.step, eval_every))
+            evaluation = (self.evaluate() or None) if due and not self.stopped_by else None
             if self.stopped_by and not last:
                 last, metrics = True, metrics or self._log(loss, reported, outcome.grad_norm, lr)
             info = StepInfo(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 _SUMMED = 1 << 19  # elements of a checksum at a time: some megabytes
@@ -33,7 +34,10 @@ class Columns(NamedTuple):
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
     part = None if type(tensor) is Tensor else getattr(tensor, "to_local", None)  # gradients of DDP are many
-    return part() if part is not None else tensor
+    if part is None:
+        return tensor
+    with torch.no_grad():  # 13 us less
+        return part()  # type: ignore[no-any-return]
 
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
@@ -48,22 +52,36 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the global norm of gradients, some of which may be distributed over other ranks than others. Collective.
+    """Return the global norm of gradients, some of which may be distributed in other ways than others. Collective.
 
-    torch 2.13 takes those of one mesh only ("found multiple meshes").
+    Each rank takes the norm of its own parts, and one number goes around for each way. torch's own asks its distributed
+    tensors one by one, at 150 microseconds each, and takes those of one mesh only ("found multiple meshes").
     """
-    by_mesh: dict[Any, list[Tensor]] = {}
+    ways: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
-        mesh = None if type(gradient) is Tensor else getattr(gradient, "device_mesh", None)
-        by_mesh.setdefault(mesh, []).append(gradient)
-    norms = [_norm(some) if mesh is None else full(nn.utils.get_total_norm(some)) for mesh, some in by_mesh.items()]
+        way = None if type(gradient) is Tensor else _way(gradient)
+        ways.setdefault(way, []).append(local(gradient))
+    norms = [_norm(parts, way) for way, parts in ways.items()]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
-def _norm(tensors: list[Tensor]) -> Tensor:
-    # As torch's get_total_norm, which looks for the devices and dtypes among them first: 20 us more.
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-    return norm
+def _way(tensor: Any) -> Any:
+    """Return the groups of ranks that have other parts of a tensor each; None for one that this rank has whole."""
+    if (mesh := getattr(tensor, "device_mesh", None)) is None:
+        return None
+    assert not any(placement.is_partial() for placement in tensor.placements), "gradients are summed by now"
+    return tuple(mesh.get_group(at) for at, placement in enumerate(tensor.placements) if not placement.is_replicate())
+
+
+def _norm(parts: list[Tensor], way: Any) -> Tensor:
+    # Without a look for devices and dtypes, 20 us of torch's own.
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(parts)))
+    if not way:
+        return norm
+    square = norm.square()
+    for group in way:
+        dist.all_reduce(square, group=group)
+    return square.sqrt()
 
 
 def clip(gradients: Iterable[Tensor], limit: float, norm: Tensor) -> None:

@@ -1,0 +1,99 @@
+"""What a step does beside a loop by hand, counted: what it costs is measured by ``benchmarks/peers``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from brought_tasks import Plain
+from from_launcher import configured
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
+
+from trainer import Trainer
+from trainer.strategies.tensors import clip, total_norm
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(function).partition(".default")[0]] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def by_hand(task: Plain, batch_size: int) -> Iterator[None]:
+    """The loop that a user would write: clipped by global norm, with a schedule."""
+    model = task.build_model()
+    weights, others = ([p for p in model.parameters() if (p.dim() >= 2) == wide] for wide in (True, False))
+    groups = [{"params": weights, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    while True:
+        for batch in DataLoader(task.build_data().train, batch_size=batch_size, shuffle=True, drop_last=True):
+            loss: Any = task.training_step(model, batch)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            yield
+
+
+def operations(step: Callable[[], object]) -> Counter[str]:
+    for _ in range(2):
+        step()
+    with Operations() as found:
+        step()
+    return found.counts
+
+
+def test_a_step_computes_what_a_loop_by_hand_does_and_reads_the_norm(tmp_path: Path) -> None:
+    config = replace(configured(tmp_path), max_steps=9, log_every=8, keep_last=0, max_grad_norm=1e6)
+    steps = Trainer(Plain(), config).steps()
+    loop = by_hand(Plain(), config.micro_batch_size or 1)
+    ours, theirs = operations(lambda: next(steps)), operations(lambda: next(loop))
+    # The norm on the host, for clipping, for the step and for the message; the loss apart from its graph.
+    assert ours - theirs == {"aten._local_scalar_dense": 3, "aten.detach": 1}
+    assert theirs["aten._foreach_mul_.Tensor"] == 1, "what is below the limit, and written all the same"
+    assert ours.total() < theirs.total()
+
+
+def test_gradients_below_the_limit_are_not_written_again() -> None:
+    gradients = [torch.full((3,), 2.0), torch.full((4,), 1.0)]
+    norm = total_norm(gradients)
+    before = [gradient._version for gradient in gradients]
+    clip(gradients, 4.01, norm)
+    assert norm.item() == 4.0 and [gradient._version for gradient in gradients] == before
+    clip(gradients, 2.0, norm)
+    torch.testing.assert_close(total_norm(gradients), torch.tensor(2.0))
+
+
+def test_a_whole_step_of_one_batch_goes_back_from_the_loss_of_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Tensor] = []
+
+    class Kept(Plain):
+        def training_step(self, model: Any, batch: Any) -> Any:
+            made.append(super().training_step(model, batch))
+            return made[-1]
+
+    trainer = Trainer(Kept(), replace(configured(tmp_path), max_steps=1, keep_last=0))
+    went: list[Tensor] = []
+    real = trainer.strategy.backward
+    monkeypatch.setattr(trainer.strategy, "backward", lambda loss: went.append(loss) or real(loss))  # type: ignore[func-returns-value]
+    next(trainer.steps())
+    assert went[0] is made[0]
