@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import resource
 import sys
@@ -59,8 +58,8 @@ class PeakMemory:
 
 def _peak_resident() -> int:
     """Return the process's largest resident set in bytes, since it was set back last."""
+    status = _PROC / "status"
     # Of a process that was started by a large one, ru_maxrss begins with the size of that one.
-    with contextlib.suppress(OSError), open(_PROC / "status", "rb") as status:
-        if found := re.search(rb"VmHWM:\s+(\d+) kB", status.read()):
-            return int(found[1]) * 1024
+    if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
+        return int(found[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
