@@ -37,7 +37,7 @@ from accelerate.state import AcceleratorState, GradientState
 import trainer
 from trainer import TrainConfig, Trainer
 from trainer.build import build_whole
-from trainer.data.indexed import epoch_order
+from trainer.data.order import epoch_order
 from trainer.language import CausalLM
 
 WARM, CLIP, LR, BATCH, LENGTH, WORDS = 3, 1.0, 1e-3, 4, 256, 4096

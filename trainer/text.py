@@ -84,14 +84,21 @@ def versions(*, installed: bool = False) -> dict[str, str]:
     Args:
         installed: of those that it could import as well.
     """
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import PackageNotFoundError
 
-    found = {"samecurve": version("samecurve")}
+    found = {"samecurve": _version("samecurve")}
     for name in ("torch", "accelerate", "deepspeed", "transformers"):
         with contextlib.suppress(PackageNotFoundError):
             if installed or name in sys.modules:
-                found[name] = version(name)
+                found[name] = _version(name)
     return found | {"python": platform.python_version()}
+
+
+@functools.cache
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)  # parses a file, which takes a millisecond: every save asks
 
 
 def renamed_arguments(**names: str) -> Callable[[F], F]:

@@ -16,7 +16,7 @@ from launchers import STRATEGIES, Job, run
 from small_examples import words
 from tiny_language import CONFIGS, VOCABULARY, conversation, paragraphs, save_model, save_rows, save_texts
 
-from trainer.data.indexed import epoch_order
+from trainer.data.order import epoch_order
 from trainer.language import CausalLM
 from trainer.language.packing import IGNORED
 

@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 from torchmetrics.functional.regression import spearman_corrcoef
 
 from trainer import load_export
-from trainer.data.indexed import epoch_order
+from trainer.data.order import epoch_order
 
 QUICK = some_quick("ddp", "fsdp", "zero3")  # ZeRO-1 and ZeRO-2 reduce as ZeRO-3 does: slow tests
 CASES = (

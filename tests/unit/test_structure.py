@@ -35,6 +35,10 @@ NOT_LOADED = (
     "commands",
 )
 
+# Each costs 0.3 to 3 seconds.
+LARGE_PACKAGES = {"deepspeed", "transformers", "datasets", "tokenizers", "peft", "wandb", "tensorboard", "pydantic"}
+STARTS_OF_A_PROCESS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
+
 STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
 # Files of both programs are told apart, planned and imported by commands of their own.
 AT_HOME = ("launching", "strategies", "planner", "external_checkpoint.py", "launch_files.py")
@@ -110,7 +114,10 @@ def test_public_names() -> None:
     ("modules", "absent"),
     [
         ("trainer, trainer.config.load, trainer.script", "torch accelerate deepspeed transformers"),
-        ("trainer.loop, trainer.launching, trainer.strategies", "deepspeed transformers datasets wandb"),
+        (
+            "trainer.loop, trainer.launching, trainer.strategies",
+            "deepspeed transformers datasets wandb pandas scipy sklearn pydantic",
+        ),
         ("trainer.language", "transformers tokenizers datasets peft pyarrow"),
     ],
 )
@@ -156,19 +163,28 @@ def test_rings_keep_to_their_lines() -> None:
 
 
 def test_a_plain_training_loads_what_it_uses(tmp_path: Path) -> None:
-    """The digits on one process, with a checkpoint: nothing of other strategies, trackers, streams or commands."""
+    """The digits on one process, with a checkpoint: nothing of other strategies, trackers, streams or commands.
+
+    Nothing of the large packages beside torch either, and no process is started.
+    """
     words = ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", "1", "--output_dir", str(tmp_path / "run")]
     code = f"""
 import sys
+starts = []
+sys.addaudithook(lambda event, _: starts.append(event) if event in {STARTS_OF_A_PROCESS} else None)
 sys.path.insert(0, "examples")
 from trainer.script import train
 train({words})
+print("packages", *sys.modules.keys() & {LARGE_PACKAGES})
+print("processes", *starts)
 print(*sorted(name.removeprefix("trainer.") for name in sys.modules if name.startswith("trainer.")))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True
     )
-    loaded = set(done.stdout.splitlines()[-1].split())
+    *_, packages, processes, last = done.stdout.splitlines()
+    assert (packages, processes) == ("packages", "processes")
+    loaded = set(last.split())
     assert "checkpoint.store" in loaded and "strategies.ddp" in loaded
     idle = {name for name in loaded for unused in NOT_LOADED if name == unused or name.startswith(f"{unused}.")}
     assert idle == set()

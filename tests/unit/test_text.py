@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from importlib.metadata import version
 
@@ -25,3 +26,9 @@ def test_versions_are_of_what_was_imported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
     assert versions()["torch"] == version("torch") and "deepspeed" not in versions()
     assert "deepspeed" in versions(installed=True)
+
+
+def test_versions_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions()  # each save asks for them
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"{name}: read again"))
+    assert versions()["samecurve"]

@@ -100,9 +100,9 @@ class _Step:
 def samples_of(data: TrainData, position: int, end: int) -> Sequence[Sequence[int]]:
     """Return this rank's samples of a step by micro-batch: indices of a data set, numbers in a stream."""
     if isinstance(data, IndexedData):
-        _, parts, _, _ = next(data.steps(position))
+        _, parts = next(data.samples(position))
         return parts
-    return share(range(position, end), data.layout)
+    return [*share(range(position, end), data.layout)]
 
 
 def is_saved(trainer: TrainState, info: StepInfo) -> bool:

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,24 +84,33 @@ def sealed(manifest: Mapping[str, Any]) -> str:
     return json.dumps({**body, "checksum": digest}, indent=1, sort_keys=True) + "\n"
 
 
-def listing(folder: Path) -> list[CheckpointInfo]:
-    """List the checkpoints in a folder, the newest first, inspected; ``CheckpointError`` if it cannot be read."""
+def named(folder: Path) -> list[Path]:
+    """List what a folder names as checkpoints, the newest first; ``CheckpointError`` if it cannot be read."""
     try:
-        names = [entry for entry in folder.iterdir() if NAME.fullmatch(entry.name)]
+        return sorted((entry for entry in folder.iterdir() if NAME.fullmatch(entry.name)), key=step_of, reverse=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from None
-    return sorted(map(inspect, names), key=lambda info: info.step, reverse=True)
+
+
+def listing(folder: Path) -> list[CheckpointInfo]:
+    """Inspect the checkpoints in a folder, the newest first; ``CheckpointError`` if it cannot be read."""
+    return [inspect(path) for path in named(folder)]
+
+
+def step_of(path: Path) -> int:
+    """Return the step that a checkpoint's name says; -1 where it is another name."""
+    found = NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
 
 
 def inspect(path: Path) -> CheckpointInfo:
     """Find out what a checkpoint says about itself, and whether its files are there in their sizes."""
-    named = NAME.fullmatch(path.name)
-    info = CheckpointInfo(path=path, step=int(named[1]) if named else -1)
+    info = CheckpointInfo(path=path, step=step_of(path))
     with info.checking():
         manifest = _read_manifest(path)
-        if named and manifest["step"] != info.step:
+        if info.step not in (-1, manifest["step"]):
             raise CheckpointError(f"{MANIFEST} is that of step {manifest['step']}")
         info.step, info.manifest = manifest["step"], manifest
         _check_files(info)
@@ -225,12 +235,12 @@ def find_start(resume: str, folder: Path, agreement: Agreement, *, origin: Origi
     """
     if resume == "none":
         return Start()
-    own = _from_main(agreement, lambda: listing(folder))
+    own = _from_main(agreement, lambda: named(folder))
     if resume != "auto":
         return _start_at(Path(resume), folder, own, agreement, origin)
     damaged: list[CheckpointInfo] = []
-    for candidate in own:
-        info = verify(candidate, agreement)
+    for path in own:
+        info = verify(_from_main(agreement, partial(inspect, path)), agreement)
         if not info.problem:
             return Start(found=info, passed_over=tuple(damaged), continues=True)
         if not info.broken:
@@ -248,13 +258,13 @@ def find_start(resume: str, folder: Path, agreement: Agreement, *, origin: Origi
     return Start(continues=True)
 
 
-def _start_at(path: Path, folder: Path, own: list[CheckpointInfo], agreement: Agreement, origin: Origin) -> Start:
+def _start_at(path: Path, folder: Path, own: list[Path], agreement: Agreement, origin: Origin) -> Start:
     def wrong(rule: str) -> ConfigError:
         return ConfigError(Problem(origin=origin.named("resume"), value=str(path), rule=rule))
 
     def inspect_path() -> CheckpointInfo:
         for inside in () if os.path.lexists(path / MANIFEST) else (path, path / "checkpoints"):
-            if names := ", ".join(one.path.name for one in listing(inside)):
+            if names := ", ".join(one.name for one in named(inside)):
                 raise wrong(f"holds checkpoints and is none; name one of {names} in {inside}, or use resume: auto")
         return inspect(path)
 
@@ -263,7 +273,7 @@ def _start_at(path: Path, folder: Path, own: list[CheckpointInfo], agreement: Ag
         instead = "; resume: auto takes the newest complete checkpoint instead" if info.broken else ""
         raise CheckpointError(f"{path}: {info.problem}{instead}")
     continues = path.resolve().parent == folder.resolve()
-    newer = [one.path.name for one in own if one.step > info.step]
+    newer = [one.name for one in own if step_of(one) > info.step]
     if continues and newer:
         raise wrong(f"{folder} goes on to {newer[0]}; give another output_dir to branch off, or delete the newer ones")
     return Start(found=info, continues=continues)

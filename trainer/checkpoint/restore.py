@@ -200,8 +200,8 @@ def _load_tensors(parts: Parts, store: Ranges, places: Places) -> list[str]:
 def _restore_data(parts: Parts, data: Any) -> tuple[int, list[str]]:
     """Set the position in the data; returns it, and a notice where it was a position in data of another sort."""
     fresh = parts.data.state()
-    if data.keys() == fresh.keys():
-        if not all(is_count(data[key]) for key in data.keys() - {"stream"}):
+    if ("stream" in data) == ("stream" in fresh):
+        if not all(is_count(data.get(key)) for key in fresh.keys() - {"stream", "order"}):
             raise CheckpointError(f"state.json: {data!r} is no position in the data")
         samples = parts.data.restore(data)
         lost = parts.data.lost_on_resume()

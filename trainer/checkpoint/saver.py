@@ -110,7 +110,7 @@ class Saver:
 
         def check_room() -> None:
             store.clean(self.folder)
-            missing = max(1, saves - len(discover.listing(self.folder)))  # the others have their room already
+            missing = max(1, saves - len(discover.named(self.folder)))  # the others have their room already
             check_free(self.folder, missing * self.bytes, f"room for {missing} checkpoints of {size(self.bytes)}")
 
         self.agreement.run_on_main(check_room)
@@ -205,7 +205,7 @@ class Saver:
         store.commit(self.folder, step, {**facts, "created": created}, files)
         try:
             store.prune(self.folder, keep_last=policy.keep_last, keep_every=policy.keep_every, pinned=pinned)
-        except OSError as error:  # nothing is lost by it
+        except (OSError, CheckpointError) as error:  # nothing is lost by it
             self.say(f"note: an older checkpoint than that of step {step} cannot be deleted: {error}")
 
     def _sweep(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .discover import FORMAT, MANIFEST, NAME, VERSION, CheckpointInfo, sealed
+from .discover import FORMAT, MANIFEST, NAME, VERSION, CheckpointInfo, named, sealed, step_of
 from .disk import FileFact, delete, part_of, publish, write_file
 
 _OURS = re.compile(rf"\.?{NAME.pattern}(\.part|\.old|\.damaged)?|\.probe-[0-9a-f]{{32}}")
@@ -59,8 +59,7 @@ def prune(folder: Path, *, keep_last: int, keep_every: int | None, pinned: Colle
         keep_every: those of a multiple of these steps stay.
         pinned: the steps of those that stay, such as the best one.
     """
-    steps = [int(named[1]) for entry in folder.iterdir() if (named := NAME.fullmatch(entry.name))]
-    for step in sorted(steps, reverse=True)[keep_last:]:
+    for step in map(step_of, named(folder)[keep_last:]):
         if step not in pinned and not (keep_every and step % keep_every == 0):
             hidden = folder / f".{name_of(step)}.old"
             os.rename(folder / name_of(step), hidden)

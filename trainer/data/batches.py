@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ..errors import DataError
 from .augment import Augment, Items
 from .seeds import generator_of
 from .worker_signals import ignore_signals
-
-Order = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +63,16 @@ class Window:
         return sum(micro.weight for micro in self.micros if micro.counts)
 
 
-def share(taken: Sequence[int] | Order, layout: Layout) -> list[list[int]]:
-    """Return this rank's micro-batches of one step, where all ranks together take ``taken``.
+def share(taken: range, layout: Layout) -> Iterator[range]:
+    """Yield this rank's micro-batches of one step, where all ranks together take ``taken``.
 
     A short step has fewer micro-batches, the same number on every rank; the last of them is dealt out
     evenly, and a rank may get an empty one.
     """
     per_micro = layout.micro_batch_size * layout.world_size
-    parts = []
     for start in range(0, len(taken), per_micro):
         block = taken[start : start + per_micro]
-        low = len(block) * layout.rank // layout.world_size
-        high = len(block) * (layout.rank + 1) // layout.world_size
-        mine = block[low:high]
-        parts.append(mine.tolist() if isinstance(mine, np.ndarray) else list(mine))
-    return parts
+        yield block[len(block) * layout.rank // layout.world_size : len(block) * (layout.rank + 1) // layout.world_size]
 
 
 class TrainData(ABC):

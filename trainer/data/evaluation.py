@@ -43,30 +43,30 @@ class EvaluationBatches:
         self.dataset, self.collate = dataset, collate or default_collate
         self.workers, self.pin_memory = workers, pin_memory
         self.cut = replace(layout, micro_batch_size=batch_size, accumulation_steps=1)
-        self._kept: tuple[list[list[int]], DataLoader[Any]] | None = None
+        self._kept: tuple[_Shares, DataLoader[Any]] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         """Raises DataError where there is nothing to measure on."""
         if is_stream(self.dataset):
             yield from self._of_stream()
             return
-        lists, loader = self._kept or self._loader()
+        shares, loader = self._kept or self._loader()
         if self.workers:
-            self._kept = lists, loader
-        for indices, batch in zip(lists, loader, strict=True):
+            self._kept = shares, loader
+        for indices, batch in zip(shares.parts(), loader, strict=True):
             yield batch, len(indices) * self.cut.counts
 
     def close(self) -> None:
         """End the loading processes."""
         self._kept = None
 
-    def _loader(self) -> tuple[list[list[int]], DataLoader[Any]]:
+    def _loader(self) -> tuple[_Shares, DataLoader[Any]]:
         """Make torch's loader; with the samples of each batch that count."""
-        lists = share(range(sized(self.dataset, "evaluation")), self.cut)
+        shares = _Shares(sized(self.dataset, "evaluation"), self.cut)
         items: Any = _Drawn(self.dataset, self.cut.rank)
         loader = DataLoader(
             items,
-            batch_sampler=[[(number, index) for index in indices or [0]] for number, indices in enumerate(lists)],
+            batch_sampler=shares,
             collate_fn=self.collate,
             num_workers=self.workers,
             persistent_workers=self.workers > 0,
@@ -74,7 +74,7 @@ class EvaluationBatches:
             generator=generator_of(0, self.cut.rank),
             worker_init_fn=ignore_signals,
         )
-        return lists, loader
+        return shares, loader
 
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
         stream, empty = iter(self.dataset), True
@@ -84,6 +84,21 @@ class EvaluationBatches:
             empty = False
         if empty:
             raise DataError("Data.evaluation gave nothing: an empty stream, or one that can be read only once")
+
+
+class _Shares:
+    """The keys of this rank's batches, for torch's DataLoader; an empty one is lent the first sample."""
+
+    def __init__(self, size: int, cut: Layout) -> None:
+        self.size, self.cut = size, cut
+
+    def parts(self) -> Iterator[range]:
+        """Yield the samples of each batch that count."""
+        return share(range(self.size), self.cut)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for number, indices in enumerate(self.parts()):
+            yield [(number, index) for index in indices or [0]]
 
 
 class _Drawn(Items):

@@ -11,15 +11,9 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
-from ..errors import DataError
-from .batches import Layout, MicroBatch, Order, TrainData, Window, share, sized
-
-
-def epoch_order(size: int, seed: int, epoch: int) -> Order:
-    """Return the permutation of one epoch; the same on every rank, machine and layout."""
-    return np.random.default_rng((seed, epoch)).permutation(size)
+from ..errors import CheckpointError, DataError
+from .batches import Layout, MicroBatch, TrainData, Window, share, sized
+from .order import ORDERS, order_for
 
 
 class IndexedData(TrainData):
@@ -35,24 +29,35 @@ class IndexedData(TrainData):
         super().__init__(dataset, layout, **settings)
         self.size = sized(dataset, "train")
         self.position = self._lender = 0
+        self.order = order_for(self.size)
         batch = layout.global_batch_size
         self.steps_per_epoch = self.size // batch if self.drop_last else -(-self.size // batch)
         if not self.steps_per_epoch:
             raise DataError(f"drop_last: {self.size} samples do not fill one global batch of {batch}; lower the batch")
 
-    def steps(self, position: int) -> Iterator[tuple[int, list[list[int]], int, int]]:
-        """Yield ``(epoch, this rank's micro-batches, samples of all ranks, position after)`` for ever, without data."""
+    def steps(self, position: int) -> Iterator[tuple[int, list[range], int, int]]:
+        """Yield ``(epoch, this rank's micro-batches, samples of all ranks, position after)`` for ever.
+
+        A micro-batch is where its samples stand in the order of the epoch, which is not computed here.
+        """
         batch = self.layout.global_batch_size
         while True:
             epoch, offset = divmod(position, self.size)
-            order = epoch_order(self.size, self.seed, epoch)
             while offset < self.size:
-                taken = order[offset : offset + batch]
+                taken = range(offset, min(offset + batch, self.size))
                 offset += batch
                 if len(taken) < batch and self.drop_last:
                     break
-                yield epoch, share(taken, self.layout), len(taken), epoch * self.size + min(offset, self.size)
+                yield epoch, [*share(taken, self.layout)], len(taken), epoch * self.size + taken.stop
             position = (epoch + 1) * self.size
+
+    def samples(self, position: int) -> Iterator[tuple[int, list[list[int]]]]:
+        """Yield ``(epoch, this rank's micro-batches as indices of samples)`` of each step, for ever."""
+        known = -1
+        for epoch, parts, *_ in self.steps(position):
+            if epoch != known:
+                known, order = epoch, ORDERS[self.order](self.size, self.seed, epoch)
+            yield epoch, [order[part.start : part.stop].tolist() for part in parts]
 
     def windows(self, position: int, steps: int) -> Iterator[Window]:
         keys = _Keys(self, position, steps)  # items are fetched by lists of (epoch, index)
@@ -97,9 +102,18 @@ class IndexedData(TrainData):
         return position / self.size
 
     def state(self) -> dict[str, Any]:
-        return {"samples": self.position}
+        # Only that of large sets is named, which older checkpoints do not know.
+        return {"samples": self.position} | ({} if self.order == "permutation" else {"order": self.order})
 
     def restore(self, state: Mapping[str, Any]) -> int:
+        """Go on in the order of the checkpoint, whatever a new run would take.
+
+        Raises:
+            CheckpointError: it names an order that is not known.
+        """
+        self.order = state.get("order", "permutation")
+        if self.order not in [*ORDERS]:  # what a file names may be anything
+            raise CheckpointError(f"state.json: {self.order!r} is no order of the data; known: {', '.join(ORDERS)}")
         self.position = int(state["samples"])
         return self.position
 
@@ -111,5 +125,5 @@ class _Keys:
         self.data, self.position, self.count = data, position, steps
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for epoch, mine, _, _ in islice(self.data.steps(self.position), self.count):
+        for epoch, mine in islice(self.data.samples(self.position), self.count):
             yield from ([(epoch, index) for index in part] for part in mine if part)

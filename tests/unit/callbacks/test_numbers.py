@@ -16,7 +16,8 @@ from torch import nn
 from trainer import Callback, Data, LossSpikes, StepInfo, TrainerError, TrainState
 from trainer.callbacks.numbers import samples_of
 from trainer.data.batches import Layout
-from trainer.data.indexed import IndexedData, epoch_order
+from trainer.data.indexed import IndexedData
+from trainer.data.order import epoch_order
 from trainer.strategies.finite import step_by_flag, step_if_finite
 
 fresh = pytest.mark.usefixtures("fresh_accelerate")

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from trainer import Callback, ConfigError, Plan, StepInfo, Trainer
 from trainer.checkpoint import store
+from trainer.data import order
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -141,6 +142,16 @@ def test_data_of_another_sort_starts_at_its_beginning(tasks: tuple[Odd, Odd], tm
     assert samples == [24, 48, 50, 74] and trainer.step == 8
     fit(tmp_path / "again", second, resume=str(checkpoint(tmp_path / "new", 6)))
     assert losses(tmp_path / "again") == {step: loss for step, loss in losses(tmp_path / "new").items() if step > 6}
+
+
+@pytest.mark.parametrize("limits", [(0, 50), (50, 0)], ids=["computed", "permuted"])
+def test_a_run_goes_on_in_its_order_whatever_a_new_one_takes(
+    limits: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, limit in zip(("run", "new"), limits, strict=True):
+        monkeypatch.setattr(order, "PERMUTED_UP_TO", limit)
+        fit(tmp_path / name, resume=str(checkpoint(tmp_path / "run", 4)) if name == "new" else "none")
+    assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 4}
 
 
 # -- callbacks -------------------------------------------------------------------------------------

@@ -78,3 +78,16 @@ def test_a_tensor_that_stands_in_two_files_is_not_chosen_by_chance(tmp_path: Pat
     said = r"model: scale stands in model.fp16.safetensors and model.safetensors; leave one of them"
     with pytest.raises(CheckpointError, match=said):
         fit(tmp_path / "new", weights=str(model.parent))
+
+
+@pytest.mark.parametrize("resume", ["auto", "path"])
+def test_of_many_checkpoints_only_the_one_to_go_on_from_is_read(
+    resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tmp_path / "run", max_steps=6)
+    read: list[str] = []
+    inspect = discover.inspect
+    monkeypatch.setattr(discover, "inspect", lambda path: read.append(path.name) or inspect(path))
+    newest = checkpoint(tmp_path / "run", 6)
+    fit(tmp_path / "run", resume="auto" if resume == "auto" else str(newest))
+    assert read == [newest.name]

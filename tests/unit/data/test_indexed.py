@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from layouts import Numbers, consumed, heavy, layout, layouts
 
 from trainer.data.batches import share
-from trainer.data.indexed import IndexedData, epoch_order
+from trainer.data.indexed import IndexedData
+from trainer.data.order import epoch_order
 from trainer.errors import DataError
 
 

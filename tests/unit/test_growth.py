@@ -1,0 +1,33 @@
+"""Nothing that a training keeps grows with its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from brought_tasks import Plain
+
+from trainer import TrainConfig, Trainer
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def test_steps_leave_nothing_in_memory(tmp_path: Path) -> None:
+    """Each is logged; a number kept of every step would be 800 blocks more."""
+    settings = {"max_steps": 1100, "log_every": 1, "keep_last": 0}
+    config = TrainConfig(task="brought_tasks:Plain", output_dir=str(tmp_path / "run"), **settings)
+    trainer = Trainer(Plain(), config)
+    blocks = {}
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # what captures lines keeps them
+        for info in trainer.steps():
+            if info.step in (200, 1000):
+                gc.collect()
+                blocks[info.step] = sys.getallocatedblocks()
+            if info.step == 1000:
+                break
+    trainer.close()
+    assert blocks[1000] - blocks[200] < 400
