@@ -36,11 +36,14 @@ class Stored:
     names: dict[str, str]
 
     def of(self, model: Any) -> Pretrained:
-        """Return what fills a model that may have got adapters since: what the files lack begins anew."""
-        own = {_bare(name): name for name, _ in canonical_state(model)}
+        """Return what fills a model that may have got adapters since: what the files lack begins anew.
+
+        Weights in 4 bits, no floating-point numbers, have been made of the files already.
+        """
+        own = {bare_name(name): name for name, _ in canonical_state(model)}
         names = {stored: own[name] for stored, name in self.names.items() if name in own}
         found = {id(tensor) for name, tensor in canonical_state(model) if name in names.values()}
-        new = [name for name, tensor in canonical_state(model) if id(tensor) not in found]
+        new = [name for name, tensor in canonical_state(model) if id(tensor) not in found or is_quantized(tensor)]
         return Pretrained(folder=self.folder, names=names, new=new)
 
     def missing(self, model: Any) -> list[str]:
@@ -80,7 +83,12 @@ class FilledLater(Task):
             layer.reset_lora_parameters(adapter, True)  # zeros in the second matrix: at first an adapter adds nothing
 
 
-def _bare(name: str) -> str:
+def is_quantized(tensor: Any) -> bool:
+    """Tell whether a tensor of a model is a weight that is held in whole numbers."""
+    return hasattr(tensor, "quant_state")
+
+
+def bare_name(name: str) -> str:
     """Return the name that a tensor had before adapters were added."""
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 

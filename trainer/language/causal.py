@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -163,8 +163,9 @@ class CausalLM(FilledLater):
         if self.packing == "best_fit":
             check_separation(trial, self.inputs)
         if self.adapter is not None:
-            adapted = add_adapter(model, self.adapter)
-            trial, model = adapted if trial is model else add_adapter(trial, self.adapter), adapted
+            adapted = add_adapter(model, self.adapter, self.memory.get("stored"))
+            plain = replace(self.adapter, quantize=None)
+            trial, model = adapted if trial is model else add_adapter(trial, plain), adapted
         if self.loss == "fused" or (self.loss == "auto" and vocabulary >= LARGE_VOCABULARY):
             from .loss import FusedHead, fuse_head
 

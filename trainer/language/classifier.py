@@ -98,7 +98,7 @@ class SequenceClassifier(FilledLater):
         )
         model.config.pad_token_id = self.load_tokenizer().pad_token_id  # by which decoders find the last token
         model.config.architectures = [type(model).__name__]
-        return model if self.adapter is None else add_adapter(model, self.adapter, "SEQ_CLS")  # type: ignore[no-any-return]
+        return model if self.adapter is None else add_adapter(model, self.adapter, self.memory["stored"], "SEQ_CLS")  # type: ignore[no-any-return]
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return self.evaluation_step(model, batch)["loss"].mean()

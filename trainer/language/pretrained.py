@@ -190,7 +190,7 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
     if (folder / "config.json").is_file():
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "quantization_config" in config:
-            rule = "is quantized: adapters on such a model (QLoRA) need bitsandbytes on a GPU; give one of full weights"
+            rule = "is quantized; give the model of full weights: adapter.quantize holds them in 4 bits"
             raise setting_error("model", name, rule)
     elif ggufs := sorted(folder.glob("*.gguf")):
         import transformers

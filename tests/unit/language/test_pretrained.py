@@ -89,7 +89,7 @@ def test_folders_that_hold_no_model_are_named(task: Callable[..., CausalLM], tmp
     named = {
         "empty": "holds neither config.json nor a GGUF file",
         "adapter": "holds an adapter; give the model that it belongs to, or merge the two",
-        "quantized": r"is quantized: adapters on such a model \(QLoRA\) need bitsandbytes on a GPU",
+        "quantized": "is quantized; give the model of full weights: adapter.quantize holds them in 4 bits",
     }
     for name in named:
         (tmp_path / name).mkdir()
