@@ -40,11 +40,12 @@ class Adapter:
     quantize: Literal["nf4"] | None = None
 
 
-def add_adapter(model: Any, adapter: Adapter, stored: Stored | None = None, task_type: str = "CAUSAL_LM") -> Any:
+def add_adapter(model: Any, adapter: Adapter, stored: Stored | None = None, task_type: str | None = "CAUSAL_LM") -> Any:
     """Return the model with adapters, everything else frozen.
 
     Args:
         stored: where the values of a model stand that was built without them.
+        task_type: as peft calls it; None for a task of which it has no word.
 
     Raises:
         ConfigError: a target is no layer of the model, or it cannot be quantized.

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..checkpoint.ranges import of_model_folder
 from ..data.cache import prepare_once
 from ..strategies.tensors import canonical_state
-from ..task import Pretrained, Task
-
-if TYPE_CHECKING:
-    from torch import nn
+from ..task import Pretrained
 
 VOCABULARY = 1_024  # of a small copy
 WRITTEN_TOGETHER = 256 << 20  # bytes of a file of converted tensors, or one tensor
@@ -59,28 +56,6 @@ class Stored:
         for name in own.keys() & store.names("parameter"):
             if own[name].is_floating_point():
                 own[name].data = own[name].data.to(torch.promote_types(own[name].dtype, store.dtype("parameter", name)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilledLater(Task):
-    """A task whose transformers model may be built without values: how it gets them.
-
-    Args:
-        memory: what it remembers: the tokenizer, the files of the model, counts of its data.
-    """
-
-    memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def pretrained(self, model: nn.Module) -> Pretrained | None:
-        stored: Stored | None = self.memory.get("stored")
-        return None if stored is None else stored.of(model)
-
-    def initialize(self, model: nn.Module, module: nn.Module) -> None:
-        layer: Any = module
-        if not hasattr(module, "reset_lora_parameters"):
-            return super().initialize(model, module)
-        for adapter in layer.lora_A:
-            layer.reset_lora_parameters(adapter, True)  # zeros in the second matrix: at first an adapter adds nothing
 
 
 def is_quantized(tensor: Any) -> bool:
