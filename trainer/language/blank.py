@@ -139,8 +139,18 @@ def _tensors(model: Any, folder: Path) -> Iterator[tuple[Path, str, str, str | N
 def converted(file: Path, cache_dir: str, load: Callable[[], Any]) -> Path:
     """Return a folder with the safetensors files of a GGUF file, made once on each machine from what ``load`` gives."""
     facts = file.stat()
-    content = ["gguf", str(file.resolve()), facts.st_size, facts.st_mtime_ns]
-    return prepare_once(cache_dir, content, lambda folder: load().save_pretrained(folder))
+    content = ["gguf", 2, str(file.resolve()), facts.st_size, facts.st_mtime_ns]
+    return prepare_once(cache_dir, content, lambda folder: _save(load(), folder))
+
+
+def _save(model: Any, folder: Path) -> None:
+    """Write a model as its ``save_pretrained`` does, which of several processes writes nothing but in the first one."""
+    from safetensors.torch import save_model
+
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def small_copy(model: Any) -> Any:
