@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from small_examples import words
 from tiny_language import save_model, save_texts
 
 from trainer.build import build_whole
+from trainer.commands.cli import main
 from trainer.data.indexed import epoch_order
 from trainer.language import Adapter, CausalLM
 from trainer.language.packing import IGNORED
@@ -123,6 +125,20 @@ def test_a_model_in_4_bits_learns_the_same_under_every_strategy_and_after_a_resu
     shutil.rmtree(max((run_folder / "checkpoints").glob("step-*")))
     resumed = tune(strategy, folder, run_folder, "--resume", "auto")
     assert "step-00000005" in resumed.out and resumed.losses == pytest.approx(first.losses, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_model_in_4_bits_is_planned_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = {strategy: tuned(strategy, folder) for strategy in STRATEGIES}
+    words = ["--gpus", "2", "--precision", "no", "--accumulation", "2", "--json"]
+    capsys.readouterr()
+    assert main(["plan", str(folder / "qlora.yaml"), *words]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert f"{jobs['ddp'].plan['parameters']:,} parameters" in told["subject"]
+    rows = {row["strategy"]: row for row in told["rows"] if (row["offload"], row["recompute"]) == ("none", False)}
+    for strategy, job in jobs.items():
+        planned = sum(rows[strategy][part] for part in ("parameters", "gradients", "optimizer"))
+        assert planned == pytest.approx(job.plan["state_bytes_per_rank"], rel=0.01), strategy
 
 
 @pytest.mark.slow
