@@ -45,7 +45,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
         2540,  # 2,500 without the keys of faults and the end of a job by a thread
     ),
     "reporting": ("reporting callbacks/tracking callbacks/wandb_run callbacks/profiling", 750),
-    "language": ("language", 1200),
+    "language": ("language", 1370),  # 1,200 without models in 4 bits and hidden words
     "ground": ("errors text plan", None),
     "commands": ("commands", None),
 }

@@ -134,7 +134,7 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
         tensors[name].data.copy_(value)
     if source is not None:
         store, shapes = of_model_folder(Path(source.folder), source.names)
-        for name in shapes.keys() & tensors.keys():
+        for name in shapes.keys() & tensors.keys() - set(source.new):
             store.read("parameter", name, 0, tensors[name].data.view(-1))
     return model
 
@@ -220,6 +220,11 @@ def _straighten(model: nn.Module) -> list[str]:
         f"{len(bent)} parameters are laid out row by row (channels_last, transposed views); inputs in channels_last "
         "still compute in that layout"
     ]
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count the elements of all parameters; of a quantized one, several in a byte, those that it stands for."""
+    return sum(getattr(one, "quant_state", one).shape.numel() for one in model.parameters())
 
 
 def held_in_evaluation(model: nn.Module) -> list[nn.Module]:

@@ -21,6 +21,7 @@ from .build import (
     build_data,
     build_model,
     check_divisible,
+    count_parameters,
     evaluation_size,
     held_in_evaluation,
     optimizer_of,
@@ -162,7 +163,7 @@ class TrainState:
         check_storable(model)
         self._held = held_in_evaluation(model)
         optimizer, of_optimizer = optimizer_of(task, model, plan)
-        self.parameters = sum(p.numel() for p in model.parameters())
+        self.parameters = count_parameters(model)
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         kept = config.keep_last > 0 or start.found is not None  # its state is written, or read
         self.optimizer_form = OptimizerForm.of(model, optimizer, saved=kept, device=strategy.step_device)

@@ -43,7 +43,8 @@ class Pretrained:
     Args:
         folder: with safetensors files, of which each rank reads its own parts.
         names: what tensors are called in the model, by their names in the files; the others are called the same.
-        new: parameters that the files do not hold (an adapter, a head), which ``initialize`` gives their first values.
+        new: parameters that do not come from the files: they have values, or ``initialize`` gives them their first ones
+            (an adapter, a head).
     """
 
     folder: str | Path

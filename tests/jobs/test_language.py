@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import yaml
 from launchers import STRATEGIES, Job, run
 from small_examples import words
-from tiny_language import CONFIGS, VOCABULARY, conversation, paragraphs, save_model, save_rows, save_texts
+from tiny_language import CONFIGS, VOCABULARY, conversation, paragraphs, save_masked, save_model, save_rows, save_texts
 
 from trainer.data.order import epoch_order
 from trainer.language import CausalLM
@@ -35,6 +35,13 @@ CASES: dict[str, dict[str, Any]] = {
     "adapter": {"model": "llama", "adapter": {"r": 4}, "messages_column": "messages", "data": "chats.jsonl"},
     "gpt2": {"config": CONFIGS["gpt2"], "tokenizer": "llama", "activation_checkpointing": 2, "loss": "fused"},
     "classifier": {"model": "llama", "data": "labels.jsonl"},
+    "masked": {"model": "bert", "mask_probability": 0.3},
+}
+# The task of a case, the transformers class that loads what it leaves, and what the Hub calls such models.
+KINDS = {
+    "": ("CausalLM", "AutoModelForCausalLM", "text-generation"),
+    "classifier": ("SequenceClassifier", "AutoModelForSequenceClassification", "text-classification"),
+    "masked": ("MaskedLM", "AutoModelForMaskedLM", "fill-mask"),
 }
 # Of norms: torch 2.13 adds up float32 on CPUs so that those of a million drawn elements, as a matrix here has, are off
 # by 1e-5, those of its halves by 4e-6 (against float64).
@@ -47,6 +54,7 @@ def tuned(case: str, strategy: str, folder: Path) -> Job:
     if not given.exists():
         save_model(given / "llama")
         save_model(given / "smollm2", **SMOLLM2)
+        save_masked(given / "bert")
         save_texts(given / "texts.jsonl")
         texts = paragraphs(80)
         chats = [conversation(texts[at][:60], texts[at + 1]) for at in range(0, 80, 2)]
@@ -56,13 +64,17 @@ def tuned(case: str, strategy: str, folder: Path) -> Job:
     for key in ("data", "model", "tokenizer"):
         if key in settings:
             settings[key] = str(given / settings[key])
-    name = "SequenceClassifier" if case == "classifier" else "CausalLM"
-    if name == "CausalLM":
-        settings["cache_dir"] = str(folder / "cache")
-    config = {"task": f"trainer.language:{name}", "task_settings": settings, **TUNING}
+    settings["cache_dir"] = str(folder / "cache")
+    config = {"task": f"trainer.language:{KINDS.get(case, KINDS[''])[0]}", "task_settings": settings, **TUNING}
     file = folder / f"{case}.yaml"
     file.write_text(yaml.safe_dump(config))
     return run([*words(strategy, "examples/train.py"), "--config", str(file)], folder / f"{case}-{strategy}").ok()
+
+
+def test_hidden_words_are_the_same_ones_on_two_processes(folder: Path) -> None:
+    alone, done = tuned("masked", "single", folder), tuned("masked", "ddp", folder)
+    assert done.losses == pytest.approx(alone.losses, rel=2e-6) and done.plan["world_size"] == 2
+    assert done.evaluation == pytest.approx(alone.evaluation, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -108,20 +120,20 @@ def test_first_loss_is_that_of_plain_transformers_on_documents_alone(case: str, 
 
 @pytest.mark.slow
 def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    import transformers
 
     from trainer.language.adapters import load_adapted
 
     for case in CASES:
         model = tuned(case, "fsdp", folder).output_dir / "model"
-        assert len(AutoTokenizer.from_pretrained(model)) == VOCABULARY
+        _, auto_class, pipeline = KINDS.get(case, KINDS[""])
+        assert len(transformers.AutoTokenizer.from_pretrained(model)) == VOCABULARY
         card = (model / "README.md").read_text()
         assert "| loss |" in card and "| strategy | fsdp |" in card and "| processes | 2 |" in card
-        assert f"pipeline_tag: text-{'classification' if case == 'classifier' else 'generation'}" in card
+        assert f"pipeline_tag: {pipeline}\n" in card
         if case == "adapter":
             assert json.loads((model / "adapter_config.json").read_text())["r"] == 4
             assert load_adapted(str(model)).peft_config
         else:
-            kind = AutoModelForSequenceClassification if case == "classifier" else AutoModelForCausalLM
-            loaded: Any = kind.from_pretrained(model)
+            loaded: Any = getattr(transformers, auto_class).from_pretrained(model)
             assert type(loaded).__name__ == json.loads((model / "config.json").read_text())["architectures"][0]

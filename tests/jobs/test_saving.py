@@ -18,6 +18,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "eager": ({"attention": "eager"}, {}),
     "all of it": ({"activation_checkpointing": True, "adapter": {"r": 4}}, {"compile": True}),
     "adapter": ({"adapter": {"r": 4}}, {}),
+    "4 bits": ({"adapter": {"r": 4, "quantize": "nf4"}}, {}),
+    "all of it in 4 bits": (
+        {"activation_checkpointing": True, "adapter": {"r": 4, "quantize": "nf4"}},
+        {"compile": True},
+    ),
 }
 
 
@@ -40,7 +45,8 @@ def results(how: str, folder: Path) -> dict[str, dict[str, Any]]:
 def test_keys_that_save_memory_or_time_leave_the_curve_of_one_process(how: str, folder: Path) -> None:
     alone, found = results("single", folder), results(how, folder)
     for name in CASES:
-        reference = alone["adapter" if "adapter" in CASES[name][0] else "plain"]
+        adapter = CASES[name][0].get("adapter", {})
+        reference = alone["4 bits" if "quantize" in adapter else "adapter" if adapter else "plain"]
         assert found[name]["losses"] == pytest.approx(reference["losses"], rel=1e-5), name
         assert len(reference["losses"]) == 20 and found[name]["names"] == reference["names"]
         assert bool(found[name]["compiled"]) == ("compile" in CASES[name][1]), name

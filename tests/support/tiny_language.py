@@ -20,6 +20,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     },
 }
+# An encoder without dropout, which draws other numbers on every layout.
+BERT: dict[str, Any] = {
+    **{"model_type": "bert", **SMALL},
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+}
 # As ChatML, once with the marks that say what the assistant writes, once without.
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
@@ -62,6 +67,21 @@ def save_model(folder: Path, name: str = "llama", *, shard_size: str = "5GB", **
     model: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config.pop("model_type")](**config))
     model.save_pretrained(folder, max_shard_size=shard_size)
     tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_masked(folder: Path) -> Path:
+    """Save a small BERT that predicts hidden words, and a tokenizer with a token that hides one."""
+    import torch
+    from transformers import AutoModelForMaskedLM, BertConfig
+
+    torch.manual_seed(0)
+    settings = {key: value for key, value in BERT.items() if key != "model_type"}
+    model: Any = AutoModelForMaskedLM.from_config(BertConfig(**settings, vocab_size=VOCABULARY))
+    model.save_pretrained(folder)
+    own = tokenizer()
+    own.add_special_tokens({"mask_token": "<|im_start|>", "pad_token": "<|end|>", "sep_token": "<|im_end|>"})
+    own.save_pretrained(folder)
     return folder
 
 

@@ -92,7 +92,7 @@ def load_weights(
 
     Args:
         names: what tensors are called in the model, by their names in the files of a model folder.
-        without: parameters that it need not hold.
+        without: parameters that keep what they have.
 
     Raises:
         CheckpointError: the folder does not hold this model, or is a damaged checkpoint.
@@ -135,7 +135,8 @@ def _find(
     Args:
         kinds: as what it may be stored, the one to prefer first.
         shapes: of what is stored.
-        only: the tensors that must be there; by default all but those in ``without``.
+        only: the tensors that must be there; by default all.
+        without: the tensors that are not looked for.
 
     Raises:
         CheckpointError: one is missing, or has another shape.
@@ -145,6 +146,8 @@ def _find(
         aliases.setdefault(id(tensor), []).append(name)
     places, wrong = {}, []
     for name, shape, _, handle in parts.strategy.named_tensors():
+        if name in without:
+            continue
         names = [other for other in aliases[id(handle)] if other in shapes]
         found = [(kind, other) for kind in kinds for other in names if store.holds(kind, other)]
         if found and shapes[found[0][1]] != shape:
@@ -153,7 +156,7 @@ def _find(
             wrong.append(f"{name} has shape {theirs}, the model's is {shape}{hint}")
         elif found or 0 in shape:  # nothing is read of an empty one
             places[name] = found[0] if found else (kinds[0], name)
-        elif name not in without and (not only or only.keys() & aliases[id(handle)]):
+        elif not only or only.keys() & aliases[id(handle)]:
             wrong.append(f"{name} is missing")
     if wrong:
         raise _another_model(source, wrong)

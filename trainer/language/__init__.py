@@ -6,5 +6,6 @@ Needs the extra ``llm``. Nothing else of the package but commands knows of this 
 from .adapters import Adapter
 from .causal import CausalLM
 from .classifier import SequenceClassifier
+from .masked import MaskedLM
 
-__all__ = ["Adapter", "CausalLM", "SequenceClassifier"]
+__all__ = ["Adapter", "CausalLM", "MaskedLM", "SequenceClassifier"]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..config.annotations import About
 from ..text import did_you_mean
@@ -15,6 +15,8 @@ from .problems import first_line, setting_error
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from .blank import Stored
 
 ALL = "all-linear"
 
@@ -28,22 +30,30 @@ class Adapter:
         alpha: what an adapter adds is multiplied by alpha / r.
         dropout: of an adapter's input; it draws other numbers on every layout.
         targets: the layers that get one by the ends of their names, such as q_proj; or all-linear, all but the head.
+        quantize: nf4: the frozen weights of linear layers are held in 4 bits (QLoRA), by bitsandbytes.
     """
 
     r: Annotated[int, About(minimum=1)] = 16
     alpha: Annotated[float, About(above=0)] = 32.0
     dropout: Annotated[float, About(minimum=0, below=1)] = 0.0
     targets: str | list[str] = ALL
+    quantize: Literal["nf4"] | None = None
 
 
-def add_adapter(model: Any, adapter: Adapter, task_type: str = "CAUSAL_LM") -> Any:
+def add_adapter(model: Any, adapter: Adapter, stored: Stored | None = None, task_type: str | None = "CAUSAL_LM") -> Any:
     """Return the model with adapters, everything else frozen.
 
+    Args:
+        stored: where the values of a model stand that was built without them.
+        task_type: as peft calls it; None for a task of which it has no word.
+
     Raises:
-        ConfigError: a target is no layer of the model.
+        ConfigError: a target is no layer of the model, or it cannot be quantized.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
+
+    from .quantized import hold_in_4_bits, quantize_weights
 
     layers = dict(_linear_layers(model))
     targets = [adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
@@ -60,7 +70,12 @@ def add_adapter(model: Any, adapter: Adapter, task_type: str = "CAUSAL_LM") -> A
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
         task_type=task_type,
     )
-    return get_peft_model(model, config)
+    if adapter.quantize is not None:
+        hold_in_4_bits(model, adapter.quantize, stored)
+    adapted = get_peft_model(model, config)
+    if adapter.quantize is not None:
+        quantize_weights(adapted, stored)
+    return adapted
 
 
 def load_adapted(folder: str) -> Any:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..checkpoint.ranges import of_model_folder
 from ..data.cache import prepare_once
 from ..strategies.tensors import canonical_state
-from ..task import Pretrained, Task
-
-if TYPE_CHECKING:
-    from torch import nn
+from ..task import Pretrained
 
 VOCABULARY = 1_024  # of a small copy
 WRITTEN_TOGETHER = 256 << 20  # bytes of a file of converted tensors, or one tensor
@@ -36,11 +33,14 @@ class Stored:
     names: dict[str, str]
 
     def of(self, model: Any) -> Pretrained:
-        """Return what fills a model that may have got adapters since: what the files lack begins anew."""
-        own = {_bare(name): name for name, _ in canonical_state(model)}
+        """Return what fills a model that may have got adapters since: what the files lack begins anew.
+
+        Weights in 4 bits, no floating-point numbers, have been made of the files already.
+        """
+        own = {bare_name(name): name for name, _ in canonical_state(model)}
         names = {stored: own[name] for stored, name in self.names.items() if name in own}
         found = {id(tensor) for name, tensor in canonical_state(model) if name in names.values()}
-        new = [name for name, tensor in canonical_state(model) if id(tensor) not in found]
+        new = [name for name, tensor in canonical_state(model) if id(tensor) not in found or is_quantized(tensor)]
         return Pretrained(folder=self.folder, names=names, new=new)
 
     def missing(self, model: Any) -> list[str]:
@@ -58,29 +58,12 @@ class Stored:
                 own[name].data = own[name].data.to(torch.promote_types(own[name].dtype, store.dtype("parameter", name)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilledLater(Task):
-    """A task whose transformers model may be built without values: how it gets them.
-
-    Args:
-        memory: what it remembers: the tokenizer, the files of the model, counts of its data.
-    """
-
-    memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def pretrained(self, model: nn.Module) -> Pretrained | None:
-        stored: Stored | None = self.memory.get("stored")
-        return None if stored is None else stored.of(model)
-
-    def initialize(self, model: nn.Module, module: nn.Module) -> None:
-        layer: Any = module
-        if not hasattr(module, "reset_lora_parameters"):
-            return super().initialize(model, module)
-        for adapter in layer.lora_A:
-            layer.reset_lora_parameters(adapter, True)  # zeros in the second matrix: at first an adapter adds nothing
+def is_quantized(tensor: Any) -> bool:
+    """Tell whether a tensor of a model is a weight that is held in whole numbers."""
+    return hasattr(tensor, "quant_state")
 
 
-def _bare(name: str) -> str:
+def bare_name(name: str) -> str:
     """Return the name that a tensor had before adapters were added."""
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 
@@ -156,8 +139,18 @@ def _tensors(model: Any, folder: Path) -> Iterator[tuple[Path, str, str, str | N
 def converted(file: Path, cache_dir: str, load: Callable[[], Any]) -> Path:
     """Return a folder with the safetensors files of a GGUF file, made once on each machine from what ``load`` gives."""
     facts = file.stat()
-    content = ["gguf", str(file.resolve()), facts.st_size, facts.st_mtime_ns]
-    return prepare_once(cache_dir, content, lambda folder: load().save_pretrained(folder))
+    content = ["gguf", 2, str(file.resolve()), facts.st_size, facts.st_mtime_ns]
+    return prepare_once(cache_dir, content, lambda folder: _save(load(), folder))
+
+
+def _save(model: Any, folder: Path) -> None:
+    """Write a model as its ``save_pretrained`` does, which of several processes writes nothing but in the first one."""
+    from safetensors.torch import save_model
+
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def small_copy(model: Any) -> Any:

@@ -10,13 +10,13 @@ from ..config.annotations import plain
 from ..reporting.machine import machine_text
 
 if TYPE_CHECKING:
-    from .causal import CausalLM
+    from .base import TokenTask
     from .classifier import SequenceClassifier
 
 SHOWN_APART = ("data", "evaluation", "model", "cache_dir")  # or of no matter to who reads it
 
 
-def model_card(task: CausalLM | SequenceClassifier, run: Mapping[str, Any], pipeline: str, title: str) -> str:
+def model_card(task: TokenTask | SequenceClassifier, run: Mapping[str, Any], pipeline: str, title: str) -> str:
     """Return the README of a model: YAML for the Hub, then data, settings, how it was trained, the last evaluation.
 
     Args:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import numpy as np
 
 from ..config.annotations import About
 from ..strategies.blank import is_blank
 from ..task import Data
-from .adapters import Adapter, add_adapter
-from .blank import FilledLater, small_copy
+from .adapters import add_adapter
+from .base import TokenTask
+from .blank import small_copy
 from .card import model_card
 from .chat import read_template
-from .packing import IGNORED, Collate, LongDocuments, Packing, Rows
+from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import build_blank, check_sizes, checkpoint_activations, from_configuration
 from .problems import setting_error
-from .sources import find_sources, held_out
-from .tokens import Columns, Corpus, load_tokenizer
+from .tokens import Columns, Corpus
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,7 +28,7 @@ DENSE = ("sdpa", "eager", "flex_attention")  # attention that tells documents ap
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalLM(FilledLater):
+class CausalLM(TokenTask):
     """Predict the next token of documents, or what the assistant says in conversations.
 
     Args:
@@ -57,12 +54,6 @@ class CausalLM(FilledLater):
         cache_dir: tokens are kept there, one folder for each content.
     """
 
-    data: str | list[str]
-    evaluation: str | float | None = None
-    model: str | None = None
-    config: dict[str, Any] | None = None
-    tokenizer: str | None = None
-    text_column: str = "text"
     messages_column: str | None = None
     prompt_column: str | None = None
     completion_column: str | None = None
@@ -70,58 +61,31 @@ class CausalLM(FilledLater):
     sequence_length: Annotated[int, About(minimum=2)] = 1024
     packing: Packing = "best_fit"
     long_documents: LongDocuments = "split"
-    adapter: Adapter | None = None
-    attention: str | None = None
     activation_checkpointing: Annotated[bool | int, About(minimum=1)] = False
     loss: Literal["auto", "plain", "fused"] = "auto"
-    cache_dir: str = "~/.cache/samecurve"
 
     def __post_init__(self) -> None:
-        if (self.model is None) == (self.config is None):
-            raise ValueError("give one of model (a folder or a name) and config (model_type and sizes)")
-        if self.config is not None and self.tokenizer is None:
-            raise ValueError("tokenizer: a model from scratch has none of its own; name a folder or a tokenizer.json")
+        super().__post_init__()
         if (self.prompt_column is None) != (self.completion_column is None):
             raise ValueError("prompt_column and completion_column go together")
         if self.messages_column is not None and self.prompt_column is not None:
             raise ValueError("give messages_column, or prompt_column and completion_column, not both")
-        if isinstance(self.evaluation, float) and not 0 < self.evaluation < 1:
-            raise ValueError(f"evaluation: {self.evaluation}: a share of the documents is between 0 and 1")
 
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        corpus = self._corpus("data", self.data)
-        documents = np.arange(len(corpus.ends))
-        train, evaluation = documents, None
-        if isinstance(self.evaluation, float):
-            kept = np.array(held_out(len(documents), self.evaluation))
-            train = documents[~kept]
-            evaluation = self._rows(corpus, documents[kept], "evaluation")
-        elif self.evaluation is not None:
-            other = self._corpus("evaluation", self.evaluation)
-            evaluation = self._rows(other, np.arange(len(other.ends)), "evaluation")
-        return Data(train=self._rows(corpus, train, "data"), evaluation=evaluation, collate=self._collate())
-
-    def load_tokenizer(self) -> Any:
-        """Return the tokenizer, loaded on the first call."""
-        if "tokenizer" not in self.memory:
-            key, name = ("tokenizer", self.tokenizer) if self.tokenizer else ("model", self.model)
-            self.memory["tokenizer"] = load_tokenizer(str(name), key)
-        return self.memory["tokenizer"]
-
-    def _corpus(self, key: str, names: str | list[str]) -> Corpus:
-        sources, tokenizer = find_sources(names, key), self.load_tokenizer()
         columns = Columns(
             text=self.text_column,
             messages=self.messages_column,
             prompt=self.prompt_column,
             completion=self.completion_column,
         )
-        template = None if self.messages_column is None else read_template(tokenizer, self.template)
-        return Corpus.prepare(sources, columns, tokenizer, template, self.cache_dir, key)
+        template = None if self.messages_column is None else read_template(self.load_tokenizer(), self.template)
+        train, evaluation = self.documents(columns, template)
+        measured = None if evaluation is None else self._rows(*evaluation)
+        return Data(train=self._rows(*train), evaluation=measured, collate=self._collate())
 
-    def _rows(self, corpus: Corpus, chosen: Any, key: str) -> Rows:
+    def _rows(self, key: str, corpus: Corpus, chosen: Any) -> Rows:
         rows = Rows(
             corpus,
             chosen,
@@ -151,7 +115,7 @@ class CausalLM(FilledLater):
             raise setting_error(
                 "attention", self.attention, f"runs on a GPU only; on the CPU one of {', '.join(DENSE)}"
             )
-        vocabulary = 1 + max(self.load_tokenizer().get_vocab().values())
+        vocabulary = self.vocabulary()
         model = self.load_model(vocabulary)
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
         model.config.architectures = [type(model).__name__]
@@ -163,8 +127,9 @@ class CausalLM(FilledLater):
         if self.packing == "best_fit":
             check_separation(trial, self.inputs)
         if self.adapter is not None:
-            adapted = add_adapter(model, self.adapter)
-            trial, model = adapted if trial is model else add_adapter(trial, self.adapter), adapted
+            adapted = add_adapter(model, self.adapter, self.memory.get("stored"))
+            plain = replace(self.adapter, quantize=None)
+            trial, model = adapted if trial is model else add_adapter(trial, plain), adapted
         if self.loss == "fused" or (self.loss == "auto" and vocabulary >= LARGE_VOCABULARY):
             from .loss import FusedHead, fuse_head
 
@@ -190,7 +155,7 @@ class CausalLM(FilledLater):
     # -- learning ---------------------------------------------------------------------------------
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the model is called with: no mask, since beside one the positions would be overlooked."""
+        # Without a mask, since beside one the positions would be overlooked.
         if self.packing == "none":  # what fills a row up stands behind its one document, which does not see it
             return {"input_ids": batch["input_ids"]}
         given = {name: batch[name] for name in ("input_ids", "position_ids")}
@@ -199,29 +164,11 @@ class CausalLM(FilledLater):
         # Flash attention looks at positions in a single row only (transformers 5.23); one long row is the same.
         return {name: tensor.reshape(1, -1) for name, tensor in given.items()}
 
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        from .loss import mean_loss
-
-        return mean_loss(model, self.inputs(batch), batch["labels"])
-
-    def weight(self, batch: Any) -> Tensor:
-        count: Tensor = (batch["labels"] != IGNORED).sum()
-        return count
-
-    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        tokens = self.weight(batch)
-        return {"loss": (self.training_step(model, batch) * tokens, tokens), "tokens": (tokens, None)}
-
-    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how they are cut.
-        return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}  # exp(710) is no float any more
-
     def save_extras(self, directory: Path) -> None:
-        """Write the tokenizer, with the template that was trained on; the configurations are written with the model."""
-        tokenizer = self.load_tokenizer()
+        """Write the tokenizer, with the template that was trained on."""
         if self.template is not None:
-            tokenizer.chat_template = read_template(tokenizer, self.template)
-        tokenizer.save_pretrained(directory)
+            self.load_tokenizer().chat_template = read_template(self.load_tokenizer(), self.template)
+        super().save_extras(directory)
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, "text-generation", "Causal language model")

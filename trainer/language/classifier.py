@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..config.annotations import About
 from ..errors import DataError
 from ..task import Data
-from .adapters import Adapter, add_adapter
-from .blank import FilledLater
+from .adapters import add_adapter
+from .base import LanguageTask
 from .card import model_card
 from .pretrained import build_blank
 from .problems import setting_error
 from .sources import find_sources, held_out
-from .tokens import load_tokenizer, take_column, take_texts
+from .tokens import take_column, take_texts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,7 +25,7 @@ Example = tuple[str, str]  # a text and its label
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceClassifier(FilledLater):
+class SequenceClassifier(LanguageTask):
     """Tell the label of a text, with a pretrained encoder or decoder and a new last layer.
 
     Args:
@@ -43,13 +42,9 @@ class SequenceClassifier(FilledLater):
     data: str | list[str]
     evaluation: str | float | None = None
     model: str
-    tokenizer: str | None = None
     text_column: str = "text"
     label_column: str = "label"
     sequence_length: Annotated[int, About(minimum=2)] = 512
-    adapter: Adapter | None = None
-    attention: str | None = None
-    cache_dir: str = "~/.cache/samecurve"
 
     def build_data(self) -> Data:
         examples, evaluation = self._examples("data", self.data), None
@@ -69,12 +64,9 @@ class SequenceClassifier(FilledLater):
         return Data(train=examples, evaluation=evaluation, collate=collate)
 
     def load_tokenizer(self) -> Any:
-        """Return the tokenizer, loaded on the first call."""
-        if "tokenizer" not in self.memory:
-            key, name = ("tokenizer", self.tokenizer) if self.tokenizer else ("model", self.model)
-            tokenizer = self.memory["tokenizer"] = load_tokenizer(name, key)
-            tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-        return self.memory["tokenizer"]
+        tokenizer = super().load_tokenizer()
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        return tokenizer
 
     def _examples(self, key: str, names: str | list[str]) -> list[Example]:
         rows = [row for source in find_sources(names, key) for row in source.read()]
@@ -98,7 +90,7 @@ class SequenceClassifier(FilledLater):
         )
         model.config.pad_token_id = self.load_tokenizer().pad_token_id  # by which decoders find the last token
         model.config.architectures = [type(model).__name__]
-        return model if self.adapter is None else add_adapter(model, self.adapter, "SEQ_CLS")  # type: ignore[no-any-return]
+        return model if self.adapter is None else add_adapter(model, self.adapter, self.memory["stored"], "SEQ_CLS")  # type: ignore[no-any-return]
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return self.evaluation_step(model, batch)["loss"].mean()
@@ -110,10 +102,6 @@ class SequenceClassifier(FilledLater):
         scores, labels = model(**inputs).logits.float(), batch["labels"]
         loss = cross_entropy(scores, labels, reduction="none")
         return {"loss": loss, "accuracy": (scores.argmax(-1) == labels).float()}
-
-    def save_extras(self, directory: Path) -> None:
-        """Write the tokenizer, so that ``pipeline("text-classification", directory)`` takes the folder."""
-        self.load_tokenizer().save_pretrained(directory)
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, "text-classification", "Classifier of texts")

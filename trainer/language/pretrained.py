@@ -96,7 +96,7 @@ def _local(name: str) -> Path:
 
 def _refuse_missing(name: str, model: Any, missing: list[str], auto_class: str) -> None:
     # A classifier's last layer, and what some encoders pool with, begin anew.
-    if auto_class != "AutoModelForCausalLM":
+    if auto_class == "AutoModelForSequenceClassification":
         inside = f"{model.base_model_prefix}."
         missing = [key for key in missing if key.startswith(inside) and "pooler" not in key]
     if missing:
@@ -104,7 +104,12 @@ def _refuse_missing(name: str, model: Any, missing: list[str], auto_class: str) 
         raise setting_error("model", name, rule)
 
 
-def from_configuration(config: Mapping[str, Any], attention: str | None, defaults: Mapping[str, Any]) -> Any:
+def from_configuration(
+    config: Mapping[str, Any],
+    attention: str | None,
+    defaults: Mapping[str, Any],
+    auto_class: str = "AutoModelForCausalLM",
+) -> Any:
     """Build a model without values, on the meta device: its task draws them.
 
     Args:
@@ -117,7 +122,6 @@ def from_configuration(config: Mapping[str, Any], attention: str | None, default
     import torch
     import transformers
 
-    auto_class: Any = transformers.AutoModelForCausalLM
     given, known_types = dict(config), transformers.CONFIG_MAPPING
     kind = given.pop("model_type", None)
     if kind not in known_types:
@@ -132,7 +136,7 @@ def from_configuration(config: Mapping[str, Any], attention: str | None, default
     try:
         built = cls(**{**defaults, **given})
         with torch.device("meta"):
-            return auto_class.from_config(built, attn_implementation=attention)
+            return getattr(transformers, auto_class).from_config(built, attn_implementation=attention)
     except Exception as error:  # a configuration's own checks, sizes that do not divide
         raise setting_error("config", kind, first_line(error)) from None
 
@@ -190,7 +194,7 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
     if (folder / "config.json").is_file():
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "quantization_config" in config:
-            rule = "is quantized: adapters on such a model (QLoRA) need bitsandbytes on a GPU; give one of full weights"
+            rule = "is quantized; give the model of full weights: adapter.quantize holds them in 4 bits"
             raise setting_error("model", name, rule)
     elif ggufs := sorted(folder.glob("*.gguf")):
         import transformers

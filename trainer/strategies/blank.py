@@ -88,7 +88,8 @@ class Blank:
             for key, one, other in zip(blank, *found, strict=True) if blank else ():
                 if not torch.equal(one, other) and not (stored and key not in module._non_persistent_buffers_set):
                     raise _nobody_fills(_join(path, key))
-        self._form = copy.deepcopy(model)
+        # What has values already is not copied.
+        self._form = copy.deepcopy(model, {id(one): one for one in model.parameters() if not one.is_meta})
 
     def first_values(self, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the first values of parameters by name, whole and on the CPU; a layer at a time is in memory.

@@ -15,6 +15,7 @@ from tiny_language import CONFIGS, VOCABULARY, save_model
 from trainer import ConfigError
 from trainer.build import build_whole
 from trainer.language import Adapter, CausalLM
+from trainer.language.blank import converted
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_folders_that_hold_no_model_are_named(task: Callable[..., CausalLM], tmp
     named = {
         "empty": "holds neither config.json nor a GGUF file",
         "adapter": "holds an adapter; give the model that it belongs to, or merge the two",
-        "quantized": r"is quantized: adapters on such a model \(QLoRA\) need bitsandbytes on a GPU",
+        "quantized": "is quantized; give the model of full weights: adapter.quantize holds them in 4 bits",
     }
     for name in named:
         (tmp_path / name).mkdir()
@@ -241,3 +242,20 @@ def test_a_gguf_file_is_read_as_full_weights(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match=r"model: '.*': cannot be loaded: gguf is missing$"):
         load_pretrained(str(tmp_path), "sdpa")
     assert told["gguf_file"] == "m.gguf" and told["quantization_config"].dequantize is True
+
+
+def test_a_gguf_file_is_converted_by_whichever_process_comes_first(llama: Path, tmp_path: Path) -> None:
+    """In a job of several, transformers' own save_pretrained writes nothing but in the first process."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(llama)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        folder = converted(tmp_path / "m.gguf", str(tmp_path / "cache"), lambda: model)
+    finally:
+        dist.destroy_process_group()
+    again: Any = AutoModelForCausalLM.from_pretrained(folder)
+    torch.testing.assert_close(dict(again.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0)

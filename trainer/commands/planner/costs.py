@@ -229,9 +229,9 @@ def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     # Stage 3 cuts each tensor, the others the flattened groups: what the last rank lacks is filled up.
     cut = [dataclasses.replace(part, numel=-(-part.numel // world)) for part in parts]
     mine = elements(cut, trainable=True)
-    model = width * elements(cut if stage == 3 else parts)
+    model = _computed_with(cut if stage == 3 else parts, width)
     if stage == 3:  # small tensors stay whole between steps, beside their slices
-        model += width * elements(part for part in parts if part.numel <= PERSISTENT_ELEMENTS)
+        model += _computed_with((part for part in parts if part.numel <= PERSISTENT_ELEMENTS), width)
     # Micro-batches add up in full precision.
     kept_in = 4 if case.accumulation_steps > 1 else width
     gradients = kept_in * (elements(parts, trainable=True) if stage < 2 else mine)
@@ -245,7 +245,7 @@ def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
         host = optimizer + moved + (gradients if stage == 3 else 0)
         gradients += moved
     if case.offload == "all":
-        host += width * elements(cut)
+        host += _computed_with(cut, width)
     bucket = case.bucket or min(BUCKET_ELEMENTS, elements(parts))
     # What is exchanged at once: a bucket, or a larger gradient alone.
     sent = max(min(bucket, elements(parts, trainable=True)), max((p.numel for p in parts if p.trainable), default=0))
@@ -308,6 +308,11 @@ def _most_touched(parts: Iterable[Part], shares: int) -> int:
 def _kept_whole(parts: Iterable[Part]) -> int:
     """Count the bytes of unsharded parameters: trainable ones in full precision, frozen ones in their own width."""
     return sum(part.numel * part.count * (4 if part.trainable else part.width) for part in parts)
+
+
+def _computed_with(parts: Iterable[Part], width: int) -> int:
+    """Count the bytes of parameters that are kept in the dtype of computing, which quantized ones are not."""
+    return sum(part.numel * part.count * (part.width if part.width == 1 else width) for part in parts)
 
 
 def paper_bytes(stage: int, elements: int, world_size: int, *, k: int = 12) -> float:

@@ -142,6 +142,7 @@ def _measure_model(
     """
     import torch
 
+    from ...build import count_parameters
     from .activations import largest_unit, probe
 
     dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
@@ -156,9 +157,9 @@ def _measure_model(
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         kept[True] = probe(model, forward)
     kept[False] = kept[True] if dtype is None else probe(*build(dtype))
-    trainable = elements(parts, trainable=True)
+    trainable, packed = elements(parts, trainable=True), count_parameters(model) - elements(parts_of(model))
     return Subject(
-        title=f"{title}: {elements(parts):,} parameters, {trainable:,} of them learn",
+        title=f"{title}: {elements(parts) + packed:,} parameters, {trainable:,} of them learn",
         parts=parts,
         unit=unit,
         activations=kept,
