@@ -44,8 +44,10 @@ class Idleness:
         """Return the seconds since it last worked; from half of ``watched`` on, threads and workers count as well."""
         idle = time.monotonic() - self._since
         closely = idle > watched / 2
-        if closely and not self._family:
-            self._family = {one: _cores(one) for one in [self.process, *self.process.children(recursive=True)]}
+        if closely:  # who came since has worked since: compilers come and go
+            before = bool(self._family)
+            for one in [self.process, *self.process.children(recursive=True)]:
+                self._family.setdefault(one, 0.0 if before else _cores(one))
         # Twice in a row, for whatever waits wakes up now and then.
         self._active = self._active + 1 if any(map(_is_active, self._family)) else 0
         used = _cores(self.process) - self._used
@@ -57,10 +59,10 @@ class Idleness:
 
 
 def _cores(process: psutil.Process) -> float:
-    """Return the seconds of cores that a process has used."""
+    """Return the seconds of cores that a process has used, and those of its own that ended."""
     with contextlib.suppress(psutil.Error):
         used = process.cpu_times()
-        return used.user + used.system
+        return used.user + used.system + used.children_user + used.children_system
     return 0.0
 
 

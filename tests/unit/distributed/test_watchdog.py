@@ -144,6 +144,27 @@ def test_what_a_process_started_works_for_it(child: subprocess.Popen[str]) -> No
     assert starter.seconds(watched=10.0) < 1.0
 
 
+def test_what_comes_and_goes_works_for_who_started_it() -> None:
+    """As compilers do, one after the other, of a worker that waits for each of them."""
+    work = "import time\nwhile time.process_time() < 0.1: pass"
+    code = f"import subprocess, sys\ninput()\nwhile True: subprocess.run([sys.executable, '-c', {work!r}])"
+    worker = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    starter = Idleness(psutil.Process(worker.pid))
+    starter._since, starter._used = time.monotonic() - 6.0, 1e9
+    starter._family = {psutil.Process(worker.pid): 1e9}  # it sleeps itself; nobody else was there
+    assert worker.stdin is not None
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+    end = time.monotonic() + 8.0
+    while time.monotonic() < end and starter.seconds(watched=10.0) > 1.0:
+        time.sleep(0.2)
+    for one in [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]:
+        one.kill()
+    worker.communicate()
+    assert time.monotonic() < end, "it was taken for idle"
+
+
 def test_a_process_that_ended_does_not_live(child: subprocess.Popen[str]) -> None:
     assert lives(child.pid)
     child.kill()
