@@ -147,12 +147,15 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, rep
     own = sum(tensor.numel() * tensor.itemsize for tensor in mine)
 
     raw, saved, stalls, copies, rises, reads, checks, loads = [], [], [], [], [], [], [], []
-    for _ in range(repetitions + 1):
+
+    def by_hand(_: Trainer) -> None:
         launched.accelerator.wait_for_everyone()
         raw.append(seconds(lambda: raw_write(root / f"raw-{rank}", mine)))
         reads.append(seconds(lambda: raw_read(root / f"raw-{rank}", mine)))
         os.unlink(root / f"raw-{rank}")
         copies.append(seconds(lambda: [tensor.clone() for tensor in mine]))
+
+    def ours(one: Trainer) -> None:
         begin(one, 1)
         took, rose = rise(one.save)
         saved.append(took)
@@ -165,6 +168,10 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, rep
         stalls.append(seconds(one.save))
         one.saver.finish()
         one.saver.policy = replace(one.saver.policy, in_background=False)
+
+    for number in range(repetitions + 1):
+        for work in (by_hand, ours) if number % 2 else (ours, by_hand):
+            work(one)
     for times in (raw, saved, stalls, copies, rises, reads, checks, loads):
         del times[0]  # memory and files were new
 
