@@ -4,8 +4,10 @@
     torchrun --nproc_per_node 2 benchmarks/checkpoints.py --accel_config accel_configs/fsdp.yaml
 
 Prints, for each rank: the bytes that it wrote; seconds to write and flush the same bytes raw, to save, to resume; the
-stall of a background save beside a plain copy of the same memory; how much the resident memory rose while saving and
-loading, as a multiple of the rank's own bytes; and the time to resume at step 10 and at step 10 million.
+stall of a background save beside a plain copy of the same memory; seconds to read the same bytes raw, to check all
+files and to load, out of the system's cache; the ratios of what was measured in turn, with the quarter below and above;
+how much the resident memory rose while saving and loading, as a multiple of the rank's own bytes; and the time to
+resume at step 10 and at step 10 million.
 
 measured (2026-11-21, two x86 CPU cores, torch 2.13, gloo; the middle of three; other jobs ran beside it, so
 that the times of the disk vary by a factor of two):
@@ -28,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +39,11 @@ from torch import Tensor, nn
 
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
+from trainer.checkpoint import discover, restore, store
 from trainer.launching import Launched, launch
 from trainer.strategies import strategy_class
 
 WIDTH = 1024
-REPETITIONS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +91,32 @@ def raw_write(path: Path, content: list[Tensor]) -> None:
         os.fsync(file.fileno())
 
 
+def raw_read(path: Path, content: list[Tensor]) -> None:
+    """Read into memory that is there, out of the system's cache, as loading does."""
+    with open(path, "rb", buffering=0) as file:
+        for tensor in content:
+            file.readinto(tensor.view(torch.uint8).numpy().data)
+
+
+def ratios(ours: list[float], raw: list[float]) -> str:
+    """Compare measurements that were taken in turn: the middle of the pairs' ratios, the quarter below and above."""
+    low, half, high = statistics.quantiles((a / b for a, b in zip(ours, raw, strict=True)), n=4)
+    return f"{half:.2f} x ({low:.2f} to {high:.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=480, help="of weights and optimizer state, of all ranks")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the system's temporary folder")
     parser.add_argument("--accel_config")
+    parser.add_argument("--repetitions", type=int, default=7)
     args = parser.parse_args()
     task = Wide(layers=max(1, args.megabytes * 1_000_000 // (12 * WIDTH * WIDTH)))
     config = TrainConfig(task="benchmark:Wide", max_steps=1, micro_batch_size=1, save_in_background=False, keep_last=2)
     launched = launch(config, accel_config=args.accel_config)
     [root, *_] = _everyone(launched, tempfile.mkdtemp(dir=args.folder) if launched.accelerator.is_main_process else "")
     try:
-        measure(launched, task, config, Path(root))
+        measure(launched, task, config, Path(root), args.repetitions)
     finally:
         launched.accelerator.wait_for_everyone()
         if launched.accelerator.is_main_process:
@@ -121,7 +138,7 @@ def begin(one: Trainer, step: int) -> None:
     one.samples = one.train_data.restore({"samples": step * one.plan.global_batch_size})
 
 
-def measure(launched: Launched, task: Task, config: TrainConfig, root: Path) -> None:
+def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, repetitions: int) -> None:
     one = build(launched, task, replace(config, output_dir=str(root / "run")))
     rank = launched.accelerator.process_index
     for _ in one.steps():  # so that the optimizer has its state; saves step 1
@@ -129,21 +146,34 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path) -> 
     mine = [tensor.detach().clone() for _, tensor in one._parts().pieces() if tensor.dim()]
     own = sum(tensor.numel() * tensor.itemsize for tensor in mine)
 
-    raw, saved, stalls, copies, rises = [], [], [], [], []
-    for _ in range(REPETITIONS):
+    raw, saved, stalls, copies, rises, reads, checks, loads = [], [], [], [], [], [], [], []
+
+    def by_hand(_: Trainer) -> None:
         launched.accelerator.wait_for_everyone()
         raw.append(seconds(lambda: raw_write(root / f"raw-{rank}", mine)))
+        reads.append(seconds(lambda: raw_read(root / f"raw-{rank}", mine)))
         os.unlink(root / f"raw-{rank}")
         copies.append(seconds(lambda: [tensor.clone() for tensor in mine]))
+
+    def ours(one: Trainer) -> None:
         begin(one, 1)
         took, rose = rise(one.save)
         saved.append(took)
         rises.append(rose)
+        info = discover.inspect(one.saver.folder / store.name_of(1))
+        checks.append(seconds(partial(discover.verify, info, one.agreement)))
+        loads.append(seconds(partial(restore.load, one._parts(), info, allow_change=True)))
         one.saver.policy = replace(one.saver.policy, in_background=True)
         begin(one, 2)
         stalls.append(seconds(one.save))
         one.saver.finish()
         one.saver.policy = replace(one.saver.policy, in_background=False)
+
+    for number in range(repetitions + 1):
+        for work in (by_hand, ours) if number % 2 else (ours, by_hand):
+            work(one)
+    for times in (raw, saved, stalls, copies, rises, reads, checks, loads):
+        del times[0]  # memory and files were new
 
     begin(one, 0)
     places = (10, 10_000_000)
@@ -168,9 +198,11 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path) -> 
     middle = statistics.median
     told = (
         f"rank {rank}: {own / 1e6:.0f} MB of its own\n"
-        f"  write and flush  raw {middle(raw):.2f} s, save {middle(saved):.2f} s: {middle(saved) / middle(raw):.2f} x\n"
+        f"  write and flush  raw {middle(raw):.2f} s, save {middle(saved):.2f} s: {ratios(saved, raw)}\n"
         f"  stall            copy {middle(copies):.3f} s, background save {middle(stalls):.3f} s: "
-        f"{middle(stalls) / middle(copies):.2f} x\n"
+        f"{ratios(stalls, copies)}\n"
+        f"  read             raw {middle(reads):.3f} s, checksums of all files {middle(checks):.3f} s: "
+        f"{ratios(checks, reads)}; loading {middle(loads):.3f} s: {ratios(loads, reads)}\n"
         f"  memory           saving +{middle(rises) / own:.2f} x, building and resuming "
         f"+{resumed[0][1] / own:.2f} x of its own bytes\n"
         f"  resume           at step 10 {resumed[0][0]:.2f} s, at step 10,000,000 {resumed[1][0]:.2f} s"

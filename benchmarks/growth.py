@@ -6,6 +6,11 @@
 - steps: Python objects and blocks of memory that live between two steps, and resident memory;
 - samples: the first window of so many, in milliseconds, and the most memory that it took;
 - files: milliseconds of what a start and a save do with so many checkpoints in the folder, and rows of metrics.jsonl.
+
+measured (2026-11-22, two x86 CPU cores that other jobs shared, torch 2.13; the counts are exact, the times are not):
+    ours / by hand at 10, 100, 1,000 and 10,000 tensors: 1.24, 1.07, 0.93, 0.93
+    objects after 200, 2,000 and 20,000 logged steps: 296,030, 296,031, 296,032; blocks 1,099,730, 1,099,946, 1,099,981
+    peak of the first window: 7.6 MiB for 10**6 samples, 0.9 MiB for 10**7, 10**8 and 10**9
 """
 
 from __future__ import annotations

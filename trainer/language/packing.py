@@ -94,7 +94,8 @@ class Rows(Dataset[dict[str, Tensor]]):
             (folder / "about.json").write_text(json.dumps({"without": without}))
 
         folder = prepare_once(cache, [*content, length, packing, long_documents], make)
-        self.pieces, self.rows = np.load(folder / "pieces.npy"), np.load(folder / "rows.npy")
+        # Mapped: every rank and worker of a machine reads the same pages.
+        self.pieces, self.rows = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("pieces", "rows"))
         if len(self) == 0:
             raise DataError(f"task_settings.{key}: no document has a token to learn in its first {length} positions")
         used = int(self.pieces[:, 1].sum())

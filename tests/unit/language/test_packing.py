@@ -47,6 +47,11 @@ def test_every_prediction_of_every_document_comes_once(tmp_path: Path) -> None:
     assert len(rows) == 1 + 3 + 1 + 1, "none: a row for each piece"
 
 
+def test_the_plan_of_the_rows_is_mapped_and_not_held_by_each_process(tmp_path: Path) -> None:
+    rows = rows_of(corpus(tmp_path / "corpus", [1, 2, 3, 4]), tmp_path, 4)
+    assert all(isinstance(part, np.memmap) for part in (rows.pieces, rows.rows))
+
+
 def test_positions_begin_anew_at_each_document_and_where_a_row_is_filled_up(tmp_path: Path) -> None:
     rows = rows_of(corpus(tmp_path, [1, 2, 3, 4], [5, 6, 7]), tmp_path, 8)
     batch = Collate(length=8, filler=9)([rows[0]])
