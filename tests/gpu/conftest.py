@@ -23,6 +23,8 @@ STARTED = time.time()
 found: dict[str, Any] = {"tests": {}, "figures": {}, "machine": {}, "not_run": []}
 if not importlib.util.find_spec("deepspeed"):
     found["not_run"].append("ZeRO-1, 2 and 3, and the deepspeed launcher: DeepSpeed is not installed")
+if not importlib.util.find_spec("bitsandbytes"):
+    found["not_run"].append("models in 4 bits: bitsandbytes is not installed")
 if REHEARSAL:
     found["not_run"].append("waiting for the device, memory of the GPU, NCCL: this is a rehearsal on the CPU")
 

@@ -16,6 +16,7 @@ from trainer.commands.trials import BOUNDS
 
 ENGINE = ["zero1", "zero2", "zero3"] if importlib.util.find_spec("deepspeed") else []
 STRATEGIES = ["replicas", "fsdp", *ENGINE]
+IN_4_BITS = STRATEGIES if importlib.util.find_spec("bitsandbytes") else []
 COMPILED = ["replicas", "fsdp", *ENGINE[2:]]
 OFFLOADED = ["fsdp_offload", *(["zero3_offload"] if ENGINE else [])]
 # Kernels of other shapes add in another order; with eps 1e-4 Adam does not take the sign of what is left.
@@ -42,6 +43,8 @@ def job(folder: Path, how: str, world: int) -> Results:
         cases.append(["resume", str(folder / before)])
     job(folder, "hand", world)
     cases.append(["pretrained", pretrained])
+    if how in IN_4_BITS:
+        cases.append(["four_bits", pretrained])
     if how in STRATEGIES[:2]:
         cases += [["rows"], ["channels_last"], ["waits"]]
     if how in COMPILED:
@@ -112,6 +115,16 @@ def test_a_pretrained_model_trains(strategy: str, folder: Path, gpus: int) -> No
     losses = list(result(job(folder, strategy, gpus), "pretrained")["losses"].values())
     first = list(result(job(folder, STRATEGIES[0], gpus), "pretrained")["losses"].values())
     assert losses == pytest.approx(first, rel=BOUNDS["bf16"].step)
+
+
+@pytest.mark.parametrize("strategy", IN_4_BITS)
+def test_adapters_learn_on_a_model_in_4_bits(strategy: str, folder: Path, gpus: int, note: Note) -> None:
+    losses = list(result(job(folder, strategy, gpus), "four_bits")["losses"].values())
+    first = list(result(job(folder, STRATEGIES[0], gpus), "four_bits")["losses"].values())
+    whole = list(result(job(folder, strategy, gpus), "pretrained")["losses"].values())
+    note(first_loss=losses[0], of_whole_weights=whole[0])
+    assert losses == pytest.approx(first, rel=BOUNDS["bf16"].step) and losses[-1] < losses[0]
+    assert losses[0] != whole[0] and losses[0] == pytest.approx(whole[0], rel=0.05)
 
 
 @pytest.mark.parametrize("strategy", COMPILED)

@@ -56,6 +56,16 @@ class Words(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
+class InFourBits(Words):
+    """The same with adapters, on weights that are quantized on the device."""
+
+    def build_model(self) -> nn.Module:
+        from trainer.language.adapters import Adapter, add_adapter
+
+        return add_adapter(super().build_model(), Adapter(r=4, quantize="nf4"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pictures(Task):
     """A CNN, with or without what is usual on tensor cores: weights and inputs in channels_last."""
 
@@ -181,6 +191,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "write_pretrained": write_pretrained,
     "plain": lambda: simple("plain", Words(), mixed_precision="bf16"),
     "pretrained": lambda folder: simple("pretrained", Words(folder=folder), mixed_precision="bf16"),
+    "four_bits": lambda folder: simple("four_bits", InFourBits(folder=folder), mixed_precision="bf16"),
     "compiled": lambda: simple("compiled", Words(), mixed_precision="bf16", compile=True),
     "rows": lambda: simple("rows", Pictures()),
     "channels_last": lambda: simple("channels_last", Pictures(channels_last=True)),

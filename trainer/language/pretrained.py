@@ -152,6 +152,9 @@ def check_sizes(model: Any, vocabulary: int, named: str | None, length: int) -> 
         ConfigError: there are tokens or positions that the model has not learnt.
     """
     positions = getattr(model.config, "max_position_embeddings", None)
+    for name, module in model.named_modules():  # RoBERTa counts positions from behind the one of fillers
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            positions = module.num_embeddings - module.padding_idx - 1
     if positions is not None and 0 < positions < length:  # XLNet says -1: no end
         raise setting_error("sequence_length", length, f"the model has {positions:,} positions; lower it")
     rows = model.get_input_embeddings().num_embeddings

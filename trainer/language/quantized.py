@@ -32,7 +32,7 @@ def hold_in_4_bits(model: Any, quantize: str, stored: Stored | None) -> None:
     try:
         from bitsandbytes.nn import Linear4bit, Params4bit
     except ImportError as error:
-        rule = f"needs bitsandbytes ({first_line(error)}): pip install 'samecurve[qlora]'"
+        rule = f"needs bitsandbytes ({first_line(error)}): pip install 'bitsandbytes>=0.50'"
         raise setting_error(KEY, quantize, rule) from None
     if stored is None and any(one.is_meta for one in model.parameters()):
         raise setting_error(KEY, quantize, "there are no files with weights to quantize; leave it out")
