@@ -19,7 +19,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument(
-        "tables", nargs="+", choices=[*TABLES, "all"], metavar="TABLE", help=f"{', '.join(TABLES)}, all"
+        "tables", nargs="+", choices=[*TABLES, "all"], metavar="TABLE", help=", ".join([*TABLES, "all"])
     )
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="these alone, beside the reference")
     parser.add_argument("--rounds", type=int, help="turns of each contender")

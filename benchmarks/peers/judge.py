@@ -9,7 +9,7 @@ from statistics import median
 from torch import Tensor
 
 CONTROL = 0.03  # how far from 1 the reference may be from itself
-IDLE = 0.01  # cores that a contender may use while another one has its turn
+IDLE = 0.02  # cores that a contender may use while others have their turns: a watch that looks twice a second
 RESAMPLES = 2000
 
 

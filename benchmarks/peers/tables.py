@@ -65,29 +65,47 @@ class Table:
 BY_HAND = Contender(name="by hand", place="by_hand:train")
 ACCELERATE = Contender(name="bare Accelerate", place="accelerate:train")
 SAMECURVE = Contender(name="samecurve", place="samecurve:train")
-LOOPS = (BY_HAND, ACCELERATE, SAMECURVE)
+FABRIC = Contender(name="Lightning Fabric", place="lightning:train_with_fabric", environment="lightning")
+LIGHTNING = Contender(name="Lightning Trainer", place="lightning:train_with_trainer", environment="lightning")
+TRANSFORMERS = Contender(name="transformers.Trainer", place="transformers:train")
+DEEPSPEED = Contender(name="DeepSpeed engine", place="deepspeed:train")
+LOOPS = (BY_HAND, FABRIC, SAMECURVE, ACCELERATE, LIGHTNING, TRANSFORMERS)
+
+
+def mlp(title: str, strategy: str, world: int, rounds: int) -> Table:
+    return Table(
+        title=f"Tiny MLP (2,762 parameters), {title}",
+        model="mlp",
+        strategy=strategy,
+        world=world,
+        batch=8,
+        block=50,
+        rounds=rounds,
+        bound=1e-2,
+        contenders=LOOPS,
+    )
+
+
+def gpt(title: str, strategy: str, *contenders: Contender) -> Table:
+    return Table(
+        title=f"GPT (8.2 million parameters), {title}",
+        model="gpt",
+        strategy=strategy,
+        world=2,
+        batch=4,
+        block=3,
+        rounds=24,
+        bound=1e-2,
+        contenders=contenders,
+    )
+
 
 TABLES = {
-    "step": Table(
-        title="Tiny MLP, one process",
-        model="mlp",
-        strategy="single",
-        world=1,
-        batch=8,
-        block=50,
-        rounds=100,
-        bound=1e-2,
-        contenders=LOOPS,
-    ),
-    "step2": Table(
-        title="Tiny MLP, DDP on two processes",
-        model="mlp",
-        strategy="ddp",
-        world=2,
-        batch=8,
-        block=50,
-        rounds=60,
-        bound=1e-2,
-        contenders=LOOPS,
-    ),
+    "step": mlp("one process", "single", 1, rounds=100),
+    "step2": mlp("DDP on two processes", "ddp", 2, rounds=60),
+    "gpt_ddp": gpt("DDP", "ddp", *LOOPS),
+    "gpt_fsdp": gpt("FSDP2", "fsdp", BY_HAND, SAMECURVE),
+    "gpt_zero1": gpt("ZeRO-1", "zero1", DEEPSPEED, SAMECURVE),
+    "gpt_zero2": gpt("ZeRO-2", "zero2", DEEPSPEED, SAMECURVE),
+    "gpt_zero3": gpt("ZeRO-3", "zero3", DEEPSPEED, SAMECURVE),
 }

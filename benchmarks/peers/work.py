@@ -87,11 +87,15 @@ class Work:
     def schedule(self, optimizer: torch.optim.Optimizer) -> LambdaLR:
         return LambdaLR(optimizer, self.factor)
 
-    def loader(self, *, whole: bool = False) -> DataLoader[Any]:
-        """Make torch's loader of this rank's samples, or of all ranks' for those who divide them on their own."""
+    def samples(self, *, whole: bool = False) -> list[int]:
+        """Return this rank's samples in order, or those of all ranks, for who divides them on its own."""
         order = self.start["order"].view(self.steps, self.world, self.batch)
-        mine = order if whole else order[:, self.rank]
-        return DataLoader(build_data(self.model), batch_size=self.batch, sampler=mine.flatten().tolist())  # type: ignore[arg-type]
+        return list((order if whole else order[:, self.rank]).flatten().tolist())
+
+    def loader(self, *, whole: bool = False) -> DataLoader[Any]:
+        """Make torch's loader of ``samples``."""
+        # A list is a sampler that yields it.
+        return DataLoader(build_data(self.model), batch_size=self.batch, sampler=self.samples(whole=whole))
 
 
 def groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

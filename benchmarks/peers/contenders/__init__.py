@@ -1,4 +1,4 @@
-"""The contenders, one file for each kind. Each function trains with ``work`` and returns the weights of rank 0 at the end.
+"""The contenders, one file for each kind, which is imported in their own processes alone.
 
-The module of a contender is imported in its own process alone.
+Each function trains as ``work`` says, tells ``turns`` of each step, and returns the weights at the end, on rank 0.
 """
