@@ -161,7 +161,13 @@ def prepare(table: Table, folder: str, block: int, rounds: int) -> Work:
         folder=folder,
     )
     torch.manual_seed(0)
-    weights = {name: tensor.detach() for name, tensor in build_model(table.model).named_parameters()}
+    if table.model == "llama":
+        from . import llama
+
+        model = llama.write(Path(folder))
+    else:
+        model = build_model(table.model)
+    weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
     count = work.steps * table.world * table.batch
     epochs = [torch.from_numpy(epoch_order(SAMPLES, 0, epoch)) for epoch in range(-(-count // SAMPLES))]
     work.write(weights, torch.cat(epochs)[:count])
@@ -194,7 +200,7 @@ def run(name: str, table: Table, *, block: int, rounds: int, command: str) -> di
                 "apart": float(f"{max(distances.values()):.1e}"),
             }
         )
-        problems += [weight_problem(one.name, distances, table.bound), idle_problem(one.name, rows[-1]["idle_cores"])]
+        problems += [weight_problem(one.name, distances), idle_problem(one.name, rows[-1]["idle_cores"])]
     problems.append(control_problem(reference, rows[-1]["ratio"]))
     return {
         "table": name,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 CONTROL = 0.03  # how far from 1 the reference may be from itself
 IDLE = 0.02  # cores that a contender may use while others have their turns: a watch that looks twice a second
+SAME = 1e-3  # see ``apart``
 RESAMPLES = 2000
 
 
@@ -39,12 +40,12 @@ def apart(
     }
 
 
-def weight_problem(name: str, distances: Mapping[str, float], bound: float) -> str:
+def weight_problem(name: str, distances: Mapping[str, float]) -> str:
     """Say which tensor shows that a contender did other work; "" where none does."""
     tensor, most = max(distances.items(), key=lambda one: one[1])
-    if most <= bound:
+    if most <= SAME:
         return ""
-    return f"{name} did other work: {tensor} is {most:.1e} of its way from the reference's, {bound:.0e} is allowed"
+    return f"{name} did other work: {tensor} is {most:.1e} of its way from the reference's, {SAME:.0e} is allowed"
 
 
 def idle_problem(name: str, cores: float) -> str:

@@ -45,11 +45,7 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table: the work of ``Work``, and who does it.
-
-    Args:
-        bound: how far weights may be from the reference's at the end, in parts of their way since the start.
-    """
+    """A table: the work, in the words of ``Work``, and who does it; the first is the reference."""
 
     title: str
     model: str
@@ -58,7 +54,6 @@ class Table:
     batch: int
     block: int
     rounds: int
-    bound: float
     contenders: tuple[Contender, ...]
 
 
@@ -69,6 +64,8 @@ FABRIC = Contender(name="Lightning Fabric", place="lightning:train_with_fabric",
 LIGHTNING = Contender(name="Lightning Trainer", place="lightning:train_with_trainer", environment="lightning")
 TRANSFORMERS = Contender(name="transformers.Trainer", place="transformers:train")
 DEEPSPEED = Contender(name="DeepSpeed engine", place="deepspeed:train")
+TRANSFORMERS_LLAMA = Contender(name="transformers.Trainer", place="transformers:train_llama")
+SAMECURVE_LLAMA = Contender(name="samecurve", place="samecurve:train_llama")
 LOOPS = (BY_HAND, FABRIC, SAMECURVE, ACCELERATE, LIGHTNING, TRANSFORMERS)
 
 
@@ -81,31 +78,38 @@ def mlp(title: str, strategy: str, world: int, rounds: int) -> Table:
         batch=8,
         block=50,
         rounds=rounds,
-        bound=1e-2,
         contenders=LOOPS,
     )
 
 
-def gpt(title: str, strategy: str, *contenders: Contender) -> Table:
+def two(model: str, strategy: str, *contenders: Contender, block: int, rounds: int) -> Table:
+    names = {"ddp": "DDP", "fsdp": "FSDP2", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
+    titles = {"gpt": "GPT (8.2 million parameters)", "llama": "Llama (8.4 million parameters)"}
     return Table(
-        title=f"GPT (8.2 million parameters), {title}",
-        model="gpt",
+        title=f"{titles[model]}, {names[strategy]} on two processes",
+        model=model,
         strategy=strategy,
         world=2,
         batch=4,
-        block=3,
-        rounds=24,
-        bound=1e-2,
+        block=block,
+        rounds=rounds,
         contenders=contenders,
     )
+
+
+def gpt(strategy: str, *contenders: Contender) -> Table:
+    return two("gpt", strategy, *contenders, block=3, rounds=24)
+
+
+def llama(strategy: str) -> Table:
+    return two("llama", strategy, TRANSFORMERS_LLAMA, SAMECURVE_LLAMA, block=2, rounds=20)
 
 
 TABLES = {
     "step": mlp("one process", "single", 1, rounds=100),
     "step2": mlp("DDP on two processes", "ddp", 2, rounds=60),
-    "gpt_ddp": gpt("DDP", "ddp", *LOOPS),
-    "gpt_fsdp": gpt("FSDP2", "fsdp", BY_HAND, SAMECURVE),
-    "gpt_zero1": gpt("ZeRO-1", "zero1", DEEPSPEED, SAMECURVE),
-    "gpt_zero2": gpt("ZeRO-2", "zero2", DEEPSPEED, SAMECURVE),
-    "gpt_zero3": gpt("ZeRO-3", "zero3", DEEPSPEED, SAMECURVE),
+    "gpt_ddp": gpt("ddp", *LOOPS),
+    "gpt_fsdp": gpt("fsdp", BY_HAND, SAMECURVE),
+    **{f"gpt_{stage}": gpt(stage, DEEPSPEED, SAMECURVE) for stage in ("zero1", "zero2", "zero3")},
+    **{f"llama_{strategy}": llama(strategy) for strategy in ("ddp", "fsdp", "zero2", "zero3")},
 }

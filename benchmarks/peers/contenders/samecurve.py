@@ -54,6 +54,16 @@ def stop_the_clock(turns: Turns) -> None:
 
 
 def train(work: Work, turns: Turns) -> dict[str, Tensor]:
+    return run(work, turns, Same(folder=work.folder))
+
+
+def train_llama(work: Work, turns: Turns) -> dict[str, Tensor]:
+    from ..llama import fine_tuned
+
+    return run(work, turns, fine_tuned(Path(work.folder)))
+
+
+def run(work: Work, turns: Turns, task: trainer.Task) -> dict[str, Tensor]:
     stop_the_clock(turns)
     output_dir = Path(work.folder) / f"run of {turns.name}"
     config = trainer.TrainConfig(
@@ -73,5 +83,5 @@ def train(work: Work, turns: Turns) -> dict[str, Tensor]:
     )
     file = None if work.strategy == "single" else f"accel_configs/{work.strategy}.yaml"
     launched = trainer.launch(config, accel_config=file)
-    trainer.Trainer(Same(folder=work.folder), config, launched, callbacks=[Tick(turns)]).fit()
+    trainer.Trainer(task, config, launched, callbacks=[Tick(turns)]).fit()
     return load_file(output_dir / "model" / "model.safetensors")
