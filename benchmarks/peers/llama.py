@@ -39,13 +39,14 @@ def write(folder: Path) -> nn.Module:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordLevel({str(word): word for word in range(WORDS)}, unk_token="0"))
+    names = ["<unknown>", "<end>", *(f"w{number}" for number in range(2, WORDS))]
+    tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token=names[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="1").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=names[1]).save_pretrained(folder)
     draw = random.Random(0)
     with open(folder / "rows.jsonl", "w") as file:
         for _ in range(SAMPLES):
-            text = " ".join(str(int(2 + (WORDS - 3) * draw.random() ** 3)) for _ in range(LENGTH))
+            text = " ".join(names[int(2 + (WORDS - 2) * draw.random() ** 3)] for _ in range(LENGTH))
             file.write(json.dumps({"text": text}) + "\n")
     config = {"model_type": "llama", "tie_word_embeddings": True, "max_position_embeddings": LENGTH, **SIZES}
     model = build_whole(task(folder, config=config))
