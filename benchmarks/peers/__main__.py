@@ -9,11 +9,9 @@ import shlex
 import sys
 from pathlib import Path
 
+from . import page
 from .coordinator import Failed, run
-from .page import shown
-from .tables import ROOT, TABLES
-
-RESULTS = ROOT / "benchmarks" / "results"
+from .tables import TABLES
 
 
 def main() -> int:
@@ -24,7 +22,7 @@ def main() -> int:
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="these alone, beside the reference")
     parser.add_argument("--rounds", type=int, help="turns of each contender")
     parser.add_argument("--block", type=int, help="steps of a turn")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    parser.add_argument("--results", type=Path, default=page.RESULTS, help="folder of the JSON files")
     args = parser.parse_args()
     command = shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]])
     args.results.mkdir(parents=True, exist_ok=True)
@@ -43,7 +41,9 @@ def main() -> int:
             invalid = 1
             continue
         (args.results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-        print(shown(found), flush=True)
+        print(page.shown(found), flush=True)
+        if args.results == page.RESULTS:
+            page.write()
         invalid |= bool(found["problems"])
     return invalid
 

@@ -185,6 +185,7 @@ def run(name: str, table: Table, *, block: int, rounds: int, command: str) -> di
         first = work.start["weights"]
     reference = table.contenders[0].name
     base = running[reference]
+    tokens = table.tokens * table.world * table.batch * block
     rows, problems = [], []
     for one in running.values():
         middle, low, high = ratio(one.seconds, base.seconds)
@@ -197,6 +198,7 @@ def run(name: str, table: Table, *, block: int, rounds: int, command: str) -> di
                 "ms": round(1e3 * median(one.seconds) / block, 4),
                 "cpu_ratio": round(ratio(one.cpu, base.cpu)[0], 4),
                 "idle_cores": round(one.idle / sum(sum(other.seconds) for other in running.values()), 5),
+                **({"tokens_per_second": round(tokens / median(one.seconds))} if tokens else {}),
                 "apart": float(f"{max(distances.values()):.1e}"),
             }
         )

@@ -10,7 +10,8 @@ from torch import Tensor
 
 CONTROL = 0.03  # how far from 1 the reference may be from itself
 IDLE = 0.02  # cores that a contender may use while others have their turns: a watch that looks twice a second
-SAME = 1e-3  # see ``apart``
+# How far a tensor may end from the reference's, in parts of its way.
+SAME = 1e-4
 RESAMPLES = 2000
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import trainer
 
 from ..turns import Turns
-from ..work import CLIP, DECAY, LR, READ_EVERY, Work, build_data, loss_of
+from ..work import CLIP, DECAY, FINAL, LR, READ_EVERY, Work, build_data, loss_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,7 @@ def run(work: Work, turns: Turns, task: trainer.Task) -> dict[str, Tensor]:
         weight_decay=DECAY,
         schedule="cosine",
         warmup_steps=work.warm_up,
+        final_lr_ratio=FINAL,
         max_grad_norm=CLIP,
         log_every=READ_EVERY,
         keep_last=0,
