@@ -7,18 +7,25 @@ import dataclasses
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from . import page
+from . import page, start
 from .coordinator import Failed, run
-from .tables import TABLES
+from .tables import TABLES, Table
+
+
+def chosen(table: Table, names: Sequence[str] | None) -> Table:
+    """Return the table with its reference and those that are named."""
+    rest = [one for one in table.contenders[1:] if names is None or one.name in names]
+    return dataclasses.replace(table, contenders=(table.contenders[0], *rest))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument(
-        "tables", nargs="+", choices=[*TABLES, "all"], metavar="TABLE", help=", ".join([*TABLES, "all"])
-    )
+    names = [*TABLES, "start"]
+    every = [*names, "all"]
+    parser.add_argument("tables", nargs="+", choices=every, metavar="TABLE", help=", ".join(every))
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="these alone, beside the reference")
     parser.add_argument("--rounds", type=int, help="turns of each contender")
     parser.add_argument("--block", type=int, help="steps of a turn")
@@ -27,15 +34,13 @@ def main() -> int:
     command = shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]])
     args.results.mkdir(parents=True, exist_ok=True)
     invalid = 0
-    for name in TABLES if "all" in args.tables else args.tables:
-        table = TABLES[name]
-        if args.contenders:
-            rest = [one for one in table.contenders[1:] if one.name in args.contenders]
-            table = dataclasses.replace(table, contenders=(table.contenders[0], *rest))
+    for name in names if "all" in args.tables else args.tables:
         try:
-            found = run(
-                name, table, block=args.block or table.block, rounds=args.rounds or table.rounds, command=command
-            )
+            if name == "start":
+                found = start.measure(command, args.rounds or start.ROUNDS)
+            else:
+                table = chosen(TABLES[name], args.contenders)
+                found = run(name, table, args.block or table.block, args.rounds or table.rounds, command)
         except Failed as error:
             print(f"{name}: {error}", file=sys.stderr)
             invalid = 1

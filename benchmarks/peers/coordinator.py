@@ -174,9 +174,20 @@ def prepare(table: Table, folder: str, block: int, rounds: int) -> Work:
     return work
 
 
-def run(name: str, table: Table, *, block: int, rounds: int, command: str) -> dict[str, Any]:
+def origin(command: str) -> dict[str, Any]:
+    """Return what was run, when and where, and the load before it."""
+    return {
+        "command": command,
+        "date": str(date.today()),
+        "load_before": round(os.getloadavg()[0], 2),
+        "machine": machine(torch.device("cpu"), lambda one: [one]),
+        "versions": versions(installed=True),
+    }
+
+
+def run(name: str, table: Table, block: int, rounds: int, command: str) -> dict[str, Any]:
     """Measure a table and judge it; ``problems`` says why nothing in it is to be believed, where that is so."""
-    load = os.getloadavg()[0]
+    about = origin(command)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         work = prepare(table, folder, block, rounds)
         begin = time.monotonic()
@@ -210,10 +221,7 @@ def run(name: str, table: Table, *, block: int, rounds: int, command: str) -> di
         "problems": [problem for problem in problems if problem],
         "contenders": rows,
         "steps": {"warm_up": WARM_UP, "block": block, "rounds": rounds},
-        "command": command,
-        "date": str(date.today()),
         "seconds": round(time.monotonic() - begin),
-        "load_before": round(load, 2),
-        "machine": machine(torch.device("cpu"), lambda one: [one]),
-        "versions": versions(installed=True) | {key: value for one in table.contenders for key, value in one.pins()},
+        **about,
+        "versions": about["versions"] | {key: value for one in table.contenders for key, value in one.pins()},
     }

@@ -20,11 +20,16 @@ RESAMPLES = 2000
 
 
 def ratio(seconds: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median of the ratios in the same rounds, and the ends of its 95 % interval (bootstrap)."""
+    """Return the median of the ratios in the same rounds, and the ends of its 95 % interval."""
     ratios = [one / other for one, other in zip(seconds, reference, strict=True)]
+    return median(ratios), *interval(ratios)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of the median, by bootstrap."""
     draw = random.Random(0)
-    medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    return median(ratios), medians[RESAMPLES * 25 // 1000], medians[RESAMPLES * 975 // 1000 - 1]
+    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return medians[RESAMPLES * 25 // 1000], medians[RESAMPLES * 975 // 1000 - 1]
 
 
 def control_problem(name: str, middle: float) -> str:

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from .work import Work
+
 
 class Turns:
     """Counts this process's steps, and stands in a read of the coordinator's socket where a turn ends.
@@ -16,12 +18,11 @@ class Turns:
         waited: seconds spent waiting so far; the present wait, which began at ``waits_since``, comes on top.
     """
 
-    def __init__(self, name: str, rank: int, warm_up: int, folder: str) -> None:
-        self.name = name
-        self._socket = Path(folder) / "socket"
+    def __init__(self, name: str, work: Work) -> None:
+        self.name, self.rank, self.folder = name, work.rank, Path(work.folder)
         self._stream: TextIO | None = None
-        self._answer: dict[str, object] = {"name": name, "rank": rank}
-        self._left, self._begin, self._cpu = warm_up, time.perf_counter(), time.process_time()
+        self._answer: dict[str, object] = {"name": name, "rank": self.rank}
+        self._left, self._begin, self._cpu = work.warm_up, time.perf_counter(), time.process_time()
         self.waited = 0.0
         self.waits_since: float | None = None
 
@@ -35,7 +36,7 @@ class Turns:
         end, cpu = time.perf_counter(), time.process_time()
         if self._stream is None:
             connection = socket.socket(socket.AF_UNIX)
-            connection.connect(str(self._socket))
+            connection.connect(str(self.folder / "socket"))
             self._stream = connection.makefile("rw")
         print(json.dumps({**self._answer, "seconds": end - self._begin, "cpu": cpu - self._cpu}), file=self._stream)
         self.waits_since = time.perf_counter()

@@ -18,7 +18,7 @@ def main() -> None:
     folder, name, place = sys.argv[1:]
     work = Work.read(folder)
     module, _, function = place.partition(":")
-    turns = Turns(name, work.rank, work.warm_up, folder)
+    turns = Turns(name, work)
     weights = getattr(importlib.import_module(f".{module}", __package__), function)(work, turns)
     if work.rank == 0:
         kept = {key: tensor.detach().float().clone() for key, tensor in weights.items()}
