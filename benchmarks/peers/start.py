@@ -22,7 +22,7 @@ from .coordinator import origin, prepare
 from .judge import interval
 from .tables import ROOT, TABLES
 
-ROUNDS = 7
+ROUNDS = 5
 BIN = Path(sys.executable).parent
 PYTHON = str(BIN / "python")
 LAUNCHERS = {
