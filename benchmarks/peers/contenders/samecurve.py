@@ -43,7 +43,10 @@ class Tick(trainer.Callback):
 
 
 def stop_the_clock(turns: Turns) -> None:
-    """Have waiting for a turn take no time: votes and watch follow the time of a step, which the wait is no part of."""
+    """Have waiting for a turn take no time: votes and watch follow the time of a step, which the wait is no part of.
+
+    It makes a call of ``time.monotonic`` 0.6 us longer. ``perf_counter``, which only measures, stays as it is.
+    """
     running = time.monotonic
 
     def monotonic() -> float:
