@@ -1,0 +1,126 @@
+"""Benchmarks beside the peers: what makes a run valid, and the page of the results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launchers import ROOT, clean_environment
+
+from benchmarks.peers import coordinator, page
+from benchmarks.peers.judge import apart, control_problem, idle_problem, ratio, weight_problem
+from benchmarks.peers.tables import BY_HAND, SAMECURVE, TABLES
+from benchmarks.peers.work import Work
+from trainer.optim.schedule import lr_factor
+
+START = {"weight": torch.zeros(2), "bias": torch.zeros(1)}
+END = {"weight": torch.tensor([3.0, 4.0]), "bias": torch.ones(1)}
+
+
+def work(**settings: Any) -> Work:
+    defaults = {"model": "mlp", "strategy": "single", "world": 1, "batch": 8, "warm_up": 10, "block": 5, "rounds": 8}
+    return Work(**{**defaults, "folder": "none", **settings})
+
+
+def test_ratio_is_the_median_of_the_rounds_with_its_interval() -> None:
+    reference = [1.0, 2.0, 4.0, 8.0, 1.0]  # what else the machine does meets both
+    seconds = [1.1, 2.2, 4.8, 8.8, 1.3]  # 1.1, 1.1, 1.2, 1.1, 1.3 times
+    middle, low, high = ratio(seconds, reference)
+    assert middle == pytest.approx(1.1) and low == pytest.approx(1.1) and high == pytest.approx(1.3)
+    assert ratio(seconds, reference) == (middle, low, high)
+    assert ratio(reference, reference) == (1.0, 1.0, 1.0)
+
+
+def test_reference_far_from_itself_makes_the_run_invalid() -> None:
+    assert control_problem("by hand", 1.029) == control_problem("by hand", 0.971) == ""
+    assert "by hand is at 0.960 of itself" in control_problem("by hand", 0.96)
+    assert control_problem("by hand", 1.04)
+
+
+def test_contender_that_works_while_it_waits_is_named() -> None:
+    assert idle_problem("samecurve", 0.01) == ""
+    assert "samecurve used 100.0% of a core" in idle_problem("samecurve", 1.0)
+
+
+def test_contender_with_other_weights_is_named_with_the_tensor() -> None:
+    near = {"weight": END["weight"] + 1e-5, "bias": END["bias"]}
+    assert apart(END, END, START) == {"weight": 0.0, "bias": 0.0}
+    assert weight_problem("Fabric", apart(near, END, START)) == ""
+    far = {"weight": END["weight"], "bias": END["bias"] + 0.01}
+    assert "Fabric did other work: bias is 1.0e-02 of its way" in weight_problem("Fabric", apart(far, END, START))
+    assert "bias" in weight_problem("Fabric", apart({"weight": END["weight"]}, END, START))
+    lost = {"weight": END["weight"], "bias": torch.tensor([float("nan")])}
+    assert "bias" in weight_problem("Fabric", apart(lost, END, START))
+
+
+def test_schedule_of_the_work_is_the_one_of_the_config() -> None:
+    own = work()
+    same = lr_factor("cosine", warmup_steps=10, total_steps=own.steps, final_ratio=0.1)
+    assert [own.factor(step) for step in range(own.steps)] == pytest.approx([same(step) for step in range(own.steps)])
+
+
+def test_page_is_what_the_results_make_of_it() -> None:
+    text = page.PAGE.read_text()
+    assert page.page(text, page.RESULTS) == text, "run: python -m benchmarks.peers.page"
+
+
+def test_invalid_run_says_so_in_its_json_on_the_page_and_by_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.peers import __main__ as command
+
+    names = ("by hand", "samecurve", "by hand again")
+    folder = tmp_path / "results"
+
+    def measured(table: Any, work: Work) -> dict[str, coordinator.Running]:
+        for name in names:
+            torch.save(work.start["weights"] if "samecurve" in name else other(work), Path(work.folder) / f"{name}.pt")
+        times = dict(zip(names, (1.0, 1.0, 1.1), strict=True))
+        return {
+            name: coordinator.Running(name, tmp_path, [], seconds=[each] * 3, cpu=[each] * 3)
+            for name, each in times.items()
+        }
+
+    def other(work: Work) -> dict[str, torch.Tensor]:
+        return {name: value + 1 for name, value in work.start["weights"].items()}
+
+    monkeypatch.setattr(coordinator, "measure", measured)
+    monkeypatch.setattr(sys, "argv", ["peers", "step", "--rounds", "3", "--results", str(folder)])
+    assert command.main() == 1
+    found = json.loads((folder / "step.json").read_text())
+    assert len(found["problems"]) == 2
+    assert (
+        "samecurve did other work" in found["problems"][0] and "by hand is at 1.100 of itself" in found["problems"][1]
+    )
+    assert "**Invalid: samecurve did other work" in capsys.readouterr().out
+    whole = page.page(f"# Page\n{page.BEGIN}old\n{page.END}more\n", folder)
+    assert "**Invalid: by hand is at 1.100" in whole and "old" not in whole and whole.endswith("more\n")
+    assert "| 1.08 |" not in whole, "what is invalid is in no summary"
+
+
+def test_every_table_begins_with_its_reference_and_holds_samecurve() -> None:
+    for name, table in TABLES.items():
+        assert "samecurve" in [one.name for one in table.contenders[1:]], name
+    assert TABLES["step"].contenders[0] == BY_HAND and SAMECURVE in TABLES["step"].contenders
+
+
+@pytest.mark.slow
+def test_command_measures_a_table(tmp_path: Path) -> None:
+    chosen = ["--contenders", "samecurve", "bare Accelerate", "--rounds", "2", "--block", "3"]
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.peers", "step", *chosen, "--results", str(tmp_path)],
+        cwd=ROOT,
+        env=clean_environment(),
+        timeout=300,
+        check=False,  # on a busy machine the reference is far from itself
+    )
+    found = json.loads((tmp_path / "step.json").read_text())
+    names = ["by hand", "samecurve", "bare Accelerate", "by hand again"]
+    assert [one["name"] for one in found["contenders"]] == names
+    assert all(one["apart"] == 0 and one["ms"] > 0 for one in found["contenders"])
+    assert not [problem for problem in found["problems"] if "other work" in problem]
