@@ -20,7 +20,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from trainer.data.indexed import epoch_order
+from trainer.data.order import epoch_order
 from trainer.reporting.machine import machine
 from trainer.text import versions
 

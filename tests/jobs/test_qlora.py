@@ -18,7 +18,7 @@ from tiny_language import save_model, save_texts
 
 from trainer.build import build_whole
 from trainer.commands.cli import main
-from trainer.data.indexed import epoch_order
+from trainer.data.order import epoch_order
 from trainer.language import Adapter, CausalLM
 from trainer.language.packing import IGNORED
 
