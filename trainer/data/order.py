@@ -11,7 +11,7 @@ import numpy as np
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 _Words = np.ndarray[Any, np.dtype[np.uint64]]
 
-# Above it numpy's permutation costs each rank more than 8 MiB and 50 ms an epoch: 8 GB and minutes for 10**9 samples.
+# Above it numpy's permutation costs each rank more than 8 MiB and 40 ms an epoch: 8 GB and minutes for 10**9 samples.
 PERMUTED_UP_TO = 2**20
 
 
@@ -27,7 +27,7 @@ def epoch_order(size: int, seed: int, epoch: int) -> Indices:
 
 
 class FeistelOrder:
-    """A permutation that is computed where it is read, at some 60 ns a sample; nothing of its size is kept.
+    """A permutation that is computed where it is read, at some 110 ns a sample; nothing of its size is kept.
 
     The number of a sample is written with two digits to a base whose square is just above the size. Six rounds add a
     hash of one digit and of the round's key to the other, modulo the base, which can be undone, so no two numbers meet.
