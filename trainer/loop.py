@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cache, cached_property, reduce
 from signal import Signals
 from typing import Any
@@ -113,7 +114,7 @@ class Trainer(TrainState):
                     mean, values = split_loss(task.training_step(self.model, batch))
                     part = micro.weight / total()  # known by now: asked before the first forward pass
                     strategy.backward(_times(mean, part * world))
-                shares.append(_times(mean.detach(), part))
+                shares.append(mean.detach() * part)  # a tensor of its own: a compiled step may write over its loss
                 if micro.counts:
                     counted.append(shares[-1])
                 if values:
@@ -158,9 +159,14 @@ class Trainer(TrainState):
                 return
 
     def _on_device(self, batch: Any) -> Any:
-        """Send a batch to where the model is; on a CPU it is there, and looking through it costs as much as a layer."""
+        """Send a batch to where the model is, in containers of its own: a task may take labels out of them.
+
+        On a CPU its tensors are there, and looking for them costs as much as a layer.
+        """
         device = self.accelerator.device
-        return batch if device.type == "cpu" else send_to_device(batch, device, non_blocking=True)
+        if device.type == "cpu":
+            return copy(batch) if isinstance(batch, dict | list) else batch
+        return send_to_device(batch, device, non_blocking=True)
 
     def _total_weight(self, window: Window) -> Callable[[], float]:
         """Ask for the total weight; the result waits for it. Collective: call on every rank."""

@@ -14,9 +14,9 @@ from brought_tasks import Plain
 from from_launcher import configured
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
-from trainer import Trainer
+from trainer import Data, Trainer
 from trainer.strategies.tensors import clip, total_norm
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -97,3 +97,20 @@ def test_a_whole_step_of_one_batch_goes_back_from_the_loss_of_the_task(
     monkeypatch.setattr(trainer.strategy, "backward", lambda loss: went.append(loss) or real(loss))  # type: ignore[func-returns-value]
     next(trainer.steps())
     assert went[0] is made[0]
+
+
+def test_a_task_may_take_labels_out_of_a_batch_that_the_data_keep(tmp_path: Path) -> None:
+    """As tasks of transformers do; on a GPU the batch is another one anyway."""
+
+    class Popped(Plain):
+        def build_data(self) -> Data:
+            data = super().build_data()
+            batches = [default_collate([data.train[at], data.train[at + 1]]) for at in range(2)]
+            return Data(train=batches, evaluation=batches, collate=lambda items: items[0])
+
+        def training_step(self, model: Any, batch: Any) -> Any:
+            labels = batch.pop("y")
+            return (model(batch["x"]) - labels).square().mean()
+
+    config = replace(configured(tmp_path), max_steps=6, keep_last=0, micro_batch_size=1, evaluation_batch_size=1)
+    assert Trainer(Popped(), config).fit()["eval/loss"] > 0
