@@ -16,18 +16,8 @@ from typing import Any
 from accelerate.utils import set_seed
 from torch import nn
 
-from .build import (
-    Unfilled,
-    build_data,
-    build_model,
-    check_divisible,
-    count_parameters,
-    evaluation_size,
-    held_in_evaluation,
-    optimizer_of,
-    schedule_of,
-    share_cores,
-)
+from .build import parts as build
+from .build.unfilled import Unfilled
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
 from .checkpoint.proof import base_weights
@@ -148,7 +138,7 @@ class TrainState:
             counts=place == 0,
         )
         pin_memory = plan.device == "cuda"
-        self.data, self.train_data = build_data(task, config, self.layout, origins, pin_memory=pin_memory)
+        self.data, self.train_data = build.build_data(task, config, self.layout, origins, pin_memory=pin_memory)
         self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
         self._check_same_data()
         self.total_steps = self._last_step(start)
@@ -156,25 +146,25 @@ class TrainState:
         [self.finished, *_] = self.agreement.gather(ended)
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
         self.plan = plan = plan.with_length(self.total_steps)
-        model, of_model = build_model(task, config, plan)
+        model, of_model = build.build_model(task, config, plan)
         self.model_file = ModelFile.of(model)
         whole = start.found is not None and self.model_file.names is None  # is in the checkpoint
         unfilled = Unfilled.of(model, task, config.seed, resumes=whole)
         check_storable(model)
-        self._held = held_in_evaluation(model)
-        optimizer, of_optimizer = optimizer_of(task, model, plan)
-        self.parameters = count_parameters(model)
+        self._held = build.held_in_evaluation(model)
+        optimizer, of_optimizer = build.optimizer_of(task, model, plan)
+        self.parameters = build.count_parameters(model)
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         kept = config.keep_last > 0 or start.found is not None  # its state is written, or read
         self.optimizer_form = OptimizerForm.of(model, optimizer, saved=kept, device=strategy.step_device)
-        check_divisible(task, optimizer, strategy)
+        build.check_divisible(task, optimizer, strategy)
         strategy.prepare(model, optimizer)
         strategy.verify()
         self.agreement.limit_waits()
         offloaded = plan.device == "cuda" and strategy.steps_on_cpu(plan)
-        of_device = [share_cores(self.agreement)] if offloaded else []
+        of_device = [build.share_cores(self.agreement)] if offloaded else []
         set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between batches
-        self.schedule = schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
+        self.schedule = build.schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
         # Live views: taken once, they follow the weights.
         self._shards = [shard for shard in strategy.shards() if shard.tensor.numel()] if config.ema_decay else []
         self.average = Average([shard.tensor for shard in self._shards], strategy.write_back, config.ema_decay)
@@ -200,7 +190,7 @@ class TrainState:
 
     def _check_same_data(self) -> None:
         """Raise ``DataError`` where ranks have data sets of different sizes: some samples would come twice."""
-        sizes = self.agreement.gather((self.train_data.size, evaluation_size(self.data.evaluation)))
+        sizes = self.agreement.gather((self.train_data.size, build.evaluation_size(self.data.evaluation)))
         for rank, size in enumerate(sizes):
             if size != sizes[0]:
                 raise DataError(
@@ -228,7 +218,7 @@ class TrainState:
             seed=self.config.seed,
             **self.task_facts,
             train_samples=self.train_data.size,
-            evaluation_samples=evaluation_size(self.data.evaluation),
+            evaluation_samples=build.evaluation_size(self.data.evaluation),
             steps_per_epoch=self.steps_per_epoch,
             total_steps=self.total_steps,
             parameters=self.parameters,

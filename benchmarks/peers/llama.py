@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from trainer.build import build_whole
+from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
 
 from .work import SAMPLES

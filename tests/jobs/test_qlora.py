@@ -16,8 +16,8 @@ from launchers import STRATEGIES, Job, run
 from small_examples import words
 from tiny_language import save_model, save_texts
 
-from trainer.build import build_whole
 from trainer.commands.cli import main
+from trainer.commands.whole_model import build_whole
 from trainer.data.order import epoch_order
 from trainer.language import Adapter, CausalLM
 from trainer.language.packing import IGNORED

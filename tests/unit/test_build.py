@@ -14,7 +14,7 @@ from layouts import Numbers, layout
 from plans import FOUR_GPUS, launched, plan, request
 
 from trainer import Data, Task, TrainConfig
-from trainer.build import build_data, share_cores
+from trainer.build.parts import build_data, share_cores
 from trainer.distributed.agreement import Agreement
 from trainer.strategies import strategy_class
 from trainer.strategies.ddp import DDP

@@ -97,7 +97,7 @@ def differences(run: Trainer, path: Path) -> list[str]:
     """The parameters that are not those of a checkpoint, and those whose optimizer state is another one."""
     kept, strategy = discover.inspect(path).open(), run.strategy
     wrong = []
-    for shard in (*strategy.shards(), *strategy.frozen_shards()):
+    for shard in strategy.shards(learn=None):
         out = torch.empty_like(shard.tensor)
         kept.ranges.read(str(kept.kind(shard.name)), shard.name, shard.start, out)
         wrong += [] if torch.equal(out, shard.tensor) else [shard.name]

@@ -280,7 +280,7 @@ class Flips(Callback):
 
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
         if info.step == 3 and dist.get_rank() == 1:
-            _, parameter = next(trainer.strategy.trainable_parameters())
+            _, parameter = next(trainer.strategy.parameters())
             part = local(parameter.detach()).view(-1)
             part[:1].view(torch.int32).bitwise_xor_(1)
 

@@ -47,7 +47,7 @@ def main() -> None:
             found = {
                 "losses": [info.metrics["loss"] for info in run.steps() if info.metrics],
                 "compiled": sum(module._compiled_call_impl is not None for module in run.model.modules()),
-                "names": [name for name, _ in run.strategy.trainable_parameters()],
+                "names": [name for name, _ in run.strategy.parameters()],
             }
             run.close()
         except trainer.TrainerError as error:

@@ -84,7 +84,7 @@ def train(name: str, folder: Path, file: str | None, *, model: str = "llama", **
     run = trainer.Trainer(Text(model=model), config, trainer.launch(config, accel_config=file))
     rows = [dict(info.metrics or {}) for info in run.steps()]
     run.export(folder / name / "model")
-    parts = [(key, local(tensor)) for key, tensor in run.strategy.trainable_parameters()]
+    parts = [(key, local(tensor)) for key, tensor in run.strategy.parameters()]
     held = {key: hashlib.md5(part.detach().numpy().tobytes()).hexdigest() for key, part in parts if part.dim() == 1}
     state = hashlib.md5(torch.get_rng_state().numpy().tobytes()).hexdigest()
     found = {

@@ -57,9 +57,9 @@ class ReplicaCheck(Callback):
 @torch.no_grad()
 def checksums(strategy: Strategy) -> Checksums:
     """Return a checksum of each part of the weights that this rank may hold a copy of; no flipped bit is lost in it."""
-    shards = {shard.name: shard for shard in (*strategy.shards(), *strategy.frozen_shards())}
+    shards = {shard.name: shard for shard in strategy.shards(learn=None)}
     sums: dict[tuple[str, int], Tensor] = {}
-    for name, parameter in (*strategy.trainable_parameters(), *strategy.frozen_parameters()):
+    for name, parameter in strategy.parameters(learn=None):
         part = local(parameter.detach())
         if part.numel() and part.numel() == parameter.numel():  # also what an engine computes with beside its slices
             sums[name, 0] = _sum(part)

@@ -112,7 +112,7 @@ class Parts:
         return self.model_file.names is not None and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
     def _kept_frozen(self) -> Iterable[tuple[Shard, int, int]]:
-        return self.dealt(self.strategy.frozen_shards()) if self.model_file.names is None else ()
+        return self.dealt(self.strategy.shards(learn=False)) if self.model_file.names is None else ()
 
     def dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
         """Yield ``(shard, low, high)``: the part to write. What several ranks have is cut into equal parts for them."""

@@ -13,11 +13,12 @@ from torch import Tensor
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
 from ..strategies import Shard
-from ..strategies.tensors import content_sum
 from ..text import listed
 from .disk import CHUNK
 from .parts import Parts
 from .ranges import Ranges, of_model_folder
+
+_SUMMED = 1 << 19  # elements of a checksum at a time: some megabytes
 
 
 def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
@@ -55,7 +56,7 @@ def check_read(
         CheckpointError: a parameter is not what stands there.
     """
     rank, world = parts.rank, parts.world_size
-    shards = [shard for shard in (*parts.strategy.shards(), *parts.strategy.frozen_shards()) if shard.name in places]
+    shards = [shard for shard in parts.strategy.shards(learn=None) if shard.name in places]
     dtypes = {}
     for name, dtype in {pair for held in agreement.gather({(s.name, s.tensor.dtype) for s in shards}) for pair in held}:
         stored = store.dtype(*places[name])
@@ -92,9 +93,29 @@ def base_weights(parts: Parts, agreement: Agreement) -> str | None:
         return None
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
-    for shard, low, high in parts.dealt(parts.strategy.frozen_shards()):
+    for shard, low, high in parts.dealt(parts.strategy.shards(learn=False)):
         own += zlib.crc32(shard.name.encode()) * _sum_of(shard, low, high, dtype)
     return f"{sum(agreement.gather(own)) % (1 << 64):016x}"
+
+
+def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
+    """Return a checksum of a flat part of a tensor, rounded to ``dtype``: those of all parts add up to the whole's.
+
+    Args:
+        start: of the part within the whole tensor, in elements.
+    """
+    width, total, odd = 8 // dtype.itemsize, 0, 0x9E3779B97F4A7C1
+    place = torch.arange(_SUMMED // width + 1, device=values.device)
+    for low in range(0, values.numel(), _SUMMED):
+        part = values[low : low + _SUMMED]
+        # Read as whole words of 64 bits, in zeros where a neighbouring part has the rest of the first and the last one.
+        first, before = divmod(start + low, width)
+        words = values.new_zeros(-(-(before + len(part)) // width) * width, dtype=dtype)
+        words[before : before + len(part)] = part
+        words = words.view(torch.int64)
+        # Each counts (2 place + 1) odd times: an odd number, so no single bit is lost where integers wrap around.
+        total += int(words.sum()) * (2 * first + 1) * odd + 2 * odd * int((words * place[: len(words)]).sum())
+    return total % (1 << 64)
 
 
 def _sum_of(shard: Shard, low: int, high: int, dtype: torch.dtype) -> int:

@@ -182,7 +182,7 @@ def _frozen_otherwise(parts: Parts, places: Places) -> list[str]:
 def _load_tensors(parts: Parts, store: Ranges, places: Places) -> list[str]:
     """Read parameters, buffers and the moving average, where the store has one; returns notices."""
     strategy = parts.strategy
-    for shard in (*strategy.shards(), *strategy.frozen_shards()):
+    for shard in strategy.shards(learn=None):
         if shard.name in places:
             store.read(*places[shard.name], shard.start, shard.tensor, shard.columns)
     strategy.write_back()

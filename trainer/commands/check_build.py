@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from ..build import build_whole
 from ..errors import Origin, Problem, TrainerError
 from ..strategies import strategy_class
 from ..text import did_you_mean
+from .whole_model import build_whole
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -157,8 +157,8 @@ def _initial_weights(loaded: Loaded) -> tuple[dict[str, Tensor], int]:
     """
     from torch.nn.modules.dropout import _DropoutNd
 
-    from ..build import build_whole
     from ..checkpoint.export import ModelFile
+    from .whole_model import build_whole
 
     task, _ = load_task(loaded)
     task.build_data()  # a model may be built after what the data prepared

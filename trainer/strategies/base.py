@@ -224,17 +224,22 @@ class Strategy(ABC):
         """Bring parameters into the state between steps, in which they can be read and changed."""
 
     @abstractmethod
-    def shards(self) -> Iterator[Shard]:
-        """Yield the trainable parameters' full-precision values that this rank owns; a rank may own none of some."""
+    def shard(self, name: str, parameter: nn.Parameter) -> Shard | None:
+        """Return what this rank owns of a parameter; None if nothing.
 
-    @abstractmethod
-    def frozen_shards(self) -> Iterator[Shard]:
-        """Yield the same for the parameters that do not learn, in the dtype that the model computes with."""
+        In full precision where it learns, else in the dtype that the model computes with.
+        """
+
+    def shards(self, *, learn: bool | None = True) -> Iterator[Shard]:
+        """Yield what this rank owns of the parameters that learn, of the others, or of all (None); of some nothing."""
+        for name, parameter in self.parameters(learn=learn):
+            if (shard := self.shard(name, parameter)) is not None:
+                yield shard
 
     @torch.no_grad()
     def fill(self, values: Iterable[tuple[str, Tensor]]) -> None:
         """Set parameters to whole tensors by name, of which this rank takes its part. Collective, as ``write_back``."""
-        shards = {shard.name: shard for shard in (*self.shards(), *self.frozen_shards())}
+        shards = {shard.name: shard for shard in self.shards(learn=None)}
         for name, whole in values:
             if name in shards:
                 part = shards[name]
@@ -249,26 +254,26 @@ class Strategy(ABC):
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         """Return one whole parameter in full precision. Collective where the strategy shards."""
 
-    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the prepared model's trainable parameters under the task's names, shared ones once."""
-        return self._parameters(learns=True)
-
-    def frozen_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters that do not learn likewise."""
-        return self._parameters(learns=False)
-
-    def _parameters(self, *, learns: bool) -> Iterator[tuple[str, nn.Parameter]]:
+    def _tensors(self) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
+        """Yield the prepared model's parameters and persistent buffers under the task's names, shared ones once."""
         self.settle()
         seen: set[int] = set()
         for name, tensor in canonical_state(self.model):
-            if isinstance(tensor, nn.Parameter) and tensor.requires_grad == learns and id(tensor) not in seen:
+            if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield name, tensor
 
+    def parameters(self, *, learn: bool | None = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters that learn, those that do not, or all (None), by name."""
+        for name, tensor in self._tensors():
+            if isinstance(tensor, nn.Parameter) and learn in (None, tensor.requires_grad):
+                yield name, tensor
+
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the live persistent buffers under the task's names, shared ones once; every rank has them whole."""
-        handles = {name: handle for name, _, _, handle in self.named_tensors()}
-        yield from ((name, full(tensor)) for name, tensor in handles.items() if not isinstance(tensor, nn.Parameter))
+        """Yield the live persistent buffers by name; every rank has them whole."""
+        for name, _, _, tensor in self.named_tensors():
+            if not isinstance(tensor, nn.Parameter):
+                yield name, full(tensor)
 
     # -- the scaler of fp16's loss ----------------------------------------------------------------
 
@@ -289,14 +294,9 @@ class Strategy(ABC):
 
     def named_tensors(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
         """Yield ``(name, shape, dtype, handle)`` of what a model file holds, in the model's order, shared ones once."""
-        self.settle()
-        seen: set[int] = set()
-        for name, tensor in canonical_state(self.model):
-            if id(tensor) in seen or name not in self._names:
-                continue
-            seen.add(id(tensor))
-            shape, dtype = self._names[name]
-            yield name, shape, dtype, tensor
+        for name, tensor in self._tensors():
+            if name in self._names:
+                yield name, *self._names[name], tensor
 
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
         """Return one whole tensor for a model file; parameters in full precision.

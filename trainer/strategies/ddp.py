@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,20 +99,15 @@ class DDP(Strategy):
             numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
             if numbers is None:
                 raise
-            names = [name for name, _ in self.trainable_parameters()]  # in the order in which DDP numbers them
+            names = [name for name, _ in self.parameters()]  # in the order in which DDP numbers them
             unused = [names[int(number)] for number in numbers[1].split()]
             raise LaunchError(
                 f"the loss of this step does not depend on {listed(unused)}: no gradient was averaged over the ranks; "
                 "set find_unused_parameters: true if that is meant, or freeze them (requires_grad_(False))"
             ) from None
 
-    def shards(self) -> Iterator[Shard]:
-        for name, parameter in self.trainable_parameters():
-            yield self.replicated(name, parameter.data, parameter)
-
-    def frozen_shards(self) -> Iterator[Shard]:
-        for name, parameter in self.frozen_parameters():
-            yield self.replicated(name, parameter.data)
+    def shard(self, name: str, parameter: nn.Parameter) -> Shard:
+        return self.replicated(name, parameter.data, parameter if parameter.requires_grad else None)
 
     def write_back(self) -> None:
         """Do nothing: the shards are the parameters."""

@@ -131,7 +131,7 @@ class ZeRO(Strategy):
             for hook in getattr(self.zero, "_leaf_module_hooks", ()):
                 hook.remove()  # they would look for missing gradients before those of the model have come
         else:
-            for number, (_, parameter) in enumerate(self.trainable_parameters()):
+            for number, (_, parameter) in enumerate(self.parameters()):
                 parameter.register_post_accumulate_grad_hook(self._note_use(number))  # type: ignore[no-untyped-call]
         if dtype is not None:
             put_back(self.accelerator.device)
@@ -172,7 +172,7 @@ class ZeRO(Strategy):
 
     def _fill_gradients(self) -> None:
         """Give zeros to the parameters that this rank's micro-batches did not reach."""
-        for _, parameter in self.trainable_parameters():
+        for _, parameter in self.parameters():
             if parameter.grad is None and getattr(parameter, "grad_accum", None) is None:
                 shape, kept = getattr(parameter, "ds_shape", parameter.shape), parameter.data
                 parameter.data = kept.new_empty(shape)  # torch wants the gradient in the parameter's shape
@@ -198,7 +198,7 @@ class ZeRO(Strategy):
                 seen.add(node)
                 reached.add(id(getattr(node, "variable", None)))
                 waiting += [below for below, _ in node.next_functions]
-        used = {name for name, parameter in self.trainable_parameters() if id(parameter) in reached}
+        used = {name for name, parameter in self.parameters() if id(parameter) in reached}
         if self.used is None:
             uses, which = gather_object([used]), "only some ranks"
             self.used = used
@@ -227,47 +227,29 @@ class ZeRO(Strategy):
             norm = torch.full((), float("nan") if norm is None else float(norm), device=self.accelerator.device)
         return StepResult(grad_norm=norm, skipped=skipped)
 
-    def shards(self) -> Iterator[Shard]:
-        for name, tensor in self.trainable_parameters():
-            if self.plan.strategy == "zero3":
-                flat, group = self.zero._get_fp32_opt_state_partition(tensor, release_swap_buffers=False)
-                state_key = self.zero.fp32_partitioned_groups_flat[group]
-                yield self._slice(name, tensor, flat, state_key=state_key, state_offset=self._offset(tensor))
-            elif tensor._hp_mapping is not None:  # type: ignore[attr-defined]
-                mapping = tensor._hp_mapping  # type: ignore[attr-defined]
-                yield Shard(
-                    name=name,
-                    start=mapping.lp_fragment_address.start,
-                    tensor=mapping.hp_fragment.view(-1),
-                    state_key=self.zero.single_partition_of_fp32_groups[mapping.param_group_index],
-                    state_offset=mapping.hp_fragment_address.start,
-                )
-
-    def frozen_shards(self) -> Iterator[Shard]:
-        for name, tensor in self.frozen_parameters():
-            if self.plan.strategy == "zero3":
-                yield self._slice(name, tensor, tensor.ds_tensor.data)  # type: ignore[attr-defined]
-            else:
-                yield self.replicated(name, tensor.data)
-
-    def _offset(self, parameter: nn.Parameter) -> int:
-        _, offset, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
-        return int(offset)
-
-    def _slice(
-        self,
-        name: str,
-        parameter: nn.Parameter,
-        flat: Tensor,
-        *,
-        state_key: Tensor | None = None,
-        state_offset: int = 0,
-    ) -> Shard:
-        # Slices of ceil(numel / world); the last one is padded, and the padding is not ours to show.
-        whole: int = parameter.ds_numel  # type: ignore[attr-defined]
-        start = min(self.accelerator.process_index * flat.numel(), whole)
-        values = flat[: max(0, min(flat.numel(), whole - start))]
-        return Shard(name=name, start=start, tensor=values, state_key=state_key, state_offset=state_offset)
+    def shard(self, name: str, parameter: Any) -> Shard | None:
+        zero, learns = self.zero, parameter.requires_grad
+        if self.plan.strategy == "zero3":
+            flat, state_key, offset = parameter.ds_tensor.data, None, 0
+            if learns:
+                flat, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
+                state_key = zero.fp32_partitioned_groups_flat[group]
+                _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
+            # Slices of ceil(numel / world); the last one is padded, and the padding is not ours to show.
+            start = min(self.accelerator.process_index * flat.numel(), parameter.ds_numel)
+            values = flat[: max(0, min(flat.numel(), parameter.ds_numel - start))]
+            return Shard(name=name, start=start, tensor=values, state_key=state_key, state_offset=int(offset))
+        if not learns:
+            return self.replicated(name, parameter.data)
+        if (mapping := parameter._hp_mapping) is None:
+            return None
+        return Shard(
+            name=name,
+            start=mapping.lp_fragment_address.start,
+            tensor=mapping.hp_fragment.view(-1),
+            state_key=zero.single_partition_of_fp32_groups[mapping.param_group_index],
+            state_offset=mapping.hp_fragment_address.start,
+        )
 
     def scaler_state(self) -> dict[str, float]:
         scaler = self.zero.loss_scaler

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -242,19 +242,11 @@ class FSDP2(Strategy):
         if not isinstance(self.model, FSDPModule):
             raise LaunchError(f"asked for fsdp, but the model became {type(self.model).__name__}")
 
-    def shards(self) -> Iterator[Shard]:
-        for name, parameter in self.trainable_parameters():
-            yield self._part(name, parameter, state_key=parameter)
-
-    def frozen_shards(self) -> Iterator[Shard]:
-        for name, parameter in self.frozen_parameters():
-            yield self._part(name, parameter, state_key=None)
-
-    def _part(self, name: str, parameter: Tensor, *, state_key: Tensor | None) -> Shard:
+    def shard(self, name: str, parameter: nn.Parameter) -> Shard:
         from torch.distributed.tensor import DTensor
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-        values = local(parameter).detach().view(-1)
+        values, state_key = local(parameter).detach().view(-1), parameter if parameter.requires_grad else None
         if not isinstance(parameter, DTensor):
             return self.replicated(name, values, state_key)
         mesh = parameter.device_mesh

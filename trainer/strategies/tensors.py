@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-_SUMMED = 1 << 19  # elements of a checksum at a time: some megabytes
-
 
 class Columns(NamedTuple):
     """Some columns of a matrix, one row behind the other: each has ``width`` elements of a row of ``stride``."""
@@ -103,26 +101,6 @@ def keep_in_step(model: nn.Module) -> None:
     """
     for module in model.modules():
         module._is_fsdp_managed_module = True  # type: ignore[assignment]
-
-
-def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
-    """Return a checksum of a flat part of a tensor, rounded to ``dtype``: those of all parts add up to the whole's.
-
-    Args:
-        start: of the part within the whole tensor, in elements.
-    """
-    width, total, odd = 8 // dtype.itemsize, 0, 0x9E3779B97F4A7C1
-    place = torch.arange(_SUMMED // width + 1, device=values.device)
-    for low in range(0, values.numel(), _SUMMED):
-        part = values[low : low + _SUMMED]
-        # Read as whole words of 64 bits, in zeros where a neighbouring part has the rest of the first and the last one.
-        first, before = divmod(start + low, width)
-        words = values.new_zeros(-(-(before + len(part)) // width) * width, dtype=dtype)
-        words[before : before + len(part)] = part
-        words = words.view(torch.int64)
-        # Each counts (2 place + 1) odd times: an odd number, so no single bit is lost where integers wrap around.
-        total += int(words.sum()) * (2 * first + 1) * odd + 2 * odd * int((words * place[: len(words)]).sum())
-    return total % (1 << 64)
 
 
 def _canonical(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trainer import CheckpointError, Data, Pretrained, Task
+from trainer.checkpoint.proof import content_sum
 from trainer.checkpoint.ranges import Ranges
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -75,3 +77,24 @@ def test_a_dtype_that_would_round_the_files_is_named(folder: Path, tmp_path: Pat
     rule = r"given: 0\.(weight|bias) stands there in bfloat16, and the model has it in float16, which would round it"
     with pytest.raises(CheckpointError, match=rule):
         fit(tmp_path / "run", FromFiles(folder=str(folder), frozen="float16"), mixed_precision="bf16")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_checksums_of_parts_add_up_wherever_they_are_cut(dtype: torch.dtype) -> None:
+    values = torch.randn(1_200_007).to(dtype)
+    whole = content_sum(values, 0, dtype)
+    for cuts in ([1], [3, 5, 6], [600_001, 600_002], [0, 1_200_007]):
+        ends = [0, *cuts, len(values)]
+        parts = (content_sum(values[low:high], low, dtype) for low, high in pairwise(ends))
+        assert sum(parts) % (1 << 64) == whole
+
+
+def test_a_flipped_bit_and_two_swapped_values_change_the_checksum() -> None:
+    values = torch.randn(64).bfloat16()
+    whole = content_sum(values, 0, torch.bfloat16)
+    for bit in range(16):
+        flipped = values.clone()
+        flipped.view(torch.int16)[11] ^= torch.tensor(1 << bit if bit < 15 else -(1 << 15), dtype=torch.int16)
+        assert content_sum(flipped, 0, torch.bfloat16) != whole, bit
+    swapped = values[[1, 0, *range(2, 64)]]
+    assert content_sum(swapped, 0, torch.bfloat16) != whole != content_sum(values, 4, torch.bfloat16)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_language import conversation, save_model, save_rows
 
-from trainer.build import build_whole
 from trainer.commands import cli
+from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, CausalLM
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from tiny_language import CONFIGS, VOCABULARY
 
 from trainer import ConfigError
-from trainer.build import build_whole
+from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, CausalLM
 from trainer.language.loss import FusedHead
 from trainer.language.packing import IGNORED

@@ -10,7 +10,7 @@ import torch
 from tiny_language import CONFIGS, VOCABULARY, save_rows, tokenizer
 
 from trainer import ConfigError
-from trainer.build import build_whole
+from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, SequenceClassifier
 
 ROWS = [{"text": f"text number {number} of them", "label": number % 3} for number in range(30)]

@@ -11,7 +11,7 @@ import torch
 from tiny_language import BERT, VOCABULARY, paragraphs, save_masked, save_rows
 
 from trainer import ConfigError
-from trainer.build import build_whole
+from trainer.commands.whole_model import build_whole
 from trainer.data.seeds import generator_of
 from trainer.language import Adapter, MaskedLM
 from trainer.language.packing import IGNORED

@@ -13,7 +13,7 @@ import torch
 from tiny_language import CONFIGS, VOCABULARY, save_model
 
 from trainer import ConfigError
-from trainer.build import build_whole
+from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, CausalLM
 from trainer.language.blank import converted
 

@@ -12,7 +12,7 @@ import torch
 from tiny_language import save_model
 
 from trainer import ConfigError
-from trainer.build import build_whole
+from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, CausalLM
 
 QUANTIZED = Adapter(r=4, quantize="nf4")

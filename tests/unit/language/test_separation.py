@@ -11,7 +11,7 @@ import torch
 from tiny_language import CONFIGS, save_texts
 
 from trainer import ConfigError
-from trainer.build import build_whole
+from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
 from trainer.language.blank import small_copy
 from trainer.language.pretrained import from_configuration

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer import LaunchError, Task
-from trainer.build import build_whole
+from trainer.commands.whole_model import build_whole
 
 
 class Layers(nn.Module):

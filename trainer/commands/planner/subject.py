@@ -103,13 +103,13 @@ def _measure_config(args: argparse.Namespace) -> Subject:
 def _measure_task(args: argparse.Namespace) -> Subject:
     from torch.utils.data import default_collate
 
-    from ...build import build_whole
     from ...config.load import load_config
     from ...data.batches import is_stream
     from ...data.seeds import generator_of
     from ...script import load_task
     from ...strategies.base import compute_in
     from ...task import split_loss
+    from ..whole_model import build_whole
 
     loaded = load_config(["--config", args.what])
     task, _ = load_task(loaded)
@@ -142,7 +142,7 @@ def _measure_model(
     """
     import torch
 
-    from ...build import count_parameters
+    from ...build.parts import count_parameters
     from .activations import largest_unit, probe
 
     dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,30 +12,23 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from .checkpoint import Parts
-from .checkpoint.proof import check_dtypes
-from .checkpoint.ranges import of_model_folder
-from .checkpoint.restore import load_weights
-from .data.batches import Layout, TrainData, is_stream, sized
-from .data.indexed import IndexedData
-from .distributed.agreement import Agreement
-from .errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Problem
-from .optim.optimizers import MatricesAndOthers
-from .optim.schedule import build_schedule, refuse_plateau
-from .strategies import Strategy
-from .strategies.base import compute_in
-from .strategies.blank import Blank, allocate, is_blank
-from .strategies.tensors import canonical_state
-from .task import Data, Pretrained, Task, own_optimizer
-from .text import listed
+from ..data.batches import Layout, TrainData, is_stream, sized
+from ..data.indexed import IndexedData
+from ..distributed.agreement import Agreement
+from ..errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Problem
+from ..optim.optimizers import MatricesAndOthers
+from ..optim.schedule import build_schedule, refuse_plateau
+from ..strategies import Strategy
+from ..strategies.base import compute_in
+from ..task import Data, Task, own_optimizer
+from ..text import listed
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from .config.train_config import TrainConfig
-    from .distributed.agreement import Agreement
-    from .plan import Plan
+    from ..config.train_config import TrainConfig
+    from ..plan import Plan
 
 
 def build_data(
@@ -57,7 +48,7 @@ def build_data(
                 "Data.train and Data.evaluation are one stream, and its position serves one of them only: "
                 "give evaluation a stream of its own (copy.deepcopy)"
             )
-        from .data.stream import StreamData, refuse_what_streams_cannot
+        from ..data.stream import StreamData, refuse_what_streams_cannot
 
         refuse_what_streams_cannot(config, origins)
         kind = StreamData
@@ -73,70 +64,6 @@ def build_data(
         pin_memory=pin_memory,
     )
     return data, windows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unfilled:
-    """A model that was built without values, on the meta device: how it gets them once it is divided over the ranks."""
-
-    blank: Blank
-    source: Pretrained | None
-
-    @classmethod
-    def of(cls, model: nn.Module, task: Task, seed: int, *, resumes: bool) -> Unfilled | None:
-        """Give the buffers of a model that is not prepared yet their values; None where nothing else is to be done.
-
-        Args:
-            resumes: the parameters' values come from a checkpoint.
-
-        Raises:
-            CheckpointError: there is no such folder, or reading its files would round what stands there.
-        """
-        if not is_blank(model):
-            return None
-        source = None if resumes else task.pretrained(model)
-        if source is not None:
-            check_dtypes(Path(source.folder), source.names, dict(canonical_state(model)))
-        blank = Blank(model, task.initialize, seed, stored=resumes or source is not None)
-        return None if resumes else cls(source=source, blank=blank)
-
-    def fill(self, parts: Parts, agreement: Agreement) -> list[str]:
-        """Give the prepared model its values. Collective; returns notices.
-
-        Raises:
-            CheckpointError: the folder of the task does not hold this model.
-            LaunchError: nobody gives a parameter a value.
-        """
-        names = {name for name, *_, tensor in parts.strategy.named_tensors() if isinstance(tensor, nn.Parameter)}
-        source = self.source
-        parts.strategy.fill(self.blank.first_values(names if source is None else names.intersection(source.new)))
-        for shard, average in parts.averages or ():
-            average.copy_(shard.tensor)
-        if source is None:
-            return []
-        return load_weights(parts, Path(source.folder), agreement, names=source.names, without=source.new)
-
-
-def build_whole(task: Task, seed: int = 0) -> nn.Module:
-    """Build a task's model on the CPU of this process alone, with its values, wherever the task has them from.
-
-    Raises:
-        CheckpointError: its files do not hold them.
-        LaunchError: nobody gives a parameter a value.
-    """
-    set_seed(seed)
-    model = task.build_model()
-    if (unfilled := Unfilled.of(model, task, seed, resumes=False)) is None:
-        return model
-    allocate(model.modules(), torch.device("cpu"))
-    tensors, source = dict(canonical_state(model)), unfilled.source
-    for name, value in unfilled.blank.first_values(tensors if source is None else set(source.new)):
-        tensors[name].data.copy_(value)
-    if source is not None:
-        store, shapes = of_model_folder(Path(source.folder), source.names)
-        for name in shapes.keys() & tensors.keys() - set(source.new):
-            store.read("parameter", name, 0, tensors[name].data.view(-1))
-    return model
 
 
 def share_cores(agreement: Agreement) -> str:
