@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from functools import cache, cached_property, reduce
 from signal import Signals
@@ -18,12 +19,12 @@ from torch import Tensor
 
 from .callbacks.base import Callback, StepInfo
 from .callbacks.configured import configured_callbacks
-from .checkpoint.discover import listing
+from .checkpoint.restarted import how_to_go_on
 from .config.train_config import every_steps
 from .data.batches import Window
 from .data.evaluation import EvaluationBatches
 from .distributed.exit import Stopped
-from .distributed.watchdog import Watchdog, resume_command
+from .distributed.watchdog import Watchdog
 from .errors import DataError, Origin
 from .metrics import WeightedSums
 from .reporting.attempts import Attempts
@@ -107,10 +108,8 @@ class Trainer(TrainState):
             # 2 Forward and backward of each, weighted to the global mean; gradients meet at the last one.
             for number, micro in enumerate(window.micros, 1):
                 batch = self._on_device(micro.batch)
-                with (
-                    restored_buffers(self.model, when=not micro.weight),
-                    strategy.micro_step(boundary=number == len(window.micros)),
-                ):
+                unseen = nullcontext() if micro.weight else restored_buffers(self.model)
+                with unseen, strategy.micro_step(boundary=number == len(window.micros)):
                     mean, values = split_loss(task.training_step(self.model, batch))
                     part = micro.weight / total()  # known by now: asked before the first forward pass
                     strategy.backward(_times(mean, part * world))
@@ -229,15 +228,9 @@ class Trainer(TrainState):
             position=lambda: (self.step, *self.meter.position),
             hang_seconds=self.config.hang_seconds,
             gpu=self.plan.device == "cuda",
-            advice=self._how_to_go_on,
+            advice=lambda: how_to_go_on(self.directory.path / "checkpoints"),
             log=lambda text: self.directory.line(text, from_any=True),
         )
-
-    def _how_to_go_on(self) -> str:
-        found = [one.path for one in listing(self.directory.path / "checkpoints") if not one.problem]
-        if not found:
-            return "there is no checkpoint to go on from"
-        return f"to go on from {found[0]}: {resume_command('--resume auto')}"
 
     def evaluate(self) -> dict[str, float]:
         """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank.

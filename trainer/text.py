@@ -56,6 +56,13 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def clock(seconds: float) -> str:
+    """Return a time for people: ``1:02:03``."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def seconds_of(duration: str) -> float:
     """Return the seconds of a time for people (``2d``, ``1h30m``, ``90s``); 0 where it is none."""
     found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", duration)

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from ..errors import CheckpointError, TrainerError
 from ..state import TrainState
-from ..text import size
+from ..text import clock, size
 from .base import Callback, StepInfo
 from .numbers import is_saved, refuse
 
@@ -48,7 +48,7 @@ class Progress(Callback):
                 trainer,
                 f"step {info.step}/{trainer.total_steps}  loss {m['loss']:.4f}  lr {m['lr']:.3e}  "
                 f"norm {m['grad_norm']:.3f}  {_speed(m)}  "
-                f"eta {_clock(m['eta_seconds'])}  mem {size(m['peak_memory_bytes'])}",
+                f"eta {clock(m['eta_seconds'])}  mem {size(m['peak_memory_bytes'])}",
                 quiet=self.bar is not None,
             )
         if info.evaluation is not None:
@@ -168,9 +168,3 @@ def _speed(metrics: Mapping[str, float]) -> str:
     if "tokens_per_second" in metrics:
         return f"{metrics['tokens_per_second']:.0f} tokens/s"
     return f"{metrics['samples_per_second']:.0f} samples/s"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

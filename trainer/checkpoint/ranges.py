@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..strategies.tensors import Columns
+from ..strategies.tensor_parallel import Columns
 from .disk import CHUNK, FileFact, write_file
 from .safetensors_io import Entry, header, raw, read_header
 

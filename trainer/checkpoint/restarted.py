@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ..distributed.agreement import Agreement
 from ..distributed.restarts import restarts
+from ..distributed.watchdog import resume_command
 from ..errors import Origin
-from .discover import Start, find_start
+from .discover import Start, find_start, listing
 
 
 def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin: Origin) -> Start:
@@ -32,3 +33,11 @@ def restart_notices() -> list[str]:
     """Say that this is another attempt, where it is."""
     count = restarts()
     return [f"started again by the launcher ({count} of --max_restarts): goes on as with resume: auto"] if count else []
+
+
+def how_to_go_on(folder: Path) -> str:
+    """Say which checkpoint of ``folder`` is the newest, and by which command a job that ends now goes on from it."""
+    for one in listing(folder):
+        if not one.problem:
+            return f"to go on from {one.path}: {resume_command('--resume auto')}"
+    return "there is no checkpoint to go on from"

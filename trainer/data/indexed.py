@@ -28,7 +28,7 @@ class IndexedData(TrainData):
     def __init__(self, dataset: Any, layout: Layout, **settings: Any) -> None:
         super().__init__(dataset, layout, **settings)
         self.size = sized(dataset, "train")
-        self.position = self._lender = 0
+        self.position = 0
         self.order = order_for(self.size)
         batch = layout.global_batch_size
         self.steps_per_epoch = self.size // batch if self.drop_last else -(-self.size // batch)
@@ -66,28 +66,17 @@ class IndexedData(TrainData):
         if self.workers or self.pin_memory:
             batches = iter(self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate))
         for _, mine, samples, end in islice(self.steps(position), steps):
-            micros = tuple(self._micro_batch(len(part), next(batches)) if part else self._filler() for part in mine)
+            micros = tuple(self._micro_batch(len(part), next(batches) if part else None) for part in mine)
             self.position = end
             yield Window(micros=micros, samples=samples, end=end)
 
     def _micro_batch(self, examples: int, batch: Any) -> MicroBatch:
-        weight = self.weigh(examples, batch)
-        return self.micro_batch(batch, weight) if weight else self._filler()
+        weight = self.weigh(examples, batch) if examples else 0.0
+        return self.micro_batch(batch if weight else self.filler(self._candidates()), weight)
 
-    def _filler(self) -> MicroBatch:
-        """Make a placeholder with weight 0, so that this rank still takes part in the collectives.
-
-        A batch without any can have a loss that is no number, and zero times that is no number either, in the
-        backward pass too. So samples with weight are lent: the first in index order is remembered, and read anew each
-        time, since some collates change their items.
-        """
-        count = min(2, self.size, self.layout.micro_batch_size)  # BatchNorm wants more than one value
-        for distance in range(self.size):
-            index = (self._lender + distance) % self.size
-            batch = self.collate(self.items.__getitems__([(0, (index + at) % self.size) for at in range(count)]))
-            if self.weight_of is None or self.weight_of(batch) > 0:
-                self._lender = index
-                return self.micro_batch(batch, 0.0)
+    def _candidates(self) -> Iterator[Any]:
+        for index in range(self.size):
+            yield from self.items.__getitems__([(0, index)])
         raise DataError(f"Data.train: none of its {self.size} samples has a weight; check Task.weight and the labels")
 
     def steps_left(self, position: int, epochs: int) -> int:

@@ -83,7 +83,6 @@ class _Reader(IterableDataset[Any]):
 
     def __init__(self, data: StreamData, state: Mapping[str, Any]) -> None:
         self.data, self.start = data, state
-        self._lender: Any = None
 
     def __iter__(self) -> Iterator[Read | DataError]:
         data, stream = self.data, self.data.items.dataset
@@ -116,27 +115,15 @@ class _Reader(IterableDataset[Any]):
         )
 
     def _parts(self, block: Sequence[Any], epoch: int, numbers: range) -> list[tuple[Any, float]]:
-        data = self.data
+        data, augmented, pairs = self.data, self.data.items.augmented, [*zip(block, numbers, strict=True)]
         parts = []
         for part in share(range(len(block)), data.layout):
-            items = [data.items.augmented(block[at], epoch, numbers[at]) for at in part]
+            items = [augmented(item, epoch, number) for item, number in pairs[part.start : part.stop]]
             batch = data.collate(items) if items else None
             weight = data.weigh(len(items), batch) if items else 0.0
-            parts.append((batch if weight else self._filler(block, epoch, numbers), weight))
+            lent = (augmented(item, epoch, number) for item, number in pairs)
+            parts.append((batch if weight else data.filler(lent), weight))
         return parts
-
-    def _filler(self, block: Sequence[Any], epoch: int, numbers: range) -> Any:
-        """Lend a sample with weight, kept from the first window that needed one; none there: the step has no weight."""
-        data = self.data
-        if self._lender is None:
-            for at, number in enumerate(numbers):
-                item = data.items.augmented(block[at], epoch, number)
-                if data.weight_of is None or data.weight_of(data.collate([copy.deepcopy(item)])) > 0:
-                    self._lender = item
-                    break
-        item = block[0] if self._lender is None else self._lender
-        count = min(2, data.layout.micro_batch_size)  # BatchNorm wants more than one value
-        return data.collate([copy.deepcopy(item) for _ in range(count)])  # some collates change their items
 
 
 def _blocks(stream: Any, epoch: int, offset: int, state: Any, size: int) -> Iterator[list[Any]]:

@@ -22,14 +22,15 @@ from ..errors import ConfigError, Problem
 from .blank import allocate, renew
 from .buffers import sync
 from .finite import step_if_finite
-from .tensors import Columns, canonical_names, canonical_state, clip, full, local_bytes, total_norm, unwrapped
-from .trial import state_slots
+from .tensors import canonical_names, canonical_state, clip, full, local_bytes, total_norm, unwrapped
+from .trial import divided_step_problem, state_slots
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.optim import Optimizer
 
     from ..plan import Plan
+    from .tensor_parallel import Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,12 @@ class Strategy(ABC):
     Args:
         plan: what was asked for and resolved.
         accelerator: built by ``launch`` for this strategy.
+
+    Attributes:
+        held: what each process has of the parameters, and steps; empty where that is all.
     """
+
+    held = ""
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         self.plan = plan
@@ -119,7 +125,12 @@ class Strategy(ABC):
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
         """Return why a fresh optimizer cannot step what this strategy gives it; empty where it can. Collective."""
-        return ""
+        problem = self.held and divided_step_problem(optimizer, self.step_device, self.divide)
+        return problem and f"each process holds {self.held} here, and {problem}"
+
+    def divide(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Divide whole tensors as those of an optimizer's group are; for a strategy that has ``held``. Collective."""
+        return tensors
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""

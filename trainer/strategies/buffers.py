@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,13 +15,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-def restored_buffers(model: nn.Module, *, when: bool) -> AbstractContextManager[None]:
-    """Put the buffers back afterwards, if ``when``: for a batch that does not count, also where they are replaced."""
-    return _restored(model) if when else contextlib.nullcontext()
-
-
 @contextlib.contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
+def restored_buffers(model: nn.Module) -> Iterator[None]:
+    """Put the buffers back afterwards, also where they are replaced: for a batch that does not count."""
     places = [(module, key) for module in model.modules() for key in module._buffers]
     before = [
         (module, key, buffer, buffer.clone()) for module, key in places if (buffer := module._buffers[key]) is not None
@@ -36,22 +31,19 @@ def _restored(model: nn.Module) -> Iterator[None]:
 def sync(model: nn.Module, accelerator: Accelerator) -> None:
     """Make the buffers the same on every rank: the mean of floating ones, rank 0's of the others.
 
-    Collective: call on every rank. One packed reduction in float64, and one broadcast of bytes where there are others.
+    Collective: call on every rank. One packed reduction in float64, and a broadcast for each of the others.
     """
     if accelerator.num_processes == 1:
         return
     averaged = [b for b in model.buffers() if b.numel() and (b.is_floating_point() or b.is_complex())]
-    others = [b for b in model.buffers() if b.numel() and not (b.is_floating_point() or b.is_complex())]
     if averaged:
         packed = torch.cat([_real(buffer).double().flatten() for buffer in averaged]) / accelerator.num_processes
         parts = accelerator.reduce(packed, "sum").split([_real(buffer).numel() for buffer in averaged])
         for buffer, part in zip(averaged, parts, strict=True):
             _real(buffer).copy_(part.view(_real(buffer).shape))
-    if others:
-        packed = broadcast(torch.cat([buffer.reshape(-1).view(torch.uint8) for buffer in others]))
-        parts = packed.split([buffer.numel() * buffer.itemsize for buffer in others])
-        for buffer, part in zip(others, parts, strict=True):
-            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # the clone is aligned
+    for buffer in model.buffers():
+        if buffer.numel() and not (buffer.is_floating_point() or buffer.is_complex()):
+            buffer.copy_(broadcast(buffer.contiguous()))
 
 
 def _real(buffer: Tensor) -> Tensor:

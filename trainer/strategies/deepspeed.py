@@ -24,7 +24,6 @@ from .blank import Made, allocate, give_back_freed, is_blank, renew
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import prepare_process
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
-from .trial import divided_step_problem
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -38,6 +37,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 class ZeRO(Strategy):
     """Optimizer state (1), gradients (2) and parameters (3) divided over the ranks."""
+
+    held = "flat slices of all parameters"
 
     @classmethod
     def prepare_process(cls, plan: Plan) -> None:
@@ -65,13 +66,9 @@ class ZeRO(Strategy):
         self.used: set[str] | None = None  # the parameters that the first micro-batch reached, on every rank
         self._window = contextlib.ExitStack()
 
-    def optimizer_problem(self, optimizer: Optimizer) -> str:
-        def divide(tensors: list[Tensor]) -> list[Tensor]:
-            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            return list(torch.split(flat, len(flat) // 2))  # two ranks' at least, cut within a row
-
-        problem = divided_step_problem(optimizer, self.step_device, divide)
-        return problem and f"each process holds flat slices of all parameters here, and {problem}"
+    def divide(self, tensors: list[Tensor]) -> list[Tensor]:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        return list(torch.split(flat, len(flat) // 2))  # two ranks' at least, cut within a row
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         hold_scalars_as_vectors(model)

@@ -21,9 +21,8 @@ from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .blank import allocate
 from .buffers import keep_buffers_fp32
-from .tensor_parallel import divide, problem_of
-from .tensors import Columns, canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
-from .trial import divided_step_problem
+from .tensor_parallel import Columns, divide, problems_of
+from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 
 class FSDP2(Strategy):
     """Each rank keeps rows of every parameter; whole layers exist only while they compute."""
+
+    held = "rows of the parameters"
 
     @classmethod
     def backend(cls, plan: Plan) -> str:
@@ -101,16 +102,11 @@ class FSDP2(Strategy):
         self.model, self.prepared_optimizer = model, self.accelerator.prepare_optimizer(optimizer)
         self.accelerator._models.append(model)
 
-    def optimizer_problem(self, optimizer: Optimizer) -> str:
+    def divide(self, tensors: list[Tensor]) -> list[Tensor]:
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
         placements = [Replicate() if name == "replicate" else Shard(0) for name in self._mesh.mesh_dim_names or ()]
-        problem = divided_step_problem(
-            optimizer,
-            self.step_device,
-            lambda tensors: [distribute_tensor(t, self._mesh, placements, src_data_rank=None) for t in tensors],
-        )
-        return problem and f"each process holds rows of the parameters here, and {problem}"
+        return [distribute_tensor(tensor, self._mesh, placements, src_data_rank=None) for tensor in tensors]
 
     @cached_property
     def _mesh(self) -> DeviceMesh:
@@ -183,16 +179,7 @@ class FSDP2(Strategy):
 
     @classmethod
     def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
-        found: list[Problem] = []
-        if (size := plan.tensor_parallel_size) > 1:
-            beside = f"not supported beside tp_size {size}"
-            for key, value, rule in (
-                ("fsdp.tp_size", size, problem_of(model, size)),
-                ("compile", True, f"{beside}; leave it out" if plan.compile else ""),
-                # The scaler tells infinite gradients to the ranks of the first one's mesh only: others would step.
-                ("mixed_precision", "fp16", f"{beside}; take bf16" if plan.mixed_precision == "fp16" else ""),
-            ):
-                found += [Problem(origin=plan.origin(key), value=value, rule=rule)] if rule else []
+        found = problems_of(plan, model)
         classes = {type(module).__name__ for module in model.modules()}
         origin = plan.origin("fsdp.transformer_cls_names_to_wrap")
         for name in plan.fsdp.get("transformer_cls_names_to_wrap") or ():

@@ -7,19 +7,41 @@ rank of a group, which therefore all see the same batch and draw the same random
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
+from ..errors import Problem
 from ..text import listed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from ..plan import Plan
+
 # The dimension of the weight that a style of transformers divides. The last two give and take whole tensors, so a layer
 # that cannot be divided may stay whole; the others fit one another.
 _DIVIDES = {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0, "colwise_rep": 0, "embedding_rowwise": 0}
 _MAY_STAY_WHOLE = ("colwise_gather_output", "colwise_rep", "embedding_rowwise")
+
+
+class Columns(NamedTuple):
+    """Some columns of a matrix, one row behind the other: each has ``width`` elements of a row of ``stride``."""
+
+    width: int
+    stride: int
+
+    def within(self, flat: Tensor, count: int) -> Tensor:
+        """View ``count`` elements of a flat matrix from its first one on, as ``(rows, width)``."""
+        return flat[: self.span(count)].unfold(0, self.width, self.stride)
+
+    def span(self, count: int) -> int:
+        """Return how many elements of the matrix lie from the first to the last of ``count``."""
+        return (count // self.width - 1) * self.stride + self.width
+
+    def at(self, index: int) -> int:
+        """Return where element ``index`` lies in the matrix, counted from the first one."""
+        return index // self.width * self.stride + index % self.width
 
 
 def _planned(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
@@ -60,6 +82,20 @@ def problem_of(model: nn.Module, ranks: int) -> str:
         if style not in _MAY_STAY_WHOLE and (why := _problem(model, style, module, ranks)):
             wrong.append(f"{name} {why}")
     return f"{class_name} cannot be divided over {ranks} ranks: {listed(wrong)}" if wrong else ""
+
+
+def problems_of(plan: Plan, model: nn.Module) -> list[Problem]:
+    """Hold a plan's tensor parallelism, where it has any, against a model and what else is asked for."""
+    if (size := plan.tensor_parallel_size) == 1:
+        return []
+    beside = f"not supported beside tp_size {size}"
+    rules = (
+        ("fsdp.tp_size", size, problem_of(model, size)),
+        ("compile", True, f"{beside}; leave it out" if plan.compile else ""),
+        # The scaler tells infinite gradients to the ranks of the first one's mesh only: others would step.
+        ("mixed_precision", "fp16", f"{beside}; take bf16" if plan.mixed_precision == "fp16" else ""),
+    )
+    return [Problem(origin=plan.origin(key), value=value, rule=rule) for key, value, rule in rules if rule]
 
 
 def divide(model: nn.Module, mesh: DeviceMesh) -> list[str]:

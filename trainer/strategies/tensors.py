@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-
-class Columns(NamedTuple):
-    """Some columns of a matrix, one row behind the other: each has ``width`` elements of a row of ``stride``."""
-
-    width: int
-    stride: int
-
-    def within(self, flat: Tensor, count: int) -> Tensor:
-        """View ``count`` elements of a flat matrix from its first one on, as ``(rows, width)``."""
-        return flat[: self.span(count)].unfold(0, self.width, self.stride)
-
-    def span(self, count: int) -> int:
-        """Return how many elements of the matrix lie from the first to the last of ``count``."""
-        return (count // self.width - 1) * self.stride + self.width
-
-    def at(self, index: int) -> int:
-        """Return where element ``index`` lies in the matrix, counted from the first one."""
-        return index // self.width * self.stride + index % self.width
 
 
 def local(tensor: Tensor) -> Tensor:

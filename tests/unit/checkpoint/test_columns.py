@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.checkpoint.ranges import Key, Ranges, of_rank_files, write_pieces
 from trainer.errors import CheckpointError
 from trainer.strategies.base import Shard
-from trainer.strategies.tensors import Columns
+from trainer.strategies.tensor_parallel import Columns
 
 MATRIX = torch.arange(6 * 10, dtype=torch.float32).view(6, 10)
 
