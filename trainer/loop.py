@@ -26,7 +26,7 @@ from .data.evaluation import EvaluationBatches
 from .distributed.exit import Stopped
 from .distributed.watchdog import Watchdog
 from .errors import DataError, Origin
-from .metrics import WeightedSums
+from .metrics import Layout, WeightedSums, agreed
 from .reporting.attempts import Attempts
 from .reporting.meter import summary_text
 from .state import TrainState
@@ -98,6 +98,7 @@ class Trainer(TrainState):
         world, strategy, task = self.plan.data_parallel_size, self.strategy, self.task
         eval_every = every_steps(self.config.eval_every, self.steps_per_epoch)
         strategy.on_nan = self.config.on_nan
+        self._reported: Layout = {}  # beside the loss, by any rank
         self.attempts = Attempts(self.directory, self.meter, self.step)
         self.train_mode()
         self.meter.start(self.samples)
@@ -186,7 +187,11 @@ class Trainer(TrainState):
 
     def _log(self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, lr: float) -> dict[str, float]:
         """Return the global values of this step. Collective: call on every rank."""
-        whole = self.accelerator.reduce(loss, "sum").item()
+        # Which names there are is told anew only where some rank's are others than those that all knew last.
+        others = loss.new_full((), float(reported.layout() != self._reported))
+        whole, others = self.accelerator.reduce(torch.stack([loss, others]), "sum").tolist()
+        if others:
+            self._reported = agreed(self.agreement.gather(reported.layout()))
         own = {
             "step": self.step,
             "epoch": round(self.train_data.epochs_at(self.samples), 6),
@@ -197,7 +202,7 @@ class Trainer(TrainState):
             "skipped_steps": self.skipped_steps,
             **self.meter.read(self.total_steps - self.step),
         }
-        more = reported.reduce(self.accelerator, self.agreement.gather)
+        more = reported.reduce(self.accelerator, self._reported)
         more.pop("loss", None)
         if taken := sorted(own.keys() & more.keys()):
             raise DataError(f"training_step reports {taken[0]!r}, a name of the trainer's own; give it another one")
@@ -256,7 +261,7 @@ class Trainer(TrainState):
                 if not self.stopped_by and (stopped_by := self.agreement.poll_evaluation()):
                     break
             else:
-                means = self.task.summarize(sums.reduce(self.accelerator, self.agreement.gather))
+                means = self.task.summarize(sums.reduce(self.accelerator, agreed(self.agreement.gather(sums.layout()))))
         self.train_mode()
         if stopped_by:
             self.stopped_by = stopped_by

@@ -6,9 +6,8 @@ A mean of per-rank means is wrong as soon as ranks hold different counts; sums a
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +20,8 @@ from .errors import ConfigError, DataError, Origin, Problem
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+Key = tuple[str, bool]  # a name, and whether its sum stays one
+Layout = dict[Key, tuple[int, ...]]  # with the shape of the sum
 Value = Tensor | tuple[Tensor, Tensor | float | None] | Mapping[str, Any]
 
 
@@ -43,9 +44,7 @@ class WeightedSums:
 
     def __init__(self, objects: Mapping[str, Metric] = MappingProxyType({})) -> None:
         self._objects = objects
-        self._sums: dict[str, Tensor] = {}  # (2, n): sums and weights
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._plain: set[str] = set()
+        self._sums: dict[Key, Tensor] = {}  # (2, *shape): sums and weights
         for metric in objects.values():
             metric.dist_sync_fn = _gather
 
@@ -75,54 +74,55 @@ class WeightedSums:
 
     def _add(self, name: str, value: Value, counts: bool) -> None:
         sums, weights = _sum_and_weight(name, value)
-        shape = tuple(sums.shape)
-        if self._shapes.setdefault(name, shape) != shape:
-            raise DataError(f"metric {name!r} has shape {shape} in one batch and {self._shapes[name]} in another")
-        if weights is None:
-            self._plain.add(name)
-            weights = torch.ones_like(sums)
-        weights = weights.expand_as(sums)
+        key = name, weights is None
+        weights = torch.ones_like(sums) if weights is None else weights.expand_as(sums)
         # A batch without weight adds nothing, also where its mean was no number.
-        pair = torch.stack([torch.where(weights == 0, 0.0, sums).flatten(), weights.flatten()])
+        pair = torch.stack([torch.where(weights == 0, 0.0, sums), weights])
         if not counts:
             pair = torch.zeros_like(pair)
-        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+        if key in self._sums:
+            agreed([self.layout(), {key: tuple(sums.shape)}])
+            pair = self._sums[key] + pair
+        self._sums[key] = pair
 
-    def reduce(
-        self, accelerator: Accelerator, gather: Callable[[Any], list[Any]] = lambda alone: [alone]
-    ) -> dict[str, float]:
+    def layout(self) -> Layout:
+        """Return what was added: ranks may hold different names."""
+        return {key: tuple(pair.shape[1:]) for key, pair in self._sums.items()}
+
+    def reduce(self, accelerator: Accelerator, layout: Layout | None = None) -> dict[str, float]:
         """Compute the values over all ranks, from one packed reduction. Collective: call on every rank.
 
-        Ranks may hold different names. A name of weight 0 gives nan; the parts of a sum with a shape get names such as
-        ``recall/3`` and ``confusion/3/5``.
+        A name of weight 0 gives nan; the parts of a sum with a shape get names such as ``recall/3``, ``confusion/3/5``.
 
         Args:
-            gather: gives the objects of all ranks; the names are exchanged by it.
-
-        Raises:
-            DataError: ranks give one name different shapes.
+            layout: what the ranks hold together, as ``agreed`` says; by default all hold what this one does.
         """
-        values: dict[str, float] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
-        plain: set[str] = set()
-        for shapes_of_rank, plain_of_rank in gather((self._shapes, self._plain)):
-            plain |= plain_of_rank
-            for name, shape in shapes_of_rank.items():
-                if shapes.setdefault(name, shape) != shape:
-                    raise DataError(f"metric {name!r} has shape {shape} in one batch and {shapes[name]} in another")
-        names = sorted(shapes)
-        if names:
+        layout, values = self.layout() if layout is None else layout, {}
+        if layout:
             device = accelerator.device
-            wide = torch.float32 if device.type == "mps" else torch.float64
-            none = {name: torch.zeros(2, math.prod(shapes[name]), dtype=wide, device=device) for name in names}
-            mine = {**none, **{name: pair.to(device) for name, pair in self._sums.items()}}  # numbers, from the host
-            packed = accelerator.reduce(torch.cat([mine[name] for name in names], dim=1), "sum").tolist()
-            labels = [(name, label) for name in names for label in _labels(name, shapes[name])]
-            for (name, label), total, weight in zip(labels, *packed, strict=True):
-                values[label] = total if name in plain else total / weight if weight else float("nan")
+            none = {key: _wide(torch.zeros(2, *shape, device=device)) for key, shape in layout.items()}
+            mine = {**none, **{key: pair.to(device) for key, pair in self._sums.items()}}  # numbers, from the host
+            packed = accelerator.reduce(torch.cat([mine[key].reshape(2, -1) for key in layout], dim=1), "sum").tolist()
+            labels = [(plain, label) for (name, plain), shape in layout.items() for label in _labels(name, shape)]
+            for (plain, label), total, weight in zip(labels, *packed, strict=True):
+                values[label] = total if plain else total / weight if weight else float("nan")
         for name in sorted(self._objects):
             values.update(_computed(name, self._objects[name]))
         return values
+
+
+def agreed(layouts: Iterable[Layout]) -> Layout:
+    """Return what ranks hold together.
+
+    Raises:
+        DataError: they give one name different shapes.
+    """
+    found: Layout = {}
+    for own in layouts:
+        for key, shape in own.items():
+            if found.setdefault(key, shape) != shape:
+                raise DataError(f"metric {key[0]!r} has shape {shape} in one batch and {found[key]} in another")
+    return dict(sorted(found.items()))
 
 
 def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:

@@ -37,6 +37,7 @@ from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
 from .reporting.meter import Meter
+from .strategies.trial import check_divisible
 from .task import Task, own_optimizer
 from .text import renamed_arguments
 
@@ -87,8 +88,8 @@ class TrainState:
         callbacks: Sequence[StatefulCallback] = (),
         origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        self.task, self.config = task, config
-        self.callbacks = self._all_callbacks(callbacks, origins or {})
+        self.task, self.config, origins = task, config, origins or {}
+        self.callbacks = self._all_callbacks(callbacks, origins)
         launched = launched or launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
         self.task_facts = task_facts(task, config.task)  # now: some tasks change while they are trained
         self.plan, self.accelerator = launched.plan, launched.accelerator
@@ -98,7 +99,6 @@ class TrainState:
         self.agreement = Agreement(timedelta(minutes=config.timeout_minutes))
         self.meter = Meter(self.accelerator.device)
         self.machine = machine(self.accelerator.device, self.agreement.gather)
-        origins = origins or {}
         at = origins.get("output_dir", DEFAULT)
         self.directory = RunDirectory(config.output_dir, main=self.is_main, origin=at)
         folder = self.directory.path / "checkpoints"
@@ -157,7 +157,7 @@ class TrainState:
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         kept = config.keep_last > 0 or start.found is not None  # its state is written, or read
         self.optimizer_form = OptimizerForm.of(model, optimizer, saved=kept, device=strategy.step_device)
-        build.check_divisible(task, optimizer, strategy)
+        check_divisible(optimizer, strategy, own_optimizer(task))
         strategy.prepare(model, optimizer)
         strategy.verify()
         self.agreement.limit_waits()
@@ -248,8 +248,8 @@ class TrainState:
 
     def windows(self) -> Iterator[Window]:
         """Yield the optimizer steps that are left: this rank's micro-batches, on the CPU, in the global order."""
-        if self.train_data.skips:
-            self.say(f"the stream keeps no state: {self.train_data.skips:,} samples are read over first")
+        if skips := self.train_data.skips():
+            self.say(f"the stream keeps no state: {skips:,} samples are read over first")
         return self.train_data.windows(self.samples, self.total_steps - self.step)
 
     def advance(self, window: Window, *, skipped: bool = False) -> None:

@@ -82,11 +82,9 @@ class Task:
         Called on modules from the inside out, with values that are the same on every layout; by default as transformers
         and torch's layers do it.
         """
-        whole: Any = model
-        part: Any = module
-        if hasattr(model, "_init_weights"):
-            whole._init_weights(module)
-        elif reset := getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None):
+        if draw := getattr(model, "_init_weights", None):
+            draw(module)
+        elif reset := getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None):
             reset()  # nn.MultiheadAttention has the second one
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Mapping[str, Any]]:

@@ -14,8 +14,9 @@ from layouts import Numbers, layout
 from plans import FOUR_GPUS, launched, plan, request
 
 from trainer import Data, Task, TrainConfig
-from trainer.build.parts import build_data, share_cores
+from trainer.build.parts import build_data, schedule_of, share_cores
 from trainer.distributed.agreement import Agreement
+from trainer.errors import ConfigError
 from trainer.strategies import strategy_class
 from trainer.strategies.ddp import DDP
 
@@ -104,3 +105,13 @@ def test_only_the_process_that_writes_copies_the_model_to_the_host(main: bool) -
     buffer = torch.ones(4).as_subclass(OnDevice)
     assert strategy.gather("weight", buffer).shape == (2, 2)
     assert OnDevice.copies == main
+
+
+def test_a_schedule_that_follows_a_metric_is_refused() -> None:
+    class Mine(Task):
+        def build_schedule(self, optimizer: Any, plan: Any, total_steps: int) -> Any:
+            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    with pytest.raises(ConfigError, match=r"^Mine.build_schedule: 'ReduceLROnPlateau': follows a metric and not the"):
+        schedule_of(Mine(), TrainConfig(task="m:T", max_steps=4), plan(), optimizer, 4)

@@ -26,7 +26,7 @@ from trap_models import MODELS, Heads, Line, Scaled
 
 import trainer
 from trainer import ConfigError, Data, Task, TrainConfig, Trainer, launch
-from trainer.metrics import WeightedSums
+from trainer.metrics import WeightedSums, agreed
 from trainer.strategies.deepspeed_start import without_compiled_op
 
 SAMPLES = 9
@@ -153,7 +153,7 @@ def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
     sums = WeightedSums()
     sums.add({name: torch.ones(1) for name in "abc"})
     with reductions() as packed:
-        sums.reduce(ours.accelerator, ours.agreement.gather)
+        sums.reduce(ours.accelerator, agreed(ours.agreement.gather(sums.layout())))
     result = {
         "processes": ours.accelerator.num_processes,
         "reductions": packed[0],

@@ -12,12 +12,13 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ..config.schedules import PLATEAU
 from ..data.batches import Layout, TrainData, is_stream, sized
 from ..data.indexed import IndexedData
 from ..distributed.agreement import Agreement
 from ..errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Problem
 from ..optim.optimizers import MatricesAndOthers
-from ..optim.schedule import build_schedule, refuse_plateau
+from ..optim.schedule import build_schedule
 from ..strategies import Strategy
 from ..strategies.base import compute_in
 from ..task import Data, Task, own_optimizer
@@ -141,12 +142,11 @@ def _straighten(model: nn.Module) -> list[str]:
     bent = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
     for parameter in bent:
         parameter.data = parameter.data.contiguous()
-    if not bent:
-        return []
-    return [
+    notice = (
         f"{len(bent)} parameters are laid out row by row (channels_last, transposed views); inputs in channels_last "
         "still compute in that layout"
-    ]
+    )
+    return [notice] if bent else []
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -200,24 +200,15 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
     return optimizer, [*notices, *([f"not in the optimizer, so frozen: {listed(left_out)}"] if left_out else [])]
 
 
-def check_divisible(task: Task, optimizer: Optimizer, strategy: Strategy) -> None:
-    """Raise ``ConfigError`` where a fresh optimizer cannot step what the strategy gives it. Collective."""
-    if problem := strategy.optimizer_problem(optimizer):
-        built_by, plan = own_optimizer(task), strategy.plan
-        configured = plan.origins.get("optimizer", Origin("TrainConfig")).named("optimizer")
-        origin = configured if built_by is None else Origin(built_by)
-        kind = plan.optimizer if built_by is None else type(optimizer).__qualname__
-        rule = f"{problem}; run it on replicas (DDP) or in one process, or take another optimizer"
-        raise ConfigError(Problem(origin=origin, value=kind, rule=rule))
-
-
 def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int) -> LRScheduler:
     """Build the schedule that the task gives, else the plan's."""
     own = task.build_schedule(optimizer, plan, total_steps)
     if own is None:
         return build_schedule(optimizer, plan, total_steps)
     built_by = f"{type(task).__name__}.build_schedule"
-    refuse_plateau(own, built_by)
+    if type(own).__name__ == PLATEAU:
+        rule = "follows a metric and not the optimizer steps; not offered"
+        raise ConfigError(Problem(origin=Origin(built_by), value=PLATEAU, rule=rule))
     origin = plan.origin("schedule")
     if origin != DEFAULT or config.schedule is not None:
         rule = f"{built_by} builds a schedule already; remove one of the two"

@@ -39,18 +39,15 @@ class Progress(Callback):
             self.bar = tqdm(total=trainer.total_steps, unit="step", dynamic_ncols=True)
         if self.bar is not None:
             self.bar.update(info.step - self.bar.n)
-        if info.metrics is not None:
-            m = info.metrics
+        if (m := info.metrics) is not None:
+            speed, memory = _speed(m), size(m["peak_memory_bytes"])
             if self.bar is not None:
-                memory = size(m["peak_memory_bytes"])
-                self.bar.set_postfix_str(f"loss {m['loss']:.4f} lr {m['lr']:.2e} {_speed(m)} mem {memory}")
-            self._tell(
-                trainer,
+                self.bar.set_postfix_str(f"loss {m['loss']:.4f} lr {m['lr']:.2e} {speed} mem {memory}")
+            text = (
                 f"step {info.step}/{trainer.total_steps}  loss {m['loss']:.4f}  lr {m['lr']:.3e}  "
-                f"norm {m['grad_norm']:.3f}  {_speed(m)}  "
-                f"eta {clock(m['eta_seconds'])}  mem {size(m['peak_memory_bytes'])}",
-                quiet=self.bar is not None,
+                f"norm {m['grad_norm']:.3f}  {speed}  eta {clock(m['eta_seconds'])}  mem {memory}"
             )
+            self._tell(trainer, text, quiet=self.bar is not None)
         if info.evaluation is not None:
             # Values per class and the like (eval/recall/3) are many: they stand in metrics.jsonl.
             whole = {name: value for name, value in info.evaluation.items() if name.count("/") == 1}

@@ -156,7 +156,6 @@ class TrainData(ABC):
     def restore(self, state: Mapping[str, Any]) -> int:
         """Go on behind the window that ``state`` was taken after, on any layout; returns the position."""
 
-    @property
     def skips(self) -> int:
         """Count the samples that are read over before the next window."""
         return 0

@@ -43,30 +43,29 @@ class EvaluationBatches:
         self.dataset, self.collate = dataset, collate or default_collate
         self.workers, self.pin_memory = workers, pin_memory
         self.cut = replace(layout, micro_batch_size=batch_size, accumulation_steps=1)
-        self._kept: tuple[_Shares, DataLoader[Any]] | None = None
+        self._kept: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         """Raises DataError where there is nothing to measure on."""
         if is_stream(self.dataset):
             yield from self._of_stream()
             return
-        shares, loader = self._kept or self._loader()
+        loader = self._loader() if self._kept is None else self._kept
         if self.workers:
-            self._kept = shares, loader
-        for indices, batch in zip(shares.parts(), loader, strict=True):
+            self._kept = loader
+        parts = share(range(sized(self.dataset, "evaluation")), self.cut)
+        for indices, batch in zip(parts, loader, strict=True):
             yield batch, len(indices) * self.cut.counts
 
     def close(self) -> None:
         """End the loading processes."""
         self._kept = None
 
-    def _loader(self) -> tuple[_Shares, DataLoader[Any]]:
-        """Make torch's loader; with the samples of each batch that count."""
-        shares = _Shares(sized(self.dataset, "evaluation"), self.cut)
+    def _loader(self) -> DataLoader[Any]:
         items: Any = _Drawn(self.dataset, self.cut.rank)
-        loader = DataLoader(
+        return DataLoader(
             items,
-            batch_sampler=shares,
+            batch_sampler=_Shares(sized(self.dataset, "evaluation"), self.cut),
             collate_fn=self.collate,
             num_workers=self.workers,
             persistent_workers=self.workers > 0,
@@ -74,7 +73,6 @@ class EvaluationBatches:
             generator=generator_of(0, self.cut.rank),
             worker_init_fn=ignore_signals,
         )
-        return shares, loader
 
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
         stream, empty = iter(self.dataset), True
@@ -92,12 +90,8 @@ class _Shares:
     def __init__(self, size: int, cut: Layout) -> None:
         self.size, self.cut = size, cut
 
-    def parts(self) -> Iterator[range]:
-        """Yield the samples of each batch that count."""
-        return share(range(self.size), self.cut)
-
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for number, indices in enumerate(self.parts()):
+        for number, indices in enumerate(share(range(self.size), self.cut)):
             yield [(number, index) for index in indices or [0]]
 
 

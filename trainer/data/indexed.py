@@ -60,7 +60,8 @@ class IndexedData(TrainData):
             yield epoch, [order[part.start : part.stop].tolist() for part in parts]
 
     def windows(self, position: int, steps: int) -> Iterator[Window]:
-        keys = _Keys(self, position, steps)  # items are fetched by lists of (epoch, index)
+        coming = islice(self.samples(position), steps)
+        keys = ([(epoch, index) for index in part] for epoch, parts in coming for part in parts if part)
         # Without workers the loader would do no more than this, at 30 microseconds a batch.
         batches: Iterator[Any] = (self.collate(self.items.__getitems__(some)) for some in keys)
         if self.workers or self.pin_memory:
@@ -105,14 +106,3 @@ class IndexedData(TrainData):
             raise CheckpointError(f"state.json: {self.order!r} is no order of the data; known: {', '.join(ORDERS)}")
         self.position = int(state["samples"])
         return self.position
-
-
-class _Keys:
-    """The keys of the coming micro-batches of this rank, for torch's DataLoader; empty ones are not loaded."""
-
-    def __init__(self, data: IndexedData, position: int, steps: int) -> None:
-        self.data, self.position, self.count = data, position, steps
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for epoch, mine in islice(self.data.samples(self.position), self.count):
-            yield from ([(epoch, index) for index in part] for part in mine if part)

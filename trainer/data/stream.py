@@ -72,7 +72,6 @@ class StreamData(TrainData):
             else ""
         )
 
-    @property
     def skips(self) -> int:
         # Those of this epoch, where the stream keeps no state of its own.
         return 0 if self._state["stream"] is not None else int(self._state["offset"])
@@ -156,16 +155,13 @@ def _as_it_is(read: Any) -> Any:
 
 def refuse_what_streams_cannot(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
     """Raise ``ConfigError`` for settings that need a length, or more than one reader."""
+    unknown = "a stream has no known length; use"
     rules = {
-        "epochs": (config.epochs is not None, "a stream has no known length; use max_steps"),
+        "epochs": (config.epochs is not None, f"{unknown} max_steps"),
         "workers": (config.workers > 1, "a stream is read in order, by one process a rank; use 0 or 1"),
+        "eval_every": (isinstance(config.eval_every, str), f"{unknown} a number of steps"),
+        "save_every": (isinstance(config.save_every, str), f"{unknown} a number of steps"),
     }
-    for key in ("eval_every", "save_every"):
-        rules[key] = isinstance(getattr(config, key), str), "a stream has no known length; use a number of steps"
-    problems = [
-        Problem(origin=origins.get(key, Origin("TrainConfig", key=key)), value=getattr(config, key), rule=rule)
-        for key, (broken, rule) in rules.items()
-        if broken
-    ]
-    if problems:
-        raise ConfigError(problems)
+    if broken := [(key, rule) for key, (is_broken, rule) in rules.items() if is_broken]:
+        at = {key: origins.get(key, Origin("TrainConfig", key=key)) for key in rules}
+        raise ConfigError([Problem(origin=at[key], value=getattr(config, key), rule=rule) for key, rule in broken])

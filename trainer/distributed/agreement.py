@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError, TrainerError
-from .launcher import is_alive, launcher_processes
 from .votes import Votes, check_same
-from .watch import signals_watched
+from .watch import LauncherWatch, signals_watched
 
 STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that asked
 
@@ -44,7 +43,7 @@ class Agreement:
         self._agreed = self._stopping = False
         self._polled, self._step_seconds = time.monotonic(), 0.0
         self._in_flight: list[Any] = []
-        self._launchers, self._looked = launcher_processes(), time.monotonic()
+        self._launcher = LauncherWatch()
 
     def stop(self, number: int = 0, *, agreed: bool = False) -> None:
         """Ask for a stop: any rank may ask alone, and all stop at the same step, half a second later at most.
@@ -78,7 +77,8 @@ class Agreement:
         return self._pass_boundary("batch", 0) or 0
 
     def _pass_boundary(self, name: str, fingerprint: int) -> int | None:
-        self._notice_orphaned()
+        if not self._votes.request and self._launcher.is_gone():
+            self.stop(signal.SIGTERM)  # nobody would end this process any more
         answer = self._votes.pass_boundary(name, fingerprint)
         self._stopping = self._agreed or answer > 0
         return answer & 0xFF if answer else None
@@ -131,17 +131,15 @@ class Agreement:
     def run_on_main(self, work: Callable[[], object]) -> None:
         """Do ``work`` on the main process; all wait for it, and its error is everybody's error."""
         failure: list[Any] = [None]
-        if not self.distributed or dist.get_rank() == 0:
+        if self.rank == 0:
             try:
                 work()
             except (TrainerError, OSError) as error:
-                if not self.distributed:
-                    raise
                 failure = [error]
         if self.distributed:
             dist.broadcast_object_list(failure, src=0, group=self.group)
-            if failure[0] is not None:
-                raise failure[0]
+        if failure[0] is not None:
+            raise failure[0]
 
     def listening(self) -> AbstractContextManager[None]:
         """Turn SIGTERM and the first SIGINT into an agreed stop; afterwards the signals are what they were.
@@ -158,14 +156,6 @@ class Agreement:
 
         self._polled = time.monotonic()
         return signals_watched(ask, lambda: math.inf if self._stopping else 2 * self._step_seconds, waits_in=__file__)
-
-    def _notice_orphaned(self) -> None:
-        """Stop as by SIGTERM where the launcher is gone (killed): nobody would end this process any more."""
-        if time.monotonic() - self._looked < 1.0:
-            return
-        self._looked = time.monotonic()
-        if not self._votes.request and not all(map(is_alive, self._launchers)):
-            self.stop(signal.SIGTERM)
 
     def limit_waits(self) -> None:
         """Give the time-out to every group: engines make some of their own, with torch's 10 minutes for NCCL."""

@@ -1,4 +1,4 @@
-"""Signals as requests to stop, and a watch that ends this process where it cannot take them.
+"""Signals as requests to stop, and a watch that ends this process where it cannot take them; the launcher's end.
 
 Python's handlers run between instructions of the main thread only: one that waits in a collective or for its GPU, for
 a rank that is gone, never takes the signal. A thread of its own reads the signals as bytes, and sees whether the main
@@ -17,9 +17,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from .launcher import is_alive, launcher_processes
+
 _PATIENCE_SECONDS = 10.0  # in one call of C, after a signal; torchrun and DeepSpeed kill after 30
 _ECHO_SECONDS = 5.0  # a scheduler's SIGTERM comes twice: to each process, and handed on by the launcher
 _LIBRARY = os.path.dirname(os.__file__)
+
+
+class LauncherWatch:
+    """Looks whether the launcher is gone (killed), once a second at most."""
+
+    def __init__(self) -> None:
+        self._processes, self._looked = launcher_processes(), time.monotonic()
+
+    def is_gone(self) -> bool:
+        """Tell whether one of the processes above this one has ended; False if they were looked at just now."""
+        if (now := time.monotonic()) - self._looked < 1.0:
+            return False
+        self._looked = now
+        return not all(map(is_alive, self._processes))
 
 
 @contextlib.contextmanager

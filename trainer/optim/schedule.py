@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config.schedules import PLATEAU, TORCH
-from ..errors import ConfigError, Origin, Problem
+from ..errors import ConfigError, Problem
 from ..text import did_you_mean
 
 if TYPE_CHECKING:
@@ -99,29 +99,17 @@ def check_schedule(plan: Plan) -> None:
         _of_torch(torch.optim.SGD([torch.zeros(1)], lr=plan.lr, momentum=0.5), plan)
 
 
-def refuse_plateau(schedule: LRScheduler, built_by: str) -> None:
-    """Raise ``ConfigError`` for a schedule that wants a metric at each step."""
-    if type(schedule).__name__ == PLATEAU:
-        rule = "follows a metric and not the optimizer steps; not offered"
-        raise ConfigError(Problem(origin=Origin(built_by), value=PLATEAU, rule=rule))
-
-
 def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
     from torch.optim import lr_scheduler
 
     name, settings = plan.schedule.removeprefix(TORCH), dict(plan.schedule_settings)
-    kinds = {
-        key: value
-        for key, value in vars(lr_scheduler).items()
-        if isinstance(value, type) and issubclass(value, lr_scheduler.LRScheduler) and not key.startswith("_")
-    }
-    known = kinds.keys() - {"LRScheduler", PLATEAU}
+    known = {*lr_scheduler.__all__} - {"LRScheduler", PLATEAU}
     origin = plan.origin("schedule")
     if name not in known:
         rule = f"torch.optim.lr_scheduler has no such schedule; {did_you_mean(name, known)}"
         raise ConfigError(Problem(origin=origin.named("schedule"), value=plan.schedule, rule=rule))
     try:
-        return kinds[name](optimizer, **settings)
+        return getattr(lr_scheduler, name)(optimizer, **settings)  # type: ignore[no-any-return]
     except (TypeError, ValueError, AttributeError) as error:
         rule = f"torch's {name} does not take these: {error}"
         origin = plan.origin("schedule_settings") if settings else origin

@@ -21,5 +21,4 @@ STRATEGIES = {
 def strategy_class(name: str) -> type[Strategy]:
     """Import the class of a strategy: a run loads its own only."""
     module, _, cls = STRATEGIES[name].partition(":")
-    found: type[Strategy] = getattr(importlib.import_module(f".{module}", __name__), cls)
-    return found
+    return getattr(importlib.import_module(f".{module}", __name__), cls)  # type: ignore[no-any-return]

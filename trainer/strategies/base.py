@@ -353,12 +353,11 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
     from accelerate.utils import convert_to_fp32, recursively_apply
 
     def into(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return recursively_apply(lambda tensor: tensor.to(dtype), (args, kwargs), test_type=_is_float)
+        def is_float(value: object) -> bool:
+            return isinstance(value, Tensor) and value.is_floating_point()
+
+        return recursively_apply(lambda tensor: tensor.to(dtype), (args, kwargs), test_type=is_float)
 
     if dtype is not None:
         model.register_forward_pre_hook(into, with_kwargs=True)
     model.register_forward_hook(lambda module, args, output: convert_to_fp32(output))
-
-
-def _is_float(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()

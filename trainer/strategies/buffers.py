@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def restored_buffers(model: nn.Module) -> Iterator[None]:
     """Put the buffers back afterwards, also where they are replaced: for a batch that does not count."""
-    places = [(module, key) for module in model.modules() for key in module._buffers]
-    before = [
-        (module, key, buffer, buffer.clone()) for module, key in places if (buffer := module._buffers[key]) is not None
-    ]
+    before = [(*place, place[-1].clone()) for place in _places(model)]
     yield
     for module, key, buffer, value in before:
         module._buffers[key] = buffer.copy_(value)
+
+
+def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yield each buffer as often as modules have it, with the module and its name there."""
+    for module in model.modules():
+        yield from ((module, key, buffer) for key, buffer in module._buffers.items() if buffer is not None)
 
 
 @torch.no_grad()
@@ -59,12 +62,7 @@ def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
     statistics in full precision as well, so these are cast where they are used.
     """
     copies = {id(buffer): buffer.clone() for buffer in model.buffers() if buffer.is_floating_point()}
-    places = [
-        (module, key, copies[id(buffer)])
-        for module in model.modules()
-        for key, buffer in module._buffers.items()
-        if buffer is not None and id(buffer) in copies
-    ]
+    places = [(module, key, copies[id(buffer)]) for module, key, buffer in _places(model) if id(buffer) in copies]
     # Sharding makes classes of its own, so the kinds are noted as well.
     norms = [(m, type(m)) for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
 

@@ -10,7 +10,8 @@ import contextlib
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,7 +130,7 @@ class ZeRO(Strategy):
                 hook.remove()  # they would look for missing gradients before those of the model have come
         else:
             for number, (_, parameter) in enumerate(self.parameters()):
-                parameter.register_post_accumulate_grad_hook(self._note_use(number))  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(partial(self._note_use, number))  # type: ignore[no-untyped-call]
         if dtype is not None:
             put_back(self.accelerator.device)
             self.fill(built.items())
@@ -176,11 +177,8 @@ class ZeRO(Strategy):
                 parameter.grad = torch.zeros_like(parameter)
                 parameter.data = kept
 
-    def _note_use(self, number: int) -> Callable[[Tensor], None]:
-        def note(parameter: Tensor) -> None:
-            self.fingerprint = (self.fingerprint * 31 + number + 1) % (1 << 61)
-
-        return note
+    def _note_use(self, number: int, _: Tensor) -> None:
+        self.fingerprint = (self.fingerprint * 31 + number + 1) % (1 << 61)
 
     def _check_same_parameters(self, loss: Tensor) -> None:
         """Raise ``LaunchError`` where ranks use different parameters: the engine would add up gradients of others.

@@ -119,17 +119,14 @@ def hold_scalars_as_vectors(model: nn.Module) -> None:
     them; CLIP's ``logit_scale`` is one.
     """
     scalars = [
-        (module, name)
+        (module, name, parameter)
         for module in model.modules()
         for name, parameter in module._parameters.items()
         if parameter is not None and parameter.dim() == 0
     ]
-    for module, name in scalars:
+    for module, name, parameter in scalars:
         kind = type(module)
         module.__class__ = type(kind.__name__, (kind,), {name: _scalar(name), "__module__": kind.__module__})
-    for module, name in scalars:
-        parameter = module._parameters[name]
-        assert parameter is not None, "just found"
         parameter.data = parameter.data.reshape(1)
 
 

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError, Origin, Problem
 from .tensors import full
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+    from .base import Strategy
 
 Divide = Callable[[list[Tensor]], list[Tensor]]  # what an optimizer is given of a group's tensors on this rank
 _STEPS, _BOUND = 3, 1e-5  # of the largest change; updates by element differ by some 1e-7 of it
@@ -118,6 +121,21 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device, divide: Div
         if not difference <= _BOUND * largest:  # so said of a difference that is no number as well
             return f"a step on them is not that on the whole: in a trial it is off by {difference:.2g} of {largest:.2g}"
     return ""
+
+
+def check_divisible(optimizer: Optimizer, strategy: Strategy, built_by: str | None) -> None:
+    """Raise ``ConfigError`` where a fresh optimizer cannot step what the strategy gives it. Collective.
+
+    Args:
+        built_by: the method that built it; None where the config names it.
+    """
+    if problem := strategy.optimizer_problem(optimizer):
+        plan = strategy.plan
+        configured = plan.origins.get("optimizer", Origin("TrainConfig")).named("optimizer")
+        origin = configured if built_by is None else Origin(built_by)
+        kind = plan.optimizer if built_by is None else type(optimizer).__qualname__
+        rule = f"{problem}; run it on replicas (DDP) or in one process, or take another optimizer"
+        raise ConfigError(Problem(origin=origin, value=kind, rule=rule))
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

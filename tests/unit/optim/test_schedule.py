@@ -14,7 +14,7 @@ from plans import plan
 
 from trainer.config.schedules import SCHEDULES, TO_FINAL
 from trainer.errors import ConfigError
-from trainer.optim.schedule import build_schedule, check_schedule, lr_factor, refuse_plateau
+from trainer.optim.schedule import build_schedule, check_schedule, lr_factor
 from trainer.plan import Plan
 
 SETTINGS: dict[str, dict[str, Any]] = {"step": {"milestones": [12, 6], "gamma": 0.5}, "wsd": {"decay_fraction": 0.25}}
@@ -115,9 +115,3 @@ def test_what_torch_does_not_have(schedule: str, settings: dict[str, Any], messa
         check_schedule(plan(schedule=schedule, schedule_settings=settings))
     assert message in str(caught.value)
     assert caught.value.__cause__ is None
-
-
-def test_a_plateau_is_refused_in_code_too() -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    with pytest.raises(ConfigError, match=r"^Mine.build_schedule: 'ReduceLROnPlateau': follows a metric and not the"):
-        refuse_plateau(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), "Mine.build_schedule")
