@@ -46,11 +46,9 @@ def train(argv: Sequence[str]) -> dict[str, float]:
         optimizer_built_by=own_optimizer(task),
     )
     trainer = Trainer(task, config, launched, origins=loaded.origins)
-    try:
-        return trainer.fit()
-    finally:
-        if sys.exc_info()[0] is None:
-            trainer.close()
+    evaluation = trainer.fit()
+    trainer.close()
+    return evaluation
 
 
 def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:

@@ -85,19 +85,14 @@ class _Loader(yaml.SafeLoader):
     """
 
 
+_REAL = r"^[-+]?((\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(inf|Inf|INF))$|^\.(nan|NaN|NAN)$"
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in pairs if tag not in (_INT, _FLOAT)]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_INT, re.compile(r"^[-+]?(0|[1-9][\d_]*|0b[01_]+|0x[\da-fA-F_]+)$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
-    _FLOAT,
-    re.compile(
-        r"^[-+]?((\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(inf|Inf|INF))$|^\.(nan|NaN|NAN)$"
-    ),
-    list("-+.0123456789"),
-)
+_Loader.add_implicit_resolver(_FLOAT, re.compile(_REAL), list("-+.0123456789"))
 # What YAML 1.1 reads to the base 8 or 60.
 _ODD_NUMBER = re.compile(r"[-+]?(0[\d_]*\d|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?)")
 

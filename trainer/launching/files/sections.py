@@ -16,7 +16,7 @@ from ...config.validate import Validator, annotations_of
 from ...errors import Sourced
 from ...text import did_you_mean
 from ..request import Section
-from .tables import table
+from .tables import Entries, table
 
 OWNER = "DeepSpeed's JSON"
 
@@ -73,13 +73,7 @@ def _type_and_params(doc: Document, key: str, check: Validator) -> tuple[Sourced
 
 
 def _section(
-    doc: Document,
-    key: str,
-    name: str,
-    typed: Sourced[str],
-    params: Mapping[str, Sourced[Any]],
-    taken: Mapping[str, Any],
-    check: Validator,
+    doc: Document, key: str, name: str, typed: Sourced[str], params: Entries, taken: Mapping[str, Any], check: Validator
 ) -> Section:
     """Return the section in our words; what has none must be as this run is anyway.
 
