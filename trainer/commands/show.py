@@ -1,4 +1,4 @@
-"""``trainer show --config FILE``: print the first batch of a language task as the model sees it.
+"""``trainer show FILE``: print the first batch of a language task as the model sees it.
 
 What is learnt is green, everything else dim; into a file or a pipe, what is learnt stands between « and ».
 """

@@ -20,7 +20,7 @@ from .validate import annotations_of, default_of
 
 _SWITCHES = ("help", "print_config")
 _FILES = {
-    "config": "training config (YAML or JSON): what is learnt",
+    "config": "training config (YAML or JSON): what is learnt; FILE as the first word is the same",
     "accel_config": "accelerate YAML: how it runs, where the launcher is not `accelerate launch`",
     "deepspeed": "DeepSpeed JSON: how it runs under the `deepspeed` launcher (or --deepspeed_config)",
 }
@@ -88,12 +88,8 @@ def _wrong(key: str, rule: str, value: object = None) -> Problem:
 
 
 def misplaced(words: Sequence[str]) -> list[Problem]:
-    """Return the problems of words that are no settings, for a command line that takes settings only."""
-    problems = []
-    for word in words:
-        hint = f"; a file is given as --config {word}" if re.search(r"\.(ya?ml|json)$", word) else ""
-        problems.append(_wrong("", f"settings are written --key value or key=value{hint}", word))
-    return problems
+    """Return the problems of words that are neither the training config nor settings."""
+    return [_wrong("", "settings are written --key value or key=value", word) for word in words]
 
 
 def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -109,7 +105,7 @@ def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
 def help_text() -> str:
     """Return a table of all keys of the training config."""
     lines = [
-        "usage: trainer train | SCRIPT.py [--config FILE] [--key value | --key=value | key=value] ...",
+        "usage: trainer train | SCRIPT.py [FILE] [--key value | --key=value | key=value] ...",
         "",
         "Files and switches",
     ]

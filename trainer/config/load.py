@@ -62,9 +62,11 @@ def load_config(argv: Sequence[str]) -> Loaded:
     if "help" in typed.switches:
         print(help_text())
         raise SystemExit(0)
-    files = dict(typed.files)
+    files, words = dict(typed.files), list(typed.words)
     path = files.pop("config", None)
-    problems = [*typed.problems, *misplaced(typed.words)]
+    if path is None and words and words[0].endswith((".yaml", ".yml", ".json")):
+        path = words.pop(0)
+    problems = [*typed.problems, *misplaced(words)]
     try:
         document = _NO_FILE if path is None else read_document(path, what="training config")
     except ConfigError as error:
