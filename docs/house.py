@@ -42,7 +42,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
     ),
     "checkpoints": ("checkpoint", 1660),  # 1,600 without columns of matrices, as tensor parallelism holds them
     "front door": (
-        "__init__ __main__ config launching script distributed/launcher distributed/exit",
+        "__init__ __main__ config launching script distributed/launcher distributed/imports distributed/exit",
         2500,
     ),
     "reporting": ("reporting callbacks/tracking callbacks/wandb_run callbacks/profiling", 750),

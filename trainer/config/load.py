@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ..errors import COMMAND_LINE, DEFAULT, ConfigError, Origin, Problem
 from .annotations import Typed
 from .arguments import help_text, misplaced, put, split_command_line
-from .documents import Document, Key, read_document
+from .documents import Document, Key, read_document, read_table
 from .dump import to_yaml
 from .train_config import TrainConfig, check_rules
 from .validate import Validator
@@ -73,7 +73,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
         raise ConfigError([*error.problems, *problems]) from None
     origins = _origins(document, typed.texts)
     given = _laid_over(document.data, typed.texts)
-    check = Validator(lambda key: _origin(origins, key, document.path), read_document(_ALIASES).data)
+    check = Validator(lambda key: _origin(origins, key, document.path), read_table(_ALIASES))
     check.problems += problems
     values = check.settings(TrainConfig, given)
     check.missing(TrainConfig, {*given, *(problem.key for problem in check.problems)})
