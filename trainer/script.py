@@ -13,6 +13,7 @@ from .config.annotations import plain
 from .config.load import Loaded, check_settings, load_config
 from .config.train_config import TrainConfig
 from .distributed.exit import run_and_exit
+from .distributed.imports import uncollected
 from .errors import COMMAND_LINE, ConfigError, Origin, Problem
 from .text import did_you_mean
 
@@ -33,11 +34,12 @@ def train(argv: Sequence[str]) -> dict[str, float]:
     """Train as ``main`` does, without leaving the process; return the last evaluation."""
     loaded = load_config(argv)  # first, and without torch: a wrong key is answered in a blink
 
-    from .launching import launch
-    from .loop import Trainer
-    from .task import own_optimizer
+    with uncollected():
+        from .launching import launch
+        from .loop import Trainer
+        from .task import own_optimizer
 
-    task, config = load_task(loaded)
+        task, config = load_task(loaded)
     launched = launch(
         config,
         origins=loaded.origins,
@@ -46,11 +48,9 @@ def train(argv: Sequence[str]) -> dict[str, float]:
         optimizer_built_by=own_optimizer(task),
     )
     trainer = Trainer(task, config, launched, origins=loaded.origins)
-    try:
-        return trainer.fit()
-    finally:
-        if sys.exc_info()[0] is None:
-            trainer.close()
+    evaluation = trainer.fit()
+    trainer.close()
+    return evaluation
 
 
 def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:

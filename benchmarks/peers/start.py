@@ -102,6 +102,8 @@ def measure(command: str, rounds: int = ROUNDS) -> dict[str, Any]:
     """Run every row, the rows in turns as well."""
     begin, about = time.monotonic(), origin(command)
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    # Packages are compiled when they are installed; what runs from a checkout is, in the round that is not counted.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     draw = random.Random(0)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         every = rows(Path(folder))

@@ -13,7 +13,7 @@ from trainer.config.documents import Document
 from trainer.config.validate import Validator
 from trainer.distributed.launcher import Launcher
 from trainer.errors import Origin, Sourced
-from trainer.launching.files.sections import read_optimizer, read_scheduler
+from trainer.launching.files.sections import read_section
 from trainer.launching.request import Request, Section
 from trainer.launching.resolve import resolve
 
@@ -70,7 +70,7 @@ def section(name: str, kind: str, params: dict[str, Any]) -> Section:
     """As it is read from lines 11 to 13 (optimizer) or 21 to 23 (scheduler) of ds.json."""
     doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, origins=PLACES)
     check = Validator()
-    found = (read_optimizer if name == "optimizer" else read_scheduler)(doc, check)
+    found = read_section(doc, name, check)
     if check.problems or found is None:
         raise ConfigError(check.problems)
     return found

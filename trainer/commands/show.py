@@ -1,6 +1,7 @@
-"""``trainer show --config FILE``: print the first batch of a language task as the model sees it.
+"""``trainer show FILE``: print the first batch of a language task as the model sees it.
 
-What is learnt is green, everything else dim; into a file or a pipe, what is learnt stands between « and ».
+What is learnt is green, everything else dim; into a file or a pipe, what is learnt stands between « and ». Behind each
+token that ``MaskedLM`` is to predict stands what it was, behind a text of ``SequenceClassifier`` its label.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ def run(argv: Sequence[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print is not our answer
         from ..build.parts import build_data
         from ..data.batches import Layout
-        from ..language import CausalLM
+        from ..language.base import LanguageTask
 
         task, config = load_task(loaded)
-        if not isinstance(task, CausalLM):
+        if not isinstance(task, LanguageTask):
             raise usage_error(
                 "config", config.task, "shows tasks of trainer.language, such as trainer.language:CausalLM"
             )
@@ -45,21 +46,24 @@ def run(argv: Sequence[str]) -> int:
         batch = next(windows.windows(0, 1)).micros[0].batch
     for name, rows in (("data", data.train), ("evaluation", data.evaluation)):
         if rows is not None:
-            print(f"{name:12}{rows.fill}")
+            print(f"{name:12}{getattr(rows, 'fill', f'{len(rows):,} rows')}")
     count = len(batch["input_ids"])
-    for row in range(count if args.rows is None else min(args.rows, count)):
-        print("\n".join(_row(task.load_tokenizer(), {name: part[row].tolist() for name, part in batch.items()}, row)))
+    for number in range(count if args.rows is None else min(args.rows, count)):
+        row = {name: part[number].tolist() for name, part in batch.items()}
+        lines = _packed if "position_ids" in row else _masked if isinstance(row["labels"], list) else _labelled
+        title, *text = lines(task, row)
+        print("\n".join([f"== row {number + 1}: {title}", *text]))
     return 0
 
 
-def _row(tokenizer: Any, row: dict[str, list[int]], number: int) -> Iterator[str]:
-    """Yield the lines of one row: a line for each document, and its text below."""
+def _packed(task: Any, row: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a row of ``CausalLM``: about it, then a line for each document, and its text below."""
     from ..language.packing import IGNORED
 
     ids, labels, positions = row["input_ids"], row["labels"], row["position_ids"]
     borders = [*(at for at, position in enumerate(positions) if position == 0), len(ids)]
     learnt = sum(label != IGNORED for label in labels)
-    yield f"== row {number + 1}: {len(ids)} positions, {learnt} of them predict a token"
+    yield f"{len(ids)} positions, {learnt} of them predict a token"
     for document, (start, end) in enumerate(pairwise(borders), 1):
         targets = [label != IGNORED for label in labels[start:end]]
         if not any(targets):  # each document has some
@@ -69,14 +73,40 @@ def _row(tokenizer: Any, row: dict[str, list[int]], number: int) -> Iterator[str
         tokens, flags = ids[start:end], [False, *targets[:-1]]
         if targets[-1]:  # predicted, and itself no input
             tokens, flags = [*tokens, labels[end - 1]], [*flags, True]
-        yield "".join(_spans(tokenizer, tokens, flags))
+        yield _text(task, tokens, flags)
 
 
-def _spans(tokenizer: Any, tokens: list[int], flags: list[bool]) -> Iterator[str]:
-    colours = sys.stdout.isatty()
-    for learnt, span in groupby(zip(flags, tokens, strict=True), key=lambda pair: pair[0]):
-        text = tokenizer.decode([token for _, token in span], clean_up_tokenization_spaces=False)
-        if colours:
-            yield f"{GREEN if learnt else DIM}{text}{PLAIN}"
-        else:
-            yield f"«{text}»" if learnt else text
+def _masked(task: Any, row: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a row of ``MaskedLM``: behind each token that is to be predicted, what it was."""
+    from ..language.packing import IGNORED
+
+    shown: list[tuple[int, bool]] = []
+    for token, label, there in zip(row["input_ids"], row["labels"], row["attention_mask"], strict=True):
+        shown += [(token, False)] * there + [(label, True)] * (label != IGNORED)
+    tokens, flags = map(list, zip(*shown, strict=True))
+    yield f"{sum(row['attention_mask'])} tokens, {sum(flags)} of them are to be predicted"
+    yield _text(task, tokens, flags)
+
+
+def _labelled(task: Any, row: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a row of ``SequenceClassifier``: the text, and its label behind it."""
+    tokens = [token for token, there in zip(row["input_ids"], row["attention_mask"], strict=True) if there]
+    yield f"{len(tokens)} tokens"
+    yield f"{_text(task, tokens, [False] * len(tokens))} {_coloured(task.memory['labels'][row['labels']], True)}"
+
+
+def _text(task: Any, tokens: list[int], flags: list[bool]) -> str:
+    """Return tokens as text, of which those with a flag are learnt."""
+    tokenizer, parts, end = task.load_tokenizer(), [], 0
+    for learnt, span in groupby(flags):
+        start, end = end, end + len(list(span))
+        # Spaces between words may belong to neither span: what a span adds to the text before it is shown.
+        before, whole = (tokenizer.decode(tokens[:at], clean_up_tokenization_spaces=False) for at in (start, end))
+        parts.append(_coloured(whole[len(before) :], learnt))
+    return "".join(parts)
+
+
+def _coloured(text: str, learnt: bool) -> str:
+    if sys.stdout.isatty():
+        return f"{GREEN if learnt else DIM}{text}{PLAIN}"
+    return f"«{text}»" if learnt else text

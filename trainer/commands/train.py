@@ -1,4 +1,4 @@
-"""``trainer train --config FILE``: train the task that a config names, without a script of your own.
+"""``trainer train FILE``: train the task that a config names, without a script of your own.
 
 accelerate launch --config_file accel_configs/ddp.yaml -m trainer train --config train.yaml
 torchrun --nproc_per_node 2 -m trainer train --accel_config accel_configs/fsdp.yaml --config train.yaml

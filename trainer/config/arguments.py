@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import COMMAND_LINE, Origin, Problem
@@ -20,7 +20,7 @@ from .validate import annotations_of, default_of
 
 _SWITCHES = ("help", "print_config")
 _FILES = {
-    "config": "training config (YAML or JSON): what is learnt",
+    "config": "training config (YAML or JSON): what is learnt; FILE as the first word is the same",
     "accel_config": "accelerate YAML: how it runs, where the launcher is not `accelerate launch`",
     "deepspeed": "DeepSpeed JSON: how it runs under the `deepspeed` launcher (or --deepspeed_config)",
 }
@@ -38,11 +38,11 @@ class Arguments:
         problems: what cannot be read.
     """
 
-    texts: dict[str, str]
-    files: dict[str, str]
-    switches: frozenset[str]
-    words: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    texts: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    switches: set[str] = field(default_factory=set)
+    words: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
 def split_command_line(argv: Sequence[str]) -> Arguments:
@@ -50,42 +50,37 @@ def split_command_line(argv: Sequence[str]) -> Arguments:
 
     ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment says the same.
     """
-    texts: dict[str, str] = {}
-    switches: set[str] = set()
-    words: list[str] = []
-    problems: list[Problem] = []
-    rest = list(argv)
+    typed = Arguments()
+    texts, rest = typed.texts, list(argv)
     while rest:
         token = rest.pop(0)
         name, equals, text = token.partition("=")
         if not (re.match(r"--[A-Za-z_]", token) or token == "-h" or re.fullmatch(r"[A-Za-z_][\w.-]*=", name + equals)):
-            words.append(token)
+            typed.words.append(token)
             continue
         key = name.lstrip("-").replace("-", "_")
         key = _SAME.get(key, key)
         if key in _SWITCHES and not equals:
-            switches.add(key)
+            typed.switches.add(key)
             continue
         if not equals:
             alone = not rest or rest[0].startswith("--")
             is_flag = isinstance(DEFAULTS.get(key), bool)
             if alone or (is_flag and re.match(r"[A-Za-z_][\w.-]*=", rest[0])):
                 if key in _FILES or (key in annotations_of(TrainConfig) and not is_flag):
-                    problems.append(_wrong(key, f"needs a value: {name} VALUE"))
+                    typed.problems.append(_wrong(key, f"needs a value: {name} VALUE"))
                     continue
                 text = "true"
             else:
                 text = rest.pop(0)
         if texts.setdefault(key, text) != text:
-            problems.append(_wrong(key, f"is given twice, as {texts[key]!r} and as {text!r}; keep one"))
+            typed.problems.append(_wrong(key, f"is given twice, as {texts[key]!r} and as {text!r}; keep one"))
     for key in texts:
         if part := next((other for other in texts if other.startswith(f"{key}.")), None):
-            problems.append(_wrong(key, f"is given as a whole and in part, as {part}; keep one"))
+            typed.problems.append(_wrong(key, f"is given as a whole and in part, as {part}; keep one"))
     texts.pop("local_rank", None)
-    files = {key: os.path.expanduser(texts.pop(key)) for key in _FILES if key in texts}
-    return Arguments(
-        texts=texts, files=files, switches=frozenset(switches), words=tuple(words), problems=tuple(problems)
-    )
+    typed.files.update({key: os.path.expanduser(texts.pop(key)) for key in _FILES if key in texts})
+    return typed
 
 
 def _wrong(key: str, rule: str, value: object = None) -> Problem:
@@ -93,12 +88,8 @@ def _wrong(key: str, rule: str, value: object = None) -> Problem:
 
 
 def misplaced(words: Sequence[str]) -> list[Problem]:
-    """Return the problems of words that are no settings, for a command line that takes settings only."""
-    problems = []
-    for word in words:
-        hint = f"; a file is given as --config {word}" if re.search(r"\.(ya?ml|json)$", word) else ""
-        problems.append(_wrong("", f"settings are written --key value or key=value{hint}", word))
-    return problems
+    """Return the problems of words that are neither the training config nor settings."""
+    return [_wrong("", "settings are written --key value or key=value", word) for word in words]
 
 
 def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -114,23 +105,23 @@ def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
 def help_text() -> str:
     """Return a table of all keys of the training config."""
     lines = [
-        "usage: trainer train | SCRIPT.py [--config FILE] [--key value | --key=value | key=value] ...",
+        "usage: trainer train | SCRIPT.py [FILE] [--key value | --key=value | key=value] ...",
         "",
         "Files and switches",
     ]
     lines += [f"  --{name + ' FILE':37} {text}" for name, text in _FILES.items()]
     lines.append(f"  --{'print_config':37} print all values and where they come from, then exit")
     annotations = annotations_of(TrainConfig)
-    for field in dataclasses.fields(TrainConfig):
-        if field.name in GROUPS:
-            lines += ["", GROUPS[field.name]]
-        annotation, about = unpacked(annotations[field.name])
+    for setting in dataclasses.fields(TrainConfig):
+        if setting.name in GROUPS:
+            lines += ["", GROUPS[setting.name]]
+        annotation, about = unpacked(annotations[setting.name])
         choices = name_of(union_members(annotation))
         allowed = f" ({choices})" if choices.startswith("one of") else ""
-        lines.append(f"  --{field.name:22} {_default(field):14} {about.help}{allowed}")
+        lines.append(f"  --{setting.name:22} {_default(setting):14} {about.help}{allowed}")
     return "\n".join(lines)
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    value = default_of(field)
+def _default(setting: dataclasses.Field[Any]) -> str:
+    value = default_of(setting)
     return "required" if value is dataclasses.MISSING else json.dumps(value)

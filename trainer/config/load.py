@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 
 from ..errors import COMMAND_LINE, DEFAULT, ConfigError, Origin, Problem
 from .annotations import Typed
-from .arguments import Arguments, help_text, misplaced, put, split_command_line
-from .documents import Document, Key, read_document
+from .arguments import help_text, misplaced, put, split_command_line
+from .documents import Document, Key, read_document, read_table
 from .dump import to_yaml
 from .train_config import TrainConfig, check_rules
 from .validate import Validator
 
 S = TypeVar("S")
 _ALIASES = Path(__file__).with_name("aliases.yaml")
+_NO_FILE = Document(path=COMMAND_LINE, data={})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +62,19 @@ def load_config(argv: Sequence[str]) -> Loaded:
     if "help" in typed.switches:
         print(help_text())
         raise SystemExit(0)
-    document = _document(typed)
+    files, words = dict(typed.files), list(typed.words)
+    path = files.pop("config", None)
+    if path is None and words and words[0].endswith((".yaml", ".yml", ".json")):
+        path = words.pop(0)
+    problems = [*typed.problems, *misplaced(words)]
+    try:
+        document = _NO_FILE if path is None else read_document(path, what="training config")
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *problems]) from None
     origins = _origins(document, typed.texts)
     given = _laid_over(document.data, typed.texts)
-    check = Validator(lambda key: _origin(origins, key, document.path), read_document(_ALIASES).data)
-    check.problems += [*typed.problems, *misplaced(typed.words)]
+    check = Validator(lambda key: _origin(origins, key, document.path), read_table(_ALIASES))
+    check.problems += problems
     values = check.settings(TrainConfig, given)
     check.missing(TrainConfig, {*given, *(problem.key for problem in check.problems)})
     check_rules(check, values, given)
@@ -76,15 +85,7 @@ def load_config(argv: Sequence[str]) -> Loaded:
     if "print_config" in typed.switches:
         print(to_yaml(config, lambda key: _origin(origins, key, DEFAULT.source).place), end="")
         raise SystemExit(0)
-    files = typed.files
-    return Loaded(
-        config=config,
-        origins=origins,
-        config_file=files.get("config"),
-        accel_config=files.get("accel_config"),
-        deepspeed=files.get("deepspeed"),
-        texts=typed.texts,
-    )
+    return Loaded(config=config, origins=origins, config_file=path, texts=typed.texts, **files)
 
 
 def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) -> S:
@@ -105,16 +106,6 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
     if task is None:
         raise ConfigError(validator.problems)
     return task
-
-
-def _document(typed: Arguments) -> Document:
-    path = typed.files.get("config")
-    if path is None:
-        return Document(path=COMMAND_LINE, data={})
-    try:
-        return read_document(path, what="training config")
-    except ConfigError as error:
-        raise ConfigError([*error.problems, *typed.problems, *misplaced(typed.words)]) from None
 
 
 def _laid_over(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:

@@ -252,29 +252,24 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
     name = str(c.optimizer or OPTIMIZERS[0])
     wrong = name not in OPTIMIZERS and not re.fullmatch(r"[A-Za-z_][\w.]*[.:][A-Za-z_]\w*", name)
     other = _OTHER_OPTIMIZERS.get(name.lower())
-    rule = (
-        f"did you mean {other!r}?" if other else did_you_mean(name, (*OPTIMIZERS, "a class such as torch.optim.Muon"))
-    )
+    known = (*OPTIMIZERS, "a class such as torch.optim.Muon")
+    rule = f"did you mean {other!r}?" if other else did_you_mean(name, known)
     yield ("optimizer",), wrong, f"no such optimizer; {rule}"
     rule = f"has no effect on optimizer {name}, whose settings are keys; or name a class, such as torch.optim.AdamW"
     yield ("optimizer_settings", "optimizer"), bool(c.optimizer_settings) and name in OPTIMIZERS, rule
     for key, rule in without_effect(None if wrong else c.optimizer).items():
         yield (key, "optimizer"), key in given, rule
 
-    yield from _rules_of_trackers(c)
-    rule = "must be an evaluation value, such as eval/loss"
-    yield ("best_metric",), c.best_metric is not None and not re.fullmatch("eval/.+", c.best_metric), rule
-    for key, other, rule in _NEEDS:
-        yield (key, other), vars(c)[key] not in _NOTHING and vars(c)[other] in _NOTHING, rule
-
-
-def _rules_of_trackers(c: SimpleNamespace) -> Iterator[tuple[tuple[str, ...], bool, str]]:
     yield ("trackers",), len(set(c.trackers)) < len(c.trackers), "names one twice"
     yield ("track_model", "trackers"), c.track_model and "wandb" not in c.trackers, "needs wandb among the trackers"
     if c.profile_steps is not None:
         found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", c.profile_steps)
         fine = found and 2 <= int(found[1]) <= int(found[2] or found[1])
         yield ("profile_steps",), not fine, "must be steps such as 10-12, from 2 on: the first step warms up"
+    rule = "must be an evaluation value, such as eval/loss"
+    yield ("best_metric",), c.best_metric is not None and not re.fullmatch("eval/.+", c.best_metric), rule
+    for key, other, rule in _NEEDS:
+        yield (key, other), vars(c)[key] not in _NOTHING and vars(c)[other] in _NOTHING, rule
 
 
 def profiled_steps(text: str) -> tuple[int, int]:

@@ -26,15 +26,9 @@ Name = Literal["python", "accelerate", "torchrun", "deepspeed", "srun", "mpirun"
 # Those whose first argument says what they do.
 _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
 _PROGRAMS: dict[str, Name] = {
-    "accelerate-launch": "accelerate",
-    "accelerate.commands.launch": "accelerate",
-    "torchrun": "torchrun",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "deepspeed": "deepspeed",
-    "ds": "deepspeed",
-    "deepspeed.launcher.launch": "deepspeed",
-    "deepspeed.launcher.runner": "deepspeed",
+    **dict.fromkeys(("accelerate-launch", "accelerate.commands.launch"), "accelerate"),
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
+    **dict.fromkeys(("deepspeed", "ds", "deepspeed.launcher.launch", "deepspeed.launcher.runner"), "deepspeed"),
 }
 # What those that start one process a rank call RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE. mpirun comes first:
 # it may start its daemons by srun, and its processes inherit what that says. Slurm counts the tasks of a step only in
@@ -136,14 +130,13 @@ def _from_starter(env: Mapping[str, str], *, refuse: bool) -> tuple[Name, dict[s
     wrong = f"{name} starts {env[names[2]]} processes ({names[2]}={env[names[2]]}) that do not know each other; set"
     if not complete:
         raise LaunchError(f"{wrong} RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR, or start one torchrun per machine")
-    rank, local_rank, world, local = (env[variable] for variable in names)
-    found = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local}
+    found = {variable: env[theirs] for variable, theirs in zip(RANKS, names, strict=True)}
     first = ""
     if name == "srun":  # 8(x2),4: tasks of each machine
-        tasks = [n for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", local) for _ in range(int(times or 1))]
+        tasks = [n for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", env[names[3]]) for _ in range(int(times or 1))]
         found |= {"LOCAL_WORLD_SIZE": tasks[int(env.get("SLURM_NODEID", 0))], "GROUP_WORLD_SIZE": str(len(tasks))}
         first = _first_machine(env.get("SLURM_STEP_NODELIST", ""))
-    address = env.get("MASTER_ADDR") or ("127.0.0.1" if found["LOCAL_WORLD_SIZE"] == world else first)
+    address = env.get("MASTER_ADDR") or ("127.0.0.1" if found["LOCAL_WORLD_SIZE"] == found["WORLD_SIZE"] else first)
     if not address:
         raise LaunchError(f"{wrong} MASTER_ADDR to the machine of rank 0: mpirun -x MASTER_ADDR=HOST, -genv for MPICH")
     # Two jobs on one machine need two ports: those that the system gives away begin at 32768.

@@ -33,42 +33,36 @@ def rehearsal_changes(request: Request) -> tuple[dict[str, Any], dict[str, Any]]
     if "aio" in deepspeed:
         deepspeed["aio"] = {key: value for key, value in deepspeed["aio"].items() if key != "use_gds"}
     if zero := deepspeed.get(_ZERO):
-        absent = {key.partition(".")[0] for key, what, _ in _differences(request) if what == _LEFT_OUT}
+        absent = {key.split(".")[2] for key, what, _ in _differences(request) if what == _LEFT_OUT}
         deepspeed[_ZERO] = {key: value for key, value in zero.items() if key not in absent}
     return fsdp, deepspeed
 
 
 def rehearsal_notices(request: Request) -> tuple[str, ...]:
     """Return one line for each wish that has no effect on a CPU, or another one."""
-    lines = []
-    precision = request.mixed_precision
-    if precision is not None:
-        runs = rehearsal_precision(request.strategy, precision.value)
-        if runs != precision.value:
-            lines.append(f"{precision.origin}: DeepSpeed has no {precision.value} on a CPU: rehearsed in {runs}")
-    origins = request.origins
-    if request.fsdp.get("cpu_offload"):
-        lines.append(f"{origins['fsdp.cpu_offload']}: {_IDLE}: already on the CPU")
-    return (
-        *lines,
-        *(f"{origins[f'deepspeed.{_ZERO}.{key}']}: {what}: {why}" for key, what, why in _differences(request)),
-    )
+    lines = [f"{request.origins[key]}: {what}: {why}" for key, what, why in _differences(request)]
+    asked = request.mixed_precision
+    if asked is not None and (runs := rehearsal_precision(request.strategy, asked.value)) != asked.value:
+        lines.insert(0, f"{asked.origin}: DeepSpeed has no {asked.value} on a CPU: rehearsed in {runs}")
+    return tuple(lines)
 
 
 def _differences(request: Request) -> Iterator[tuple[str, str, str]]:
-    """Yield the keys under ``zero_optimization`` that a CPU does without, whether they are left out, and why."""
-    zero = request.deepspeed.get(_ZERO, {})
+    """Yield the keys of ``Request.origins`` that a CPU does without, whether they are left out, and why."""
+    if request.fsdp.get("cpu_offload"):
+        yield "fsdp.cpu_offload", _IDLE, "already on the CPU"
+    zero, above = request.deepspeed.get(_ZERO, {}), f"deepspeed.{_ZERO}"
     for part in ("offload_optimizer", "offload_param"):
         settings = zero.get(part) or {}
         device = settings.get("device")
         if device == "cpu":
-            yield f"{part}.device", _IDLE, "already on the CPU"
+            yield f"{above}.{part}.device", _IDLE, "already on the CPU"
         if settings.get("pin_memory") and device != "nvme":
-            yield f"{part}.pin_memory", _IDLE, "nothing is copied to a GPU"
+            yield f"{above}.{part}.pin_memory", _IDLE, "nothing is copied to a GPU"
     if zero.get("overlap_comm"):
-        yield "overlap_comm", _IDLE, "gloo has no streams to overlap on"
+        yield f"{above}.overlap_comm", _IDLE, "gloo has no streams to overlap on"
     for key in _QUANTIZED:
         if zero.get(key):
-            yield key, _LEFT_OUT, "DeepSpeed quantizes on GPUs only; the numbers are those without"
+            yield f"{above}.{key}", _LEFT_OUT, "DeepSpeed quantizes on GPUs only; the numbers are those without"
     if (zero.get("offload_param") or {}).get("device") == "nvme":
-        yield "offload_param.device", _LEFT_OUT, "the parameters stay in memory"
+        yield f"{above}.offload_param.device", _LEFT_OUT, "the parameters stay in memory"

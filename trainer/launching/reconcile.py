@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.schedules import TO_FINAL
-from ..config.train_config import DEFAULTS, OPTIMIZERS
+from ..config.train_config import DEFAULTS, OPTIMIZERS, TrainConfig
 from ..config.validate import Validator
 from ..errors import Origin, Sourced
-
-if TYPE_CHECKING:
-    from ..config.train_config import TrainConfig
-    from .request import Request, Section
+from .request import Request, Section
 
 
 class Reconciler(Validator):

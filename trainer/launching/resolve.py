@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ..config.train_config import TrainConfig
 from ..distributed.launcher import Launcher
 from ..errors import DEFAULT, ConfigError, LaunchError, Origin, Problem, Sourced
 from ..plan import Plan
 from .cpu_rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
 from .reconcile import Reconciler, choose_optimizer, choose_schedule
 from .request import Request
-
-if TYPE_CHECKING:
-    from ..config.train_config import TrainConfig
 
 # Fields of the plan that are as in the training config.
 _AS_CONFIGURED = (
@@ -170,10 +167,8 @@ def _fit_batch(
     if asked is None:
         return accumulation or 1
     unit = micro * (accumulation or 1) * world // tensor_parallel
-    if accumulation is None and asked % unit == 0:
-        return asked // unit
-    if accumulation is not None and asked == unit:
-        return accumulation
+    if asked == unit or (accumulation is None and asked % unit == 0):
+        return (accumulation or 1) * asked // unit
     parts = f"micro_batch_size {micro} x world_size {world}" + f" / tp_size {tensor_parallel}" * (tensor_parallel > 1)
     if accumulation is not None:
         rule = f"must be {parts} x accumulation_steps {accumulation} = {unit}; change one of them"

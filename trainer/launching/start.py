@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ..distributed.imports import uncollected
 from ..distributed.launcher import RANKS, Launcher, detect
 from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
 from ..plan import Plan
@@ -48,6 +49,7 @@ class Launched:
 
 
 @renamed_arguments(where="origins")
+@uncollected()
 def launch(
     config: TrainConfig,
     *,
@@ -156,6 +158,7 @@ def _take_gpu(plan: Plan, launcher: Launcher) -> None:
 
 def _accelerator(plan: Plan, launcher: Launcher, timeout: timedelta) -> Accelerator:
     import torch
+    import torch._dynamo  # every optimizer of torch imports it when it is made
     from accelerate import Accelerator, PartialState
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import DistributedType

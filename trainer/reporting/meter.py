@@ -12,7 +12,6 @@ import psutil
 import torch
 
 from ..text import size
-from .gpus import peak_of
 from .memory import PeakMemory
 
 T = TypeVar("T")
@@ -170,6 +169,8 @@ class Meter:
     def _utilisation(self, operations_per_second: float, precision: str) -> dict[str, float]:
         if self.device.type != "cuda":
             return {}
+        from .gpus import peak_of  # reads a table
+
         device = torch.cuda.get_device_properties(self.device)
         if precision == "fp32" and torch.backends.cuda.matmul.fp32_precision == "tf32":
             precision = "tf32"

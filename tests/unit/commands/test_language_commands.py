@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_language import conversation, save_model, save_rows
+from tiny_language import conversation, save_masked, save_model, save_rows
 
 from trainer.commands import cli
 from trainer.commands.whole_model import build_whole
@@ -44,6 +45,26 @@ def test_show_prints_documents_and_what_of_them_is_learnt(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert cli.main(["show", *words]) == 0
     assert "\x1b[32mGood day<|im_end|>\x1b[0m" in capsys.readouterr().out
+
+
+def test_show_prints_what_masked_and_classified_rows_teach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = save_rows(tmp_path / "rows.jsonl", [{"text": "To be or not", "label": "good"}, {"text": "to be."}])
+    settings = f"model: {save_masked(tmp_path / 'bert')}, data: {rows}, cache_dir: {tmp_path / 'cache'}"
+    path = tmp_path / "train.yaml"
+    path.write_text(f"task: trainer.language:MaskedLM\ntask_settings: {{{settings}}}\nmax_steps: 1\n")
+    assert cli.main(["show", str(path), "--task_settings.mask_probability=0.5"]) == 0
+    data, *lines = capsys.readouterr().out.splitlines()
+    assert data.split() == ["data", "2", "rows"]
+    for title, text in zip(lines[::2], lines[1::2], strict=True):
+        count = int(title.removesuffix(" of them are to be predicted").rpartition(" ")[2])
+        assert count > 1 and text.count("«") == text.count("»") == count
+    assert any("<|im_start|>«" in text for text in lines[1::2]), "the token that hides another one, and that one"
+    path.write_text(path.read_text().replace("MaskedLM", "SequenceClassifier"))
+    assert cli.main(["show", str(path), "--rows", "1"]) == 2, "the second text has no label"
+    save_rows(rows, [{"text": "To be or not", "label": "good"}])
+    capsys.readouterr()
+    assert cli.main(["show", str(path), "--rows", "1"]) == 0
+    assert re.fullmatch(r"data        1 rows\n== row 1: \d+ tokens\n.*To be or not.* «good»\n", capsys.readouterr().out)
 
 
 def test_show_answers_a_wrong_config_and_another_task_in_a_line(

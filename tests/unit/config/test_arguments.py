@@ -13,6 +13,7 @@ from launchers import ROOT
 from trainer.config.load import load_config
 from trainer.config.train_config import TrainConfig
 from trainer.config.validate import annotations_of
+from trainer.errors import ConfigError
 
 
 def test_paths_of_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,14 +45,23 @@ def test_paths_of_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -
         (["--max_steps", "010"], "max_steps: '010': must be a whole number or null; write 10"),
         (["--max_steps=1:30"], "max_steps: '1:30': must be a whole number or null"),
         (["-lr=3"], "'-lr=3': settings are written --key value or key=value"),
-        (
-            ["train.yaml"],
-            "'train.yaml': settings are written --key value or key=value; a file is given as --config train.yaml",
-        ),
+        (["train.txt"], "'train.txt': settings are written --key value or key=value"),
     ],
 )
 def test_mistakes_of_the_command_line(argv: list[str], message: str) -> None:
     assert problems("--task=a:B", "--epochs=1", *argv) == [f"command line: {message}"]
+
+
+def test_the_first_word_may_be_the_config(here: Path) -> None:
+    Path("train.yml").write_text("task: a:B\nepochs: 1\n")
+    loaded = load_config(["train.yml", "--epochs=3", "seed=4"])
+    assert (loaded.config_file, loaded.config.epochs, loaded.config.seed) == ("train.yml", 3, 4)
+    with pytest.raises(ConfigError) as wrong:
+        load_config(["--config=train.yml", "other.yml"])
+    assert str(wrong.value) == "command line: 'other.yml': settings are written --key value or key=value"
+    with pytest.raises(ConfigError) as missing:
+        load_config(["other.yml"])
+    assert str(missing.value) == "other.yml: the training config does not exist"
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

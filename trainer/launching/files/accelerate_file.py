@@ -54,9 +54,9 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
     dynamo, compiler = read_dynamo(entries["dynamo_config"], top.get("dynamo_backend"), check)
     request = Request(strategy="ddp" if asked == "MULTI_GPU" else "single", strategy_origin=origin or Origin(""))
     if asked == "FSDP":
-        fsdp, origins = read_fsdp(entries["fsdp_config"], check, request.strategy_origin)
-        dimensions, typed_at = read_dimensions(entries["parallelism_config"], world, check)
-        request = replace(request, strategy="fsdp", fsdp=fsdp | dimensions, origins=origins | typed_at)
+        dimensions = read_dimensions(entries["parallelism_config"], world, check)
+        fsdp, origins = read_fsdp(entries["fsdp_config"], dimensions, check, request.strategy_origin)
+        request = replace(request, strategy="fsdp", fsdp=fsdp, origins=origins)
     elif asked == "DEEPSPEED":
         request = _deepspeed(entries, machines, check, request.strategy_origin) or request
     request = _filled(request, said, check)

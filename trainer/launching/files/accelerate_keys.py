@@ -20,10 +20,6 @@ _ZERO = "zero_optimization"
 _WRITTEN_FLAT = ((), (_ZERO,), (_ZERO, "offload_optimizer"), (_ZERO, "offload_param"), ("fp16",), ("bf16",))
 
 
-def section_names() -> list[str]:
-    return list(table("accelerate")["sections"])
-
-
 def spellings(section: str) -> set[str]:
     """Return all names that a section of the file may hold."""
     arguments = accelerate_keys(section).keys()
@@ -36,7 +32,7 @@ def read_entries(doc: Document | None, flags: Entries, check: Validator) -> dict
     Null counts as absent; values at the top level that are of the wrong type are left out.
     """
     found = {}
-    for section in (TOP_LEVEL, *section_names()):
+    for section in (TOP_LEVEL, *table("accelerate")["sections"]):
         typed = {flag: entry for flag, entry in flags.items() if flag in accelerate_keys(section)}
         found[section] = (_section(doc, section, check) if doc else {}) | typed
     return found | {TOP_LEVEL: checked(TOP_LEVEL, found[TOP_LEVEL], check)}
@@ -44,7 +40,7 @@ def read_entries(doc: Document | None, flags: Entries, check: Validator) -> dict
 
 def _section(doc: Document, name: str, check: Validator) -> dict[str, Sourced[Any]]:
     above = () if name == TOP_LEVEL else (name,)
-    section, known, others = doc.at(*above), accelerate_keys(name), () if above else section_names()
+    section, known, others = doc.at(*above), accelerate_keys(name), () if above else table("accelerate")["sections"]
     if section is None or section.value is None:
         return {}
     if not isinstance(section.value, dict):
@@ -73,7 +69,7 @@ def _belongs(key: str, section: str) -> str:
         return "accelerate refuses it; write a # comment instead"
     if (full := f"{section}_{key}") in accelerate_keys(section):
         return f"did you mean {full!r}?"
-    if owners := [owner for owner in (TOP_LEVEL, *section_names()) if key in accelerate_keys(owner)]:
+    if owners := [owner for owner in (TOP_LEVEL, *table("accelerate")["sections"]) if key in accelerate_keys(owner)]:
         return "it belongs at the top level" if owners[0] == TOP_LEVEL else f"it belongs under {owners[0]}"
     for above in _WRITTEN_FLAT if section == "deepspeed_config" else ():
         for name in deepspeed_keys(above) or ():

@@ -14,7 +14,7 @@ from ...errors import ConfigError, Origin, Sourced
 from ...text import nearest
 from ..request import Request, Strategy
 from .fsdp_file import refuse_other_files
-from .sections import OWNER, read_optimizer, read_scheduler
+from .sections import OWNER, read_section
 from .tables import Entries, annotation, deepspeed_keys, table
 
 _COMPILE = "write compile: true in the training config, or dynamo_config in an accelerate YAML"
@@ -56,7 +56,7 @@ def _request(doc: Document, check: Validator) -> Request | None:
     stage = _stage(doc, check)
     values = read_values(doc, stage, check)
     precision = _precision(doc, check)
-    optimizer, scheduler = read_optimizer(doc, check), read_scheduler(doc, check)
+    optimizer, scheduler = (read_section(doc, key, check) for key in ("optimizer", "scheduler"))
     _check_offload(values, stage, check)
     if len(check.problems) > before or stage is None:
         return None

@@ -22,11 +22,14 @@ _OTHERS = {
 }
 
 
-def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Return the plugin's arguments, and the origins of those that were typed.
+def read_fsdp(
+    entries: Entries, dimensions: Entries, check: Validator, origin: Origin
+) -> tuple[dict[str, Any], dict[str, Origin]]:
+    """Return the plugin's arguments with the dimensions, and the origins of those that were typed.
 
     Args:
         entries: the section by launcher argument name.
+        dimensions: of ``read_dimensions``.
         origin: of the wish for FSDP, for what is missing.
     """
     known = table("accelerate")
@@ -48,19 +51,18 @@ def read_fsdp(entries: Entries, check: Validator, origin: Origin) -> tuple[dict[
     others = [entries[name] for name, other in known["fsdp_policies"].items() if name in entries and other != policy]
     check.idle([entry for entry in others if entry.value], f"no effect under fsdp_auto_wrap_policy {policy}")
     classes = _classes(entries.get(_CLASSES), check)
-    values |= {
+    typed = {name: entry for name, (entry, _) in plugin.items() if entry} | dict(dimensions)
+    values |= {name: entry.value for name, entry in dimensions.items()} | {
         "reshard_after_forward": reshard,
         "transformer_cls_names_to_wrap": classes if policy == "TRANSFORMER_BASED_WRAP" else None,
         "ignored_modules": values["ignored_modules"] or [],
     }
-    return values, {f"fsdp.{name}": entry.origin for name, (entry, _) in plugin.items() if entry}
+    return values, {f"fsdp.{name}": entry.origin for name, entry in typed.items()}
 
 
-def read_dimensions(
-    entries: Entries, world: Sourced[int] | None, check: Validator
-) -> tuple[dict[str, int], dict[str, Origin]]:
+def read_dimensions(entries: Entries, world: Sourced[int] | None, check: Validator) -> Entries:
     """Return how many groups of processes hold the whole model each (HSDP), and how many divide each layer (tensor
-    parallelism), with their origins; what is 1 is left out.
+    parallelism); what is 1 is left out.
 
     Args:
         entries: the section parallelism_config, of the right types.
@@ -72,7 +74,7 @@ def read_dimensions(
     if ranks is not None and world is not None and product * ranks.value not in (1, world.value):
         others = "".join(f"times {name} {entry.value} " for name, entry in more.items())
         check.refuse(ranks, f"{others}must be the number of processes, {world.value}")
-    return {name: entry.value for name, entry in more.items()}, {f"fsdp.{name}": e.origin for name, e in more.items()}
+    return more
 
 
 def _version(found: Sourced[Any] | None, check: Validator, origin: Origin) -> int:

@@ -7,7 +7,6 @@ would build.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from ...config.documents import Document
@@ -21,71 +20,17 @@ from .tables import table
 OWNER = "DeepSpeed's JSON"
 
 
-def read_optimizer(doc: Document, check: Validator) -> Section | None:
-    """Read the optimizer that the JSON asks for; None where it asks for none, or for one that cannot run."""
-    typed, params = _type_and_params(doc, "optimizer", check)
-    if typed is None:
-        return None
-    name = typed.value.lower()
-    if name not in table("deepspeed")["optimizers"]:
-        rule = "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are)"
-        check.refuse(typed, f"{rule}; build it in Task.build_optimizer, and remove this section")
-        return None
-    mode, by_torch = params.pop("adam_w_mode", None), params.get("torch_adam")
-    decoupled = name == "adamw" or check.read(bool, mode) is not False
-    ours = table("deepspeed")["optimizers"][name] if decoupled else "adam"
-    # torch's AdamW decays weights by default, DeepSpeed's own does not.
-    of_torch = {"sgd": "torch.SGD", "adamw": "torch.AdamW", "adam": "torch.Adam"}[ours]
-    is_torch = name == "sgd" or (by_torch is not None and by_torch.value is True)
-    taken = table("deepspeed")["settings"][of_torch if is_torch else "FusedAdam"]
-    if name != "sgd":
-        taken = taken | dict.fromkeys(("torch_adam", "fp32_optimizer_states"))
-    return _section(doc, "optimizer", ours, typed, params, taken, check)
+def read_section(doc: Document, key: str, check: Validator) -> Section | None:
+    """Return the section ``optimizer`` or ``scheduler`` in our words; what has none must be as this run is anyway.
 
-
-def read_scheduler(doc: Document, check: Validator) -> Section | None:
-    """Read the schedule that the JSON asks for; None where it asks for none, or for one that cannot run."""
-    typed, params = _type_and_params(doc, "scheduler", check)
-    if typed is None:
-        return None
-    schedules = table("deepspeed")["schedules"]
-    if typed.value not in schedules:
-        hint = "or set schedule in the training config, and remove this section"
-        check.refuse(typed, f"not offered; {did_you_mean(typed.value, schedules)} ({hint})")
-        return None
-    taken = table("deepspeed")["settings"][typed.value]
-    return _section(doc, "scheduler", schedules[typed.value], typed, params, taken, check)
-
-
-def _type_and_params(doc: Document, key: str, check: Validator) -> tuple[Sourced[str] | None, dict[str, Sourced[Any]]]:
-    """Return a section's type and its settings; None where there is no section that can be read."""
-    section, typed = doc.at(key), doc.at(key, "type")
-    if section is None or section.value is None:
-        return None, {}
-    params = section.value.get("params") if isinstance(section.value, dict) else []
-    params = {} if params is None else params
-    if typed is None or not isinstance(typed.value, str) or not isinstance(params, dict):
-        if not any(problem.key.startswith(f"{key}.") for problem in check.problems):
-            check.refuse(section, 'must be {"type": name, "params": {...}}')
-        return None, {}
-    names = (name for name in params if not name.startswith("_"))
-    return typed, {name: Sourced(params[name], doc.origin((key, "params", name))) for name in names}
-
-
-def _section(
-    doc: Document,
-    key: str,
-    name: str,
-    typed: Sourced[str],
-    params: Mapping[str, Sourced[Any]],
-    taken: Mapping[str, Any],
-    check: Validator,
-) -> Section:
-    """Return the section in our words; what has none must be as this run is anyway.
-
-    Args:
-        taken: the settings of the class that the section names, with their defaults.
+    None where there is no such section, and where it asks for what cannot run.
     """
+    typed, params = _type_and_params(doc, key, check)
+    if typed is None:
+        return None
+    name, taken = _schedule(typed, check) if key == "scheduler" else _optimizer(typed, params, check)
+    if not name:
+        return None
     ours, any_value = table("deepspeed")["ours"][key], table("deepspeed")["any_value"]
     annotations = {**annotations_of(TrainConfig), "warmup_type": Literal["linear", "log"]}
     values: dict[str, Sourced[Any]] = {}
@@ -107,3 +52,45 @@ def _section(
         for setting, default in silent.items()
     }
     return Section(name=name, typed=typed, origin=doc.origin((key,)), values=values, defaults=defaults)
+
+
+def _optimizer(typed: Sourced[str], params: dict[str, Sourced[Any]], check: Validator) -> tuple[str, dict[str, Any]]:
+    """Return our name of an optimizer, and the settings of its class with their defaults; "" where it cannot run."""
+    name = typed.value.lower()
+    if name not in table("deepspeed")["optimizers"]:
+        rule = "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are)"
+        check.refuse(typed, f"{rule}; build it in Task.build_optimizer, and remove this section")
+        return "", {}
+    mode, by_torch = params.pop("adam_w_mode", None), params.get("torch_adam")
+    decoupled = name == "adamw" or check.read(bool, mode) is not False
+    ours = table("deepspeed")["optimizers"][name] if decoupled else "adam"
+    # torch's AdamW decays weights by default, DeepSpeed's own does not.
+    of_torch = {"sgd": "torch.SGD", "adamw": "torch.AdamW", "adam": "torch.Adam"}[ours]
+    is_torch = name == "sgd" or (by_torch is not None and by_torch.value is True)
+    taken = table("deepspeed")["settings"][of_torch if is_torch else "FusedAdam"]
+    return ours, taken if name == "sgd" else taken | dict.fromkeys(("torch_adam", "fp32_optimizer_states"))
+
+
+def _schedule(typed: Sourced[str], check: Validator) -> tuple[str, dict[str, Any]]:
+    """Return our name of a schedule, and the settings of its class with their defaults; "" where it cannot run."""
+    schedules = table("deepspeed")["schedules"]
+    if typed.value not in schedules:
+        hint = "or set schedule in the training config, and remove this section"
+        check.refuse(typed, f"not offered; {did_you_mean(typed.value, schedules)} ({hint})")
+        return "", {}
+    return schedules[typed.value], table("deepspeed")["settings"][typed.value]
+
+
+def _type_and_params(doc: Document, key: str, check: Validator) -> tuple[Sourced[str] | None, dict[str, Sourced[Any]]]:
+    """Return a section's type and its settings; None where there is no section that can be read."""
+    section, typed = doc.at(key), doc.at(key, "type")
+    if section is None or section.value is None:
+        return None, {}
+    params = section.value.get("params") if isinstance(section.value, dict) else []
+    params = {} if params is None else params
+    if typed is None or not isinstance(typed.value, str) or not isinstance(params, dict):
+        if not any(problem.key.startswith(f"{key}.") for problem in check.problems):
+            check.refuse(section, 'must be {"type": name, "params": {...}}')
+        return None, {}
+    names = (name for name in params if not name.startswith("_"))
+    return typed, {name: Sourced(params[name], doc.origin((key, "params", name))) for name in names}

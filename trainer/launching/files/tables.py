@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-
 from ...config.annotations import About
+from ...config.documents import read_table
 from ...config.validate import Validator
 from ...errors import Sourced
 
@@ -23,11 +22,9 @@ _TYPES = {"bool": bool, "flag": bool, "int": int, "whole": float, "number": floa
 _LIMITS = {">=": "minimum", ">": "above", "<=": "maximum", "<": "below"}
 
 
-@functools.cache
 def table(name: str) -> dict[str, Any]:
     """Read a table: ``accelerate`` or ``deepspeed``."""
-    found: dict[str, Any] = yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
-    return found
+    return read_table(Path(__file__).with_name(f"{name}.yaml"))
 
 
 def annotation(spec: str | list[str], *, any_case: bool = False) -> Any:

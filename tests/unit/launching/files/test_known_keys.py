@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from launch_texts import DDP, Write, complaint
 
 from trainer.launching.files.accelerate_file import read_accelerate_file
-from trainer.launching.files.accelerate_keys import section_names, spellings
+from trainer.launching.files.accelerate_keys import spellings
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
-from trainer.launching.files.tables import accelerate_keys, deepspeed_keys
+from trainer.launching.files.tables import accelerate_keys, deepspeed_keys, table
 
 
 def _typos(key: str) -> st.SearchStrategy[str]:
@@ -38,7 +38,7 @@ def _one_letter_away(left: str, right: str) -> bool:
     return len(long) - len(short) == 1 and any(long[:i] + long[i + 1 :] == short for i in range(len(long)))
 
 
-NESTED = sorted((name, key) for name in section_names() for key in accelerate_keys(name))
+NESTED = sorted((name, key) for name in table("accelerate")["sections"] for key in accelerate_keys(name))
 PATHS: list[tuple[str, ...]] = [
     (),
     ("zero_optimization",),
@@ -62,7 +62,7 @@ JSON_KEYS = sorted((path, key) for path in PATHS for key in deepspeed_keys(path)
 def test_a_typo_in_a_nested_key_is_answered_by_the_key(data: st.DataObject, tmp_path_factory: Any) -> None:
     name, key = data.draw(st.sampled_from(NESTED))
     typo = data.draw(_typos(key))
-    others = {one for section in section_names() for one in spellings(section)}
+    others = {one for section in table("accelerate")["sections"] for one in spellings(section)}
     assume(typo not in others)
     assume(not any(_one_letter_away(typo, other) for other in others - {key}))
     path = tmp_path_factory.getbasetemp() / "typo.yaml"
