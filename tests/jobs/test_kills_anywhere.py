@@ -66,7 +66,7 @@ def test_whatever_is_killed_goes_on_anywhere(tmp_path: Path) -> None:
 
     def train(strategy: str, world: int, output_dir: Path) -> Job:
         words = [*commands[strategy, world], *JOB, "--micro_batch_size", str(24 // world)]
-        return run(words, output_dir)
+        return run(words, output_dir, timeout=3600)  # whatever else the machine does
 
     expected, newest, counts = losses(train("single", 1, tmp_path / "whole").ok()), 0, Counter[str]()
     while counts["killed"] < KILLS:
