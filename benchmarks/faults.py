@@ -39,6 +39,11 @@ ROWS = [
     ("torchrun", "zero3", "waits", "evaluation"),
     ("accelerate", "ddp", "loader", "data"),
     ("torchrun", "fsdp", "meets alone", "step"),
+    ("torchrun", "fsdp", "raises", "step"),
+    ("deepspeed", "zero2", "nan", "step"),
+    ("accelerate", "zero3", "loader killed", "data"),
+    ("torchrun", "zero1", "SIGTERM", "step"),
+    ("accelerate", "ddp", "SIGTERM to the launcher", "step"),
 ]
 
 
@@ -47,14 +52,15 @@ def row(launcher: str, strategy: str, fault: str, at: str, folder: Path) -> str:
     settings = {"fault": fault, "at": at, "stamp": stamp}
     typed = [word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))]
     words = [
-        *command(launcher, strategy), "--config", "examples/configs/digits_cnn.yaml", "--max_steps", "12",
+        *command(launcher, strategy), "--config", "examples/configs/digits_cnn.yaml", "--max_steps", "60",
+        *(["--workers", "1"] if fault == "loader killed" else []),
         "--task", "tests.workers.faults:Faulty", "--save_every", "3", "--eval_every", "5", *typed,
     ]  # fmt: skip
     job = run(words, folder / "run", environment={"PYTHONFAULTHANDLER": ""})
     ended = time.time()
     began = float(stamp.read_text())
     said = re.search(r"(\d{4}-\S+ \S+) the job ends", job.err)
-    named = f"{datetime.fromisoformat(said[1]).timestamp() - began:.1f} s" if said else "never"
+    named = f"{datetime.fromisoformat(said[1]).timestamp() - began:.1f} s" if said else "as it ended"
     text = re.search(r"^rank 1 ([^(:\n]*)", job.err, re.MULTILINE)
     told = text[1].strip() if text else ""
     return f"| {fault} | {at} | {strategy}, {launcher} | {named} | {ended - began:.1f} s | {told} |"

@@ -11,8 +11,10 @@ Users' mistakes are exceptions of this tree; broken invariants are asserts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -38,6 +40,17 @@ class DataError(TrainerError, ValueError):
 
 class CheckpointError(TrainerError, ValueError):
     """Files of a run cannot be written or read."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Turn an ``OSError`` of the block into a ``CheckpointError``: that a disk is full is told in one line."""
+    try:
+        yield path
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be written: {error.strerror}; once it can, resume: auto goes on from the newest checkpoint"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -3,26 +3,71 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
-from launchers import Job, command, run
+from launchers import ROOT, Job, command, run
 
 # The fault comes in step 8, or the evaluation at 7: the checkpoint of step 3 is complete since the save at 6.
 ARGUMENTS = [
     "--config", "examples/configs/digits_cnn.yaml", "--task", "tests.workers.faults:Faulty", "--warmup_steps", "0",
-    "--max_steps", "12", "--log_every", "1", "--save_every", "3", "--eval_every", "7", "--keep_last", "9",
+    "--log_every", "1", "--save_every", "3", "--eval_every", "7", "--keep_last", "9",
 ]  # fmt: skip
 GONE, STOPPED, STILL = "is gone without a word", "is stopped, or its machine is", "stands still"
+FULL = "^rank 0: .*/run/.*: cannot be written: No space left on device; once it can, resume: auto goes on"
 HUNG = "nothing in the job went on for 10 s"
 
 
-def train(launcher: str, strategy: str, folder: Path, *arguments: str, **settings: object) -> Job:
+def train(
+    launcher: str,
+    strategy: str,
+    folder: Path,
+    *arguments: str,
+    steps: int = 12,
+    inside: Sequence[str] = (),
+    **settings: object,
+) -> Job:
     settings = {"stamp": folder / "stamp", **settings}
     typed = [word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))]
-    words = [*command(launcher, strategy), *ARGUMENTS, *typed, *arguments]
+    words = [*inside, *command(launcher, strategy), *ARGUMENTS, "--max_steps", str(steps), *typed, *arguments]
     return run(words, folder / "run", environment={"PYTHONFAULTHANDLER": ""})  # which would take crashes to stderr
+
+
+@cache
+def unbroken(strategy: str, folder: Path, steps: int = 12) -> Job:
+    return train("ranks", strategy, folder / f"{strategy}-{steps}", steps=steps).ok()
+
+
+def assert_same_end(resumed: Job, whole: Job) -> None:
+    assert [row["step"] for row in resumed.rows if "loss" in row] == list(range(1, len(whole.losses) + 1))
+    assert resumed.losses == whole.losses
+    assert evaluations(resumed) == evaluations(whole)
+    ours, theirs = (path.output_dir / "model" / "model.safetensors" for path in (resumed, whole))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def evaluations(job: Job) -> list[dict[str, float]]:
+    return [
+        {k: v for k, v in row.items() if k == "step" or k.startswith("eval/")} for row in job.rows if "eval/loss" in row
+    ]
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[tuple[list[str], Path]]:
+    """A disk of 4 MiB at ``folder``, which those processes see that the words start, and others below the path."""
+    folder.mkdir()
+    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4M none "$0" && echo && cat']
+    with subprocess.Popen([*words, folder], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None and holder.stdout is not None and holder.stdout.readline()
+        inside = ["nsenter", "--target", str(holder.pid), "--user", "--mount", "--preserve-credentials", "--wd"]
+        yield inside, Path(f"/proc/{holder.pid}/root") / folder.relative_to("/")
+        holder.stdin.close()
 
 
 def quick_or_slow(*cases: tuple[str, ...]) -> list[object]:
@@ -51,7 +96,7 @@ def quick_or_slow(*cases: tuple[str, ...]) -> list[object]:
     ),
 )
 def test_a_rank_that_is_lost_is_named_and_the_run_goes_on(
-    launcher: str, strategy: str, fault: str, at: str, rank: str, said: str, tmp_path: Path
+    launcher: str, strategy: str, fault: str, at: str, rank: str, said: str, tmp_path: Path, folder: Path
 ) -> None:
     job = train(launcher, strategy, tmp_path, fault=fault, at=at, rank=rank)
     seconds = time.time() - float((tmp_path / "stamp").read_text()) if (tmp_path / "stamp").exists() else 0.0
@@ -69,10 +114,58 @@ def test_a_rank_that_is_lost_is_named_and_the_run_goes_on(
         assert re.search(r'^  File ".*faults.py", line \d+ in _fail$', job.err, re.MULTILINE)
 
     resumed = train(launcher, strategy, tmp_path, "--resume", "auto").ok()
-    unbroken = train("ranks", strategy, tmp_path / "unbroken").ok()
-    assert [row["step"] for row in resumed.rows if "loss" in row] == list(range(1, 13))
-    assert resumed.losses == unbroken.losses
-    assert resumed.evaluation == unbroken.evaluation
+    assert_same_end(resumed, unbroken(strategy, folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "strategy", "fault", "at", "workers", "steps", "said"),
+    [
+        ("torchrun", "fsdp", "raises", "step", 0, 12, "RuntimeError: the cat sat on the keyboard"),
+        ("deepspeed", "zero2", "nan", "step", 0, 12, "step 8: the loss on rank 1 is nan, of samples "),
+        ("accelerate", "zero3", "loader killed", "data", 1, 12, r"worker \(pid \d+\) is killed by signal: Killed"),
+        ("torchrun", "zero1", "SIGTERM", "step", 0, 60, "stopped by SIGTERM at step "),
+        ("accelerate", "ddp", "SIGTERM to the launcher", "step", 0, 60, ""),
+        ("torchrun", "fsdp", "SIGTERM to all processes", "step", 1, 60, ""),
+    ],
+)
+def test_a_run_that_fails_or_is_stopped_goes_on(
+    launcher: str, strategy: str, fault: str, at: str, workers: int, steps: int, said: str, tmp_path: Path, folder: Path
+) -> None:
+    loaders = ["--workers", str(workers)]
+    job = train(launcher, strategy, tmp_path, *loaders, steps=steps, fault=fault, at=at)
+    seconds = time.time() - float((tmp_path / "stamp").read_text())
+    assert job.code != 0 and seconds < 60
+    assert re.search(said, job.err), job.err[-4000:]
+    assert "the job ends; its ranks" not in job.err, "it was no loss of a rank"
+    resumed = train(launcher, strategy, tmp_path, *loaders, "--resume", "auto", steps=steps).ok()
+    assert_same_end(resumed, unbroken(strategy, folder, steps))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "strategy", "fault", "at", "undo", "said"),
+    [
+        ("torchrun", "ddp", "fills the disk", "step", "rm {}/filled", FULL),
+        ("accelerate", "fsdp", "fills the disk", "save", "rm {}/filled", FULL),
+        ("torchrun", "fsdp", "fills the disk and waits", "step", "rm {}/filled", "rank 1 stands still"),
+        (
+            "deepspeed", "zero3", "is read-only", "step", "umount {}/run/checkpoints",
+            "the checkpoint of step 6 was not saved: .*Read-only file system",
+        ),
+    ],
+)  # fmt: skip
+def test_a_disk_that_takes_no_more_is_named_and_the_run_goes_on(
+    launcher: str, strategy: str, fault: str, at: str, undo: str, said: str, tmp_path: Path, folder: Path
+) -> None:
+    with small_disk(tmp_path / "disk") as (inside, seen):
+        job = train(launcher, strategy, tmp_path / "disk", inside=inside, fault=fault, at=at)
+        seconds = time.time() - float((seen / "stamp").read_text())
+        assert job.code != 0 and seconds < 60
+        assert re.search(said, job.err, re.MULTILINE) and "rank 0: Traceback" not in job.err, job.err[-4000:]
+        subprocess.run([*inside, *undo.format(tmp_path / "disk").split()], check=True)
+        train(launcher, strategy, tmp_path / "disk", "--resume", "auto", inside=inside).ok()
+        assert_same_end(replace(job, output_dir=seen / "run"), unbroken(strategy, folder))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launchers import launch_file, ranks, starter_id
+from launchers import Job, layouts, run, starter_id
 
 from trainer.checkpoint import discover
 
@@ -27,23 +27,10 @@ JOB = [
     "--global_batch_size", "24", "--schedule", "linear", "--resume", "auto", "--eps", "1e-4",
     "--save_every", "2", "--keep_last", "1", "--keep_every", "20",
 ]  # fmt: skip
-LAYOUTS = [("single", 1), *((name, world) for name in ("ddp", "fsdp", "zero1", "zero2", "zero3") for world in (2, 3))]
 
 
-def train(layout: tuple[str, int], run: Path, files: Path) -> int:
-    strategy, world = layout
-    file = files / f"{strategy}{world}.yaml"
-    if not file.exists():
-        launch_file(file, strategy, world)
-    words = ["examples/train.py", "--accel_config", file, *JOB, "--micro_batch_size", 24 // world]
-    done = ranks([*words, "--output_dir", run], 0 if world == 1 else world)
-    (files / "said").write_text(f"{layout} {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
-    return done.returncode
-
-
-def losses(run: Path) -> dict[int, float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+def losses(job: Job) -> dict[int, float]:
+    found = [(row["step"], row["loss"]) for row in job.rows if "loss" in row]
     assert [step for step, _ in found] == [*range(1, len(found) + 1)], "each step once"
     return dict(found)
 
@@ -75,28 +62,32 @@ class Killer(threading.Thread):
 @pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
 def test_whatever_is_killed_goes_on_anywhere(tmp_path: Path) -> None:
-    draw, run, whole = random.Random(KILLS), tmp_path / "run", tmp_path / "whole"
-    assert train(("single", 1), whole, tmp_path) == 0
-    expected, newest, counts = losses(whole), 0, Counter[str]()
+    commands, draw, folder = layouts(tmp_path), random.Random(KILLS), tmp_path / "run"
+
+    def train(strategy: str, world: int, output_dir: Path) -> Job:
+        words = [*commands[strategy, world], *JOB, "--micro_batch_size", str(24 // world)]
+        return run(words, output_dir, timeout=3600)  # whatever else the machine does
+
+    expected, newest, counts = losses(train("single", 1, tmp_path / "whole").ok()), 0, Counter[str]()
     while counts["killed"] < KILLS:
-        layout = draw.choice(LAYOUTS)
-        killer = Killer(run, draw.uniform(0, 0.6), every=draw.random() < 0.5)
+        strategy, world = draw.choice([*commands])
+        killer = Killer(folder, draw.uniform(0, 0.6), every=draw.random() < 0.5)
         killer.start()
-        code = train(layout, run, tmp_path)
+        job = train(strategy, world, folder)
         killer.over.set()
         killer.join()
-        said = (tmp_path / "said").read_text()
-        assert killer.struck or code == 0, f"nobody killed it, and it failed: {said}"
-        found = [discover.verify(one) for one in discover.listing(run / "checkpoints")]
+        said = f"{strategy} {world} {job.code}\n{job.out[-3000:]}\n{job.err[-6000:]}"
+        assert killer.struck or job.code == 0, f"nobody killed it, and it failed: {said}"
+        found = [discover.verify(one) for one in discover.listing(folder / "checkpoints")]
         assert [one.problem for one in found if one.problem] == [], "what has a name is whole"
         reached = max((one.step for one in found), default=0)
         assert reached >= newest, f"step {newest} was there, and now {reached} is the newest: {said}"
         newest = reached
-        counts["killed" if code else "finished"] += 1
-        counts[f"{layout[0]} {layout[1]}"] += 1
+        counts["killed" if job.code else "finished"] += 1
+        counts[f"{strategy} {world}"] += 1
         (tmp_path / "counts.json").write_text(json.dumps(counts))  # so far, for who waits
-        if code == 0:
-            assert losses(run) == pytest.approx(expected, rel=1e-5)
+        if job.code == 0:
+            assert losses(job) == pytest.approx(expected, rel=1e-5)
             assert [one.step for one in found] == [STEPS, 40, 20]
-            shutil.rmtree(run)
+            shutil.rmtree(folder)
             newest = 0

@@ -109,6 +109,17 @@ def launch_file(path: Path, how: str, world: int = 2, mixed_precision: str | Non
     return path
 
 
+def layouts(files: Path) -> dict[tuple[str, int], list[str]]:
+    """Return the command of one process, and of each strategy on two and three, by strategy and number of processes.
+
+    Args:
+        files: the folder that gets a launch file for each.
+    """
+    worlds = [("single", 1), *((name, world) for name in STRATEGIES for world in (2, 3))]
+    paths = {(name, world): launch_file(files / f"{name}{world}.yaml", name, world) for name, world in worlds}
+    return {layout: command("ranks", str(path), layout[1] if layout[1] > 1 else 0) for layout, path in paths.items()}
+
+
 def run(
     words: Sequence[str], output_dir: Path, *, timeout: float = 300, environment: Mapping[str, str] | None = None
 ) -> Job:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,15 @@ class Terminated(DigitsCNN):
 
 @dataclass(frozen=True, kw_only=True)
 class DiesOnce(DigitsCNN):
-    """Rank 1 is killed in the fifth step of the first attempt, as by a machine that goes down."""
+    """Rank 1 is killed in some micro-batch of the first attempt, as by a machine that goes down."""
+
+    at: int = field(default=5, compare=False)
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         global calls
         calls += 1
         first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-        if calls == 5 and first and os.environ.get("RANK") == "1":
+        if calls == self.at and first and os.environ.get("RANK") == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         return super().training_step(model, batch)
 

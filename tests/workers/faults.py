@@ -6,13 +6,16 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -49,6 +52,24 @@ def _meet_alone() -> None:
     dist.barrier()
 
 
+def _raise() -> None:
+    raise RuntimeError("the cat sat on the keyboard")
+
+
+def _ask_to_stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _ask_the_launcher_to_stop() -> None:
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(1)  # until it has handed that on
+
+
+def _ask_everyone_to_stop() -> None:
+    for process in (launcher := psutil.Process(os.getppid()), *launcher.children(recursive=True)):
+        process.terminate()
+
+
 FAULTS = {
     "killed": _kill,
     "stopped": _stop,
@@ -57,14 +78,18 @@ FAULTS = {
     "vanishes": _vanish,
     "waits": _wait_for_ever,
     "meets alone": _meet_alone,
+    "raises": _raise,
+    "SIGTERM": _ask_to_stop,
+    "SIGTERM to the launcher": _ask_the_launcher_to_stop,
+    "SIGTERM to all processes": _ask_everyone_to_stop,
 }
 
 
 class StuckImages:
-    """Images that come no more after a while."""
+    """Images that come no more after a while: the process that loads them waits for ever, or is killed."""
 
-    def __init__(self, images: Any, after: int, stamp: str) -> None:
-        self.images, self.left, self.stamp = images, after, stamp
+    def __init__(self, images: Any, after: int, stamp: str, fault: Callable[[], None]) -> None:
+        self.images, self.left, self.stamp, self.fault = images, after, stamp, fault
 
     def __len__(self) -> int:
         return len(self.images)
@@ -73,7 +98,7 @@ class StuckImages:
         self.left -= 1
         if self.left < 0:
             Path(self.stamp).write_text(str(time.time()))
-            _wait_for_ever()
+            self.fault()
         return self.images[index]
 
 
@@ -82,8 +107,10 @@ class Faulty(DigitsCNN):
     """Trains until one rank has a fault, and writes the time of it to a file.
 
     Args:
-        fault: a key of FAULTS, ``loader``, or what is none: ``busy`` (computes for ``busy_seconds`` while the others
-            wait), ``asleep on the network`` (waits as long for an answer) and ``sleeps``.
+        fault: a key of FAULTS, ``loader`` or ``loader killed``, ``nan`` (the loss), ``fills the disk`` (where ``stamp``
+            is), ``fills the disk and waits``, ``is read-only`` (the folder of checkpoints beside ``stamp``), or what
+            is none: ``busy`` (computes for ``busy_seconds`` while the others wait), ``asleep on the network`` (waits
+            as long for an answer) and ``sleeps``.
         at: ``step``, ``evaluation``, ``save`` (its files are written) or ``export``.
         after: calls of training_step.
     """
@@ -98,10 +125,9 @@ class Faulty(DigitsCNN):
 
     def build_data(self) -> Data:
         data = super().build_data()
-        if self.fault == "loader" and self._here():
-            return Data(
-                train=StuckImages(data.train, 260, self.stamp), evaluation=data.evaluation, collate=data.collate
-            )
+        if self.fault in ("loader", "loader killed") and self._here():
+            fault = _wait_for_ever if self.fault == "loader" else _kill
+            return replace(data, train=StuckImages(data.train, 260, self.stamp, fault))
         return data
 
     def build_model(self) -> nn.Module:
@@ -122,6 +148,8 @@ class Faulty(DigitsCNN):
         calls += 1
         if self.fault and self.at == "step" and calls == self.after and self._here():
             self._fail()
+            if self.fault == "nan":
+                return super().training_step(model, batch) * float("nan")
         return super().training_step(model, batch)
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Any:
@@ -145,5 +173,17 @@ class Faulty(DigitsCNN):
                 ours.makefile("rb").read(1)
         elif self.fault == "sleeps":
             time.sleep(self.busy_seconds)
+        elif self.fault.startswith("fills the disk"):
+            with open(Path(self.stamp).with_name("filled"), "wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+            if self.fault.endswith("and waits"):
+                _wait_for_ever()
+        elif self.fault == "is read-only":
+            folder = Path(self.stamp).with_name("run") / "checkpoints"
+            for words in (["--bind", folder, folder], ["-o", "remount,bind,ro", folder]):
+                subprocess.run(["mount", *words], check=True)
+        elif self.fault == "nan":
+            pass
         else:
             FAULTS[self.fault]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import psutil
 from .launcher import is_alive
 
 _IDLE_SHARE = 0.05  # of a core: what threads in the background use of a process that stands still, these included
+WATCH = "watch"  # the name of its threads
 _HERE = str(Path(__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
 _WATCHDOG = str(Path(_HERE, "watchdog.py"))
@@ -67,21 +69,25 @@ def _cores(process: psutil.Process) -> float:
 
 
 def _is_active(process: psutil.Process) -> bool:
-    """Tell whether the main thread of a process is runnable (others may have the cores), or any waits for a disk.
-
-    Other threads are runnable for a moment twice a second: those that look at the neighbour.
-    """
-    folder = Path(f"/proc/{process.pid}/task")
+    """Tell whether a thread of a process is runnable (others may have the cores), or waits for a disk."""
     with contextlib.suppress(OSError):  # another system, or the process just ended
-        states = {task: _state(folder / task) for task in os.listdir(folder)}
-        return states.get(str(process.pid)) == "R" or "D" in states.values()
+        return any(map(_works, Path(f"/proc/{process.pid}/task").iterdir()))
     return False
 
 
-def _state(task: Path) -> str:
+def _works(task: Path) -> bool:
+    # Those of the watch are runnable for a moment twice a second: they look at the neighbour.
     with contextlib.suppress(OSError):  # a thread that just ended
-        return (task / "stat").read_text().rpartition(")")[2].split()[0]
-    return ""
+        name, _, fields = (task / "stat").read_text().partition("(")[2].rpartition(")")
+        state = fields.split()[0]
+        return state == "D" or (state == "R" and name != WATCH)
+    return False
+
+
+def name_watch() -> None:
+    """Name this thread, and those that it starts from now on, as threads of the watch."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(WATCH)
 
 
 def lives(pid: int) -> bool:

@@ -20,15 +20,15 @@ def restarts() -> int:
 def connect_attempt(backend: str) -> None:
     """Connect the ranks of a job that was started again, under names of this attempt's own. Collective.
 
-    The static rendezvous, which torchrun and accelerate take by default, keeps one store for all attempts; in it torch
-    finds the addresses of processes that are gone. Others (c10d, etcd) make a new one, and there agents that came later
-    count other attempts.
+    One store serves all attempts of torchrun and accelerate, and in it torch finds the addresses of processes that are
+    gone: then ranks wait for them for ever. Several agents of c10d or etcd count other attempts where one came later,
+    so they are left to torch.
     """
     alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
     if alone or not restarts() or dist.is_initialized():
         return
     named = " ".join(word for process in launcher_processes()[:1] for word in process.cmdline())
-    if re.search(r"c10d|etcd|--standalone", named):
+    if int(os.environ.get("GROUP_WORLD_SIZE") or 1) > 1 and re.search(r"c10d|etcd", named):
         return
     store, rank, world_size = next(rendezvous("env://"))
     attempt = PrefixStore(f"attempt_{restarts()}", store)

@@ -36,7 +36,7 @@ import psutil
 
 from ..errors import TrainerError
 from ..text import columns
-from .activity import Idleness, doing, frames_of, lives
+from .activity import Idleness, doing, frames_of, lives, name_watch
 from .exit import claim_first_error, end_at_once, is_lost_peer
 from .launcher import launcher_processes
 
@@ -157,6 +157,7 @@ class Watchdog:
     # -- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        name_watch()
         woke = asked = time.monotonic()
         looking: threading.Thread | None = None
         while not self._ended.wait(_PERIOD_SECONDS if self._neighbour and not self._failed else _PERIOD_SECONDS / 10):
@@ -340,7 +341,8 @@ class Watchdog:
         if message and self._is_claimed(take=True):
             message = ""
         if message:
-            self._log(message)
+            with contextlib.suppress(TrainerError):  # a full disk must not keep the job
+                self._log(message)
         end_at_once(message, before=lambda: self._ask(self._end_others))
 
     def _end_others(self) -> None:

@@ -64,7 +64,8 @@ class Attempts:
         if self.directory.main and (now or time.monotonic() >= self._next):
             self._next = time.monotonic() + _EVERY_SECONDS
             path = self.directory.path / FILE
-            part_of(path).write_text(json.dumps([asdict(one) for one in self._all(step)], indent=1) + "\n")
+            rows = json.dumps([asdict(one) for one in self._all(step)], indent=1)
+            self.directory.write(part_of(path).name, rows + "\n")
             os.replace(part_of(path), path)
 
     def account(self, step: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..checkpoint.export import exported_file
 from ..checkpoint.store import is_ours
 from ..checkpoint.untrusted import read_json
 from ..distributed.agreement import Agreement
-from ..errors import DEFAULT, ConfigError, Origin, Problem
+from ..errors import DEFAULT, ConfigError, Origin, Problem, writing
 from .lock import LOCK, FolderLock, Locked
 
 CHECKPOINTS = "checkpoints"
@@ -43,6 +43,9 @@ class RunDirectory:
         path: the folder; parents are made.
         main: whether this is the main process.
         origin: of ``output_dir``, for messages.
+
+    Raises:
+        CheckpointError: from what writes: the disk is full, or not to be written.
     """
 
     def __init__(self, path: str, *, main: bool, origin: Origin = DEFAULT) -> None:
@@ -154,13 +157,12 @@ class RunDirectory:
 
     def write(self, name: str, text: str) -> None:
         """Write a small file."""
-        if self.main:
-            (self.path / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        self._write(name, "wb", text)
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl. JSON has no NaN: such values become null."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self._append("metrics.jsonl", json.dumps(clean))
+        self._write("metrics.jsonl", "ab", json.dumps(clean) + "\n")
 
     def cut_rows(self, step: int) -> None:
         """Drop the rows of metrics.jsonl after ``step``: those steps are trained again, and each has one row."""
@@ -174,12 +176,12 @@ class RunDirectory:
 
     def line(self, text: str, *, from_any: bool = False) -> None:
         """Append to log.txt; with ``from_any`` from whichever rank calls it."""
-        self._append("log.txt", text, from_any=from_any)
+        self._write("log.txt", "ab", text + "\n", from_any=from_any)
 
-    def _append(self, name: str, text: str, *, from_any: bool = False) -> None:
+    def _write(self, name: str, mode: str, text: str, *, from_any: bool = False) -> None:
         if self.main or from_any:
-            with open(self.path / name, "ab") as file:
-                file.write((text + "\n").encode(errors="backslashreplace"))  # odd path names
+            with writing(self.path / name) as path, open(path, mode) as file:
+                file.write(text.encode(errors="backslashreplace"))  # odd path names
 
 
 def _step_of(row: bytes) -> float:

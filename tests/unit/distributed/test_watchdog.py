@@ -165,6 +165,37 @@ def test_what_comes_and_goes_works_for_who_started_it() -> None:
     assert time.monotonic() < end, "it was taken for idle"
 
 
+STARVED = """
+import os, sys, threading
+from trainer.distributed.activity import name_watch
+def work():
+    if sys.argv[1] == "watch":
+        name_watch()
+    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+    print(flush=True)
+    while True: sum(range(1000000))
+threading.Thread(target=work).start()
+"""
+
+
+def test_a_thread_that_gets_no_core_is_not_idle_but_those_of_the_watch_are() -> None:
+    """As gloo's are on a machine with too many processes, while the main thread waits for them."""
+    pinned = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), sys.executable, "-c"]
+    starved = [subprocess.Popen([*pinned, STARVED, name], stdout=subprocess.PIPE) for name in ("gloo", "watch")]
+    for process in starved:
+        assert process.stdout is not None and process.stdout.readline()
+        process.stdout.close()
+    rivals = [subprocess.Popen([*pinned, "while True: pass"]) for _ in range(3)]
+    looked_at, end = [Idleness(psutil.Process(process.pid)) for process in starved], time.monotonic() + 2.5
+    while time.monotonic() < end:
+        time.sleep(0.1)
+        others, watchs = (idleness.seconds(watched=1.0) for idleness in looked_at)
+    for process in (*starved, *rivals):
+        process.kill()
+        process.wait()
+    assert others < 1.0 < watchs
+
+
 def test_a_process_that_ended_does_not_live(child: subprocess.Popen[str]) -> None:
     assert lives(child.pid)
     child.kill()

@@ -11,7 +11,8 @@ import pytest
 from one_process import checkpoint, fit, losses, rows, steps
 from run_folders import everything
 
-from trainer import ConfigError
+from trainer import CheckpointError, ConfigError
+from trainer.reporting.directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -122,3 +123,14 @@ def test_a_refused_run_leaves_no_trace(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="output_dir"):
             fit(tmp_path, **settings)  # type: ignore[arg-type]
     assert everything(tmp_path) | {str(tmp_path): before[str(tmp_path)]} == before
+
+
+def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "summary.json"):
+        (tmp_path / name).symlink_to("/dev/full")
+    directory = RunDirectory(str(tmp_path), main=True)
+    said = f"^{tmp_path}/[a-z.]+: cannot be written: No space left on device; once it can, resume: auto goes on"
+    with pytest.raises(CheckpointError, match=said):
+        directory.row({"step": 1})
+    with pytest.raises(CheckpointError, match=said):
+        directory.write("summary.json", "{}")
