@@ -31,12 +31,8 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview], name: str | None
     digest, count = xxhash.xxh3_128(), 0
     with open(path, "xb") as file:
         for part in parts:
-            view = memoryview(part).cast("B")
-            for low in range(0, len(view), CHUNK):
-                chunk = view[low : low + CHUNK]
-                digest.update(chunk)
-                file.write(chunk)
-            count += len(view)
+            digest.update(part)
+            count += file.write(part)
         file.flush()
         os.fsync(file.fileno())
     return FileFact(name or path.name, count, digest.hexdigest())

@@ -68,8 +68,9 @@ class Ranges:
         self._pieces: dict[tuple[str, str], list[Piece]] = {}
         for kind, name, piece in found:
             self._pieces.setdefault((kind, name), []).append(piece)
-        for pieces in self._pieces.values():
-            pieces.sort(key=lambda piece: piece.start)
+        for (kind, name), pieces in self._pieces.items():
+            if len({piece.entry.dtype for piece in pieces}) > 1:
+                raise CheckpointError(f"{kind} {name}: stands there in several dtypes")
 
     def names(self, kind: str) -> list[str]:
         """List the tensors of which this is kept."""
@@ -109,24 +110,31 @@ class Ranges:
         Raises:
             CheckpointError: some of the range is in no file, or a file is cut.
         """
-        if columns is not None and out.numel():
-            # Files hold whole rows mostly: rows are read by chunks, and what lies in between is dropped.
-            rows = max(1, CHUNK // (columns.stride * out.itemsize)) * columns.width
-            for low in range(0, out.numel(), rows):
-                part = out[low : low + rows]
-                whole = torch.empty(columns.span(part.numel()), dtype=out.dtype)
-                self.read(kind, name, start + columns.at(low), whole)
-                part.copy_(columns.within(whole, part.numel()).reshape(-1))
+        pieces = self._pieces.get((kind, name), [])
+        dtype = pieces[0].entry.dtype if pieces else out.dtype
+        if columns or out.device.type != "cpu" or out.dtype != dtype or not out.is_contiguous():
+            # By chunks: no second copy is ever in memory. Of columns, whole rows: files hold these mostly.
+            columns = columns or Columns(1, 1)
+            step = max(1, CHUNK // (columns.stride * dtype.itemsize)) * columns.width
+            for low in range(0, out.numel(), step):
+                part = out[low : low + step]
+                chunk = torch.empty(columns.span(part.numel()), dtype=dtype)
+                self.read(kind, name, start + columns.at(low), chunk)
+                part.copy_(columns.within(chunk, part.numel()).reshape(-1))
             return
-        at, end = start, start + out.numel()
-        runs = [(piece, [*piece.runs(start, end)]) for piece in self._pieces.get((kind, name), [])]
+        # What lies in host memory as it does in the file is read to where it belongs: half the time.
+        at, end, size, view = start, start + out.numel(), dtype.itemsize, raw(out)
+        runs = [(piece, found) for piece in pieces if (found := [*piece.runs(start, end)])]
         for low, high, _ in sorted(run for _, found in runs for run in found):
             at = high if low == at else at
         if at < end:
             raise CheckpointError(f"{kind} {name}: elements {at} to {end} are in no file")
         for piece, found in runs:
-            if found:
-                _fill(piece, found, start, out)
+            with open(piece.path, "rb") as file:
+                for low, high, place in found:
+                    file.seek(piece.entry.begin + place * size)
+                    if file.readinto(view[(low - start) * size : (high - start) * size]) < (high - low) * size:
+                        raise CheckpointError(f"{piece.path}: the file is cut")
 
     def whole(self, kind: str, name: str) -> Tensor:
         """Read one whole tensor, flat, to the CPU; ``CheckpointError`` where a part of it is in no file."""
@@ -182,25 +190,6 @@ def of_model_folder(folder: Path, names: Mapping[str, str] | None = None) -> tup
             found[name] = Piece(path, 0, entry)
     shapes = {name: piece.entry.shape for name, piece in found.items()}
     return Ranges(("parameter", name, piece) for name, piece in found.items()), shapes
-
-
-def _fill(piece: Piece, runs: Iterable[tuple[int, int, int]], start: int, out: Tensor) -> None:
-    """Read runs of a piece into ``out``, which begins with element ``start``, by chunks: no second copy is ever there.
-
-    What lies in host memory as it does in the file is read to where it belongs: half the time.
-    """
-    dtype = piece.entry.dtype
-    direct = out.device.type == "cpu" and out.dtype == dtype and out.is_contiguous()
-    buffer = bytearray(0 if direct else min(CHUNK, out.numel() * dtype.itemsize))
-    with open(piece.path, "rb") as file:
-        for low, high, place in runs:
-            file.seek(piece.entry.begin + place * dtype.itemsize)
-            for part in torch.split(out[low - start : high - start], CHUNK // dtype.itemsize):
-                view = raw(part) if direct else memoryview(buffer)[: part.numel() * dtype.itemsize]
-                if file.readinto(view) < len(view):
-                    raise CheckpointError(f"{piece.path}: the file is cut")
-                if not direct:
-                    part.copy_(torch.frombuffer(view, dtype=dtype))
 
 
 def write_pieces(path: Path, pieces: Sequence[tuple[str, Tensor]]) -> FileFact:

@@ -36,3 +36,10 @@ def test_a_tensor_that_begins_far_behind_its_file_asks_for_no_memory(tmp_path: P
     store = of_rank_files([tmp_path / "rank-00000.safetensors"])
     with pytest.raises(CheckpointError, match=r"user seen: elements 0 to 9+ are in no file"):
         store.whole("user", "seen")
+
+
+def test_pieces_of_one_tensor_in_several_dtypes_are_refused(tmp_path: Path) -> None:
+    pieces = [("parameter/w/0", torch.zeros(3)), ("parameter/w/3", torch.zeros(3, dtype=torch.int32))]
+    write_pieces(tmp_path / "rank-00000.safetensors", pieces)
+    with pytest.raises(CheckpointError, match=r"parameter w: stands there in several dtypes"):
+        of_rank_files([tmp_path / "rank-00000.safetensors"])
