@@ -3,11 +3,14 @@
     python benchmarks/checkpoints.py [--megabytes 480] [--folder DIR]
     torchrun --nproc_per_node 2 benchmarks/checkpoints.py --accel_config accel_configs/fsdp.yaml
 
+    ... --keep PATH, and under another layout ... --of PATH      # loading what that one wrote
+
 Prints, for each rank: the bytes that it wrote; seconds to write and flush the same bytes raw, to save, to resume; the
-stall of a background save beside a plain copy of the same memory; seconds to read the same bytes raw, to check all
-files and to load, out of the system's cache; the ratios of what was measured in turn, with the quarter below and above;
-how much the resident memory rose while saving and loading, as a multiple of the rank's own bytes; and the time to
-resume at step 10 and at step 10 million.
+stall of a background save beside a plain copy of the same memory; seconds to read what it holds raw and to load it, out
+of the system's cache (of CPU time as well) and from the disk, and what the disk gave to all ranks; the ratios of what
+was measured in turn, with the quarter below and above; how much the resident memory rose while saving and loading, as a
+multiple of the rank's own bytes; and the time to resume at step 10 and at step 10 million. Loading is on the page
+``docs/benchmarks.md``.
 
 measured (2026-11-21, two x86 CPU cores, torch 2.13, gloo; the middle of three; other jobs ran beside it, so
 that the times of the disk vary by a factor of two):
@@ -40,6 +43,7 @@ from torch import Tensor, nn
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
 from trainer.checkpoint import discover, restore, store
+from trainer.checkpoint.optimizer_state import state_of
 from trainer.launching import Launched, launch
 from trainer.strategies import strategy_class
 
@@ -92,10 +96,32 @@ def raw_write(path: Path, content: list[Tensor]) -> None:
 
 
 def raw_read(path: Path, content: list[Tensor]) -> None:
-    """Read into memory that is there, out of the system's cache, as loading does."""
+    """Read into memory that is there."""
     with open(path, "rb", buffering=0) as file:
         for tensor in content:
             file.readinto(tensor.view(torch.uint8).numpy().data)
+
+
+def held(one: Trainer) -> list[Tensor]:
+    """Return copies of what this rank loads: weights, and the optimizer's state of them."""
+    shards, optimizer = [*one.strategy.shards()], one.strategy.optimizer
+    form = one._parts().optimizer_form
+    state = [tensor for shard in shards for _, tensor in state_of(optimizer, shard, form) if tensor.dim()]
+    return [tensor.detach().clone() for tensor in (*(shard.tensor for shard in shards), *state)]
+
+
+def forget(*paths: Path) -> None:
+    """Take files out of the system's cache; they are on the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)
+
+
+def bytes_from_disk() -> int:
+    """Count what this process has had read from the disk so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def ratios(ours: list[float], raw: list[float]) -> str:
@@ -110,13 +136,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the system's temporary folder")
     parser.add_argument("--accel_config")
     parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--keep", type=Path, help="leave the checkpoint there, for --of")
+    parser.add_argument("--of", type=Path, help="load this checkpoint, which another layout wrote")
     args = parser.parse_args()
     task = Wide(layers=max(1, args.megabytes * 1_000_000 // (12 * WIDTH * WIDTH)))
     config = TrainConfig(task="benchmark:Wide", max_steps=1, micro_batch_size=1, save_in_background=False, keep_last=2)
     launched = launch(config, accel_config=args.accel_config)
     [root, *_] = _everyone(launched, tempfile.mkdtemp(dir=args.folder) if launched.accelerator.is_main_process else "")
     try:
-        measure(launched, task, config, Path(root), args.repetitions)
+        measure(launched, task, config, Path(root), args)
     finally:
         launched.accelerator.wait_for_everyone()
         if launched.accelerator.is_main_process:
@@ -138,7 +166,7 @@ def begin(one: Trainer, step: int) -> None:
     one.samples = one.train_data.restore({"samples": step * one.plan.global_batch_size})
 
 
-def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, repetitions: int) -> None:
+def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, args: argparse.Namespace) -> None:
     one = build(launched, task, replace(config, output_dir=str(root / "run")))
     rank = launched.accelerator.process_index
     for _ in one.steps():  # so that the optimizer has its state; saves step 1
@@ -146,13 +174,22 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, rep
     mine = [tensor.detach().clone() for _, tensor in one._parts().pieces() if tensor.dim()]
     own = sum(tensor.numel() * tensor.itemsize for tensor in mine)
 
+    whole = held(one)
+    raw_write(root / f"held-{rank}", whole)
     raw, saved, stalls, copies, rises, reads, checks, loads = [], [], [], [], [], [], [], []
+    reads_cpu, loads_cpu, cold_reads, cold_loads, from_disk = [], [], [], [], []
 
     def by_hand(_: Trainer) -> None:
         launched.accelerator.wait_for_everyone()
         raw.append(seconds(lambda: raw_write(root / f"raw-{rank}", mine)))
-        reads.append(seconds(lambda: raw_read(root / f"raw-{rank}", mine)))
         os.unlink(root / f"raw-{rank}")
+        launched.accelerator.wait_for_everyone()
+        begin = time.process_time()
+        reads.append(seconds(lambda: raw_read(root / f"held-{rank}", whole)))
+        reads_cpu.append(time.process_time() - begin)
+        forget(root / f"held-{rank}")
+        launched.accelerator.wait_for_everyone()
+        cold_reads.append(seconds(lambda: raw_read(root / f"held-{rank}", whole)))
         copies.append(seconds(lambda: [tensor.clone() for tensor in mine]))
 
     def ours(one: Trainer) -> None:
@@ -160,20 +197,48 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, rep
         took, rose = rise(one.save)
         saved.append(took)
         rises.append(rose)
-        info = discover.inspect(one.saver.folder / store.name_of(1))
+        info = discover.inspect(args.of or one.saver.folder / store.name_of(1))
         checks.append(seconds(partial(discover.verify, info, one.agreement)))
-        loads.append(seconds(partial(restore.load, one._parts(), info, allow_change=True)))
+
+        def load() -> None:
+            one.strategy.optimizer.state.clear()  # as in a run that goes on; its memory stays in the process
+            launched.accelerator.wait_for_everyone()
+            restore.load(one._parts(), info, allow_change=True)
+
+        begin_cpu = time.process_time()
+        loads.append(seconds(load))
+        loads_cpu.append(time.process_time() - begin_cpu)
+        forget(*(info.path / name for name in info.files))
+        launched.accelerator.wait_for_everyone()
+        before = bytes_from_disk()
+        cold_loads.append(seconds(load))
+        from_disk.append(one.agreement.sum(bytes_from_disk() - before) / info.bytes)
         one.saver.policy = replace(one.saver.policy, in_background=True)
         begin(one, 2)
         stalls.append(seconds(one.save))
         one.saver.finish()
         one.saver.policy = replace(one.saver.policy, in_background=False)
 
-    for number in range(repetitions + 1):
+    for number in range(args.repetitions + 1):
         for work in (by_hand, ours) if number % 2 else (ours, by_hand):
             work(one)
-    for times in (raw, saved, stalls, copies, rises, reads, checks, loads):
+    for times in (
+        raw,
+        saved,
+        stalls,
+        copies,
+        rises,
+        reads,
+        checks,
+        loads,
+        reads_cpu,
+        loads_cpu,
+        cold_reads,
+        cold_loads,
+    ):
         del times[0]  # memory and files were new
+    if args.keep and one.is_main:
+        shutil.copytree(one.saver.folder / store.name_of(2), args.keep)
 
     begin(one, 0)
     places = (10, 10_000_000)
@@ -196,13 +261,16 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, rep
         resumed.append(rise(resume))
 
     middle = statistics.median
+    size = sum(tensor.nbytes for tensor in whole)
     told = (
         f"rank {rank}: {own / 1e6:.0f} MB of its own\n"
         f"  write and flush  raw {middle(raw):.2f} s, save {middle(saved):.2f} s: {ratios(saved, raw)}\n"
         f"  stall            copy {middle(copies):.3f} s, background save {middle(stalls):.3f} s: "
         f"{ratios(stalls, copies)}\n"
-        f"  read             raw {middle(reads):.3f} s, checksums of all files {middle(checks):.3f} s: "
-        f"{ratios(checks, reads)}; loading {middle(loads):.3f} s: {ratios(loads, reads)}\n"
+        f"  load             {size / 1e6:.0f} MB, raw {middle(reads):.3f} s, loading {middle(loads):.3f} s: "
+        f"{ratios(loads, reads)}, of CPU time {ratios(loads_cpu, reads_cpu)}; checksums {middle(checks):.3f} s\n"
+        f"  not in the cache raw {middle(cold_reads):.3f} s, loading {middle(cold_loads):.3f} s: "
+        f"{ratios(cold_loads, cold_reads)}; read from the disk {middle(from_disk):.2f} x the checkpoint\n"
         f"  memory           saving +{middle(rises) / own:.2f} x, building and resuming "
         f"+{resumed[0][1] / own:.2f} x of its own bytes\n"
         f"  resume           at step 10 {resumed[0][0]:.2f} s, at step 10,000,000 {resumed[1][0]:.2f} s"

@@ -23,7 +23,7 @@ DOORS = ("__init__", "__main__")
 # Lines may grow in one place only if they shrink in another; tests/unit/test_structure.py holds the limits.
 RINGS: dict[str, tuple[str, int | None]] = {
     "engine": (
-        "build strategies data optim metrics task state loop distributed/agreement "
+        "building strategies data optim metrics task state loop distributed/agreement "
         "callbacks/base callbacks/builtin callbacks/configured",
         2600,
     ),
@@ -32,16 +32,16 @@ RINGS: dict[str, tuple[str, int | None]] = {
         "distributed/watch distributed/watchdog distributed/activity distributed/votes distributed/restarts "
         "callbacks/numbers callbacks/replicas callbacks/time_limit strategies/finite reporting/attempts "
         "checkpoint/restarted data/worker_signals",
-        830,
+        840,
     ),
     # Held by nobody whole: models without values, divided layers, optimizers by class that step parts, what was read,
     # the order of a billion samples.
     "large models and data": (
-        "build/unfilled strategies/blank strategies/tensor_parallel strategies/trial optim/optimizers checkpoint/proof "
-        "data/order",
+        "building/unfilled strategies/blank strategies/tensor_parallel strategies/trial optim/optimizers "
+        "checkpoint/proof data/order",
         560,
     ),
-    "checkpoints": ("checkpoint", 1660),  # 1,600 without columns of matrices, as tensor parallelism holds them
+    "checkpoints": ("checkpoint", 1600),
     "front door": (
         "__init__ __main__ config launching script distributed/launcher distributed/imports distributed/exit",
         2500,

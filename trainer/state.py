@@ -16,8 +16,8 @@ from typing import Any
 from accelerate.utils import set_seed
 from torch import nn
 
-from .build import parts as build
-from .build.unfilled import Unfilled
+from .building import parts as build
+from .building.unfilled import Unfilled
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, check_storable, export_model
 from .checkpoint.proof import base_weights

@@ -16,18 +16,7 @@ from ..errors import CheckpointError
 from .export import ADAPTER_FILE, ModelFile
 from .ranges import Ranges, of_rank_files
 from .safetensors_io import DTYPE_NAMES
-from .untrusted import (
-    Fits,
-    check_form,
-    dict_of,
-    is_count,
-    is_number,
-    is_text,
-    list_of,
-    parse_json,
-    path_inside,
-    read_json,
-)  # fmt: skip
+from .untrusted import check_form, dict_of, is_count, is_number, is_text, list_of, parse_json, path_inside, read_json
 
 STATE = "state.json"
 WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds that a tensor of the model can be stored as
@@ -42,7 +31,7 @@ def _is_model(value: Any) -> bool:
     return whole and len({name for name, *_ in value}) == len(value)
 
 
-_STATE: Mapping[str, Fits] = {
+_STATE = {
     "step": is_count,
     "samples": is_count,
     "data": dict_of(samples=is_count),
@@ -57,7 +46,10 @@ _STATE: Mapping[str, Fits] = {
     "mathematics": dict_of(optimizer=is_text, optimizer_groups=list_of(dict_of())),
     "last_evaluation": dict_of(lambda value: is_number(value) or dict_of(is_text)(value)),
 }
-_EXPORT = {"file": lambda value: value == ADAPTER_FILE, "names": dict_of(is_text)}
+_LATER = {  # which checkpoints did not always keep
+    "spent": dict_of(tokens=is_number, seconds=is_number),
+    "export": dict_of(file=lambda value: value == ADAPTER_FILE, names=dict_of(is_text)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +74,10 @@ class Contents:
             CheckpointError, OSError: they hold what no checkpoint holds, or cannot be read.
         """
         state = read_json(path_inside(folder, STATE))
-        check_form(state, _STATE, STATE)
+        check_form(state, {**_STATE, **{key: fits for key, fits in _LATER.items() if key in state}}, STATE)
         model = [(name, tuple(shape), DTYPE_NAMES[dtype]) for name, shape, dtype in state["model"]]
-        if "spent" in state:  # which checkpoints did not always keep
-            check_form(state["spent"], {"tokens": is_number, "seconds": is_number}, f"{STATE}: 'spent'")
-        if "export" in state:
-            check_form(state["export"], _EXPORT, f"{STATE}: 'export'")
-            if unknown := state["export"]["names"].keys() - {name for name, *_ in model}:
-                raise CheckpointError(f"{STATE}: 'export' names {min(unknown)!r}, which is not in the model")
+        if "export" in state and (unknown := state["export"]["names"].keys() - {name for name, *_ in model}):
+            raise CheckpointError(f"{STATE}: 'export' names {min(unknown)!r}, which is not in the model")
         ranges = of_rank_files(path_inside(folder, name) for name in names if is_rank_file(name))
         return cls(state=state, model=model, ranges=ranges)
 

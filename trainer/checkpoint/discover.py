@@ -58,11 +58,11 @@ class CheckpointInfo:
         return sum(int(fact["bytes"]) for fact in self.files.values())
 
     def open(self) -> Contents:
-        """Open it, once it was verified; ``CheckpointError`` if its files cannot be read any more."""
-        try:
-            return Contents.of(self.path, self.files)
-        except (CheckpointError, OSError) as error:
-            raise CheckpointError(f"{self.path}: {error}") from error
+        """Open it, once it was verified; ``CheckpointError`` if it has a problem, or cannot be read any more."""
+        if not self.problem:
+            with self.checking():
+                return Contents.of(self.path, self.files)
+        raise CheckpointError(f"{self.path}: {self.problem}")
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..distributed.agreement import Agreement
@@ -118,8 +119,6 @@ def write_model(
     Raises:
         CheckpointError: it cannot be written, or not be read by the safetensors library; nothing has changed then.
     """
-    from safetensors import SafetensorError, safe_open
-
     part = part_of(directory)
     try:
         delete(part)
@@ -173,22 +172,21 @@ def load_export(model: nn.Module, directory: str | Path) -> None:
     Raises:
         CheckpointError: names or shapes differ.
     """
-    from safetensors.torch import load_file, load_model
+    from safetensors.torch import load_file
 
-    form = ModelFile.of(model)
-    if form.names is None or not (Path(directory) / form.file).exists():
-        try:
-            load_model(model, str(Path(directory) / MODEL_FILE))
-        except (RuntimeError, OSError) as error:
-            raise CheckpointError(f"{directory}: does not hold this model: {error}") from None
-        return
-    found, own = load_file(Path(directory) / form.file), dict(canonical_state(model))
-    wrong = [name for name, other in form.names.items() if other not in found or found[other].shape != own[name].shape]
-    if wrong or len(found) != len(form.names):
-        raise CheckpointError(f"{directory}: does not hold this adapter: {listed(wrong or sorted(found))}")
-    with torch.no_grad():
-        for name, other in form.names.items():
-            own[name].copy_(found[other])
+    form, folder, filled = ModelFile.of(model), Path(directory), set()
+    form = form if (folder / form.file).exists() else ModelFile()
+    try:
+        found = load_file(folder / form.file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{directory}: holds no model: {error}") from None
+    own = [(form.name(name), tensor) for name, tensor in canonical_state(model)]  # shared ones under all their names
+    for name, tensor in own:
+        if name in found and found[name].shape == tensor.shape:
+            tensor.detach().copy_(found.pop(name))
+            filled.add(id(tensor))
+    if wrong := {name for name, tensor in own if name is not None and id(tensor) not in filled} | found.keys():
+        raise CheckpointError(f"{directory}: does not hold this model: {listed(sorted(wrong))}")
 
 
 def _is_adapted(model: nn.Module) -> bool:

@@ -153,38 +153,33 @@ def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges) -> list[s
 
     A parameter that had no state (it never had a gradient) gets none, or zeros where it shares a flat group.
     """
-    held: dict[int, list[Shard]] = defaultdict(list)
+    states: dict[Tensor, dict[str, Any]] = defaultdict(dict)
+    values: dict[tuple[Tensor, str], dict[str, Tensor]] = defaultdict(dict)  # by parameter
     for shard in strategy.shards():
-        held[id(shard.state_key)].append(shard)
+        state_key, count = shard.state_key, shard.tensor.numel()
+        assert state_key is not None, f"{shard.name} does not learn"
+        for key, dtype in form.ranges.items():
+            if store.holds(PREFIX + key, shard.name):
+                if key not in states[state_key]:
+                    # Zeros cost a third of the time: only where some of them may stay.
+                    fresh = torch.empty_like if count == local(state_key).numel() else torch.zeros_like
+                    states[state_key][key] = fresh(state_key, dtype=dtype, requires_grad=False)
+                out = local(states[state_key][key]).view(-1)[shard.state_offset :][:count]
+                store.read(PREFIX + key, shard.name, shard.start, out, shard.columns)
+        for key in form.values:
+            if store.holds(PREFIX + key, shard.name):
+                values[state_key, key][shard.name] = store.value(PREFIX + key, shard.name)
     notices = []
-    for members in held.values():
-        state_key = members[0].state_key
-        assert state_key is not None, "frozen parameters have no state"
-        kept: dict[str, list[Shard]] = defaultdict(list)
-        for shard in members:
-            for kind in store.kinds(shard.name):
-                if kind.startswith(PREFIX):
-                    kept[kind.removeprefix(PREFIX)].append(shard)
-        state: dict[str, Any] = {}
-        for key, shards in sorted(kept.items()):
-            if key in form.ranges:
-                state[key] = torch.zeros_like(state_key, dtype=form.ranges[key], requires_grad=False)
-                flat = local(state[key]).view(-1)
-                for shard in shards:
-                    out = flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
-                    store.read(PREFIX + key, shard.name, shard.start, out, shard.columns)
-            elif key in form.values:
-                found = {shard.name: store.value(PREFIX + key, shard.name) for shard in shards}
-                largest, least = (choose(found, key=lambda name: float(found[name])) for choose in (max, min))
-                if found[largest] != found[least]:
-                    notices.append(
-                        f"the optimizer keeps one {key} for {len(members)} parameters here: {found[largest]:g} counts "
-                        f"for all, also for {least}, which had {float(found[least]):g}"
-                    )
-                value = found[largest]
-                state[key] = _placed(value, state_key, strategy.optimizer) if form.values[key] else value.item()
-        if kept:
-            strategy.optimizer.state[state_key] = state
+    for (state_key, key), found in values.items():
+        largest, least = (choose(found, key=lambda name: float(found[name])) for choose in (max, min))
+        value = found[largest]
+        if value != found[least]:
+            notices.append(
+                f"the optimizer keeps one {key} for {len(found)} parameters here: {value:g} counts for all, also for "
+                f"{least}, which had {float(found[least]):g}"
+            )
+        states[state_key][key] = _placed(value, state_key, strategy.optimizer) if form.values[key] else value.item()
+    strategy.optimizer.state.update(states)
     return notices
 
 

@@ -51,11 +51,14 @@ class Piece(NamedTuple):
     def end(self) -> int:
         return self.start + (self.columns.span(self.entry.numel) if self.columns else self.entry.numel)
 
-    def ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield first and last element (exclusive) of each range that it is made of."""
-        if self.entry.numel:
-            width, stride = self.columns or (self.entry.numel, self.entry.numel)
-            yield from ((at, at + width) for at in range(self.start, self.end, stride))
+    def runs(self, low: int, high: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the first and last element (exclusive) of each range that it has between two, and its place in it."""
+        width, stride = self.columns or (self.entry.numel, max(1, self.entry.numel))
+        rows = self.entry.numel // max(1, width)
+        for row in range(max(0, (low - self.start) // stride), min(rows, -((self.start - high) // stride))):
+            at = self.start + row * stride
+            if (begin := max(at, low)) < (end := min(at + width, high)):
+                yield begin, end, row * width + begin - at
 
 
 class Ranges:
@@ -65,15 +68,9 @@ class Ranges:
         self._pieces: dict[tuple[str, str], list[Piece]] = {}
         for kind, name, piece in found:
             self._pieces.setdefault((kind, name), []).append(piece)
-        for pieces in self._pieces.values():
-            pieces.sort(key=lambda piece: piece.start)
-        self._kinds: dict[str, list[str]] = {}
-        for kind, name in self._pieces:
-            self._kinds.setdefault(name, []).append(kind)
-
-    def kinds(self, name: str) -> list[str]:
-        """List what is kept of a tensor: ``parameter``, ``optimizer.step``, ..."""
-        return self._kinds.get(name, [])
+        for (kind, name), pieces in self._pieces.items():
+            if len({piece.entry.dtype for piece in pieces}) > 1:
+                raise CheckpointError(f"{kind} {name}: stands there in several dtypes")
 
     def names(self, kind: str) -> list[str]:
         """List the tensors of which this is kept."""
@@ -89,12 +86,13 @@ class Ranges:
 
     def size(self, kind: str, name: str) -> int:
         """Count the elements of a tensor that is kept whole."""
-        return self._pieces[kind, name][-1].end
+        return max(piece.end for piece in self._pieces[kind, name])
 
     def check_whole(self, kind: str, name: str, numel: int) -> None:
         """Hold the pieces of a tensor of ``numel`` elements to give each once; else ``CheckpointError``."""
         at = 0
-        for start, end in sorted(found for piece in self._pieces.get((kind, name), []) for found in piece.ranges()):
+        pieces = self._pieces.get((kind, name), [])
+        for start, end, _ in sorted(run for piece in pieces for run in piece.runs(0, piece.end)):
             if start > at:
                 raise CheckpointError(f"{kind} {name}: elements {at} to {start} are in no file")
             if start < at:
@@ -112,32 +110,38 @@ class Ranges:
         Raises:
             CheckpointError: some of the range is in no file, or a file is cut.
         """
-        if columns is not None and out.numel():
-            # Files hold whole rows mostly: rows are read by chunks, and what lies in between is dropped.
-            rows = max(1, CHUNK // (columns.stride * out.itemsize)) * columns.width
-            for low in range(0, out.numel(), rows):
-                part = out[low : low + rows]
-                whole = torch.empty(columns.span(part.numel()), dtype=out.dtype)
-                self.read(kind, name, start + columns.at(low), whole)
-                part.copy_(columns.within(whole, part.numel()).reshape(-1))
-            return
         pieces = self._pieces.get((kind, name), [])
-        at, end = start, start + out.numel()
-        at += sum(_fill_columns(piece, piece.columns, start, out) for piece in pieces if piece.columns)
-        for piece in pieces:
-            if at < end and piece.start <= at < piece.end and not piece.columns:
-                stop = min(end, piece.end)
-                _fill(piece, at - piece.start, out[at - start : stop - start])
-                at = stop
+        dtype = pieces[0].entry.dtype if pieces else out.dtype
+        if columns or out.device.type != "cpu" or out.dtype != dtype or not out.is_contiguous():
+            # By chunks: no second copy is ever in memory. Of columns, whole rows: files hold these mostly.
+            columns = columns or Columns(1, 1)
+            step = max(1, CHUNK // (columns.stride * dtype.itemsize)) * columns.width
+            for low in range(0, out.numel(), step):
+                part = out[low : low + step]
+                chunk = torch.empty(columns.span(part.numel()), dtype=dtype)
+                self.read(kind, name, start + columns.at(low), chunk)
+                part.copy_(columns.within(chunk, part.numel()).reshape(-1))
+            return
+        # What lies in host memory as it does in the file is read to where it belongs: half the time.
+        at, end, size, view = start, start + out.numel(), dtype.itemsize, raw(out)
+        runs = [(piece, found) for piece in pieces if (found := [*piece.runs(start, end)])]
+        for low, high, _ in sorted(run for _, found in runs for run in found):
+            at = high if low == at else at
         if at < end:
             raise CheckpointError(f"{kind} {name}: elements {at} to {end} are in no file")
+        for piece, found in runs:
+            with open(piece.path, "rb") as file:
+                for low, high, place in found:
+                    file.seek(piece.entry.begin + place * size)
+                    if file.readinto(view[(low - start) * size : (high - start) * size]) < (high - low) * size:
+                        raise CheckpointError(f"{piece.path}: the file is cut")
 
     def whole(self, kind: str, name: str) -> Tensor:
         """Read one whole tensor, flat, to the CPU; ``CheckpointError`` where a part of it is in no file."""
-        pieces = self._pieces.get((kind, name))
-        if pieces is None:
+        if not self.holds(kind, name):
             raise CheckpointError(f"{kind} {name}: is in no file")
-        out = torch.empty(max(piece.end for piece in pieces), dtype=pieces[0].entry.dtype)
+        self.check_whole(kind, name, self.size(kind, name))  # before memory is asked for
+        out = torch.empty(self.size(kind, name), dtype=self.dtype(kind, name))
         self.read(kind, name, 0, out)
         return out
 
@@ -154,11 +158,12 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
     found = []
     for path in paths:
         for text, entry in read_header(path).items():
-            key = _KEY.fullmatch(text)
+            key, shape = _KEY.fullmatch(text), entry.shape
             stride = int(key[4] or 0) if key else 0
-            if key is None or len(entry.shape) > 1 + bool(stride) or (stride and not _are_columns(entry.shape, stride)):
-                raise CheckpointError(f"{path}: {text!r} of shape {entry.shape} is no range called kind/name/start")
-            columns = Columns(entry.shape[1], stride) if stride else None
+            fits = len(shape) == 2 and shape[0] > 0 and 0 < shape[1] <= stride if stride else len(shape) < 2
+            if key is None or not fits:
+                raise CheckpointError(f"{path}: {text!r} of shape {shape} is no range called kind/name/start")
+            columns = Columns(shape[1], stride) if stride else None
             found.append((key[1], key[2], Piece(path, int(key[3]), entry, columns)))
     return Ranges(found)
 
@@ -185,46 +190,6 @@ def of_model_folder(folder: Path, names: Mapping[str, str] | None = None) -> tup
             found[name] = Piece(path, 0, entry)
     shapes = {name: piece.entry.shape for name, piece in found.items()}
     return Ranges(("parameter", name, piece) for name, piece in found.items()), shapes
-
-
-def _are_columns(shape: tuple[int, ...], stride: int) -> bool:
-    return len(shape) == 2 and shape[0] > 0 and 0 < shape[1] <= stride
-
-
-def _fill_columns(piece: Piece, columns: Columns, start: int, out: Tensor) -> int:
-    """Read what a piece of columns has of the elements from ``start`` on; return how many it has."""
-    width, stride = columns
-    first, last = max(0, (start - piece.start) // stride), -(-(start + out.numel() - piece.start) // stride)
-    last, step, count = min(piece.entry.shape[0], last), max(1, CHUNK // (8 * width)), 0
-    for row in range(first, last, step):
-        rows = torch.arange(row, min(last, row + step))
-        values = torch.empty(len(rows), width, dtype=piece.entry.dtype)
-        _fill(piece, row * width, values.view(-1))
-        places = (rows * stride + (piece.start - start))[:, None] + torch.arange(width)
-        inside = (places >= 0) & (places < out.numel())
-        out[places[inside].to(out.device)] = values[inside].to(out.device, out.dtype)
-        count += int(inside.sum())
-    return count
-
-
-def _fill(piece: Piece, start: int, out: Tensor) -> None:
-    """Read elements from ``start`` of a piece into ``out``, by chunks: no second copy of it is ever in memory.
-
-    What lies in host memory as it does in the file is read to where it belongs: half the time.
-    """
-    dtype = piece.entry.dtype
-    step = CHUNK // dtype.itemsize
-    direct = out.device.type == "cpu" and out.dtype == dtype and out.is_contiguous()
-    buffer = bytearray(0 if direct else min(CHUNK, out.numel() * dtype.itemsize))
-    with open(piece.path, "rb") as file:
-        file.seek(piece.entry.begin + start * dtype.itemsize)
-        for low in range(0, out.numel(), step):
-            part = out[low : low + step]
-            view = raw(part) if direct else memoryview(buffer)[: part.numel() * dtype.itemsize]
-            if file.readinto(view) < len(view):
-                raise CheckpointError(f"{piece.path}: the file is cut")
-            if not direct:
-                part.copy_(torch.frombuffer(view, dtype=dtype))
 
 
 def write_pieces(path: Path, pieces: Sequence[tuple[str, Tensor]]) -> FileFact:

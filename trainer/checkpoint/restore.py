@@ -101,10 +101,7 @@ def load_weights(
     kinds: tuple[str, ...] = WEIGHTS
     of_run = os.path.lexists(path / MANIFEST)  # whose files have checksums of their own
     if of_run:
-        info = verify(inspect(path), agreement)
-        if info.problem:
-            raise CheckpointError(f"{path}: {info.problem}")
-        contents = info.open()
+        contents = verify(inspect(path), agreement).open()
         store, kinds = contents.ranges, ("average", *WEIGHTS)
         shapes = {name: shape for name, shape, _ in contents.model}
     else:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .untrusted import Unreadable, check_form, is_count, list_of, parse_json
+from .untrusted import Unreadable
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -26,13 +26,6 @@ DTYPES = {
 }  # fmt: skip
 DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_LONGEST_HEADER = 100 << 20  # the format's own limit
-_METADATA = "__metadata__"
-_ENTRY = {
-    "dtype": lambda value: isinstance(value, str) and value in DTYPES,
-    "shape": list_of(is_count),
-    "data_offsets": lambda value: list_of(is_count)(value) and len(value) == 2,
-}
 
 
 class Entry(NamedTuple):
@@ -54,7 +47,7 @@ def can_hold(dtype: torch.dtype) -> bool:
 
 def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
     """Return what stands before tensors that follow in this order; ``CheckpointError`` if it cannot hold one."""
-    fields: dict[str, object] = {_METADATA: {"format": "pt"}}
+    fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape, dtype in entries:
         if name in fields:
@@ -75,34 +68,24 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Read the tensors of a file by name, and hold the header to what the format asks for.
+    """Read the tensors of a file by name; the library holds the header to what the format asks for.
 
     Raises:
         CheckpointError: the file is cut, or no such file; ``Unreadable`` where it could not be read at all.
     """
+    entries = {}
     try:
         with open(path, "rb") as file:
-            size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
-            text = file.read(length) if length <= min(_LONGEST_HEADER, size - 8) else b""
+            begin = 8 + int.from_bytes(file.read(8), "little")
+        with safe_open(path, framework="pt") as tensors:
+            for name in tensors.offset_keys():  # which follow each other without gaps to the end of the file
+                form = tensors.get_slice(name)
+                if (code := form.get_dtype()) not in DTYPES:
+                    raise CheckpointError(f"{path}: {name!r} has dtype {code}, which this program cannot read")
+                entries[name] = entry = Entry(DTYPES[code], tuple(form.get_shape()), begin)
+                begin += entry.numel * entry.dtype.itemsize
     except OSError as error:
         raise Unreadable(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        fields = parse_json(text)
-        if not isinstance(fields, dict):
-            raise ValueError("the header is no mapping")
-    except ValueError as error:
+    except SafetensorError as error:
         raise CheckpointError(f"{path}: no readable safetensors file: {error}") from None
-    fields.pop(_METADATA, None)
-    for name, field in fields.items():
-        check_form(field, _ENTRY, f"{path}: {name!r}")
-    begin, entries = 8 + length, {}
-    # They follow each other without gaps to the end of the file; empty ones stand before what begins where they do.
-    for name, field in sorted(fields.items(), key=lambda item: item[1]["data_offsets"]):
-        entries[name] = Entry(DTYPES[field["dtype"]], tuple(field["shape"]), begin)
-        end = begin + entries[name].numel * entries[name].dtype.itemsize
-        if [begin - 8 - length, end - 8 - length] != field["data_offsets"]:
-            raise CheckpointError(f"{path}: {name!r} has data_offsets that do not fit its shape or its place")
-        begin = end
-    if begin != size:
-        raise CheckpointError(f"{path}: its tensors end at byte {begin}, the file at {size}")
     return entries

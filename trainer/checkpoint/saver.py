@@ -10,7 +10,6 @@ is in flight at most: the next one waits for it.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -144,7 +143,7 @@ class Saver:
             problem = str(error)
         found = self.agreement.gather((lost, problem))
         if lost := next((lost for lost, _ in found if lost), ""):
-            self.agreement.run_on_main(self._sweep)
+            self.agreement.run_on_main(partial(store.clean, self.folder))
             raise TrainerError(
                 f"step {parts.step}: {lost} holds values that are not finite: no checkpoint of it is written, those "
                 "before are kept; lower lr, set max_grad_norm, or look at the data"
@@ -208,12 +207,8 @@ class Saver:
         except (OSError, CheckpointError) as error:  # nothing is lost by it
             self.say(f"note: an older checkpoint than that of step {step} cannot be deleted: {error}")
 
-    def _sweep(self) -> None:
-        for left in self.folder.glob(".step-*.part"):
-            shutil.rmtree(left, ignore_errors=True)
-
     def _fail(self, errors: list[str]) -> None:
-        self.agreement.run_on_main(self._sweep)
+        self.agreement.run_on_main(partial(store.clean, self.folder))
         reasons = dict.fromkeys(error for error in errors if error)
         text = f"the checkpoint of step {self.last_step} was not saved: {'; '.join(reasons)}"
         if self.policy.on_save_error == "stop":

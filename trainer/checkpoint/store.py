@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,9 @@ def prune(folder: Path, *, keep_last: int, keep_every: int | None, pinned: Colle
 
 
 def clean(folder: Path) -> None:
-    """Delete what killed processes left half written or half deleted."""
-    for entry in folder.glob(".step-*"):
-        if is_ours(entry):
-            delete(entry)
+    """Delete what was left half written or half deleted, as far as the disk lets it."""
+    for entry in filter(is_ours, folder.glob(".step-*")):
+        shutil.rmtree(entry, ignore_errors=True)
 
 
 def set_aside(damaged: Iterable[CheckpointInfo]) -> None:

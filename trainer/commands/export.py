@@ -38,10 +38,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
         CheckpointError: the checkpoint is damaged, or ``folder`` exists.
     """
     info = verify(inspect(checkpoint))
-    if info.problem:
-        raise CheckpointError(f"{checkpoint}: {info.problem}")
     contents = info.open()
-
     form = contents.model_file
     model = [(name, shape, dtype) for name, shape, dtype in contents.model if form.name(name) is not None]
 

@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import set_seed
 from torch import nn
 
-from ..build.unfilled import Unfilled
+from ..building.unfilled import Unfilled
 from ..checkpoint.ranges import of_model_folder
 from ..strategies.blank import allocate
 from ..strategies.tensors import canonical_state

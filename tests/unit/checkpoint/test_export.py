@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from one_process import checkpoint, fit, losses, steps
 from resuming import Odd
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trainer import Callback, CheckpointError, StepInfo, TrainerError, TrainState
+from trainer import Callback, CheckpointError, StepInfo, TrainerError, TrainState, load_export
 from trainer.checkpoint import discover, saver
 from trainer.commands import cli
 
@@ -45,6 +47,32 @@ def test_a_failed_last_save_leaves_the_model(
     fit(tmp_path / "whole", **settings)
     models = [tmp_path / name / "model" / "model.safetensors" for name in ("run", "whole")]
     assert models[0].read_bytes() == models[1].read_bytes()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2, bias=False)
+        self.second.weight = self.first.weight
+
+
+def test_an_exported_model_is_loaded_strictly(tmp_path: Path) -> None:
+    whole = {"first.weight": torch.randn(2, 3), "first.bias": torch.randn(2)}
+    with pytest.raises(CheckpointError, match="holds no model"):
+        load_export(Tied(), tmp_path)
+    for tensors, wrong in (
+        ({**whole, "first.bias": torch.zeros(3)}, "first.bias"),
+        ({**whole, "more": torch.zeros(3)}, "more"),
+        ({"first.bias": whole["first.bias"]}, "first.weight, second.weight"),
+    ):
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=f"does not hold this model: {wrong}$"):
+            load_export(Tied(), tmp_path)
+    save_file(whole, tmp_path / "model.safetensors")
+    load_export(model := Tied(), tmp_path)
+    assert torch.equal(model.second.weight, whole["first.weight"]) and torch.equal(
+        model.first.bias, whole["first.bias"]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trainer.checkpoint.ranges import Key, of_rank_files, write_pieces
+from trainer.errors import CheckpointError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
@@ -28,3 +29,17 @@ def test_a_range_is_read_to_where_it_belongs(dtype: torch.dtype, tmp_path: Path)
     for out in (strided[:, 0], wide):  # which do not lie as the file does
         store.read("parameter", "weight", 7, out)
         assert torch.equal(out.to(dtype), values[7 : 7 + 2**10])
+
+
+def test_a_tensor_that_begins_far_behind_its_file_asks_for_no_memory(tmp_path: Path) -> None:
+    write_pieces(tmp_path / "rank-00000.safetensors", [("user/seen/" + "9" * 18, torch.zeros(3))])
+    store = of_rank_files([tmp_path / "rank-00000.safetensors"])
+    with pytest.raises(CheckpointError, match=r"user seen: elements 0 to 9+ are in no file"):
+        store.whole("user", "seen")
+
+
+def test_pieces_of_one_tensor_in_several_dtypes_are_refused(tmp_path: Path) -> None:
+    pieces = [("parameter/w/0", torch.zeros(3)), ("parameter/w/3", torch.zeros(3, dtype=torch.int32))]
+    write_pieces(tmp_path / "rank-00000.safetensors", pieces)
+    with pytest.raises(CheckpointError, match=r"parameter w: stands there in several dtypes"):
+        of_rank_files([tmp_path / "rank-00000.safetensors"])

@@ -142,7 +142,7 @@ def _measure_model(
     """
     import torch
 
-    from ...build.parts import count_parameters
+    from ...building.parts import count_parameters
     from .activations import largest_unit, probe
 
     dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]

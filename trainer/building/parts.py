@@ -19,7 +19,6 @@ from ..distributed.agreement import Agreement
 from ..errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Problem
 from ..optim.optimizers import MatricesAndOthers
 from ..optim.schedule import build_schedule
-from ..strategies import Strategy
 from ..strategies.base import compute_in
 from ..task import Data, Task, own_optimizer
 from ..text import listed

@@ -14,7 +14,7 @@ from layouts import Numbers, layout
 from plans import FOUR_GPUS, launched, plan, request
 
 from trainer import Data, Task, TrainConfig
-from trainer.build.parts import build_data, schedule_of, share_cores
+from trainer.building.parts import build_data, schedule_of, share_cores
 from trainer.distributed.agreement import Agreement
 from trainer.errors import ConfigError
 from trainer.strategies import strategy_class
