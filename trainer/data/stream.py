@@ -120,7 +120,7 @@ class _Reader(IterableDataset[Any]):
             items = [augmented(item, epoch, number) for item, number in pairs[part.start : part.stop]]
             batch = data.collate(items) if items else None
             weight = data.weigh(len(items), batch) if items else 0.0
-            lent = (augmented(item, epoch, number) for item, number in pairs)
+            lent = ([augmented(item, epoch, number)].copy for item, number in pairs)
             parts.append((batch if weight else data.filler(lent), weight))
         return parts
 

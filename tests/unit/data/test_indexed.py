@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -11,10 +13,12 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import Numbers, consumed, heavy, layout, layouts
+from torch import Tensor
 
 from trainer.data.batches import share
 from trainer.data.indexed import IndexedData
 from trainer.data.order import epoch_order
+from trainer.data.stream import StreamData
 from trainer.errors import DataError
 
 
@@ -84,6 +88,22 @@ def test_a_batch_without_weight_is_replaced_by_a_sample_that_has_some(world: int
     assert sum(micro.weight for micro in micros) == 2 * 3
     assert all(heavy(micro.batch) for micro in micros), "no batch without weight goes through the model"
     assert {int(micro.batch) for micro in micros if not micro.weight} == {6}
+
+
+def held(items: Sequence[dict[str, Any]]) -> Tensor:
+    """A collate that takes its items apart."""
+    return torch.stack([item.pop("value") for item in items if item["lock"]])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_filler_takes_items_that_cannot_be_copied_and_collates_that_take_them_apart(stream: bool) -> None:
+    items = [{"value": torch.ones((), requires_grad=True) * number, "lock": Lock()} for number in range(9)]
+    made = StreamData(iter(items), layout(0, 2, 2), seed=0, collate=held) if stream else None
+    data = made or IndexedData(items, layout(0, 2, 2), seed=0, collate=held)
+    first, second, last = data.windows(0, 3)
+    assert (last.samples, last.weight, [micro.counts for micro in last.micros]) == (1, 0.0, [False])
+    assert len(last.micros[0].batch) == 2
+    assert first.weight == second.weight == 2.0
 
 
 def test_data_without_any_weight() -> None:
