@@ -156,6 +156,7 @@ def test_what_is_changed_for_the_user_is_said(strategy: str, folder: Path) -> No
     assert [name.split(".")[-1] for name in found["frozen_norm"]["training"]] == ["1"]
     buffers = load_file(folder / strategy / "buffers" / "model" / "model.safetensors")
     assert buffers["replaced"] == buffers["changed"] and buffers["large"][0] == 2**60 + 1
+    assert buffers["short"].tolist() == [[-300, 2], [7, 3]]
 
 
 @pytest.mark.parametrize("strategy", QUICK)

@@ -228,7 +228,7 @@ class FrozenNorm(Plain):
 
 
 class Buffers(Plain):
-    """Large whole numbers, flags, and counters that are replaced instead of changed; some samples weigh nothing."""
+    """Numbers of 64 and of 16 bits, flags, counters that are replaced, not changed; some samples weigh nothing."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -236,6 +236,7 @@ class Buffers(Plain):
             self.layer = nn.Linear(8, 1)
             self.register_buffer("large", torch.tensor([2**60 + 1, 7]))
             self.register_buffer("flag", torch.tensor(True))
+            self.register_buffer("short", torch.tensor([[-300, 7], [2, 3]], dtype=torch.int16).T)
             self.register_buffer("replaced", torch.zeros(()))
             self.register_buffer("changed", torch.zeros(()))
 

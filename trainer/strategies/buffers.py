@@ -46,7 +46,8 @@ def sync(model: nn.Module, accelerator: Accelerator) -> None:
             _real(buffer).copy_(part.view(_real(buffer).shape))
     for buffer in model.buffers():
         if buffer.numel() and not (buffer.is_floating_point() or buffer.is_complex()):
-            buffer.copy_(broadcast(buffer.contiguous()))
+            packed = broadcast(buffer.reshape(-1).view(torch.uint8))  # gloo and NCCL know no 16-bit integers
+            buffer.copy_(packed.view(buffer.dtype).view(buffer.shape))
 
 
 def _real(buffer: Tensor) -> Tensor:
