@@ -30,9 +30,9 @@ RINGS: dict[str, tuple[str, int | None]] = {
     # Ranks that are gone or stand still, signals and stops, numbers without a value, flipped bits.
     "faults": (
         "distributed/watch distributed/watchdog distributed/activity distributed/votes distributed/restarts "
-        "callbacks/numbers callbacks/replicas callbacks/time_limit strategies/finite reporting/attempts "
-        "checkpoint/restarted data/worker_signals",
-        840,
+        "callbacks/numbers callbacks/replicas callbacks/time_limit callbacks/tracker_faults "
+        "strategies/finite reporting/attempts checkpoint/restarted data/worker_signals",
+        860,
     ),
     # Held by nobody whole: models without values, divided layers, optimizers by class that step parts, what was read,
     # the order of a billion samples.

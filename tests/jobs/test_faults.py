@@ -169,6 +169,18 @@ def test_a_disk_that_takes_no_more_is_named_and_the_run_goes_on(
 
 
 @pytest.mark.slow
+def test_a_tracker_whose_server_is_gone_costs_time_and_nothing_else(tmp_path: Path, folder: Path) -> None:
+    """Its client tries for longer than a rank may stand still, while the other rank waits in a collective."""
+    fault = {"fault": "loses the tracker", "at": "step", "rank": "0"}
+    job = train("torchrun", "fsdp", tmp_path, "--trackers", "[tensorboard]", **fault).ok()
+    told = (
+        "tensorboard: did not take step 8 (ConnectionRefusedError: its server is gone); metrics.jsonl has every value"
+    )
+    assert (job.output_dir / "log.txt").read_text().count(told) == 1
+    assert_same_end(job, unbroken("fsdp", folder))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["busy", "asleep on the network"])
 def test_a_rank_that_takes_its_time_is_let_alone(fault: str, tmp_path: Path) -> None:
     """Others wait for it twice as long as a rank may stand still."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import torch.distributed as dist
+from accelerate.tracking import TensorBoardTracker
 from torch import Tensor, nn
 
 from trainer import Data
@@ -56,6 +57,14 @@ def _raise() -> None:
     raise RuntimeError("the cat sat on the keyboard")
 
 
+def _lose_the_tracker() -> None:
+    def log(self: TensorBoardTracker, values: Any, step: int) -> None:
+        time.sleep(12)  # the client's own attempts
+        raise ConnectionRefusedError("its server is gone")
+
+    TensorBoardTracker.log = log
+
+
 def _ask_to_stop() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -79,6 +88,7 @@ FAULTS = {
     "waits": _wait_for_ever,
     "meets alone": _meet_alone,
     "raises": _raise,
+    "loses the tracker": _lose_the_tracker,
     "SIGTERM": _ask_to_stop,
     "SIGTERM to the launcher": _ask_the_launcher_to_stop,
     "SIGTERM to all processes": _ask_everyone_to_stop,

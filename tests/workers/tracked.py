@@ -24,7 +24,8 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
     config = TrainConfig(task="a:Task", max_steps=9, task_settings={"hub_token": SECRET}, trackers=["wandb"])
     meter = SimpleNamespace(paused=lambda name: __import__("contextlib").nullcontext())
     trainer: Any = SimpleNamespace(
-        is_main=True, directory=directory, plan=plan, config=config, meter=meter, accelerator=Accelerator(cpu=True),
+        is_main=True, directory=directory, plan=plan, config=config, meter=meter, say=print,
+        accelerator=Accelerator(cpu=True),
         facts={"strategy": "ddp", "deepspeed": {"api_key": SECRET}}, step=steps[-1],
     )  # fmt: skip
     tracking = Tracking(["wandb"], origin=Origin("here"))

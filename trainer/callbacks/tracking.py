@@ -6,11 +6,11 @@ of settings that look like secrets are left out.
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..config.fingerprint import fingerprint
@@ -19,6 +19,7 @@ from ..errors import ConfigError, Origin, Problem
 from ..state import TrainState
 from ..text import did_you_mean
 from .base import Callback, StepInfo
+from .tracker_faults import Patience
 
 _SECRET = re.compile(r"(api|access|private|auth).?key|token$|secret|passw|credential", re.IGNORECASE)
 _AXES = ("step", "epoch", "samples")
@@ -37,35 +38,34 @@ class Tracking(Callback):
 
     def __init__(self, names: Sequence[str], *, origin: Origin) -> None:
         self.names = list(names)
-        self.started = False
+        self.patience: Patience | None = None  # from the start on
         self.undo: list[Callable[[], None]] = []
         check(self.names, origin)
 
     def on_step(self, trainer: TrainState, info: StepInfo) -> None:
         if not trainer.is_main or (info.metrics is None and info.evaluation is None):
             return
-        if not self.started:
-            self.started = True
-            with trainer.meter.paused("trackers"):
+        values = {"step": info.step, "epoch": info.epoch, "samples": info.samples, **(info.evaluation or {})}
+        values |= {f"train/{name}": value for name, value in (info.metrics or {}).items() if name not in _AXES}
+        with trainer.meter.paused("trackers"):  # which the watchdog lets wait for a server
+            if self.patience is None:
                 self._start(trainer)
-        values: dict[str, float] = {"step": info.step, "epoch": info.epoch, "samples": info.samples}
-        for name, value in (info.metrics or {}).items():
-            if name not in _AXES:
-                values[f"train/{name}"] = value
-        trainer.accelerator.log({**values, **(info.evaluation or {})}, step=info.step)
+                self.patience = Patience(trainer.say)
+            for tracker in trainer.accelerator.trackers:
+                self.patience.call(tracker, partial(tracker.log, values, step=info.step), f"step {info.step}")
 
     def on_end(self, trainer: TrainState, summary: Mapping[str, Any]) -> None:
-        if not self.started:
+        if self.patience is None:
             return
         for undo in self.undo:
             undo()
         for tracker in trainer.accelerator.trackers:
+            last = tracker.finish
             if tracker.name == "wandb":
                 from . import wandb_run
 
-                wandb_run.finish(trainer, tracker.tracker, summary)
-            else:
-                tracker.finish()
+                last = partial(wandb_run.finish, trainer, tracker.tracker, summary)
+            Patience(trainer.say).call(tracker, last, "the end of the run", again=False)
 
     def _start(self, trainer: TrainState) -> None:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -104,7 +104,7 @@ class Tracking(Callback):
                 plain = configuration(trainer)
                 tracker.store_init_configuration({k: v if _is_plain(v) else str(v) for k, v in plain.items()})
             accelerator.trackers.append(tracker)
-            last = functools.partial(tracker.tracker.finish, exit_code=1) if name == "wandb" else tracker.finish
+            last = partial(tracker.tracker.finish, exit_code=1) if name == "wandb" else tracker.finish
             self.undo.append(when_failing(last))
         if "wandb" in self.names:
             wandb_run.describe(accelerator.get_tracker("wandb", unwrap=True), trainer)

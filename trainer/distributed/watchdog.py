@@ -7,8 +7,8 @@ looks at the process of its neighbour on the same machine: whether it lives, and
 
 A rank stands still where its process used no core for ``hang_seconds``, it is not in a collective, and no other rank
 went on meanwhile; or where all of them wait in collectives, which then cannot be the same. A compiler, a slow step and
-an evaluation use a core or a disk; one that writes a checkpoint, that waits for an answer over the network, or that is
-under a debugger is let alone, unless it is stopped.
+an evaluation use a core or a disk; one that writes a checkpoint, talks to a tracker, waits for an answer over the
+network, or is under a debugger is let alone, unless it is stopped.
 
 It costs the main thread nothing but the interpreter's lock, for some 0.1 ms twice a second.
 """
@@ -271,9 +271,9 @@ class Watchdog:
         still = {rank for rank in every if idle.get(rank, silent[rank]) >= watched}
         stopped = {rank for rank in still if silent[rank] >= watched}
         waiting = {rank for rank, known in every.items() if known["waits"]}
-        # A bucket that is mounted as a folder takes its time, and no core of this machine.
-        saving = {rank for rank, known in every.items() if known["phase"] == "saving"} - waiting - stopped
-        if still | waiting != every.keys() or saving:
+        # A bucket that is mounted as a folder, or a tracker's server, takes its time, and no core of this machine.
+        away = {rank for rank, known in every.items() if known["phase"] in ("saving", "trackers")} - waiting - stopped
+        if still | waiting != every.keys() or away:
             return
         # A rank that waits for its GPU may use no core; then all do, and nobody waits in a collective.
         late = {rank for rank in still - waiting if waiting or every[rank]["phase"] == "data" or not self._gpu}
