@@ -102,6 +102,12 @@ class Trainer(TrainState):
         self.attempts = Attempts(self.directory, self.meter, self.step)
         self.train_mode()
         self.meter.start(self.samples)
+        # A signal came before it, or in it: the callbacks see the step again, with its evaluation.
+        if self.evaluation_owed and self.data.evaluation is not None and (made_up := self.evaluate()):
+            nothing = torch.zeros(())
+            self._tell(last=False, loss=nothing, grad_norm=nothing, evaluation=made_up)
+        if self.stopped_by is not None:
+            return self._evaluation_batches.close()
         # 1 Fetch the window: all micro-batches of the step, and ask the ranks for its total weight.
         for window in self.meter.waiting("data", self.windows()):
             total = self._total_weight(window)
@@ -137,26 +143,23 @@ class Trainer(TrainState):
             # A run that a signal ends has no time for the second: what it is sure of is its checkpoint.
             due = self.data.evaluation is not None and (last or _is_due(self.step, eval_every))
             evaluation = (self.evaluate() or None) if due and not self.stopped_by else None
+            self.evaluation_owed = due and bool(self.stopped_by) and not evaluation and _is_due(self.step, eval_every)
             if self.stopped_by and not last:
                 last, metrics = True, metrics or self._log(loss, reported, outcome.grad_norm, lr)
-            info = StepInfo(
-                step=self.step,
-                epoch=self.train_data.epochs_at(self.samples),
-                samples=self.samples,
-                is_last=last,
-                loss=loss,
-                grad_norm=outcome.grad_norm,
-                shares=shares,
-                metrics=metrics,
-                evaluation=evaluation,
-            )
-            for callback in self.callbacks:
-                if last or self.step % callback.every == 0:
-                    callback.on_step(self, info)
-            yield info
+            more = {"shares": shares, "metrics": metrics, "evaluation": evaluation}
+            yield self._tell(last=last, loss=loss, grad_norm=outcome.grad_norm, **more)
             if last:
                 self._evaluation_batches.close()
                 return
+
+    def _tell(self, *, last: bool, **more: Any) -> StepInfo:
+        """Call the callbacks with this step. Collective: call on every rank."""
+        epoch = self.train_data.epochs_at(self.samples)
+        info = StepInfo(step=self.step, epoch=epoch, samples=self.samples, is_last=last, **more)
+        for callback in self.callbacks:
+            if last or self.step % callback.every == 0:
+                callback.on_step(self, info)
+        return info
 
     def _on_device(self, batch: Any) -> Any:
         """Send a batch to where the model is, in containers of its own: a task may take labels out of them.

@@ -41,7 +41,8 @@ from .strategies.trial import check_divisible
 from .task import Task, own_optimizer
 from .text import renamed_arguments
 
-COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation")  # kept in checkpoints beside the step
+# Kept in checkpoints beside the step.
+COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation", "evaluation_owed")
 
 
 class TrainState:
@@ -170,6 +171,7 @@ class TrainState:
         self.average = Average([shard.tensor for shard in self._shards], strategy.write_back, config.ema_decay)
         self.step = self.samples = self.step_began = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
+        self.evaluation_owed = False  # at this step, since a signal asked to stop
         self.stop_reason = ""  # what this rank said when it asked for a stop
         return of_model + of_optimizer + strategy.notices + of_device, unfilled
 

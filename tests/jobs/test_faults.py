@@ -17,7 +17,7 @@ from launchers import ROOT, Job, command, run
 # The fault comes in step 8, or the evaluation at 7: the checkpoint of step 3 is complete since the save at 6.
 ARGUMENTS = [
     "--config", "examples/configs/digits_cnn.yaml", "--task", "tests.workers.faults:Faulty", "--warmup_steps", "0",
-    "--log_every", "1", "--save_every", "3", "--eval_every", "7", "--keep_last", "9",
+    "--log_every", "1", "--save_every", "3", "--eval_every", "7", "--evaluation_batch_size", "4", "--keep_last", "9",
 ]  # fmt: skip
 GONE, STOPPED, STILL = "is gone without a word", "is stopped, or its machine is", "stands still"
 FULL = "^rank 0: .*/run/.*: cannot be written: No space left on device; once it can, resume: auto goes on"
@@ -125,6 +125,7 @@ def test_a_rank_that_is_lost_is_named_and_the_run_goes_on(
         ("deepspeed", "zero2", "nan", "step", 0, 12, "step 8: the loss on rank 1 is nan, of samples "),
         ("accelerate", "zero3", "loader killed", "data", 1, 12, r"worker \(pid \d+\) is killed by signal: Killed"),
         ("torchrun", "zero1", "SIGTERM", "step", 0, 60, "stopped by SIGTERM at step "),
+        ("torchrun", "zero2", "SIGTERM, slowly", "evaluation", 0, 12, "stopped by SIGTERM at step 7"),
         ("accelerate", "ddp", "SIGTERM to the launcher", "step", 0, 60, ""),
         ("torchrun", "fsdp", "SIGTERM to all processes", "step", 1, 60, ""),
     ],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from brought_tasks import Numbers, Plain
 from from_launcher import configured
 
 from trainer import Callback, Data, StepInfo, Trainer, TrainState
+from trainer.callbacks.builtin import Best
 from trainer.distributed.agreement import Agreement
 from trainer.distributed.exit import Stopped
 
@@ -42,7 +44,7 @@ def test_signal_handlers_are_given_back_after_an_error(tmp_path: Path) -> None:
 class Warned(Plain):
     """Gets a signal in an evaluation of many batches, each of which takes some time."""
 
-    number: int = signal.SIGUSR1
+    number: int = field(default=signal.SIGUSR1, compare=False)  # 0 is none
     batches: list[int] = field(default_factory=list, compare=False)
 
     def build_data(self) -> Data:
@@ -73,6 +75,46 @@ def test_a_signal_ends_an_evaluation_which_is_then_no_result(tmp_path: Path, num
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["evaluation"] == {} and summary["stopped_by"] == number.name
     assert trainer.evaluate().keys() == {"eval/error"}, "asked for afterwards it is done"
+
+
+class Seen(Callback):
+    """Counts the evaluations, and keeps that in checkpoints."""
+
+    def __init__(self) -> None:
+        self.evaluations: list[int] = []
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if info.evaluation is not None:
+            self.evaluations.append(info.step)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"evaluations": self.evaluations}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.evaluations = list(state["evaluations"])
+
+
+def test_an_evaluation_that_a_signal_ended_is_made_up_when_the_run_goes_on(tmp_path: Path) -> None:
+    def train(name: str, number: int, **more: Any) -> tuple[list[dict[str, float]], list[int], Any]:
+        config = replace(configured(tmp_path / name), max_steps=12, eval_every=2, log_every=1, lr=0.1)
+        config = replace(config, evaluation_batch_size=1, best_metric="eval/error", early_stop_patience=3, **more)
+        trainer = Trainer(Warned(number=number), config, callbacks=[seen := Seen()])
+        with contextlib.suppress(Stopped):
+            trainer.fit()
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        kept = ("step", "loss", "lr", "grad_norm", "eval/error")
+        [best] = (callback for callback in trainer.callbacks if isinstance(callback, Best))
+        return [{k: v for k, v in row.items() if k in kept} for row in rows], seen.evaluations, best.state_dict()
+
+    whole = train("whole", 0)
+    rows, evaluations, _ = train("run", signal.SIGTERM)
+    assert (rows[-1]["step"], evaluations) == (2, [])
+    rows, evaluations, _ = train("run", signal.SIGTERM, resume="auto")  # which is ended in the same way
+    assert (rows[-1]["step"], evaluations) == (2, [])
+    assert train("run", 0, resume="auto") == whole
+    assert whole[1][:2] == [2, 4]
+    best, theirs = (tmp_path / name / "best" / "model.safetensors" for name in ("run", "whole"))
+    assert best.read_bytes() == theirs.read_bytes()
 
 
 class ToTheGroup(Callback):

@@ -69,6 +69,11 @@ def _ask_to_stop() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _ask_to_stop_slowly() -> None:
+    _ask_to_stop()
+    time.sleep(0.05)
+
+
 def _ask_the_launcher_to_stop() -> None:
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(1)  # until it has handed that on
@@ -90,6 +95,7 @@ FAULTS = {
     "raises": _raise,
     "loses the tracker": _lose_the_tracker,
     "SIGTERM": _ask_to_stop,
+    "SIGTERM, slowly": _ask_to_stop_slowly,
     "SIGTERM to the launcher": _ask_the_launcher_to_stop,
     "SIGTERM to all processes": _ask_everyone_to_stop,
 }
