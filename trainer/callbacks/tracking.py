@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config.fingerprint import fingerprint
 from ..distributed.exit import when_failing
-from ..errors import ConfigError, Origin, Problem
+from ..errors import ConfigError, Origin, Problem, TrainerError
 from ..state import TrainState
 from ..text import did_you_mean
 from .base import Callback, StepInfo
@@ -93,10 +93,11 @@ class Tracking(Callback):
             try:
                 tracker.start()
             except Exception as error:
+                reason = str(error).partition("\n")[0]
                 if name != "wandb" or settings[name]["mode"] != "online":
-                    raise
+                    raise TrainerError(f"trackers: {name} does not start: {reason}") from error
                 # Its server answers and then refuses (a wrong key), or stops answering: training goes on.
-                wandb_run.give_up(trainer, str(error).splitlines()[0])
+                wandb_run.give_up(trainer, reason)
                 tracker = kind(*given, **{**settings[name], "mode": "offline"})
                 tracker.start()
             # TensorBoard takes plain values only, and W&B has its own from the start.
