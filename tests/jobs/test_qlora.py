@@ -52,6 +52,7 @@ def tuned(strategy: str, folder: Path) -> Job:
 
 def in_4_bits(folder: Path) -> Any:
     """The model as transformers itself loads it in 4 bits."""
+    from bitsandbytes.nn import Linear4bit
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     how = BitsAndBytesConfig(
@@ -60,7 +61,11 @@ def in_4_bits(folder: Path) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32,
     )
-    return AutoModelForCausalLM.from_pretrained(folder / "llama", quantization_config=how, device_map={"": "cpu"})
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama", quantization_config=how, device_map={"": "cpu"})
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):  # in evaluation a CPU with AVX512-BF16 would lay these out anew, and round
+            layer.support_avx512bf16_for_cpu = False
+    return model
 
 
 def mean_loss(model: Any, rows: list[dict[str, torch.Tensor]]) -> torch.Tensor:
