@@ -52,7 +52,8 @@ class Warned(Plain):
 
     def evaluation_step(self, model: Any, batch: Any) -> Any:
         self.batches.append(len(batch["x"]))
-        time.sleep(0.005)
+        if self.number:
+            time.sleep(0.005)
         if len(self.batches) == 20:
             os.kill(os.getpid(), self.number)
         return {"error": (model(batch["x"]) - batch["y"]).abs().squeeze(-1)}
