@@ -278,14 +278,13 @@ class TrainState:
         if self.base_weights is not None:
             settings["base_weights"] = self.base_weights
         counters = {**{name: getattr(self, name) for name in COUNTERS}, "spent": self.meter.until_now()}
+        averages = list(zip(self._shards, self.average.average, strict=True))
         return Parts(
             step=self.step,
             counters=counters,
             strategy=self.strategy,
             optimizer_form=self.optimizer_form,
-            averages=None
-            if self.config.ema_decay is None
-            else list(zip(self._shards, self.average.average, strict=True)),
+            averages=None if self.config.ema_decay is None else averages,
             schedule=self.schedule,
             data=self.train_data,
             task=self.task,

@@ -109,7 +109,7 @@ class TrainData(ABC):
         self.layout, self.seed, self.drop_last = layout, seed, drop_last
         self.weight_of, self.collate = weight_of, collate or default_collate
         self.workers, self.pin_memory = workers, pin_memory
-        self._lent: Callable[[], list[Any]] | None = None
+        self._lent: Any = None
 
     def loader(self, dataset: Any, position: int, **how: Any) -> DataLoader[Any]:
         """Make torch's loader of what comes after ``position``."""
@@ -125,22 +125,20 @@ class TrainData(ABC):
         """Make the record of a batch that was weighed."""
         return MicroBatch(batch=batch, weight=weight, counts=bool(weight) and self.layout.counts)
 
-    def filler(self, candidates: Iterable[Callable[[], list[Any]]]) -> Any:
+    def filler(self, candidates: Iterable[Any]) -> Any:
         """Make a batch of weight 0 for a rank without one of its own, so that it still takes part in the collectives.
 
         A batch without weight can have a loss that is no number, and zero times that is no number either, in the
-        backward pass too. So an item with weight is lent: the first candidate that has one is kept. Each call of a
-        candidate gives a list of its item anew, since some collates change their items; a set in memory gives the
-        same item again, so a shallow copy is used. Where none has weight, the whole step has none.
+        backward pass too. So an item with weight is lent: the first candidate that has one is kept, and copied each
+        time, since some collates change their items. Where none has, the whole step has no weight.
         """
-        lent = self._lent
-        for lent in candidates if lent is None else ():  # noqa: B020
-            if self.weight_of is None or self.weight_of(self.collate([*map(copy.copy, lent())])) > 0:
-                self._lent = lent
+        item = self._lent
+        for item in candidates if item is None else ():  # noqa: B020
+            if self.weight_of is None or self.weight_of(self.collate([_copied(item)])) > 0:
+                self._lent = item
                 break
-        assert lent is not None
         count = min(2, self.layout.micro_batch_size)  # BatchNorm wants more than one value
-        return self.collate([copy.copy(item) for _ in range(count) for item in lent()])
+        return self.collate([_copied(item) for _ in range(count)])
 
     @abstractmethod
     def windows(self, position: int, steps: int) -> Iterator[Window]:
@@ -165,6 +163,14 @@ class TrainData(ABC):
     def lost_on_resume(self) -> str:
         """Say what a resumed stream does not give again; empty if nothing is lost."""
         return ""
+
+
+def _copied(item: Any) -> Any:
+    """Copy an item: as deep as it can be copied, which a lock or a tensor with a graph cannot."""
+    try:
+        return copy.deepcopy(item)
+    except Exception:
+        return copy.copy(item)
 
 
 def is_stream(dataset: Any) -> bool:

@@ -7,8 +7,7 @@ position is one integer: samples consumed since the start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -76,8 +75,9 @@ class IndexedData(TrainData):
         weight = self.weigh(examples, batch) if examples else 0.0
         return self.micro_batch(batch if weight else self.filler(self._candidates()), weight)
 
-    def _candidates(self) -> Iterator[Callable[[], list[Any]]]:
-        yield from (partial(self.items.__getitems__, [(0, index)]) for index in range(self.size))
+    def _candidates(self) -> Iterator[Any]:
+        for index in range(self.size):
+            yield from self.items.__getitems__([(0, index)])
         raise DataError(f"Data.train: none of its {self.size} samples has a weight; check Task.weight and the labels")
 
     def steps_left(self, position: int, epochs: int) -> int:

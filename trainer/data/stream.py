@@ -66,11 +66,8 @@ class StreamData(TrainData):
 
     def lost_on_resume(self) -> str:
         held = _held_back(self.items.dataset) if self._state["stream"] is not None else 0
-        return (
-            f"the stream's shuffle buffer was not saved: up to {held:,} samples of this epoch are not seen again"
-            if held
-            else ""
-        )
+        text = f"the stream's shuffle buffer was not saved: up to {held:,} samples of this epoch are not seen again"
+        return text if held else ""
 
     def skips(self) -> int:
         # Those of this epoch, where the stream keeps no state of its own.
@@ -120,7 +117,7 @@ class _Reader(IterableDataset[Any]):
             items = [augmented(item, epoch, number) for item, number in pairs[part.start : part.stop]]
             batch = data.collate(items) if items else None
             weight = data.weigh(len(items), batch) if items else 0.0
-            lent = ([augmented(item, epoch, number)].copy for item, number in pairs)
+            lent = (augmented(item, epoch, number) for item, number in pairs)
             parts.append((batch if weight else data.filler(lent), weight))
         return parts
 

@@ -95,6 +95,20 @@ def held(items: Sequence[dict[str, Any]]) -> Tensor:
     return torch.stack([item.pop("value") for item in items if item["lock"]])
 
 
+def grown(items: Sequence[dict[str, list[int]]]) -> Tensor:
+    """A collate that marks the end of its items, in place."""
+    for item in items:
+        item["ids"].append(0)
+    return torch.tensor([len(item["ids"]) for item in items])
+
+
+def test_a_filler_does_not_grow_by_collates_that_change_their_items() -> None:
+    stream = ({"ids": ids} for _ in range(9) for ids in ([1, 2], [1, 2, 3]))
+    data = StreamData(stream, layout(1, 2, 1), seed=0, collate=grown, weight_of=lambda lengths: int(lengths) == 3)
+    fillers = [micro.batch for window in data.windows(0, 9) for micro in window.micros if not micro.weight]
+    assert len(fillers) == 9 and [*map(int, fillers)] == [3] * 9
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_filler_takes_items_that_cannot_be_copied_and_collates_that_take_them_apart(stream: bool) -> None:
     items = [{"value": torch.ones((), requires_grad=True) * number, "lock": Lock()} for number in range(9)]
