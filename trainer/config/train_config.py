@@ -154,9 +154,10 @@ class TrainConfig:
         Literal["stop", "continue"], About("what a checkpoint that cannot be written does to the run")
     ] = "stop"
 
-    trackers: Annotated[list[str], About("wandb, trackio, tensorboard, or another of Accelerate's, by name")] = field(
-        default_factory=list
-    )
+    trackers: Annotated[
+        list[str],
+        About("wandb, trackio, tensorboard, or another of Accelerate's, by name", wanted="a list such as [wandb]"),
+    ] = field(default_factory=list)
     project: Annotated[str, About("of the trackers")] = "samecurve"
     experiment: Annotated[str | None, About("runs to compare share it: W&B's group; else the task's name")] = None
     track_model: Annotated[bool, About("upload the exported model to W&B, as an artifact")] = False

@@ -45,6 +45,7 @@ from trainer.errors import ConfigError
         ("final_lr_ratio", 1.5, "must be at least 0 and at most 1"),
         ("betas", [0.9], "must be a list of 2 values"),
         ("betas", 0.9, "must be a list such as [1, 2]"),
+        ("trackers", "wandb", "must be a list such as [wandb]"),
         ("drop_last", 1, "must be true or false"),
         ("optimizer", "adamW", "no such optimizer; did you mean 'adamw'?"),
         ("optimizer", "adamw_torch_fused", "no such optimizer; did you mean 'adamw'?"),
