@@ -149,8 +149,7 @@ class Trainer(TrainState):
             more = {"shares": shares, "metrics": metrics, "evaluation": evaluation}
             yield self._tell(last=last, loss=loss, grad_norm=outcome.grad_norm, **more)
             if last:
-                self._evaluation_batches.close()
-                return
+                return self._evaluation_batches.close()
 
     def _tell(self, *, last: bool, **more: Any) -> StepInfo:
         """Call the callbacks with this step. Collective: call on every rank."""

@@ -125,20 +125,22 @@ class TrainData(ABC):
         """Make the record of a batch that was weighed."""
         return MicroBatch(batch=batch, weight=weight, counts=bool(weight) and self.layout.counts)
 
-    def filler(self, candidates: Iterable[Any]) -> Any:
+    def lend(self, candidates: Iterable[Any]) -> None:
+        """Keep the first item that has weight, unless one is kept. (A step where none has any is refused.)"""
+        for item in candidates if self._lent is None else ():
+            self._lent = copied(item)
+            if self.weight_of is None or self.weight_of(self.collate([copied(item)])) > 0:
+                return
+
+    def filler(self, candidates: Iterable[Any] = ()) -> Any:
         """Make a batch of weight 0 for a rank without one of its own, so that it still takes part in the collectives.
 
         A batch without weight can have a loss that is no number, and zero times that is no number either, in the
-        backward pass too. So an item with weight is lent: the first candidate that has one is kept, and copied each
-        time, since some collates change their items. Where none has, the whole step has no weight.
+        backward pass too. So an item with weight is lent, copied each time, since some collates change their items.
         """
-        item = self._lent
-        for item in candidates if item is None else ():  # noqa: B020
-            if self.weight_of is None or self.weight_of(self.collate([_copied(item)])) > 0:
-                self._lent = item
-                break
+        self.lend(candidates)
         count = min(2, self.layout.micro_batch_size)  # BatchNorm wants more than one value
-        return self.collate([_copied(item) for _ in range(count)])
+        return self.collate([copied(self._lent) for _ in range(count)])
 
     @abstractmethod
     def windows(self, position: int, steps: int) -> Iterator[Window]:
@@ -165,7 +167,7 @@ class TrainData(ABC):
         return ""
 
 
-def _copied(item: Any) -> Any:
+def copied(item: Any) -> Any:
     """Copy an item: as deep as it can be copied, which a lock or a tensor with a graph cannot."""
     try:
         return copy.deepcopy(item)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from ..errors import ConfigError, DataError, Origin, Problem
-from .batches import Layout, TrainData, Window, share
+from .batches import Layout, TrainData, Window, copied, share
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
@@ -113,12 +113,13 @@ class _Reader(IterableDataset[Any]):
     def _parts(self, block: Sequence[Any], epoch: int, numbers: range) -> list[tuple[Any, float]]:
         data, augmented, pairs = self.data, self.data.items.augmented, [*zip(block, numbers, strict=True)]
         parts = []
+        # Now, for a collate or an augmentation may change items, and these come once.
+        data.lend(augmented(copied(item), epoch, number) for item, number in pairs)
         for part in share(range(len(block)), data.layout):
             items = [augmented(item, epoch, number) for item, number in pairs[part.start : part.stop]]
             batch = data.collate(items) if items else None
             weight = data.weigh(len(items), batch) if items else 0.0
-            lent = (augmented(item, epoch, number) for item, number in pairs)
-            parts.append((batch if weight else data.filler(lent), weight))
+            parts.append((batch if weight else data.filler(), weight))
         return parts
 
 
