@@ -33,10 +33,7 @@ def results(how: str, folder: Path) -> dict[str, dict[str, Any]]:
         save_model(model)
         save_texts(texts, 60)
     task = {"model": str(model), "data": str(texts), "sequence_length": 64, "cache_dir": str(folder / "cache")}
-    # Rows of one document are compiled apart from rows of several, and their gradients come in another order; the
-    # engine takes them as they come, on ranks that have different rows.
-    ordered = {"find_unused_parameters": True} if how in ("zero1", "zero2") else {}
-    cases = {name: ({**task, **own}, {**more, **(ordered if more else {})}) for name, (own, more) in CASES.items()}
+    cases = {name: ({**task, **own}, more) for name, (own, more) in CASES.items()}
     words = ["tests/workers/saving.py", f"accel_configs/{how}.yaml", folder / how, json.dumps(cases)]
     done = ranks(words, 0 if how == "single" else 2, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

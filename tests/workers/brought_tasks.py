@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,39 @@ class OnSomeRanks(Plain):
 
     def training_step(self, model: nn.Module, batch: Any) -> Any:
         return F.mse_loss(model(batch["x"], batch["at"]), batch["y"])
+
+
+class InAnyOrder(Plain):
+    """Two weights of one shape whose gradients leave one node of the graph, on every second rank the other way round.
+
+    As what a compiler makes on each rank for its own shapes.
+    """
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, turned: bool, first: Tensor, second: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            ctx.turned = turned
+            one, two = (second, first) if turned else (first, second)
+            return x @ one + x.square() @ two
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            one, two = x.T @ grads[0], x.square().T @ grads[0]
+            return (None, None, two, one) if ctx.turned else (None, None, one, two)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Parameter(torch.zeros(8, 1)), nn.Parameter(torch.zeros(8, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            turned = int(os.environ.get("RANK", "0")) % 2 == 1
+            return InAnyOrder.Both.apply(x, turned, *((self.two, self.one) if turned else (self.one, self.two)))
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
 
 
 class Later(Plain):

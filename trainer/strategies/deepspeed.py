@@ -11,7 +11,6 @@ import copy
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,11 +18,11 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ..errors import LaunchError
-from ..text import listed
 from .base import Shard, StepResult, Strategy, compute_in
 from .blank import Made, allocate, give_back_freed, is_blank, renew
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import prepare_process
+from .gradient_order import GradientOrder
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class ZeRO(Strategy):
         # Accelerate puts the configuration where transformers finds it, whatever zero3_init_flag says: from_pretrained
         # and from_config would then give parameters that are divided already, of shape [0].
         accelerator.state.deepspeed_plugin.dschf = None
-        self.used: set[str] | None = None  # the parameters that the first micro-batch reached, on every rank
+        self._order: GradientOrder | None = None  # one process has no need of it
         self._window = contextlib.ExitStack()
 
     def divide(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -128,9 +127,13 @@ class ZeRO(Strategy):
         if self.plan.find_unused_parameters:
             for hook in getattr(self.zero, "_leaf_module_hooks", ()):
                 hook.remove()  # they would look for missing gradients before those of the model have come
-        else:
-            for number, (_, parameter) in enumerate(self.parameters()):
-                parameter.register_post_accumulate_grad_hook(partial(self._note_use, number))  # type: ignore[no-untyped-call]
+        elif self.accelerator.num_processes > 1:
+            reduce = (
+                "reduce_ready_partitions_and_remove_grads" if self.plan.strategy == "zero3" else "process_gradients"
+            )
+            self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, reduce), gather_object)
+            setattr(self.zero, reduce, self._order.take)
+            self.zero.register_grad_acc_post_hook(self._order.take_rest)
         if dtype is not None:
             put_back(self.accelerator.device)
             self.fill(built.items())
@@ -177,40 +180,12 @@ class ZeRO(Strategy):
                 parameter.grad = torch.zeros_like(parameter)
                 parameter.data = kept
 
-    def _note_use(self, number: int, _: Tensor) -> None:
-        self.fingerprint = (self.fingerprint * 31 + number + 1) % (1 << 61)
-
-    def _check_same_parameters(self, loss: Tensor) -> None:
-        """Raise ``LaunchError`` where ranks use different parameters: the engine would add up gradients of others.
-
-        The ranks compare before the first backward pass; later each holds its own to that, at some microseconds an
-        operation of the graph, since an exchange of other sizes ends the process. ``fingerprint`` notices the rest.
-        """
-        reached, seen, waiting = set(), set(), [loss.grad_fn]
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in seen:
-                seen.add(node)
-                reached.add(id(getattr(node, "variable", None)))
-                waiting += [below for below, _ in node.next_functions]
-        used = {name for name, parameter in self.parameters() if id(parameter) in reached}
-        if self.used is None:
-            uses, which = gather_object([used]), "only some ranks"
-            self.used = used
-        else:
-            uses, which = [self.used, used], "only some micro-batches"
-        differing = sorted(set().union(*uses) - set.intersection(*uses))
-        if differing:
-            raise LaunchError(
-                f"{which} use {listed(differing)}; set find_unused_parameters: true, with which gradients are kept "
-                "whole until all ranks have theirs"
-            )
-
     def backward(self, loss: Tensor) -> None:
-        if not self.plan.find_unused_parameters and self.accelerator.num_processes > 1:
-            self._check_same_parameters(loss)
+        if self._order:
+            self._order.begin(loss)
         # The loss carries its exact weight already; the engine would divide by the accumulation steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
+        self.fingerprint = self._order.fingerprint if self._order else 0
 
     def finish_step(self) -> StepResult:
         # Accelerate steps the engine inside backward; on its own, code can run between the two. In every precision it
