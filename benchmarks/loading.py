@@ -11,16 +11,17 @@ processes take ``num_processes`` out of the files.) Prints MiB, of the rank with
 parameters, the anonymous memory that stays when the training is ready to start, the peak of it until then, and the
 largest tensor in float32.
 
-measured (2026-11-22, two x86 CPU cores that other jobs shared, OMP_NUM_THREADS=1, torch 2.13, deepspeed 0.19.8):
+measured (2026-11-23, two x86 CPU cores that other jobs shared, OMP_NUM_THREADS=1, torch 2.13, deepspeed 0.19.8):
 
                                    shards   stays    peak   largest tensor 96
-    FSDP2, 2 processes              1,128   1,252   1,252
-    FSDP2, 4 processes                564     634     634   (before files were read again for their checksum)
-    HSDP, 2 groups of 2             1,128   1,220   1,220   (before that)
-    ZeRO-3, 2 processes             1,128   3,580   3,749
-    ZeRO-3, 4 processes               564   1,747   1,935   (before that)
+    FSDP2, 2 processes              1,128   1,149   1,149
+    FSDP2, 4 processes                564     586     586
+    HSDP, 2 groups of 2             1,128   1,150   1,150
+    ZeRO-3, 2 processes             1,128   3,408   3,408
+    ZeRO-3, 4 processes               564   1,717   1,717
 ZeRO-3 keeps three times the shards from its start: the parameters as they are computed with, the optimizer's own, and
-the gradients. DeepSpeed makes them in pieces, of which glibc would keep 1.6 GiB more (``give_back_freed``).
+the gradients. DeepSpeed makes them in pieces, of which glibc would keep 1.6 GiB more (``give_back_freed``), and would
+fetch each parameter whole once more (``engine_start``).
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
 from accelerate.utils.fsdp_utils import fsdp2_apply_ac
 from launch_texts import FSDP
+from launchers import ROOT, clean_environment
 from one_process import fit
 from plans import plan, request
 from torch import nn
@@ -176,6 +179,47 @@ def test_the_bucket_of_a_small_model_has_half_a_billion_elements() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     assert DeepSpeedZeroConfig().reduce_bucket_size == 500_000_000
+
+
+STARTED = """
+import sys
+sys.path.insert(0, "tests/workers")
+import deepspeed.runtime.engine
+from deepspeed.runtime.zero import partition_parameters
+from brought_tasks import Plain
+from trainer import TrainConfig, Trainer
+from trainer.launching import launch
+from trainer.strategies import deepspeed_start, deepspeed as strategy
+
+if sys.argv[2] == "bare":
+    import contextlib
+    strategy.engine_start = lambda model: contextlib.nullcontext()
+fetched = []
+fetch = partition_parameters.Init._allgather_params_sequential
+def counted(self, parameters, **more):
+    fetched.extend(parameters)
+    return fetch(self, parameters, **more)
+partition_parameters.Init._allgather_params_sequential = counted
+config = TrainConfig(task="brought_tasks:Plain", max_steps=2, output_dir=sys.argv[1])
+trainer = Trainer(Plain(), config, launch(config, deepspeed="ds_configs/zero3.json"))
+print("START", len(fetched), "torch._inductor.select_algorithm" in sys.modules, flush=True)
+trainer.fit()
+from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+print("MUON", MuonWithAuxAdam.__module__, trainer.step)
+trainer.close()
+"""
+
+
+@pytest.mark.parametrize(("start", "found"), [("bare", "4 True"), ("ours", "0 False")])
+def test_the_engine_fetches_every_parameter_and_imports_a_compiler(start: str, found: str, tmp_path: Path) -> None:
+    """Four parameters, with the engine's start as it is and as ours; its Muon can be imported later on."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED, str(tmp_path / "run"), start],
+        **{"cwd": ROOT, "env": clean_environment(), "capture_output": True, "text": True},
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("START", "MUON"))]
+    muon = "deepspeed.runtime.zero.muon.muon_optimizer"
+    assert lines == [f"START {found}", f"MUON {muon} 2"], done.stdout[-2000:] + done.stderr[-4000:]
 
 
 # Optimizer and data

@@ -21,7 +21,7 @@ from ..errors import LaunchError
 from .base import Shard, StepResult, Strategy, compute_in
 from .blank import Made, allocate, give_back_freed, is_blank, renew
 from .buffers import keep_buffers_fp32
-from .deepspeed_start import prepare_process
+from .deepspeed_start import engine_start, prepare_process
 from .gradient_order import GradientOrder
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
 
@@ -75,7 +75,8 @@ class ZeRO(Strategy):
         if self.plan.strategy == "zero3":
             self._partition(model, optimizer)
             keep_in_step(model)
-        super().wrap(model, optimizer)
+        with engine_start(model):
+            super().wrap(model, optimizer)
 
     def _partition(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Divide the parameters over the ranks, one at a time: the engine would put the model on each device first."""
@@ -107,9 +108,8 @@ class ZeRO(Strategy):
         rounded = dtype is not None and not is_blank(model)
         built = {name: tensor.detach() for name, tensor in canonical_state(model)} if rounded else {}
         # A bucket of the default 5e8 gradients is 2 GB also for a model of a thousand.
-        asked = self.plan.deepspeed.get("zero_optimization", {}).get("reduce_bucket_size")
         zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-        zero["reduce_bucket_size"] = asked or min(500_000_000, sum(p.numel() for p in model.parameters()))
+        zero.setdefault("reduce_bucket_size", min(500_000_000, sum(p.numel() for p in model.parameters())))
         if self.plan.find_unused_parameters:
             # A layer that one rank leaves out cannot be gathered by the others: all are gathered together, and stay.
             zero["stage3_param_persistence_threshold"] = sys.maxsize
@@ -259,18 +259,14 @@ class ZeRO(Strategy):
             whole = safe_get_full_fp32_param(parameter)
             assert isinstance(whole, Tensor), f"no full-precision copy of {name}"
             return whole
-        if self.plan.strategy != "zero3":
-            return parameter.data
-        with deepspeed.zero.GatheredParameters([parameter]):
+        with deepspeed.zero.GatheredParameters([parameter]):  # whole already but under ZeRO-3
             return parameter.data.clone()
 
     def state_bytes(self) -> int:
         # Stage 3 keeps slices of all parameters, beside the small ones that stay whole. With offload the optimizer's
         # gradients are there from the start, and in stages 1 and 2 what goes back to the device.
         beside = [getattr(parameter, "ds_tensor", None) for parameter in self.model.parameters()]
-        beside += [
-            state_key.grad for state_key in {shard.state_key for shard in self.shards()} if state_key is not None
-        ]
+        beside += [key.grad for key in {shard.state_key for shard in self.shards()} if key is not None]
         beside += getattr(self.zero, "param_buffer_of_bit16_for_cpu_offload_groups", [])
         return super().state_bytes() + local_bytes(tensor for tensor in beside if tensor is not None)
 

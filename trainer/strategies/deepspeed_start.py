@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 import torch
+from torch import nn
 
 from ..errors import ConfigError, LaunchError, Origin, Problem
 from ..plan import Plan
@@ -70,3 +76,27 @@ def without_compiled_op() -> None:
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+@contextlib.contextmanager
+def engine_start(model: nn.Module) -> Iterator[None]:
+    """Leave out what the engine does for nothing while it is built.
+
+    To see whether the optimizer is its Muon it would import that, and with it torch's compiler (2 s, 100 MB): whose
+    optimizer is one has imported it. Under ZeRO-3 it would fetch each parameter whole to hang a hook on it, which needs
+    no values.
+    """
+    divided: list[Any] = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")]
+    own = [(parameter, parameter.all_gather, parameter.partition) for parameter in divided]
+    muon = ModuleType("deepspeed.runtime.zero.muon.muon_optimizer")
+    muon.MuonWithAuxAdam = type("MuonWithAuxAdam", (), {})  # type: ignore[attr-defined]
+    sys.modules.setdefault(muon.__name__, muon)
+    for parameter in divided:
+        parameter.all_gather = parameter.partition = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        for parameter, all_gather, partition in own:
+            parameter.all_gather, parameter.partition = all_gather, partition
+        if sys.modules[muon.__name__] is muon:
+            del sys.modules[muon.__name__]
