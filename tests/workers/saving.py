@@ -9,6 +9,7 @@ Of each case the settings of the task and the launch file's key for the compiler
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import yaml
 
 import trainer
 from trainer import TrainConfig, Trainer
-from trainer.language import Adapter, CausalLM
+from trainer.language import CausalLM
 from trainer.launching import launch
 
 STEPS = 20
@@ -30,8 +31,9 @@ def main() -> None:
     for name, (settings, more) in cases.items():
         # aot_eager traces as inductor does, and needs no compiler's minutes.
         own = {**launch_file, **({"dynamo_config": {"dynamo_backend": "aot_eager"}} if more.pop("compile", 0) else {})}
-        mine = folder / f"{name}.yaml"
-        mine.write_text(yaml.safe_dump(own))
+        mine, written = folder / f"{name}.yaml", folder / f"{name}.{os.getpid()}"
+        written.write_text(yaml.safe_dump(own))
+        written.replace(mine)  # whole at once: the other ranks read it
         config = TrainConfig(
             **{
                 **{"task": "trainer.language:CausalLM", "output_dir": str(folder / name), "keep_last": 0},
@@ -39,8 +41,7 @@ def main() -> None:
                 **{"lr": 3e-3, "eps": 1e-4, **more},
             }
         )
-        adapter = settings.pop("adapter", None)
-        task = CausalLM(**settings, adapter=None if adapter is None else Adapter(**adapter))
+        task = CausalLM(**settings)
         launched = launch(config, accel_config=str(mine))
         try:
             run = Trainer(task, config, launched)

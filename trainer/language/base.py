@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..config.annotations import plain
+from ..config.validate import Validator
+from ..errors import ConfigError, Origin
 from ..task import Pretrained, Task
 from .adapters import Adapter
 from .blank import Stored
@@ -43,6 +46,16 @@ class LanguageTask(Task):
     attention: str | None = None
     cache_dir: str = "~/.cache/samecurve"
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Hold what code gives to the rules of a YAML: a mapping stands for settings, a path for text."""
+        ours = next(cls for cls in type(self).__mro__ if cls.__module__.startswith(f"{__package__}."))
+        given = {setting.name: plain(getattr(self, setting.name)) for setting in fields(ours) if setting.init}
+        check = Validator(lambda key: Origin("language task", key=".".join(("task_settings", *key))))
+        for name, value in check.settings(type(self), given).items():
+            object.__setattr__(self, name, value)
+        if check.problems:
+            raise ConfigError(check.problems)
 
     def load_tokenizer(self) -> Any:
         """Return the tokenizer, loaded on the first call."""
@@ -89,6 +102,7 @@ class TokenTask(LanguageTask):
     text_column: str = "text"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.model is None) == (self.config is None):
             raise ValueError("give one of model (a folder or a name) and config (model_type and sizes)")
         if self.config is not None and self.tokenizer is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,35 @@ def test_settings_that_do_not_fit_together(
     settings: dict[str, Any], message: str, task: Callable[..., CausalLM]
 ) -> None:
     with pytest.raises(ValueError, match=message):
+        task(**settings)
+
+
+def test_code_gives_settings_as_a_yaml_does(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    made = task(adapter={"r": 4}, cache_dir=tmp_path, sequence_length=32)
+    assert made.adapter == Adapter(r=4) and made.cache_dir == str(tmp_path)
+    assert task(adapter=Adapter(r=4)) == task(adapter={"r": 4})
+
+    @dataclass(frozen=True, kw_only=True)
+    class Own(CausalLM):
+        reward: Callable[[int], int] = abs
+
+    assert Own(model="m", data="d", reward=round).reward is round
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"adapter": {"rank": 4}}, r"language task: task_settings.adapter.rank: 4: unknown key; known: alpha, dropout"),
+        ({"adapter": {"r": 0}}, r"task_settings.adapter.r: 0: must be at least 1"),
+        ({"adapter": 8}, r"task_settings.adapter: 8: must be"),
+        ({"sequence_length": "64"}, r"task_settings.sequence_length: '64': must be a whole number"),
+        ({"packing": "best"}, r"task_settings.packing: 'best': .*best_fit"),
+    ],
+)
+def test_settings_of_code_that_no_yaml_could_have(
+    settings: dict[str, Any], message: str, task: Callable[..., CausalLM]
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         task(**settings)
 
 
