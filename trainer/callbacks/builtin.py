@@ -50,8 +50,9 @@ class Progress(Callback):
             self._tell(trainer, text, quiet=self.bar is not None)
         if info.evaluation is not None:
             # Values per class and the like (eval/recall/3) are many: they stand in metrics.jsonl.
-            whole = {name: value for name, value in info.evaluation.items() if name.count("/") == 1}
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in whole.items())
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in info.evaluation.items() if name.count("/") == 1)
+            if tokens := info.evaluation.get("eval/tokens"):
+                shown += f"  {tokens / trainer.meter.lasted:.0f} tokens/s"
             self._tell(trainer, f"step {info.step}/{trainer.total_steps}  {shown}")
         if info.is_last and self.bar is not None:
             self.bar.close()
@@ -162,6 +163,5 @@ def _export_after(trainer: TrainState, error: CheckpointError) -> None:
 
 
 def _speed(metrics: Mapping[str, float]) -> str:
-    if "tokens_per_second" in metrics:
-        return f"{metrics['tokens_per_second']:.0f} tokens/s"
-    return f"{metrics['samples_per_second']:.0f} samples/s"
+    unit = "tokens" if "tokens_per_second" in metrics else "samples"
+    return f"{metrics[f'{unit}_per_second']:.0f} {unit}/s"

@@ -79,9 +79,9 @@ class Meter:
         yield
         self._move()
         self.memory.enter(around)
-        took = time.perf_counter() - begin
-        self.spent[name] += took
-        self.away += took
+        self.lasted = time.perf_counter() - begin
+        self.spent[name] += self.lasted
+        self.away += self.lasted
 
     def waiting(self, name: str, source: Iterable[T]) -> Iterator[T]:
         """Yield the same items; the time until each arrives counts for ``name`` within training."""
