@@ -80,8 +80,7 @@ def resident(key: str) -> int:
 
 def rise(work: Callable[[], object]) -> tuple[float, int]:
     """Seconds, and how far the resident memory rose above what it was before."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed before counts as free
+    trim()  # what was freed before counts as free
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = resident("VmRSS")
     took = seconds(work)
@@ -95,19 +94,29 @@ def raw_write(path: Path, content: list[Tensor]) -> None:
         os.fsync(file.fileno())
 
 
-def raw_read(path: Path, content: list[Tensor]) -> None:
-    """Read into memory that is there."""
+def trim() -> None:
+    """Give freed memory back to the system, so that what is asked for next is new, as in a process that begins."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def raw_read(path: Path, weights: list[Tensor], state: list[Tensor]) -> None:
+    """Read weights into memory that is there, and what is as large as ``state`` into new memory."""
     with open(path, "rb", buffering=0) as file:
-        for tensor in content:
+        new = []
+        for tensor in weights:
             file.readinto(tensor.view(torch.uint8).numpy().data)
+        for tensor in state:
+            new.append(torch.empty_like(tensor))
+            file.readinto(new[-1].view(torch.uint8).numpy().data)
 
 
-def held(one: Trainer) -> list[Tensor]:
+def held(one: Trainer) -> tuple[list[Tensor], list[Tensor]]:
     """Return copies of what this rank loads: weights, and the optimizer's state of them."""
     shards, optimizer = [*one.strategy.shards()], one.strategy.optimizer
     form = one._parts().optimizer_form
     state = [tensor for shard in shards for _, tensor in state_of(optimizer, shard, form) if tensor.dim()]
-    return [tensor.detach().clone() for tensor in (*(shard.tensor for shard in shards), *state)]
+    return [shard.tensor.detach().clone() for shard in shards], [tensor.detach().clone() for tensor in state]
 
 
 def forget(*paths: Path) -> None:
@@ -175,7 +184,7 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, arg
     own = sum(tensor.numel() * tensor.itemsize for tensor in mine)
 
     whole = held(one)
-    raw_write(root / f"held-{rank}", whole)
+    raw_write(root / f"held-{rank}", [*whole[0], *whole[1]])
     raw, saved, stalls, copies, rises, reads, checks, loads = [], [], [], [], [], [], [], []
     reads_cpu, loads_cpu, cold_reads, cold_loads, from_disk = [], [], [], [], []
 
@@ -184,12 +193,14 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, arg
         raw.append(seconds(lambda: raw_write(root / f"raw-{rank}", mine)))
         os.unlink(root / f"raw-{rank}")
         launched.accelerator.wait_for_everyone()
+        trim()
         begin = time.process_time()
-        reads.append(seconds(lambda: raw_read(root / f"held-{rank}", whole)))
+        reads.append(seconds(lambda: raw_read(root / f"held-{rank}", *whole)))
         reads_cpu.append(time.process_time() - begin)
         forget(root / f"held-{rank}")
+        trim()
         launched.accelerator.wait_for_everyone()
-        cold_reads.append(seconds(lambda: raw_read(root / f"held-{rank}", whole)))
+        cold_reads.append(seconds(lambda: raw_read(root / f"held-{rank}", *whole)))
         copies.append(seconds(lambda: [tensor.clone() for tensor in mine]))
 
     def ours(one: Trainer) -> None:
@@ -201,15 +212,19 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, arg
         checks.append(seconds(partial(discover.verify, info, one.agreement)))
 
         def load() -> None:
-            one.strategy.optimizer.state.clear()  # as in a run that goes on; its memory stays in the process
-            launched.accelerator.wait_for_everyone()
             restore.load(one._parts(), info, allow_change=True)
 
+        def as_new() -> None:
+            one.strategy.optimizer.state.clear()
+            trim()
+            launched.accelerator.wait_for_everyone()
+
+        as_new()
         begin_cpu = time.process_time()
         loads.append(seconds(load))
         loads_cpu.append(time.process_time() - begin_cpu)
         forget(*(info.path / name for name in info.files))
-        launched.accelerator.wait_for_everyone()
+        as_new()
         before = bytes_from_disk()
         cold_loads.append(seconds(load))
         from_disk.append(one.agreement.sum(bytes_from_disk() - before) / info.bytes)
@@ -261,7 +276,7 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, arg
         resumed.append(rise(resume))
 
     middle = statistics.median
-    size = sum(tensor.nbytes for tensor in whole)
+    size = sum(tensor.nbytes for tensors in whole for tensor in tensors)
     told = (
         f"rank {rank}: {own / 1e6:.0f} MB of its own\n"
         f"  write and flush  raw {middle(raw):.2f} s, save {middle(saved):.2f} s: {ratios(saved, raw)}\n"

@@ -123,7 +123,7 @@ def check_any_to(layout: Layout, sources: list[Layout], task: str, folder: Path)
     told = {name: str(path) for name, path in paths.items()}
     exported = unbroken(SINGLE, folder) / task / "model"
     weights = {"exported": str(exported), "saved": str(checkpoint(exported.parent, STEPS))}
-    out = folder / f"to-{layout[0]}{layout[1]}-{task}"
+    out = folder / f"to-{layout[0]}{layout[1]}-{task}-of-{len(sources)}"
     launched(layout, out, sources=told, settings=TASKS[task], weights=weights)
     for name in weights:  # the weights alone, from the model's file as from a checkpoint
         assert (out / name / "model/model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()

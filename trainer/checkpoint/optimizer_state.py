@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,16 +148,18 @@ def state_of(optimizer: Optimizer, shard: Shard, form: OptimizerForm) -> Iterato
             raise CheckpointError(f"the optimizer keeps {key!r} for {shard.name}, which it did not at the start")
 
 
-def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges) -> list[str]:
+def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges, read: Callable[[Shard], None]) -> list[str]:
     """Give a fresh optimizer the state of a store; returns notices.
 
-    A parameter that had no state (it never had a gradient) gets none, or zeros where it shares a flat group.
+    ``read`` is called with each shard before its state is read. A parameter that had no state (it never had a
+    gradient) gets none, or zeros where it shares a flat group.
     """
     states: dict[Tensor, dict[str, Any]] = defaultdict(dict)
     values: dict[tuple[Tensor, str], dict[str, Tensor]] = defaultdict(dict)  # by parameter
     for shard in strategy.shards():
         state_key, count = shard.state_key, shard.tensor.numel()
         assert state_key is not None, f"{shard.name} does not learn"
+        read(shard)
         for key, dtype in form.ranges.items():
             if store.holds(PREFIX + key, shard.name):
                 if key not in states[state_key]:

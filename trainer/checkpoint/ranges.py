@@ -8,8 +8,11 @@ resharding and loading pretrained weights are the same code, and no rank ever ho
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +74,7 @@ class Ranges:
         for (kind, name), pieces in self._pieces.items():
             if len({piece.entry.dtype for piece in pieces}) > 1:
                 raise CheckpointError(f"{kind} {name}: stands there in several dtypes")
+        self._open: Callable[[Path], BufferedReader] | None = None
 
     def names(self, kind: str) -> list[str]:
         """List the tensors of which this is kept."""
@@ -103,6 +107,14 @@ class Ranges:
         if at < numel:
             raise CheckpointError(f"{kind} {name}: elements {at} to {numel} are in no file")
 
+    @contextlib.contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Keep files open: a system reads ahead where a file is read on, which takes half the time from a disk."""
+        with contextlib.ExitStack() as opened:
+            self._open = cache(lambda path: opened.enter_context(open(path, "rb")))
+            yield
+        self._open = None
+
     @torch.no_grad()
     def read(self, kind: str, name: str, start: int, out: Tensor, columns: Columns | None = None) -> None:
         """Fill ``out`` (1-D, on any device, of any dtype) with the elements from ``start`` on, of some columns only.
@@ -130,7 +142,7 @@ class Ranges:
         if at < end:
             raise CheckpointError(f"{kind} {name}: elements {at} to {end} are in no file")
         for piece, found in runs:
-            with open(piece.path, "rb") as file:
+            with contextlib.nullcontext(self._open(piece.path)) if self._open else open(piece.path, "rb") as file:
                 for low, high, place in found:
                     file.seek(piece.entry.begin + place * size)
                     if file.readinto(view[(low - start) * size : (high - start) * size]) < (high - low) * size:

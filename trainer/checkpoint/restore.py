@@ -19,6 +19,7 @@ from ..data import rng
 from ..data.seeds import seed_of
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError
+from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
 from .codec import decode
@@ -59,11 +60,8 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     moved = _frozen_otherwise(parts, places)
     changes = check_same(before, now, moved, allowed=allow_change, source=info.path)
     notices = [f"changed since the checkpoint: {line}" for line in changes]
-    notices += _load_tensors(parts, store, places)
-    if before["optimizer"] == now["optimizer"]:
-        notices += load_state(strategy, parts.optimizer_form, store)
-    else:
-        notices.append("the optimizer is another one: its state starts anew")
+    notices += _load_tensors(parts, store, places, with_state=(same := before["optimizer"] == now["optimizer"]))
+    notices += ["the optimizer is another one: its state starts anew"] * (not same)
     if before["optimizer_groups"] == now["optimizer_groups"]:  # what a callback changed on the way
         for group, kept in zip(strategy.optimizer.param_groups, state["group_settings"], strict=False):
             restore_settings(group, kept)
@@ -176,12 +174,22 @@ def _frozen_otherwise(parts: Parts, places: Places) -> list[str]:
     return said + ([f"{frozen} tensors are frozen now that learnt"] if frozen else [])
 
 
-def _load_tensors(parts: Parts, store: Ranges, places: Places) -> list[str]:
-    """Read parameters, buffers and the moving average, where the store has one; returns notices."""
+def _load_tensors(parts: Parts, store: Ranges, places: Places, *, with_state: bool = False) -> list[str]:
+    """Read parameters, buffers and the moving average, where the store has one; returns notices.
+
+    Args:
+        with_state: read the optimizer's state as well, of each parameter beside it, as it stands in the files.
+    """
     strategy = parts.strategy
-    for shard in strategy.shards(learn=None):
+
+    def read(shard: Shard) -> None:
         if shard.name in places:
             store.read(*places[shard.name], shard.start, shard.tensor, shard.columns)
+
+    with store.kept_open():
+        for shard in strategy.shards(learn=False if with_state else None):
+            read(shard)
+        notices = load_state(strategy, parts.optimizer_form, store, read) if with_state else []
     strategy.write_back()
     for name, buffer in strategy.buffers():
         if name in places:
@@ -194,7 +202,7 @@ def _load_tensors(parts: Parts, store: Ranges, places: Places) -> list[str]:
         else:
             average.copy_(shard.tensor)
     lacks = parts.averages is not None and not store.names("average")
-    return ["the checkpoint holds no moving average: it starts with the weights"] if lacks else []
+    return notices + ["the checkpoint holds no moving average: it starts with the weights"] * lacks
 
 
 def _restore_data(parts: Parts, data: Any) -> tuple[int, list[str]]:
