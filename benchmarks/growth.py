@@ -1,16 +1,14 @@
 """What grows with tensors, steps, samples and files, and how fast: each measure, and its ratio to that before.
 
-    python benchmarks/growth.py
+    python benchmarks/growth.py [TABLE ...]
 
+- worlds: milliseconds a step of a small model on so many processes under DDP, by a loop by hand and by ours, in turn;
 - tensors: CPU milliseconds a step of a model of so many parameters, by a loop by hand and by ours, in turn;
 - steps: Python objects and blocks of memory that live between two steps, and resident memory;
 - samples: the first window of so many, in milliseconds, and the most memory that it took;
 - files: milliseconds of what a start and a save do with so many checkpoints in the folder, and rows of metrics.jsonl.
 
-measured (2026-11-22, two x86 CPU cores that other jobs shared, torch 2.13; the counts are exact, the times are not):
-    ours / by hand at 10, 100, 1,000 and 10,000 tensors: 1.24, 1.07, 0.93, 0.93
-    objects after 200, 2,000 and 20,000 logged steps: 296,030, 296,031, 296,032; blocks 1,099,730, 1,099,946, 1,099,981
-    peak of the first window: 7.6 MiB for 10**6 samples, 0.9 MiB for 10**7, 10**8 and 10**9
+``docs/benchmarks.md`` has what was measured.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,16 +31,21 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
 from trainer import Data, Task, TrainConfig, Trainer
 from trainer.checkpoint import discover, store
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
+from trainer.launching import launch
 from trainer.reporting.directory import RunDirectory
 from trainer.text import columns
 
+ROOT = Path(__file__).resolve().parent.parent
 BATCH, CLIP, LR = 4, 1.0, 1e-3
 
 
@@ -86,7 +90,9 @@ class Fitting(Task):
 
 
 def by_hand(tensors: int) -> Iterator[None]:
-    model = Many(tensors)
+    model: nn.Module = Many(tensors)
+    if dist.is_initialized():
+        model = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     for batch in DataLoader(Numbers(2**20), BATCH, sampler=iter(range(2**20))):
@@ -98,13 +104,15 @@ def by_hand(tensors: int) -> Iterator[None]:
         yield
 
 
-def ours(tensors: int, log_every: int = 10**9) -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as place:
+def ours(
+    tensors: int, log_every: int = 10**9, accel_config: str | None = None, folder: Path | None = None
+) -> Iterator[None]:
+    with tempfile.TemporaryDirectory(dir=folder) as place:
         config = TrainConfig(
-            task="growth:Fitting", output_dir=f"{place}/run", max_steps=10**9, micro_batch_size=BATCH, lr=LR,
+            task="growth:Fitting", output_dir=f"{folder or place}/run", max_steps=10**9, micro_batch_size=BATCH, lr=LR,
             max_grad_norm=CLIP, keep_last=0, log_every=log_every,
         )  # fmt: skip
-        trainer = Trainer(Fitting(tensors=tensors), config)
+        trainer = Trainer(Fitting(tensors=tensors), config, launch(config, accel_config=accel_config))
         yield from (None for _ in trainer.steps())
         trainer.close()
 
@@ -126,6 +134,52 @@ def of_tensors(counts: Sequence[int], rounds: int) -> Iterator[list[float]]:
                 times += [statistics.median(spent)] if number else []  # the first are warm-up
         ratio = statistics.median(b / a for a, b in zip(*taken, strict=True))
         yield [count, *map(statistics.median, taken), ratio]
+
+
+def of_worlds(counts: Sequence[int], rounds: int) -> Iterator[list[float]]:
+    """Yield (processes, milliseconds by hand, ours, their ratio, that of CPU time; what each reduces a step)."""
+    for count in counts:
+        with tempfile.TemporaryDirectory() as place:
+            file, found = Path(place) / "ddp.yaml", Path(place) / "found.json"
+            text = (ROOT / "accel_configs" / "ddp.yaml").read_text()
+            assert "num_processes: 2" in text
+            file.write_text(text.replace("num_processes: 2", f"num_processes: {count}"))
+            words = [__file__, "--rank_of", str(file), "--found", str(found), "--rounds", str(rounds)]
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(count)]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            subprocess.run([*torchrun, *words], check=True, env=environment, stdout=subprocess.DEVNULL)
+            yield [count, *json.loads(found.read_text())]
+
+
+def as_rank(accel_config: str, found: Path, rounds: int) -> None:
+    """Step both loops in turn, as one rank of a job, and write the numbers of ``of_worlds``."""
+    names, block = ("by hand", "ours"), 20
+    trained = ours(10, accel_config=accel_config, folder=found.parent)
+    next(trained)  # which connects the ranks
+    loops = dict(zip(names, (by_hand(10), trained), strict=True))
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    for number in range(rounds + 2):
+        for name in names if number % 2 else names[::-1]:
+            dist.barrier()
+            began, cpu = time.perf_counter(), time.process_time()
+            for _ in range(block):
+                next(loops[name])
+            spent = torch.tensor([time.process_time() - cpu])
+            dist.all_reduce(spent)  # also the end of the slowest
+            taken[name] += [((time.perf_counter() - began) * 1e3 / block, float(spent))] if number > 1 else []
+    reduced = []
+    for name in names:
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            for _ in range(block):
+                next(loops[name])
+        reduced.append(sum(e.count for e in seen.key_averages() if e.key.startswith("gloo:")) / block)
+    pairs = [*zip(*taken.values(), strict=True)]
+    wall, cpu = (statistics.median(b[at] / a[at] for a, b in pairs) for at in (0, 1))
+    if dist.get_rank() == 0:
+        medians = [statistics.median(one for one, _ in taken[name]) for name in names]
+        found.write_text(json.dumps([*medians, wall, cpu, *reduced]))
+    dist.barrier()
+    trained.close()
 
 
 def of_steps(counts: Sequence[int]) -> Iterator[list[float]]:
@@ -194,15 +248,23 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=10_000, help="tensors, and files")
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("tables", nargs="*", help="worlds, tensors, steps, samples, files; by default all")
+    parser.add_argument("--rank_of", help=argparse.SUPPRESS)
+    parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.rank_of:
+        return as_rank(args.rank_of, args.found, args.rounds)
     powers = [10**n for n in range(1, 10) if 10**n <= args.most]
+    worlds = ["by hand, ms", "ours, ms", "ours / by hand", "of CPU time", "reduced by hand", "by ours"]
     tables = {
+        "worlds": (worlds, of_worlds([2, 3, 4, 8], 6 * args.rounds)),
         "tensors": (["by hand, ms", "ours, ms", "ours / by hand"], of_tensors(powers, args.rounds)),
         "steps": (["objects", "blocks", "resident MiB"], of_steps([args.steps // 100, args.steps // 10, args.steps])),
         "samples": (["first window, ms", "peak KiB"], of_samples([10**n for n in range(3, 10)])),
         "files": (["names, ms", "inspected, ms", "pruned, ms", "rows cut, ms"], of_files(powers)),
     }
-    for title, (names, rows) in tables.items():
+    for title in args.tables or tables:
+        names, rows = tables[title]
         with open(os.devnull, "w") as nowhere:
             found = []
             with contextlib.redirect_stdout(nowhere):

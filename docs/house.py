@@ -39,7 +39,7 @@ RINGS: dict[str, tuple[str, int | None]] = {
     "large models and data": (
         "building/unfilled strategies/blank strategies/tensor_parallel strategies/trial strategies/gradient_order "
         "optim/optimizers checkpoint/proof data/order",
-        620,
+        640,
     ),
     "checkpoints": ("checkpoint", 1600),
     "front door": (

@@ -128,8 +128,8 @@ class Task:
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         """Build the optimizer; its lr must be ``plan.lr``.
 
-        By default the one that the config names, over two groups: weights decay, biases and norms (below 2-D) do not.
-        What a class for matrices alone (torch.optim.Muon) does not take is AdamW's.
+        By default the one that the config names, over two groups: weights decay, biases and norms (below 2-D) do not;
+        over one without ``weight_decay``. What a class for matrices alone (torch.optim.Muon) does not take is AdamW's.
         """
         from .optim.optimizers import build_optimizer
 

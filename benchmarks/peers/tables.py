@@ -108,16 +108,16 @@ def two(model: str, strategy: str, *contenders: Contender, block: int, rounds: i
 
 
 def gpt(strategy: str, *contenders: Contender) -> Table:
-    return two("gpt", strategy, *contenders, block=3, rounds=24, target=1.0 if strategy == "ddp" else 1.01)
+    return two("gpt", strategy, *contenders, block=3, rounds=60, target=1.0 if strategy == "ddp" else 1.01)
 
 
 def llama(strategy: str) -> Table:
-    return two("llama", strategy, TRANSFORMERS_LLAMA, SAMECURVE_LLAMA, block=2, rounds=20, target=1.0)
+    return two("llama", strategy, TRANSFORMERS_LLAMA, SAMECURVE_LLAMA, block=2, rounds=60, target=1.0)
 
 
 TABLES = {
-    "step": mlp("one process", "single", 1, rounds=100, target=1.08),
-    "step2": mlp("DDP on two processes", "ddp", 2, rounds=60, target=1.05),
+    "step": mlp("one process", "single", 1, rounds=300, target=1.08),
+    "step2": mlp("DDP on two processes", "ddp", 2, rounds=150, target=1.05),
     "gpt_ddp": gpt("ddp", *LOOPS),
     "gpt_fsdp": gpt("fsdp", BY_HAND, SAMECURVE),
     **{f"gpt_{stage}": gpt(stage, DEEPSPEED, SAMECURVE) for stage in ("zero1", "zero2", "zero3")},

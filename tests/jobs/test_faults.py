@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-from launchers import ROOT, Job, command, run
+from disks import small_disk
+from launchers import Job, command, run
 
 # The fault comes in step 8, or the evaluation at 7: the checkpoint of step 3 is complete since the save at 6.
 ARGUMENTS = [
@@ -61,18 +61,6 @@ def evaluations(job: Job) -> list[dict[str, float]]:
     return [
         {k: v for k, v in row.items() if k == "step" or k.startswith("eval/")} for row in job.rows if "eval/loss" in row
     ]
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[tuple[list[str], Path]]:
-    """A disk of 4 MiB at ``folder``, which those processes see that the words start, and others below the path."""
-    folder.mkdir()
-    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4M none "$0" && echo && cat']
-    with subprocess.Popen([*words, folder], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdin is not None and holder.stdout is not None and holder.stdout.readline()
-        inside = ["nsenter", "--target", str(holder.pid), "--user", "--mount", "--preserve-credentials", "--wd"]
-        yield inside, Path(f"/proc/{holder.pid}/root") / folder.relative_to("/")
-        holder.stdin.close()
 
 
 def quick_or_slow(*cases: tuple[str, ...]) -> list[object]:

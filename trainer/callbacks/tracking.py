@@ -71,8 +71,9 @@ class Tracking(Callback):
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         accelerator, plan = trainer.accelerator, trainer.plan
-        settings: dict[str, dict[str, Any]] = {}
         title = f"{plan.strategy}-{plan.world_size}"
+        run = f"{experiment_of(trainer)}-{title}"
+        settings: dict[str, dict[str, Any]] = {"trackio": {"name": run, "embed": False}, "mlflow": {"run_name": run}}
         if "wandb" in self.names:
             from . import wandb_run
 
@@ -83,8 +84,6 @@ class Tracking(Callback):
                 config=configuration(trainer),
                 hide_command=any(_SECRET.search(word.partition("=")[0]) for word in sys.argv[1:]),
             )
-        if "trackio" in self.names:
-            settings["trackio"] = {"name": f"{experiment_of(trainer)}-{title}", "embed": False}
         folder = trainer.directory.path / "tracking"
         for name in self.names:
             kind = LOGGER_TYPE_TO_CLASS[name]

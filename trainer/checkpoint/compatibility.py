@@ -46,7 +46,7 @@ def check_same(
     Raises:
         ConfigError: there are some, and they are not allowed.
     """
-    found = [*differences(before, now), *others]
+    found = [*differences(_joined(before), _joined(now)), *others]
     if found and not allowed:
         rule = (
             f"the checkpoint {source} belongs to a run with other numbers; restore these values, or set "
@@ -54,6 +54,15 @@ def check_same(
         )
         raise ConfigError(Problem(origin=Origin("resume", key="allow_config_change"), rule=rule))
     return found
+
+
+def _joined(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the optimizer's groups of the same settings: they are stepped alike, however many they are."""
+    named: dict[str, list[str]] = {}
+    for group in facts["optimizer_groups"]:
+        named.setdefault(json.dumps(group["settings"], sort_keys=True), []).extend(group["names"])
+    groups = [{"names": sorted(names), "settings": json.loads(said)} for said, names in named.items()]
+    return {**facts, "optimizer_groups": groups}
 
 
 def _short(value: object) -> str:

@@ -31,6 +31,7 @@ def _is_model(value: Any) -> bool:
     return whole and len({name for name, *_ in value}) == len(value)
 
 
+_GROUP = dict_of(names=list_of(is_text), settings=dict_of())
 _STATE = {
     "step": is_count,
     "samples": is_count,
@@ -43,7 +44,7 @@ _STATE = {
     "group_settings": list_of(dict_of()),
     "task": lambda value: isinstance(value, dict | list),
     "callbacks": dict_of(),
-    "mathematics": dict_of(optimizer=is_text, optimizer_groups=list_of(dict_of())),
+    "mathematics": dict_of(optimizer=is_text, optimizer_groups=list_of(_GROUP)),
     "last_evaluation": dict_of(lambda value: is_number(value) or dict_of(is_text)(value)),
 }
 _LATER = {  # which checkpoints did not always keep

@@ -116,8 +116,7 @@ class Parts:
 
     def dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
         """Yield ``(shard, low, high)``: the part to write. What several ranks have is cut into equal parts for them."""
-        shards, at = list(held), Counter[int]()  # elements so far, by how many ranks have them
-        total = Counter[int]()
+        shards, at, total = list(held), Counter[int](), Counter[int]()  # elements so far, by how many ranks have them
         for shard in shards:
             total[shard.copies] += shard.tensor.numel()
         for shard in shards:

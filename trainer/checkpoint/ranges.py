@@ -96,16 +96,12 @@ class Ranges:
         """Hold the pieces of a tensor of ``numel`` elements to give each once; else ``CheckpointError``."""
         at = 0
         pieces = self._pieces.get((kind, name), [])
-        for start, end, _ in sorted(run for piece in pieces for run in piece.runs(0, piece.end)):
+        for start, end, _ in (*sorted(run for piece in pieces for run in piece.runs(0, piece.end)), (numel, numel, 0)):
             if start > at:
                 raise CheckpointError(f"{kind} {name}: elements {at} to {start} are in no file")
             if start < at:
-                raise CheckpointError(f"{kind} {name}: elements from {start} on stand there twice")
+                raise CheckpointError(f"{kind} {name}: elements from {start} on stand there twice, of {numel} in all")
             at = end
-        if at > numel:
-            raise CheckpointError(f"{kind} {name}: {at} elements stand there instead of {numel}")
-        if at < numel:
-            raise CheckpointError(f"{kind} {name}: elements {at} to {numel} are in no file")
 
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:

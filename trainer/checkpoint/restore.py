@@ -54,9 +54,8 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     if wrong:
         raise _another_model(info.path, wrong)
     now, before = fingerprint(parts), state["mathematics"]
-    for key in ("task_settings", "base_weights"):  # which checkpoints did not always keep
-        if now.get(key) and not before.get(key):
-            before = {**before, key: now[key]}
+    later = ("task_settings", "base_weights")  # which checkpoints did not always keep
+    before = {**before, **{key: now[key] for key in later if now.get(key) and not before.get(key)}}
     moved = _frozen_otherwise(parts, places)
     changes = check_same(before, now, moved, allowed=allow_change, source=info.path)
     notices = [f"changed since the checkpoint: {line}" for line in changes]

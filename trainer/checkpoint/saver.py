@@ -39,14 +39,13 @@ class BackgroundTask:
     def __init__(self, function: Callable[[], Any]) -> None:
         self.result: Any = None
         self.error = ""
-        self._function = function
         # A daemon: a process that has to go does not wait for it, and what it leaves is no checkpoint yet.
-        self.thread = Thread(target=self._run, name="checkpoint", daemon=True)
+        self.thread = Thread(target=self._run, args=(function,), name="checkpoint", daemon=True)
         self.thread.start()
 
-    def _run(self) -> None:
+    def _run(self, function: Callable[[], Any]) -> None:
         try:
-            self.result = self._function()
+            self.result = function()
         except Exception as error:  # (it must become the error of all ranks, whatever it is)
             self.error = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
 

@@ -107,6 +107,8 @@ def _trial_problems(name: str, cls: Any, lr: float, settings: Mapping[str, Any])
 def build_optimizer(model: nn.Module, plan: Plan) -> optim.Optimizer:
     """Build the plan's optimizer over what learns: weights decay, biases and norms (below 2-D) do not.
 
+    Without decay all are one group.
+
     Raises:
         ConfigError: it steps matrices alone, and there are none.
     """
@@ -138,8 +140,8 @@ def build_optimizer(model: nn.Module, plan: Plan) -> optim.Optimizer:
 
 
 def _groups(parameters: Sequence[Tensor], decay: float | None) -> list[dict[str, Any]]:
-    if decay is None:
-        return [{"params": parameters}]
+    if not decay:  # alike in all: one group, which is one call of the fused kernel
+        return [{"params": parameters} if decay is None else {"params": parameters, "weight_decay": decay}]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},

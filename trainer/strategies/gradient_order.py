@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,27 +35,46 @@ class GradientOrder:
     ) -> None:
         self.fingerprint = 0
         self._parameters, self._reduce, self._gather = parameters, reduce, gather
-        self._used: list[str] = []  # the parameters that the first micro-batch reached, as rank 0's gradients come
+        self._first: set[str] = set()  # what the graph of the first micro-batch reached
+        self._came: set[str] = set()  # what has come in it
+        self._settled = False  # from the second one on, if that graph has shown all that came
+        self._loss: Tensor | None = None
         self._early: dict[int, tuple[Any, ...]] = {}
         self._turn = 0
-        self._line_up()
+        self._line_up([])
 
-    def _line_up(self) -> None:
-        row = dict.fromkeys([*self._used, *self._parameters])
-        self._places = {id(self._parameters[name]): place for place, name in enumerate(row)}
+    def _line_up(self, used: Sequence[str]) -> None:
+        self._row, self._count = [*dict.fromkeys([*used, *self._parameters])], len(used)
+        self._places = {id(self._parameters[name]): place for place, name in enumerate(self._row)}
 
     def begin(self, loss: Tensor) -> None:
         """Begin a backward pass from ``loss``.
 
-        The ranks compare before the first one and take rank 0's order; later each holds its own to that, at some
-        microseconds an operation of the graph, since an exchange of other sizes ends the process. ``fingerprint``
-        notices the rest.
+        The ranks compare before the first one and take rank 0's order. Later each is held to it by what comes, since
+        an exchange of other sizes ends the process; ``fingerprint`` notices the rest. Walking the graph takes some
+        microseconds an operation, and is done again only where it does not show all (a reentrant checkpoint).
 
         Raises:
             LaunchError: ranks, or micro-batches, use different parameters.
         """
-        reached: dict[int, int] = {}  # the last operation of the backward pass that a parameter's gradient waits for
-        seen, waiting = set(), [loss.grad_fn]
+        self._turn, self._loss = 0, loss
+        if not self._first:
+            rows = self._gather([self._reached()])
+            if differing := sorted(set().union(*rows) - set(rows[0]).intersection(*rows)):
+                raise _refusal("ranks", differing)
+            self._first = {*rows[0]}
+            self._line_up(rows[0])
+        elif not self._settled and self._came and self._came <= self._first:
+            self._settled = True
+            self._line_up([name for name in self._row if name in self._came])
+        elif not self._settled and (differing := sorted(self._first ^ {*self._reached()})):
+            raise _refusal("micro-batches", differing)
+
+    def _reached(self) -> list[str]:
+        """List the parameters that the backward pass leads to, as their gradients come."""
+        reached: dict[int, int] = {}  # the last operation that a parameter's gradient waits for
+        assert self._loss is not None, "asked after a backward pass"
+        seen, waiting = set(), [self._loss.grad_fn]
         while waiting:
             node = waiting.pop()
             if node is not None and node not in seen:
@@ -65,33 +84,48 @@ class GradientOrder:
                     key, number = id(getattr(below, "variable", None)), node._sequence_nr()
                     reached[key] = min(number, reached.get(key, number))
         used = {name: reached[id(own)] for name, own in self._parameters.items() if id(own) in reached}
-        first = not self._used
-        rows = self._gather([sorted(used, key=used.__getitem__, reverse=True)]) if first else [self._used, list(used)]
-        if differing := sorted(set().union(*rows) - set(used).intersection(*rows)):
-            raise LaunchError(
-                f"only some {'ranks' if first else 'micro-batches'} use {listed(differing)}; set "
-                "find_unused_parameters: true, with which gradients are kept whole until all ranks have theirs"
-            )
-        if first:
-            self._used = rows[0]
-            self._line_up()
-        self._turn = 0
+        return sorted(used, key=used.__getitem__, reverse=True)
 
     def take(self, *gradient: Any) -> None:
-        """Reduce a gradient at its turn; one that no graph showed (of a reentrant checkpoint) when it comes."""
+        """Reduce a gradient at its turn; one that the graph did not show (of a reentrant checkpoint) when it comes.
+
+        Raises:
+            LaunchError: it did not come in the first micro-batch.
+        """
         place = self._places[id(gradient[0])]
         self._early[place] = gradient
-        if place >= len(self._used):
+        if place >= self._count:
+            self._hold_to_first(self._row[place])
             self._give(place)
         while self._turn in self._early:
             self._give(self._turn)
             self._turn += 1
 
     def take_rest(self) -> None:
-        """End a backward pass: reduce what waits for a gradient that did not come."""
+        """End a backward pass: reduce what waits. A graph with reentrant checkpoints has several ends.
+
+        Raises:
+            LaunchError: a gradient did not come that did in the first micro-batch.
+        """
+        if self._turn < self._count:
+            self._hold_to_first(self._row[self._turn])
         for place in sorted(self._early):
             self._give(place)
+        self._loss = None  # the operations behind it may hold on to memory
+
+    def _hold_to_first(self, name: str) -> None:
+        """Refuse a gradient that came or did not; the graph tells of the others."""
+        if self._settled:
+            raise _refusal("micro-batches", sorted(self._first ^ {*self._reached()}) or [name])
 
     def _give(self, place: int) -> None:
+        self._came.add(self._row[place])
         self.fingerprint = (self.fingerprint * 31 + place + 1) % (1 << 61)
         self._reduce(*self._early.pop(place))
+
+
+def _refusal(who: str, names: Sequence[str]) -> LaunchError:
+    return LaunchError(
+        f"only some {who} use {listed(names)}; set find_unused_parameters: true, with which gradients are kept whole "
+        "until all ranks have theirs"
+    )

@@ -44,7 +44,8 @@ def state(step: int, world: int = 2) -> dict[str, Any]:
     return {
         "step": step, "samples": 8 * step, "data": {"samples": 8 * step}, "skipped_steps": 0, "skipped_in_a_row": 0,
         "schedule": {"kind": "LambdaLR", "steps": step, "lr": [0.1], "own": {}}, "scaler": {}, "group_settings": [{}],
-        "task": {}, "callbacks": {}, "mathematics": {"optimizer": "SGD", "optimizer_groups": [{}]},
+        "mathematics": {"optimizer": "SGD", "optimizer_groups": [{"names": [], "settings": {}}]},
+        "task": {}, "callbacks": {},
         "last_evaluation": {}, "model": [["w", [world, 100], "float32"]],
     }  # fmt: skip
 

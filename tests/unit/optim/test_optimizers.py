@@ -29,6 +29,12 @@ def test_norms_and_biases_do_not_decay_and_kernels_are_fused_where_they_are(name
     assert all(group["fused"] == (name != "sgd") for group in optimizer.param_groups)
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd", "torch.optim.NAdam"])
+def test_without_decay_one_group_is_one_call_of_the_kernel(name: str) -> None:
+    optimizer = Task().build_optimizer(nn.Linear(2, 3), plan(optimizer=name, weight_decay=0))
+    assert [(group["weight_decay"], len(group["params"])) for group in optimizer.param_groups] == [(0, 2)]
+
+
 def test_complex_parameters_have_no_fused_kernel() -> None:
     model = nn.ParameterList([torch.ones(2, 2, dtype=torch.complex64), torch.ones(2, 2)])
     optimizer = Task().build_optimizer(model, plan())

@@ -70,6 +70,70 @@ def test_all_ranks_take_the_order_of_rank_0() -> None:
     assert reduced == ["b", "a", "c"]
 
 
+def test_a_gradient_that_never_comes_holds_nobody_up() -> None:
+    """Its operation gives none back, though the graph leads there."""
+    own = parameters("a", "b", "c")
+    row, reduced = order(own)
+    for _ in range(3):
+        row.begin(chain(own))
+        for name in "ba":
+            row.take(own[name])
+        row.take_rest()
+    assert reduced == list("bababa")
+
+
+def test_a_gradient_that_came_and_comes_no_more_is_refused_before_others_are_reduced() -> None:
+    own = parameters("a", "b", "c", "d")
+    row, reduced = order(own)
+    row.begin(chain(own))
+    for name in "dcba":
+        row.take(own[name])
+    row.take_rest()
+    row.begin((own["a"] * own["d"]).sin())
+    for name in "da":
+        row.take(own[name])
+    with pytest.raises(LaunchError, match="only some micro-batches use b, c; set find_unused_parameters: true"):
+        row.take_rest()
+    assert reduced == list("dcbad")
+
+
+def test_a_gradient_that_came_in_no_earlier_micro_batch_is_refused() -> None:
+    own = parameters("a", "b", "c")
+    row, reduced = order(own)
+    row.begin((own["a"] * own["c"]).sin())
+    for name in "ca":
+        row.take(own[name])
+    row.take_rest()
+    row.begin(chain(own))
+    row.take(own["c"])
+    with pytest.raises(LaunchError, match="only some micro-batches use b; set find_unused_parameters: true"):
+        row.take(own["b"])
+    assert "b" not in reduced
+
+
+def test_the_graph_is_walked_once() -> None:
+    """It takes some microseconds an operation."""
+    own = parameters("a", "b", "c")
+    row, _ = order(own)
+    row.begin(chain(own))
+    for name in "cba":
+        row.take(own[name])
+    row.begin(torch.ones(()))  # has no graph that could be walked
+
+
+def test_a_graph_that_does_not_show_all_is_walked_each_time() -> None:
+    own = parameters("a", "inside", "c")
+    row, reduced = order(own)
+    for _ in range(2):
+        row.begin((own["a"].sin() * own["c"]).sin())
+        for name in ("a", "inside", "c"):
+            row.take(own[name])
+        row.take_rest()
+    assert reduced == ["inside", "c", "a"] * 2
+    with pytest.raises(LaunchError, match="only some micro-batches use a, c, inside; set"):
+        row.begin(own["inside"].sin())
+
+
 def test_a_gradient_that_does_not_come_holds_nobody_up_and_shows() -> None:
     own = parameters("a", "b", "c")
     (row, reduced), (other, _) = order(own), order(own)
@@ -86,22 +150,8 @@ def test_a_gradient_that_does_not_come_holds_nobody_up_and_shows() -> None:
     assert row.fingerprint != other.fingerprint
 
 
-def test_a_gradient_that_no_graph_showed_is_reduced_when_it_comes() -> None:
-    own = parameters("a", "inside", "c")
-    row, reduced = order(own)
-    loss = (own["a"].sin() * own["c"]).sin()
-    row.begin(loss)
-    for name in ("a", "inside", "c"):
-        row.take(own[name])
-    assert reduced == ["inside", "c", "a"]
-
-
-def test_ranks_and_micro_batches_that_use_other_parameters_are_refused() -> None:
+def test_ranks_that_use_other_parameters_are_refused() -> None:
     own = parameters("a", "b", "c")
     row, _ = order(own, lambda mine: [["a", "b"], *mine])
     with pytest.raises(LaunchError, match="only some ranks use c; set find_unused_parameters: true"):
         row.begin(chain(own))
-    row, _ = order(own)
-    row.begin(chain(own))
-    with pytest.raises(LaunchError, match="only some micro-batches use b, c; set find_unused_parameters: true"):
-        row.begin(own["a"].sin())

@@ -7,6 +7,7 @@ memory, section 7 for communication; and the paper's own table.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,7 @@ class Case:
         offload: what lies in host memory: ``none``, ``optimizer`` (its state and gradients) or ``all``.
         sync_each_batch: whether gradients are exchanged in each micro-batch, and none wait whole.
         overlap: whether a second exchange buffer is filled meanwhile.
+        decays: whether weights decay, and vectors (norms and biases) are a group of their own for it.
         reshard: whether gathered layers are let go after the forward pass and gathered again in the backward pass.
         unit: elements of the largest group of parameters that is gathered at once; 0: the whole model.
         bucket: elements of the buffer in which gradients are exchanged; None for the engine's default.
@@ -76,6 +78,7 @@ class Case:
     copies: int = 1
     sync_each_batch: bool = False
     overlap: bool = False
+    decays: bool = True
 
     @property
     def compute_width(self) -> int:
@@ -139,6 +142,7 @@ def case_of(plan: Mapping[str, Any], *, slots: int = 2) -> Case:
         copies=plan["fsdp"].get("dp_replicate_size", 1),
         sync_each_batch=bool(plan.get("sync_each_batch")),
         overlap=bool(zero.get("overlap_comm")),
+        decays=plan["optimizer_settings"].get("weight_decay") != 0,
     )
 
 
@@ -236,7 +240,7 @@ def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     kept_in = 4 if case.accumulation_steps > 1 else width
     gradients = kept_in * (elements(parts, trainable=True) if stage < 2 else mine)
     if stage == 2 and kept_in == width:  # a tensor that lies across a border stays whole on both sides of it
-        gradients = width * _most_touched(parts, world)
+        gradients = width * _most_touched(parts, world, case.decays)
     # It keeps its own full-precision copy of the parameters, also where they are in full precision already.
     optimizer = 4 * mine * (1 + case.slots)
     host = 0
@@ -284,19 +288,16 @@ _SENT: dict[str, Callable[[Case, int, int], int]] = {
 }
 
 
-def _most_touched(parts: Iterable[Part], shares: int) -> int:
+def _most_touched(parts: Iterable[Part], shares: int, decays: bool) -> int:
     """Count the elements of the trainable tensors that one of ``shares`` equal slices touches; the largest count.
 
-    Tensors lie one after the other, vectors (norms and biases, which do not decay) in a group of their own.
+    Tensors lie one after the other; where weights decay, vectors (norms and biases) in a group of their own.
     """
-    most = [0] * shares
-    for vectors in (False, True):
-        sizes = [
-            part.numel
-            for part in parts
-            if part.trainable and (part.rows == part.numel) == vectors
-            for _ in range(part.count)
-        ]
+    most, groups = [0] * shares, defaultdict[bool, list[int]](list)
+    for part in parts:
+        if part.trainable:
+            groups[decays and part.rows == part.numel] += [part.numel] * part.count
+    for sizes in groups.values():
         share, start = max(1, -(-sum(sizes) // shares)), 0
         for size in sizes:
             for slice_ in range(start // share, -(-(start + size) // share)):
