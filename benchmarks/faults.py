@@ -3,7 +3,7 @@
     python benchmarks/faults.py [torchrun ddp killed step ...]
 
 Starts two processes for each row through the real launcher, lets one of them have the fault
-(``tests/workers/faults.py``), and takes the time from there until the message is on stderr, and until the job has
+(``tests/workers/faults.py``), and takes the time from there until the message is on the terminal, and until the job has
 ended. Without arguments all rows.
 """
 
@@ -76,10 +76,10 @@ def row(
     told, text = 0.0, "nothing"
     environment = clean_environment({"PYTHONFAULTHANDLER": ""})  # it would take crashes to stderr
     with subprocess.Popen(
-        [*inside, *words], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*inside, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as job:
-        assert job.stderr is not None
-        for line in job.stderr:
+        assert job.stdout is not None
+        for line in job.stdout:
             if not told and re.search(message, line):
                 told, text = time.time(), line.strip()
     ended, began = time.time(), float((seen / "stamp").read_text())

@@ -26,6 +26,7 @@ WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedE
 # What they end with, under every strategy that does not run them.
 REFUSED = {
     "outside": "LaunchError: parameter group 0 of the optimizer holds a parameter of shape (3,) that is not the",
+    "sparse": "LaunchError: 0 gives sparse gradients, which are neither clipped nor divided; build it with",
     "no_loss": "DataError: training_step must return one number, or (loss, {name: value}); it returned a tensor of",
 }
 UNSAID = {

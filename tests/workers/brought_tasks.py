@@ -67,6 +67,36 @@ class Unused(Plain):
         return self.Model()
 
 
+class Encoder(Plain):
+    """torch's own encoder, which in evaluation computes a layer at once, with the weights of the layers inside it."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            self.body, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = torch.stack([x, -x, x.square()], 1)
+            last = torch.zeros(len(x), 3, dtype=torch.bool)
+            last[::2, 2] = True
+            return self.head(self.body(rows, src_key_padding_mask=last)[:, 0])
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        x = torch.cat([batch["x"], batch["x"]])  # pairs, of which one has a row less
+        return F.mse_loss(model(x[torch.arange(len(x)) // 2]), batch["y"].repeat_interleave(2, 0))
+
+
+class SparseGradients(Plain):
+    """An embedding whose gradient holds the rows of a batch only."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(4, 1))
+
+
 class OnSomeRanks(Plain):
     """Two heads of one shape: a few samples go through the second, the others through the first."""
 

@@ -86,7 +86,7 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
         The model, and a notice for each thing that was changed.
 
     Raises:
-        LaunchError: it has no weights yet, or none that learn.
+        LaunchError: it has no weights yet, none that learn, or some with sparse gradients.
     """
     set_seed(config.seed)  # the weights do not depend on what building the data drew
     model = task.build_model()
@@ -96,7 +96,10 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
         if is_lazy(tensor):
             raise LaunchError(f"{name} has no shape yet: run a batch through a lazy model in build_model")
     notices = [*_widen(model, plan), *_straighten(model)]
-    for module in model.modules():
+    for at, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            rule = "gives sparse gradients, which are neither clipped nor divided; build it with sparse=False"
+            raise LaunchError(f"{at or type(module).__name__} {rule}")
         for name in [name for name, value in module._parameters.items() if value is not None and not value.numel()]:
             empty = module._parameters.pop(name)  # nothing to learn, and engines cannot divide it
             module.register_buffer(name, None if empty is None else empty.data)
@@ -110,13 +113,8 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
 
     Frozen weights keep their dtype where layers compute in mixed precision anyway.
     """
-    narrow = [
-        parameter
-        for parameter in model.parameters()
-        if parameter.is_floating_point()
-        and parameter.dtype != torch.float32
-        and (parameter.requires_grad or plan.mixed_precision == "no")
-    ]
+    computed_in = [p for p in model.parameters() if p.requires_grad or plan.mixed_precision == "no"]
+    narrow = [p for p in computed_in if p.is_floating_point() and p.dtype != torch.float32]
     if not narrow:
         return []
     dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in narrow})

@@ -75,6 +75,8 @@ class ZeRO(Strategy):
         if self.plan.strategy == "zero3":
             self._partition(model, optimizer)
             keep_in_step(model)
+            # In evaluation torch's encoder layers would read the weights of layers inside, which nobody has gathered.
+            torch.backends.mha.set_fastpath_enabled(False)
         with engine_start(model):
             super().wrap(model, optimizer)
 
