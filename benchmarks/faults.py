@@ -25,6 +25,7 @@ from launchers import ROOT, clean_environment, command
 NAMED = r"^rank \d "  # by another rank
 RAISED = "RuntimeError: the cat sat on the keyboard"
 DISK = "^(rank 0: .* cannot be written|.*the checkpoint of step 6 was not saved)"
+STOPPED = r"^stopped at step \d+ of \d+ \(SIGTERM\)"
 ROWS = [
     ("torchrun", "ddp", "killed", "step", NAMED),
     ("torchrun", "ddp", "aborts", "step", NAMED),
@@ -49,10 +50,10 @@ ROWS = [
     ("torchrun", "fsdp", "raises", "step", RAISED),
     ("deepspeed", "zero2", "nan", "step", "the loss on rank 1 is nan"),
     ("accelerate", "zero3", "loader killed", "data", "is killed by signal: Killed"),
-    ("torchrun", "zero1", "SIGTERM", "step", "stopped by SIGTERM at step"),
-    ("torchrun", "zero2", "SIGTERM, slowly", "evaluation", "stopped by SIGTERM at step"),
-    ("accelerate", "ddp", "SIGTERM to the launcher", "step", "stopped by SIGTERM at step"),
-    ("torchrun", "fsdp", "SIGTERM to all processes", "step", "stopped by SIGTERM at step"),
+    ("torchrun", "zero1", "SIGTERM", "step", STOPPED),
+    ("torchrun", "zero2", "SIGTERM, slowly", "evaluation", STOPPED),
+    ("accelerate", "ddp", "SIGTERM to the launcher", "step", STOPPED),
+    ("torchrun", "fsdp", "SIGTERM to all processes", "step", STOPPED),
     ("torchrun", "ddp", "fills the disk", "step", DISK),
     ("accelerate", "fsdp", "fills the disk", "save", DISK),
     ("torchrun", "fsdp", "fills the disk and waits", "step", NAMED),

@@ -27,19 +27,19 @@ RINGS: dict[str, tuple[str, int | None]] = {
         "callbacks/base callbacks/builtin callbacks/configured",
         2600,
     ),
-    # Ranks that are gone or stand still, signals and stops, numbers without a value, flipped bits.
+    # Ranks that are gone or stand still, signals and stops, numbers without a value, flipped bits, lost gradients.
     "faults": (
         "distributed/watch distributed/watchdog distributed/activity distributed/votes distributed/restarts "
         "callbacks/numbers callbacks/replicas callbacks/time_limit callbacks/tracker_faults "
-        "strategies/finite reporting/attempts checkpoint/restarted data/worker_signals",
-        860,
+        "strategies/finite strategies/exchange reporting/attempts checkpoint/restarted data/worker_signals",
+        900,
     ),
     # Held by nobody whole: models without values, divided layers, optimizers by class that step parts, what was read,
     # the order of a billion samples; layers compiled apart on each rank.
     "large models and data": (
         "building/unfilled strategies/blank strategies/tensor_parallel strategies/trial strategies/gradient_order "
-        "optim/optimizers checkpoint/proof data/order",
-        640,
+        "strategies/in_place optim/optimizers checkpoint/proof data/order",
+        705,
     ),
     "checkpoints": ("checkpoint", 1600),
     "front door": (

@@ -265,6 +265,7 @@ class Trainer(TrainState):
             else:
                 means = self.task.summarize(sums.reduce(self.accelerator, agreed(self.agreement.gather(sums.layout()))))
         self.train_mode()
+        self.strategy.settle()
         if stopped_by:
             self.stopped_by = stopped_by
             return {}

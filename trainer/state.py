@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -37,6 +38,7 @@ from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
 from .reporting.meter import Meter
+from .strategies.in_place import whole_parameters
 from .strategies.trial import check_divisible
 from .task import Task, own_optimizer
 from .text import renamed_arguments
@@ -236,6 +238,15 @@ class TrainState:
     def model(self) -> nn.Module:
         """Return the prepared model: what computes."""
         return self.strategy.model
+
+    def whole_parameters(self, *names: str) -> AbstractContextManager[nn.Module]:
+        """Surround code that reads or changes parameters, which a strategy keeps in parts or in other precision.
+
+        ``with trainer.whole_parameters("teacher") as model:`` gives the model as ``build_model`` built it, with the
+        named modules' or parameters' values whole and in float32 on every rank (without a name all of them). What the
+        block changes, alike on all ranks, is kept. Elsewhere a change in place is refused where it would be lost.
+        """
+        return whole_parameters(self.strategy, names)
 
     def train_mode(self) -> None:
         """Put the model into training mode, but for the parts that build_model left in evaluation mode."""

@@ -30,6 +30,8 @@ REFUSED = {
     "no_loss": "DataError: training_step must return one number, or (loss, {name: value}); it returned a tensor of",
 }
 UNSAID = {
+    **{("changed_in_place", f"zero{n}"): "LaunchError: 0.bias: changed in place, while" for n in (1, 2, 3)},
+    **{("changed_in_forward", name): "LaunchError: teacher.0.bias, teacher" for name in ("fsdp", "zero3")},
     ("past_the_wrapper", "ddp"): "training_step did not call the model that it was given, so no gradient was averaged",
     ("unused_unsaid", "ddp"): "the loss of this step does not depend on left.weight, left.bias",
     ("later_unsaid", "ddp"): "the loss of this step does not depend on two.weight, two.bias",

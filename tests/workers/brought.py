@@ -20,6 +20,8 @@ from brought_tasks import (
     STEPS,
     Bent,
     Buffers,
+    ChangedInForward,
+    ChangedInPlace,
     Edges,
     Empty,
     Encoder,
@@ -40,6 +42,7 @@ from brought_tasks import (
     Scalar,
     ShapeOne,
     SparseGradients,
+    Teacher,
     TensorSummary,
     Unused,
 )
@@ -54,6 +57,10 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "unused": (Unused, {"find_unused_parameters": True, "weight_decay": 0.1}),
     "unused_unsaid": (Unused, {"weight_decay": 0.1}),
     "encoder": (Encoder, {}),
+    "teacher": (Teacher, {"eval_every": 2}),
+    "teacher_bf16": (Teacher, {"mixed_precision": "bf16"}),
+    "changed_in_place": (ChangedInPlace, {"eval_every": 1}),
+    "changed_in_forward": (ChangedInForward, {}),
     "sparse": (SparseGradients, {}),
     "on_some_ranks": (OnSomeRanks, {"find_unused_parameters": True}),
     "on_some_ranks_accumulated": (OnSomeRanks, {"find_unused_parameters": True, "micro_batch_size": 2}),
@@ -120,7 +127,9 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
     build, settings = CASES[name]
     config = configured(launched.plan.world_size, output_dir=str(folder / name), **settings)
     try:
-        run = Trainer(build(), config, launch(config, **told["file"]))
+        task = build()
+        callbacks = task.callbacks() if hasattr(task, "callbacks") else ()
+        run = Trainer(task, config, launch(config, **told["file"]), callbacks=callbacks)
         rows = []
         for info in run.steps():
             assert info.metrics is not None

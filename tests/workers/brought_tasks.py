@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from trainer import Data, Plan, Task
+from trainer import Callback, Data, Plan, StepInfo, Task, TrainState
 
 GLOBAL_BATCH, STEPS = 8, 6
 
@@ -88,6 +89,69 @@ class Encoder(Plain):
     def training_step(self, model: nn.Module, batch: Any) -> Any:
         x = torch.cat([batch["x"], batch["x"]])  # pairs, of which one has a row less
         return F.mse_loss(model(x[torch.arange(len(x)) // 2]), batch["y"].repeat_interleave(2, 0))
+
+
+class Teacher(Plain):
+    """A frozen copy of the model that follows it slowly, moved after each step by a callback, and part of the loss."""
+
+    class Model(nn.Module):
+        def __init__(self, in_forward: bool = False) -> None:
+            super().__init__()
+            self.student, self.in_forward = Plain().build_model(), in_forward
+            self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+        @torch.no_grad()
+        def follow(self) -> None:
+            for theirs, ours in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                theirs.lerp_(ours, 0.5)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            if self.in_forward and self.training:
+                self.follow()
+            with torch.no_grad():
+                seen = self.teacher(x)
+            return self.student(x), seen
+
+    class Follow(Callback):
+        def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+            with trainer.whole_parameters("teacher", "student") as model:
+                model.follow()
+                bias = model.student[0].bias
+                bias.data = bias.data.clamp(-0.2, 0.2)
+
+    def callbacks(self) -> list[Callback]:
+        return [self.Follow()]
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        output, seen = model(batch["x"])
+        return F.mse_loss(output, batch["y"]) + F.mse_loss(output, seen)
+
+
+class ChangedInPlace(Plain):
+    """A callback holds a bias within bounds, without a word; an evaluation comes before."""
+
+    class Clamp(Callback):
+        def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+            with torch.no_grad():
+                for name, parameter in trainer.model.named_parameters():
+                    if name.endswith("0.bias"):
+                        parameter.clamp_(-0.2, 0.2)
+
+    def callbacks(self) -> list[Callback]:
+        return [self.Clamp()]
+
+
+class ChangedInForward(Teacher):
+    """The same as a model with its own habits does it, inside of a forward pass."""
+
+    def callbacks(self) -> list[Callback]:
+        return []
+
+    def build_model(self) -> nn.Module:
+        return self.Model(in_forward=True)
 
 
 class SparseGradients(Plain):

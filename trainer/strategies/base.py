@@ -22,6 +22,7 @@ from ..errors import ConfigError, Problem
 from .blank import allocate, renew
 from .buffers import sync
 from .finite import step_if_finite
+from .in_place import Watch
 from .tensors import canonical_names, canonical_state, clip, full, local_bytes, total_norm, unwrapped
 from .trial import divided_step_problem, state_slots
 
@@ -94,6 +95,7 @@ class Strategy(ABC):
         # Of the gradients that came so far, in their order; it must be the same on every rank. 0: nobody has to look.
         self.fingerprint = 0
         self.notices: list[str] = []  # of what ``prepare`` did
+        self.watch = Watch()
         self.on_nan = ""  # what is done about a gradient that is not finite; "": nothing, in loops that do not look
 
     # -- set-up -----------------------------------------------------------------------------------
@@ -201,6 +203,7 @@ class Strategy(ABC):
         A parameter that the step did not reach has the gradient zero, as the mean over the global batch says, under
         every strategy: flat groups of parameters cannot leave one out, as torch does with a gradient of None.
         """
+        self.watch.check()
         limit, scaler, optimizer = self.plan.max_grad_norm, self.accelerator.scaler, self.optimizer
         if scaler is not None:
             scaler.unscale_(optimizer)
@@ -231,8 +234,9 @@ class Strategy(ABC):
         """Make buffers the same on every rank before they are used or written: means, and rank 0's whole numbers."""
         sync(self.model, self.accelerator)
 
-    def settle(self) -> None:  # noqa: B027  (most strategies have nothing to do)
+    def settle(self) -> None:
         """Bring parameters into the state between steps, in which they can be read and changed."""
+        self.watch.check()
 
     @abstractmethod
     def shard(self, name: str, parameter: nn.Parameter) -> Shard | None:

@@ -23,6 +23,7 @@ from .blank import Made, allocate, give_back_freed, is_blank, renew
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
 from .gradient_order import GradientOrder
+from .in_place import Watch
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ class ZeRO(Strategy):
             put_back(self.accelerator.device)
             self.fill(built.items())
             compute_in(engine.module, dtype)  # the engine casts the model, and leaves its inputs as they are
+        whole = self.plan.strategy != "zero3"  # frozen ones are, and are the values themselves then
+        self.watch = Watch(list(self.parameters(learn=True if whole else None)).copy)
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         # The engine has switches of its own to set.
@@ -192,7 +195,9 @@ class ZeRO(Strategy):
     def finish_step(self) -> StepResult:
         # Accelerate steps the engine inside backward; on its own, code can run between the two. In every precision it
         # makes no step with a gradient that is not finite, and says that its norm is infinite.
+        self.watch.check()
         self.engine.step()
+        self.watch.reset()
         norm = self.engine.get_global_grad_norm()
         skipped = self.plan.mixed_precision == "fp16" and bool(getattr(self.zero, "overflow", False))
         if not isinstance(norm, Tensor):
@@ -240,12 +245,12 @@ class ZeRO(Strategy):
         # DeepSpeed computes with copies; its own setters leave them stale until the next step.
         if self.plan.strategy != "zero3":
             self.zero.update_lp_params()
-            return
-        # As its own step does: small parameters stay whole between steps, so they are let go first and fetched again.
-        self.zero._partition_all_parameters()
-        for group in range(len(self.zero.fp32_partitioned_groups_flat)):
-            self.zero._reassign_or_swap_out_partitioned_parameters(group)
-        self._gather_persistent()
+        else:  # as its own step does: small parameters stay whole between steps, are let go first and fetched again
+            self.zero._partition_all_parameters()
+            for group in range(len(self.zero.fp32_partitioned_groups_flat)):
+                self.zero._reassign_or_swap_out_partitioned_parameters(group)
+            self._gather_persistent()
+        self.watch.reset()
 
     def _gather_persistent(self) -> None:
         """Fetch the small parameters that stay whole; by all ranks together, before any of them leaves a layer out."""

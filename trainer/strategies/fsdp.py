@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .blank import allocate
 from .buffers import keep_buffers_fp32
+from .in_place import Watch, gathered_parameters
 from .tensor_parallel import Columns, divide, problems_of
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
@@ -57,6 +58,7 @@ class FSDP2(Strategy):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         put_back = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
+        self.watch = Watch(partial(gathered_parameters, self.model))
         if self.plan.mixed_precision != "no":
             put_back(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
@@ -264,6 +266,7 @@ class FSDP2(Strategy):
         # read as the parameter, and used again in the next forward, instead of the shards.
         from torch.distributed.fsdp import FSDPModule
 
+        super().settle()
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
