@@ -129,6 +129,7 @@ def case_of(plan: Mapping[str, Any], *, slots: int = 2) -> Case:
     """Return the case of a run from its plan, as ``Plan.as_dict`` gives it and plan.json holds it."""
     zero = plan["deepspeed"].get("zero_optimization", {})
     devices = [(zero.get(key) or {}).get("device", "none") for key in ("offload_optimizer", "offload_param")]
+    settings = plan.get("optimizer_settings")  # which older plans do not say
     everything = devices[1] != "none" or bool(plan["fsdp"].get("cpu_offload"))
     return Case(
         strategy=plan["strategy"],
@@ -142,7 +143,7 @@ def case_of(plan: Mapping[str, Any], *, slots: int = 2) -> Case:
         copies=plan["fsdp"].get("dp_replicate_size", 1),
         sync_each_batch=bool(plan.get("sync_each_batch")),
         overlap=bool(zero.get("overlap_comm")),
-        decays=plan["optimizer_settings"].get("weight_decay") != 0,
+        decays=not (isinstance(settings, Mapping) and settings.get("weight_decay") == 0),
     )
 
 
