@@ -174,10 +174,16 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
     Raises:
         DataError: it is no loss.
     """
+    from torch import is_grad_enabled
+
     loss, values = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if getattr(loss, "numel", lambda: 0)() != 1 or not isinstance(values, Mapping):
         form = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else f"a {type(loss).__name__}"
         raise DataError(f"training_step must return one number, or (loss, {{name: value}}); it returned {form}")
+    if is_grad_enabled() and not loss.requires_grad:
+        raise DataError(
+            "training_step returned a loss that no parameter has a part in: it was detached, or computed under no_grad"
+        )
     return loss if loss.ndim == 0 else loss.reshape(()), values
 
 

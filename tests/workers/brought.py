@@ -22,6 +22,7 @@ from brought_tasks import (
     Buffers,
     ChangedInForward,
     ChangedInPlace,
+    Compiled,
     Edges,
     Empty,
     Encoder,
@@ -30,6 +31,7 @@ from brought_tasks import (
     HalfOptimized,
     InAnyOrder,
     Later,
+    MaskedRows,
     Names,
     Narrow,
     NoLoss,
@@ -37,6 +39,7 @@ from brought_tasks import (
     Outside,
     PastTheWrapper,
     Patience,
+    Penalty,
     Plain,
     Reports,
     Scalar,
@@ -61,6 +64,11 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "teacher_bf16": (Teacher, {"mixed_precision": "bf16"}),
     "changed_in_place": (ChangedInPlace, {"eval_every": 1}),
     "changed_in_forward": (ChangedInForward, {}),
+    "penalty": (Penalty, {"find_unused_parameters": True, "micro_batch_size": 2}),
+    "penalty_unsaid": (Penalty, {"micro_batch_size": 2}),
+    "masked_rows": (MaskedRows, {"micro_batch_size": 2, "weight_decay": 0.0}),
+    "masked_rows_bf16": (MaskedRows, {"mixed_precision": "bf16", "weight_decay": 0.0}),
+    "compiled": (Compiled, {}),
     "sparse": (SparseGradients, {}),
     "on_some_ranks": (OnSomeRanks, {"find_unused_parameters": True}),
     "on_some_ranks_accumulated": (OnSomeRanks, {"find_unused_parameters": True, "micro_batch_size": 2}),
@@ -107,6 +115,10 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
 }
 
 
+# A launch file in the place of another, for what it takes that is no key of the training config.
+FILES = {("penalty", "accel_configs/fsdp.yaml"): "tests/launch_files/fsdp_whole.yaml"}
+
+
 def configured(world: int, **settings: Any) -> TrainConfig:
     micro = settings.pop("micro_batch_size", GLOBAL_BATCH // world)
     return TrainConfig(
@@ -129,7 +141,8 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
     try:
         task = build()
         callbacks = task.callbacks() if hasattr(task, "callbacks") else ()
-        run = Trainer(task, config, launch(config, **told["file"]), callbacks=callbacks)
+        file = {key: FILES.get((name, path), path) for key, path in told["file"].items()}
+        run = Trainer(task, config, launch(config, **file), callbacks=callbacks)
         rows = []
         for info in run.steps():
             assert info.metrics is not None
@@ -148,7 +161,7 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
         }
         run.close()
         return found
-    except trainer.TrainerError as error:
+    except (trainer.TrainerError, RuntimeError) as error:
         if name in told.get("ends", ()):
             raise  # the other ranks wait inside of a collective
         return {"error": f"{type(error).__name__}: {error}"}

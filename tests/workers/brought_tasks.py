@@ -154,6 +154,55 @@ class ChangedInForward(Teacher):
         return self.Model(in_forward=True)
 
 
+class Layers(nn.Module):
+    """A model in units, as transformers' own say which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._no_split_modules = ["Linear"]
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Penalty(Plain):
+    """The norm of the gradient in the input is part of the loss (WGAN-GP, forces), and so are the parameters."""
+
+    def build_model(self) -> nn.Module:
+        return Layers()
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        x = batch["x"].requires_grad_(True)
+        output = model(x)
+        [slope] = torch.autograd.grad(output.sum(), x, create_graph=True)
+        size = sum(parameter.abs().sum() for parameter in model.parameters())
+        return F.mse_loss(output, batch["y"]) + (slope.norm(dim=-1) - 1).square().mean() + 1e-3 * size
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        return {"loss": F.mse_loss(model(batch["x"]), batch["y"], reduction="none")}
+
+
+class MaskedRows(Plain):
+    """Some rows of a layer stay as they are, by a hook on its gradient."""
+
+    def build_model(self) -> nn.Module:
+        model, mask = Layers(), torch.ones(16, 1)
+        mask[::3] = 0
+        model.layers[2].weight.register_hook(lambda gradient: gradient * mask)
+        return model
+
+
+class Compiled(Plain):
+    """Compiled by hand, one layer for itself and the whole."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        assert isinstance(model, nn.Sequential)
+        model[0] = torch.compile(model[0], backend="eager")
+        return torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+
 class SparseGradients(Plain):
     """An embedding whose gradient holds the rows of a batch only."""
 
@@ -271,13 +320,14 @@ class Narrow(Plain):
 
 
 class Bent(Plain):
-    """A convolution in channels_last, and a transposed weight."""
+    """A convolution in channels_last, a transposed weight, and a buffer whose elements are one."""
 
     def build_model(self) -> nn.Module:
         model = nn.Sequential(
             nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 2), nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 1)
         ).to(memory_format=torch.channels_last)
         model[3].weight = nn.Parameter(torch.randn(4, 3).t())
+        model.register_buffer("mask", torch.ones(1).expand(2, 4))  # elements in one place
         return model
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import set_seed
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ..config.schedules import PLATEAU
 from ..data.batches import Layout, TrainData, is_stream, sized
@@ -22,6 +21,7 @@ from ..optim.schedule import build_schedule
 from ..strategies.base import compute_in
 from ..task import Data, Task, own_optimizer
 from ..text import listed
+from .brought import have_hooks_see_full_precision, laid_out, refuse_what_would_be_lost, uncovered
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -86,23 +86,15 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
         The model, and a notice for each thing that was changed.
 
     Raises:
-        LaunchError: it has no weights yet, none that learn, or some with sparse gradients.
+        LaunchError: nothing in it learns, or it brings what a strategy would lose.
     """
     set_seed(config.seed)  # the weights do not depend on what building the data drew
-    model = task.build_model()
+    model = uncovered(task.build_model())
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):
-            raise LaunchError(f"{name} has no shape yet: run a batch through a lazy model in build_model")
-    notices = [*_widen(model, plan), *_straighten(model)]
-    for at, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            rule = "gives sparse gradients, which are neither clipped nor divided; build it with sparse=False"
-            raise LaunchError(f"{at or type(module).__name__} {rule}")
-        for name in [name for name, value in module._parameters.items() if value is not None and not value.numel()]:
-            empty = module._parameters.pop(name)  # nothing to learn, and engines cannot divide it
-            module.register_buffer(name, None if empty is None else empty.data)
+    refuse_what_would_be_lost(model)
+    have_hooks_see_full_precision(model)
+    notices = [*_widen(model, plan), *laid_out(model)]
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise LaunchError("the model has no trainable parameters")
     return model, notices
@@ -132,18 +124,6 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
     if plan.mixed_precision == "no":
         compute_in(model, torch.float32)  # inputs that were meant for the narrow weights
     return [f"{len(narrow)} parameters of {', '.join(dtypes)} are kept in float32"]
-
-
-def _straighten(model: nn.Module) -> list[str]:
-    """Lay every weight out row by row: parts of it are exchanged and saved as ranges of its elements."""
-    bent = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
-    for parameter in bent:
-        parameter.data = parameter.data.contiguous()
-    notice = (
-        f"{len(bent)} parameters are laid out row by row (channels_last, transposed views); inputs in channels_last "
-        "still compute in that layout"
-    )
-    return [notice] if bent else []
 
 
 def count_parameters(model: nn.Module) -> int:

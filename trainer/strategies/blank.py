@@ -156,6 +156,7 @@ def _replace(
             if parameter is not None and (parameter.is_meta if only is None else parameter in only):
                 if parameter not in made:
                     made[parameter] = nn.Parameter(make(parameter), parameter.requires_grad)
+                    made[parameter]._backward_hooks = parameter._backward_hooks
                 setattr(module, key, made[parameter])  # some modules keep a list of their own up to date by it
     return made
 

@@ -23,7 +23,7 @@ from .blank import Made, allocate, give_back_freed, is_blank, renew
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
 from .gradient_order import GradientOrder
-from .in_place import Watch
+from .in_place import Watch, explained
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
 
 if TYPE_CHECKING:
@@ -126,6 +126,10 @@ class ZeRO(Strategy):
         if self.plan.strategy == "zero1" and precision["gradients"] != precision["compute"]:
             self.zero.gradient_accumulation_dtype = DTYPES[precision["gradients"]]
             self.zero.use_separate_grad_accum = self.zero.use_grad_accum_attribute = True
+        # Its backward pass begins with the loss, not where a gradient first passes the model's output: a task may take
+        # gradients itself (torch.autograd.grad), which the engine would divide by the accumulation, and end the pass.
+        self._begin_backward = engine._backward_prologue
+        engine._backward_prologue, engine._backward_prologue_per_tensor = (lambda: None), (lambda gradient: gradient)
         self._gather_persistent()
         if self.plan.find_unused_parameters:
             for hook in getattr(self.zero, "_leaf_module_hooks", ()):
@@ -163,7 +167,9 @@ class ZeRO(Strategy):
         # The engine counts micro-batches by itself, which is wrong for a short last window: the boundary is ours.
         self.engine.set_gradient_accumulation_boundary(boundary or self.plan.find_unused_parameters)
         if not self.plan.find_unused_parameters:
-            yield
+            divided = self.plan.strategy == "zero3"
+            with explained("ZeRO-3", "find_unused_parameters: true") if divided else contextlib.nullcontext():
+                yield
             return
         if self.plan.strategy == "zero3":
             for parameter in self.zero.persistent_parameters:
@@ -188,6 +194,7 @@ class ZeRO(Strategy):
     def backward(self, loss: Tensor) -> None:
         if self._order:
             self._order.begin(loss)
+        loss.register_hook(lambda gradient: self._begin_backward())  # type: ignore[no-untyped-call]
         # The loss carries its exact weight already; the engine would divide by the accumulation steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
         self.fingerprint = self._order.fingerprint if self._order else 0

@@ -5,11 +5,11 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .blank import allocate
 from .buffers import keep_buffers_fp32
-from .in_place import Watch, gathered_parameters
+from .in_place import Watch, carry_hooks, explained, gathered_parameters
 from .tensor_parallel import Columns, divide, problems_of
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
@@ -73,6 +73,7 @@ class FSDP2(Strategy):
 
         hold_scalars_as_vectors(model)
         names = {id(tensor): name for name, tensor in canonical_state(model)}
+        hooks = {name: hooks for name, one in model.named_parameters() if (hooks := dict(one._backward_hooks or {}))}
         device = self.accelerator.device
         if self.plan.tensor_parallel_size > 1:
             self.notices = divide(model, self._mesh["tensor"])
@@ -92,14 +93,18 @@ class FSDP2(Strategy):
             allocate(unit.modules(), device)
             fully_shard(unit, **options, reshard_after_forward=self.plan.fsdp["reshard_after_forward"])
         allocate(model.modules(), device)
-        fully_shard(model, **options)  # the root stays whole until its backward pass, which follows at once
+        root = fully_shard(model, **options)  # the root stays whole until its backward pass, which follows at once
         for module in model.modules():
             # Ranks that use different parameters reduce the same ones; torch before 2.13 has no word for it.
             if isinstance(module, FSDPModule) and hasattr(module, "set_reduce_scatter_unused_params"):
                 module.set_reduce_scatter_unused_params(True)
+        # Layers that stay whole after the forward pass do so until the whole backward pass has ended, which may lead
+        # through them twice (the gradient of a gradient).
+        root.set_reshard_after_backward(self.plan.fsdp["reshard_after_forward"])
         sharded = {name: tensor for name, tensor in canonical_state(model)}
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
+        carry_hooks(model, hooks)
         keep_in_step(model)
         self.model, self.prepared_optimizer = model, self.accelerator.prepare_optimizer(optimizer)
         self.accelerator._models.append(model)
@@ -213,9 +218,19 @@ class FSDP2(Strategy):
             parameter.data = parameter.data.to(self.accelerator.device)
         return found
 
-    def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def micro_step(self, *, boundary: bool) -> Iterator[None]:
         # Reduced and cut in each micro-batch, gradients add up as this rank's rows.
-        return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
+        with (
+            explained("FSDP2", "fsdp_reshard_after_forward: false"),
+            super().micro_step(boundary=boundary or self.plan.sync_each_batch),
+        ):
+            yield
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss)
+        if not self.plan.fsdp["reshard_after_forward"]:
+            self._reshard()
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -264,9 +279,12 @@ class FSDP2(Strategy):
     def settle(self) -> None:
         # The root keeps its layers whole after a forward without backward (evaluation); what is whole would be
         # read as the parameter, and used again in the next forward, instead of the shards.
+        super().settle()
+        self._reshard()
+
+    def _reshard(self) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        super().settle()
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import LaunchError
 from ..text import listed
@@ -15,6 +16,10 @@ from .tensors import unwrapped
 
 if TYPE_CHECKING:
     from .base import Strategy
+
+
+# In what torch says of a parameter that is not there, or only in part.
+NO_VALUES = r"DTensor|storage of size 0|must be a matrix|\(0\)|\[0\]|PostBackwardFunction"
 
 
 class Watch:
@@ -59,6 +64,42 @@ def gathered_parameters(model: nn.Module) -> list[tuple[Any, Any]]:
             for group in getattr(state, "_fsdp_param_groups", (state._fsdp_param_group,)):  # one in torch 2.11
                 found += group.fsdp_params if group else []
     return [(one._param_fqn, getattr(one, "_unsharded_param", None)) for one in found]
+
+
+def carry_hooks(model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Tensor], Any]]]) -> None:
+    """Hang hooks on gradients, by the parameter's name, on what FSDP2 gathers it to, always the same. Collective.
+
+    They hung on what ``fully_shard`` has replaced, and would never be called.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    units = {f"{path}." if path else "": one for path, one in model.named_modules() if isinstance(one, FSDPModule)}
+    for name, of_parameter in hooks.items():
+        unit = units[max((path for path in units if name.startswith(path)), key=len)]
+        unit.unshard()
+        for hook in of_parameter.values():
+            model.get_parameter(name).register_hook(hook)  # type: ignore[no-untyped-call]
+        unit.reshard()
+
+
+@contextlib.contextmanager
+def explained(strategy: str, keeps_whole: str) -> Iterator[None]:
+    """Say what an error comes from where layers have their values while they compute, and not always.
+
+    Args:
+        keeps_whole: the setting with which all have them until the backward pass has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if re.search(NO_VALUES, text := str(error)):
+            reason = (
+                f"{strategy} brings a layer's values when the model's forward reaches it, and takes them away. A task "
+                "that reads parameters itself, or takes gradients itself (torch.autograd.grad), wants "
+                f"{keeps_whole}, or ddp"
+            )
+            error.args = (f"{text}\n{reason}",)
+        raise
 
 
 @contextlib.contextmanager

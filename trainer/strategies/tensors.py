@@ -9,6 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+# What others put around a model to spread it over processes.
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
+
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
