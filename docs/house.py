@@ -40,10 +40,10 @@ RINGS: dict[str, tuple[str, int | None]] = {
         340,
     ),
     # Of models, tasks and optimizers that nobody foresaw: optimizers by class that step parts, layers compiled apart on
-    # each rank, parameters that are read and changed outside of the optimizer, hooks, shared memory.
+    # each rank, parameters that are read and changed outside of the optimizer, hooks, shared memory, streams.
     "what users bring": (
-        "building/brought optim/optimizers strategies/trial strategies/gradient_order strategies/in_place",
-        500,
+        "building/brought optim/optimizers strategies/trial strategies/gradient_order strategies/in_place data/alike",
+        530,
     ),
     "checkpoints": ("checkpoint", 1600),
     "front door": (

@@ -26,6 +26,7 @@ from .checkpoint.restarted import restart_notices, start_of_attempt
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts
 from .config.train_config import TrainConfig, every_steps
+from .data.alike import held_alike
 from .data.batches import Layout, Window
 from .data.indexed import IndexedData
 from .data.seeds import seed_of
@@ -263,7 +264,7 @@ class TrainState:
         """Yield the optimizer steps that are left: this rank's micro-batches, on the CPU, in the global order."""
         if skips := self.train_data.skips():
             self.say(f"the stream keeps no state: {skips:,} samples are read over first")
-        return self.train_data.windows(self.samples, self.total_steps - self.step)
+        return held_alike(self.train_data.windows(self.samples, self.total_steps - self.step), self.agreement.gather)
 
     def advance(self, window: Window, *, skipped: bool = False) -> None:
         """Count a step of the optimizer with this window: move schedule and average on, and a save in flight.

@@ -30,8 +30,12 @@ def test_live_bytes_are_those_of_the_formula(how: str, name: str, precision: str
     for measured, predicted in (once, accumulating, each, *zip(told["states"], told["predicted"], strict=True)):
         assert measured == pytest.approx(predicted, rel=0.01)
     if how.startswith("zero"):  # upper bounds: not all of the layers are there while gradients are exchanged
-        for exchanging, states, buffers in zip(told["exchanging"], told["predicted"], told["buffers"], strict=True):
-            assert states + 0.8 * buffers <= exchanging <= 1.01 * (states + buffers)
+        parts = (told[key] for key in ("exchanging", "predicted", "buffers", "gradients"))
+        rows = [*zip(*parts, strict=True)]
+        for exchanging, states, buffers, gradients in rows[:1] if how == "zero1" else rows:  # at the boundary only
+            # A gradient that lies in the exchange buffer may have been let go: none, some or all, as it happens.
+            assert min(states + 0.8 * buffers, 0.99 * (states - gradients + buffers)) <= exchanging
+            assert exchanging <= 1.01 * (states + buffers)
 
 
 @pytest.mark.slow

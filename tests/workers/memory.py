@@ -115,6 +115,7 @@ def measure(accel_config: str, name: str, steps: int, each: bool) -> dict[str, f
         "exchanging": most[3],
         "predicted": footprint(case, parts).states,
         "buffers": footprint(case, parts).buffers,
+        "gradients": footprint(case, parts).gradients,
         "largest": max(part.numel for part in parts),
         "elements": elements(parts),
     }

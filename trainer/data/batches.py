@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ..errors import DataError
+from ..text import listed
 from .augment import Augment, Items
 from .seeds import generator_of
 from .worker_signals import ignore_signals
@@ -52,11 +53,15 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """All micro-batches of one optimizer step. ``samples`` counts those of all ranks; ``end`` is the position after."""
+    """All micro-batches of one optimizer step. ``samples`` counts those of all ranks; ``end`` is the position after.
+
+    ``read`` is a digest of the first samples of a stream, the same on every rank; 0 where nobody has to look.
+    """
 
     micros: tuple[MicroBatch, ...]
     samples: int
     end: int
+    read: int = 0
 
     @property
     def weight(self) -> float:
@@ -179,8 +184,11 @@ def is_stream(dataset: Any) -> bool:
     """Tell whether data can only be read from its beginning: without length or indexing, or torch's IterableDataset.
 
     Raises:
-        DataError: it is a loader, whose batches would be taken for items.
+        DataError: it is a loader, whose batches would be taken for items, or several data sets.
     """
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        names = listed([str(name) for name in dataset])
+        raise DataError(f"Data holds several data sets ({names}) where one belongs: give one of them")
     if isinstance(dataset, DataLoader):
         raise DataError(
             "Data holds a DataLoader where a data set belongs: give its .dataset, and its collate_fn as Data.collate; "

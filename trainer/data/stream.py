@@ -2,7 +2,7 @@
 
 Every rank reads the whole stream and keeps its share of each global window, so the same samples meet at the
 same step on every layout, as with a map-style data set. The price: each rank reads (not collates) everything.
-A stream that is divided over ranks by itself would be divided twice: give it undivided.
+A stream that is divided over ranks by itself would be divided twice: it is refused.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from ..errors import ConfigError, DataError, Origin, Problem
+from .alike import digest
 from .batches import Layout, TrainData, Window, copied, share
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
 
-Read = tuple[list[tuple[Any, float]], int, dict[str, Any]]
+Read = tuple[list[tuple[Any, float]], int, dict[str, Any], int]
 
 
 class StreamData(TrainData):
@@ -46,9 +47,9 @@ class StreamData(TrainData):
         for read in islice(loader, steps):
             if isinstance(read, DataError):
                 raise read
-            batches, samples, self._state = read
+            batches, samples, self._state, seen = read
             micros = tuple(self.micro_batch(batch, weight) for batch, weight in batches)
-            yield Window(micros=micros, samples=samples, end=self._state["samples"])
+            yield Window(micros=micros, samples=samples, end=self._state["samples"], read=seen)
 
     def epochs_at(self, position: int) -> float:
         return float(self._state["epoch"])
@@ -89,12 +90,13 @@ class _Reader(IterableDataset[Any]):
             for block in _blocks(stream, epoch, offset, self.start["stream"] if offset else None, batch):
                 if len(block) < batch and data.drop_last:
                     break
+                seen = 1 + digest(block[:2]) if samples == self.start["samples"] else 0
                 numbers = range(offset, offset + len(block))
                 offset, samples = numbers.stop, samples + len(block)
                 after = {"samples": samples, "epoch": epoch, "offset": offset, "stream": own_state and own_state()}
                 if len(block) < batch:  # the end: the state of a stream that was read to it may mean its beginning
                     after |= {"epoch": epoch + 1, "offset": 0, "stream": None}
-                yield self._parts(block, epoch, numbers), len(block), after
+                yield self._parts(block, epoch, numbers), len(block), after, seen
             if offset == 0:
                 yield DataError(self._nothing(epoch, samples))
                 return

@@ -172,6 +172,12 @@ def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
         is_stream(torch.utils.data.DataLoader(Count(4), batch_size=2))
 
 
+def test_several_data_sets_in_place_of_one_are_refused() -> None:
+    with pytest.raises(DataError, match=r"^Data holds several data sets \(train, test\) where one belongs: give one"):
+        is_stream({"train": [1], "test": [2]})
+    assert not is_stream({0: "items", 1: "by number"})
+
+
 def test_what_a_stream_is() -> None:
     class Sized(Count):
         def __len__(self) -> int:
