@@ -282,7 +282,7 @@ class Flips(Callback):
         if info.step == 3 and dist.get_rank() == 1:
             _, parameter = next(trainer.strategy.parameters())
             part = local(parameter.detach()).view(-1)
-            part[:1].view(torch.int32).bitwise_xor_(1)
+            part.data[:1].view(torch.int32).bitwise_xor_(1)  # as hardware does it: torch counts no change
 
 
 FLIPPED: dict[str, dict[str, Any]] = {
