@@ -116,7 +116,7 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
 
 
 # A launch file in the place of another, for what it takes that is no key of the training config.
-FILES = {("penalty", "accel_configs/fsdp.yaml"): "tests/launch_files/fsdp_whole.yaml"}
+FILES = {("penalty", "accel_configs/fsdp.yaml"): "tests/workers/fsdp_whole.yaml"}
 
 
 def configured(world: int, **settings: Any) -> TrainConfig:
