@@ -65,6 +65,7 @@ class Trainer(TrainState):
             collate=self.data.collate,
             workers=self.config.workers,
             pin_memory=self.plan.device == "cuda",
+            gather=self.agreement.gather,
         )
 
     # -- the loop ---------------------------------------------------------------------------------

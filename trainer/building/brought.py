@@ -19,9 +19,8 @@ def uncovered(model: nn.Module) -> nn.Module:
     As ``module.compile()`` leaves them: names stay as they were, and DeepSpeed fails on a wrapper (0.19).
     """
     for module in [*model.modules()]:
-        for name, child in module.named_children():
-            if (inner := _inner(child)) is not child:
-                setattr(module, name, inner)
+        for name, child in module._modules.items():  # not named_children, which leaves out a second name
+            module._modules[name] = None if child is None else _inner(child)
     return _inner(model)
 
 
@@ -72,10 +71,10 @@ def _refuse_shared_memory(parameters: Iterable[tuple[str, nn.Parameter]]) -> Non
     places: dict[int, list[tuple[int, int, int, str, nn.Parameter]]] = {}
     for number, (name, parameter) in enumerate(parameters):
         if type(parameter.data) is Tensor and not parameter.is_meta and parameter.numel():
-            begin = int(parameter.storage_offset())
-            reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+            shape, strides, begin = _bytes(parameter)
+            reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
             of_storage = places.setdefault(parameter.untyped_storage().data_ptr(), [])
-            of_storage.append((begin, begin + int(reach), number, name, parameter))
+            of_storage.append((begin, begin + reach, number, name, parameter))
     for found in places.values():
         reaching: list[tuple[int, int, int, str, nn.Parameter]] = []  # those before, as far as where this one begins
         for one in sorted(found, key=lambda place: place[:3]):
@@ -91,11 +90,16 @@ def _refuse_shared_memory(parameters: Iterable[tuple[str, nn.Parameter]]) -> Non
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two views of one storage have an element in common (columns beside each other have none)."""
-    elements = one.untyped_storage().nbytes() // min(one.itemsize, other.itemsize)
-    taken = torch.zeros(elements, dtype=torch.bool)
-    taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
-    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
+    """Tell whether two views of one storage have a byte in common (columns beside each other have none)."""
+    taken = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
+    taken.as_strided(*_bytes(one)).fill_(True)
+    return bool(taken.as_strided(*_bytes(other)).any())
+
+
+def _bytes(view: Tensor) -> tuple[list[int], list[int], int]:
+    """Shape, strides and offset of a view in bytes: those of one storage may differ in dtype (a mapped file)."""
+    strides = [stride * view.itemsize for stride in view.stride()]
+    return [*view.shape, view.itemsize], [*strides, 1], int(view.storage_offset()) * view.itemsize
 
 
 def laid_out(model: nn.Module) -> list[str]:
@@ -104,9 +108,9 @@ def laid_out(model: nn.Module) -> list[str]:
     Returns:
         A notice where parameters were laid out anew.
     """
-    bent = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
-    for tensor in (*bent, *model.buffers()):
-        tensor.data = tensor.data.contiguous()  # an expanded buffer has one place for several elements
+    bent = [parameter for parameter in model.parameters() if _is_bent(parameter)]
+    for tensor in (*bent, *filter(_is_bent, model.buffers())):  # an expanded one has one place for several elements
+        tensor.data = tensor.data.contiguous()
     for module in model.modules():
         for name in [name for name, value in module._parameters.items() if value is not None and not value.numel()]:
             empty = module._parameters.pop(name)  # nothing to learn, and engines cannot divide it
@@ -116,6 +120,10 @@ def laid_out(model: nn.Module) -> list[str]:
         "still compute in that layout"
     )
     return [notice] if bent else []
+
+
+def _is_bent(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_contiguous()  # a sparse tensor has no such order
 
 
 def have_hooks_see_full_precision(model: nn.Module) -> None:

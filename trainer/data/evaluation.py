@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from ..errors import DataError
+from .alike import blocks, digest, draw_by, refuse_unlike
 from .augment import Items
 from .batches import Layout, is_stream, share, sized
-from .seeds import generator_of, seed_of
+from .seeds import generator_of
 from .worker_signals import ignore_signals
 
 
@@ -23,9 +20,11 @@ class EvaluationBatches:
     """Yields ``(batch, examples)`` over a whole data set in its own order, anew each time; every rank as many batches.
 
     A batch of 0 examples does not count: it is there because a sharded forward pass needs all ranks, or another rank
-    counts it. A stream is read by every rank, without workers, and each keeps its share.
+    counts it. A stream is read by every rank, without workers, and each keeps its share; what it draws is the same on
+    all of them and each time.
 
     Args:
+        gather: one number from each rank, to hold the stream that they read to be the same. Collective.
         workers: loading processes of this rank. They stay until ``close``, with the data set as it was at the first
             time. What they draw (python, numpy, torch) follows from rank and batch, the same each time.
     """
@@ -39,8 +38,9 @@ class EvaluationBatches:
         collate: Callable[[Sequence[Any]], Any] | None = None,
         workers: int = 0,
         pin_memory: bool = False,
+        gather: Callable[[int], list[int]] = lambda number: [number],
     ) -> None:
-        self.dataset, self.collate = dataset, collate or default_collate
+        self.dataset, self.collate, self.gather = dataset, collate or default_collate, gather
         self.workers, self.pin_memory = workers, pin_memory
         self.cut = replace(layout, micro_batch_size=batch_size, accumulation_steps=1)
         self._kept: DataLoader[Any] | None = None
@@ -75,13 +75,15 @@ class EvaluationBatches:
         )
 
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
-        stream, empty = iter(self.dataset), True
-        while block := list(islice(stream, self.cut.global_batch_size)):
+        read = blocks(self.dataset, self.cut.global_batch_size, 0)
+        block = next(read, [])
+        refuse_unlike(self.gather(digest(block[:2])), "Data.evaluation")
+        if not block:
+            raise DataError("Data.evaluation gave nothing: an empty stream, or one that can be read only once")
+        while block:
             [mine] = share(range(len(block)), self.cut)
             yield self.collate([block[at] for at in mine or [0]]), len(mine) * self.cut.counts
-            empty = False
-        if empty:
-            raise DataError("Data.evaluation gave nothing: an empty stream, or one that can be read only once")
+            block = next(read, [])
 
 
 class _Shares:
@@ -104,8 +106,5 @@ class _Drawn(Items):
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
         if get_worker_info() is not None:
-            seed = seed_of(self.seed, self.rank, keys[0][0])
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.manual_seed(seed)
+            draw_by(self.seed, self.rank, keys[0][0])
         return super().__getitems__(keys)

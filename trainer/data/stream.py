@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from ..errors import ConfigError, DataError, Origin, Problem
-from .alike import digest
+from .alike import blocks, digest
 from .batches import Layout, TrainData, Window, copied, share
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class _Reader(IterableDataset[Any]):
         batch = data.layout.global_batch_size
         own_state = getattr(stream, "state_dict", None)
         while True:
-            for block in _blocks(stream, epoch, offset, self.start["stream"] if offset else None, batch):
+            skip = _begin(stream, epoch, offset, self.start["stream"] if offset else None)
+            for block in blocks(stream, batch, data.seed, epoch, offset=offset - skip, skip=skip):
                 if len(block) < batch and data.drop_last:
                     break
                 seen = 1 + digest(block[:2]) if samples == self.start["samples"] else 0
@@ -125,17 +126,15 @@ class _Reader(IterableDataset[Any]):
         return parts
 
 
-def _blocks(stream: Any, epoch: int, offset: int, state: Any, size: int) -> Iterator[list[Any]]:
-    """Yield lists of ``size`` samples of one epoch behind ``offset``, the last one shorter."""
+def _begin(stream: Any, epoch: int, offset: int, state: Any) -> int:
+    """Set a stream to an epoch, or where its state left it; returns the samples to read over up to ``offset``."""
     set_epoch = getattr(stream, "set_epoch", None)
     if set_epoch is not None:
         set_epoch(epoch)
-    if state is not None:
-        stream.load_state_dict(copy.deepcopy(state))
-        offset = 0
-    rest = islice(stream, offset, None)
-    while block := list(islice(rest, size)):
-        yield block
+    if state is None:
+        return offset
+    stream.load_state_dict(copy.deepcopy(state))
+    return 0
 
 
 def _held_back(stream: Any) -> int:

@@ -78,6 +78,36 @@ def test_parts_of_one_memory_that_do_not_meet_are_taken() -> None:
     assert all(model[name].is_contiguous() and torch.equal(model[name], value) for name, value in before.items())
 
 
+def test_views_of_one_memory_in_two_dtypes_are_compared_byte_by_byte() -> None:
+    """A mapped file of mixed precision: the element numbers meet, the bytes do not."""
+    stored = torch.zeros(160, dtype=torch.uint8)
+    model = nn.ParameterDict()
+    model["short"] = nn.Parameter(stored[40:80].view(torch.bfloat16))
+    model["long"] = nn.Parameter(stored[80:120].view(torch.float32))
+    refuse_what_would_be_lost(model)
+    model["over"] = nn.Parameter(stored[116:124].view(torch.bfloat16))
+    with pytest.raises(LaunchError, match=r"^long and over are two parameters in one memory"):
+        refuse_what_would_be_lost(model)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_buffers_that_have_no_rows_stay_as_they_are() -> None:
+    model, dense = nn.Module(), torch.eye(4)
+    model.register_buffer("coo", dense.to_sparse())
+    model.register_buffer("csr", dense.to_sparse_csr())
+    model.register_buffer("expanded", torch.ones(1, 4).expand(3, 4))
+    assert laid_out(model) == [] and model.expanded.is_contiguous()
+    assert torch.equal(model.coo.to_dense(), dense) and torch.equal(model.csr.to_dense(), dense)
+
+
+def test_a_compiled_layer_in_two_places_is_uncovered_in_both() -> None:
+    model = nn.Module()
+    model.first = model.second = torch.compile(nn.Linear(2, 2), backend="eager")
+    uncovered(model)
+    assert type(model.first) is nn.Linear and model.second is model.first
+    assert [name for name, _ in model.named_parameters()] == ["first.weight", "first.bias"]
+
+
 def test_compiled_modules_keep_their_names_and_run_compiled() -> None:
     graphs = []
 
