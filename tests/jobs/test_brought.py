@@ -34,6 +34,8 @@ UNSAID = {
     **{("changed_in_forward", name): "LaunchError: teacher.0.bias, teacher" for name in ("fsdp", "zero3")},
     ("penalty_unsaid", "fsdp"): "takes gradients itself (torch.autograd.grad), wants fsdp_reshard_after_forward: false",
     ("penalty_unsaid", "zero3"): "takes gradients itself (torch.autograd.grad), wants find_unused_parameters: true, or",
+    ("penalty_in_blocks_unsaid", "fsdp"): "LaunchError: FSDP2 brings a layer's values when the model's forward reaches",
+    ("penalty_in_blocks_unsaid", "zero3"): "takes gradients itself (torch.autograd.grad), wants find_unused_parameters",
     ("past_the_wrapper", "ddp"): "training_step did not call the model that it was given, so no gradient was averaged",
     ("unused_unsaid", "ddp"): "the loss of this step does not depend on left.weight, left.bias",
     ("later_unsaid", "ddp"): "the loss of this step does not depend on two.weight, two.bias",

@@ -44,9 +44,14 @@ def step(folder: Path, name: str, number: int) -> str:
 
 def test_a_pair_that_divides_each_layer_has_the_curve_of_one_process(tmp_path: Path) -> None:
     short = {"max_steps": 3, "keep_last": 0}
-    [alone] = train("single", tmp_path, alone=short)
-    both, dropout = train("pair", tmp_path, both=short, dropout={**short, "model": "dropout"})
+    kinds = {kind: {**short, "model": kind} for kind in ("masked_norm", "dropout", "masked_layer")}
+    alone, norm = train("single", tmp_path, alone=short, masked=kinds["masked_norm"])
+    both, masked, dropout, divided = train("pair", tmp_path, both=short, **kinds)
     assert_same(both, alone)
+    assert_same(masked, norm)
+    assert masked["loss"] != both["loss"], "the hook on a weight that is not divided was called"
+    hook = "model.layers.0.mlp.up_proj.weight has a hook on its gradient, of which tensor parallelism has parts only"
+    assert divided == {"error": hook}
     assert both["model_class"] == "FSDPLlamaForCausalLM" and both["elements"] < 0.6 * alone["elements"]
     for found in (both, dropout):
         assert found["norms"][0] == found["norms"][1] and found["norms"][0], "what both hold is the same to the bit"

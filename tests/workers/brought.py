@@ -28,6 +28,7 @@ from brought_tasks import (
     Encoder,
     FrozenInOptimizer,
     FrozenNorm,
+    Graph,
     HalfOptimized,
     InAnyOrder,
     Later,
@@ -40,6 +41,7 @@ from brought_tasks import (
     PastTheWrapper,
     Patience,
     Penalty,
+    PenaltyInBlocks,
     Plain,
     Reports,
     Scalar,
@@ -66,6 +68,9 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "changed_in_forward": (ChangedInForward, {}),
     "penalty": (Penalty, {"find_unused_parameters": True, "micro_batch_size": 2}),
     "penalty_unsaid": (Penalty, {"micro_batch_size": 2}),
+    "penalty_in_blocks": (PenaltyInBlocks, {"find_unused_parameters": True}),
+    "penalty_in_blocks_unsaid": (PenaltyInBlocks, {}),
+    "graph": (Graph, {}),
     "masked_rows": (MaskedRows, {"micro_batch_size": 2, "weight_decay": 0.0}),
     "masked_rows_bf16": (MaskedRows, {"mixed_precision": "bf16", "weight_decay": 0.0}),
     "compiled": (Compiled, {}),
@@ -116,7 +121,9 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
 
 
 # A launch file in the place of another, for what it takes that is no key of the training config.
-FILES = {("penalty", "accel_configs/fsdp.yaml"): "tests/workers/fsdp_whole.yaml"}
+FILES = {
+    (name, "accel_configs/fsdp.yaml"): "tests/workers/fsdp_whole.yaml" for name in ("penalty", "penalty_in_blocks")
+}
 
 
 def configured(world: int, **settings: Any) -> TrainConfig:

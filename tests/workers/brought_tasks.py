@@ -183,6 +183,46 @@ class Penalty(Plain):
         return {"loss": F.mse_loss(model(batch["x"]), batch["y"], reduction="none")}
 
 
+class PenaltyInBlocks(Plain):
+    """The same with blocks that are gathered and freed one at a time, as BERT's are."""
+
+    def build_model(self) -> nn.Module:
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inside = nn.Linear(8, 8)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return x + torch.tanh(self.inside(x))
+
+        class Blocks(nn.Sequential):
+            _no_split_modules = ("Block",)
+
+        return Blocks(Block(), Block(), nn.Linear(8, 1))
+
+    training_step = Penalty.training_step
+    evaluation_step = Penalty.evaluation_step
+
+
+class Graph(Plain):
+    """A graph's edges in a sparse buffer, through which each sample passes."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            edges = (torch.rand(8, 8, generator=torch.Generator().manual_seed(3)) > 0.5).float()
+            self.register_buffer("edges", edges.to_sparse(), persistent=False)
+            self.register_buffer("rows", edges.to_sparse_csr(), persistent=False)
+            self.lift, self.read = nn.Linear(1, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = [torch.sparse.mm(self.edges, self.lift(one[:, None]).relu()) for one in x]
+            return self.read(torch.stack([self.rows @ one for one in hidden]).mean(1))
+
+    def build_model(self) -> nn.Module:
+        return self.Model()
+
+
 class MaskedRows(Plain):
     """Some rows of a layer stay as they are, by a hook on its gradient."""
 

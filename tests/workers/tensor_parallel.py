@@ -28,7 +28,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **SMALL, "attention_bias": True, "mlp_bias": True},
     "tied": {"model_type": "qwen2", **SMALL, "tie_word_embeddings": True},
     "dropout": {"model_type": "llama", **SMALL, "attention_dropout": 0.2},
+    "masked_norm": {"model_type": "llama", **SMALL},
+    "masked_layer": {"model_type": "llama", **SMALL},
 }
+# Every second row or number of these stays as it is, by a hook on the gradient.
+MASKED = {"masked_norm": "model.norm.weight", "masked_layer": "model.layers.0.mlp.up_proj.weight"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,12 @@ class Text(Task):
 
         if self.model in MODELS:
             config = dict(MODELS[self.model])
-            return AutoModelForCausalLM.from_config(CONFIG_MAPPING[config.pop("model_type")](**config))
+            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config.pop("model_type")](**config))
+            if self.model in MASKED:
+                weight = model.get_parameter(MASKED[self.model])
+                mask = torch.arange(len(weight)).view(-1, *[1] * (weight.dim() - 1)) % 2
+                weight.register_hook(lambda gradient: gradient * mask)
+            return model
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(self.model))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import LaunchError
-from ..strategies.tensors import WRAPPERS
+from ..strategies.tensors import WRAPPERS, canonical_state
 
 
 def uncovered(model: nn.Module) -> nn.Module:
@@ -62,6 +62,11 @@ def refuse_what_would_be_lost(model: nn.Module) -> None:
             raise LaunchError(
                 f"{name} has a hook behind its gradient (register_post_accumulate_grad_hook), which would run before "
                 "the gradient is averaged over micro-batches and ranks; build an optimizer that does it in its step"
+            )
+    for name, tensor in canonical_state(model):
+        if tensor.layout != torch.strided:
+            raise LaunchError(
+                f"{name} is sparse, which no file would hold: make it dense, or a buffer persistent=False"
             )
     _refuse_shared_memory(model.named_parameters())
 

@@ -38,14 +38,16 @@ def sync(model: nn.Module, accelerator: Accelerator) -> None:
     """
     if accelerator.num_processes == 1:
         return
-    averaged = [b for b in model.buffers() if b.numel() and (b.is_floating_point() or b.is_complex())]
+    # A sparse one (the edges of a graph) is a constant; no collective takes it, and no checkpoint.
+    kept = [buffer for buffer in model.buffers() if buffer.layout == torch.strided and buffer.numel()]
+    averaged = [buffer for buffer in kept if buffer.is_floating_point() or buffer.is_complex()]
     if averaged:
         packed = torch.cat([_real(buffer).double().flatten() for buffer in averaged]) / accelerator.num_processes
         parts = accelerator.reduce(packed, "sum").split([_real(buffer).numel() for buffer in averaged])
         for buffer, part in zip(averaged, parts, strict=True):
             _real(buffer).copy_(part.view(_real(buffer).shape))
-    for buffer in model.buffers():
-        if buffer.numel() and not (buffer.is_floating_point() or buffer.is_complex()):
+    for buffer in kept:
+        if not (buffer.is_floating_point() or buffer.is_complex()):
             packed = broadcast(buffer.reshape(-1).view(torch.uint8))  # gloo and NCCL know no 16-bit integers
             buffer.copy_(packed.view(buffer.dtype).view(buffer.shape))
 

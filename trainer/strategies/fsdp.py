@@ -21,7 +21,7 @@ from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .blank import allocate
 from .buffers import keep_buffers_fp32
-from .in_place import Watch, carry_hooks, explained, gathered_parameters
+from .in_place import Watch, carry_hooks, explained, gathered_parameters, refuse_gradients_of_gradients
 from .tensor_parallel import Columns, divide, problems_of
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
@@ -105,6 +105,8 @@ class FSDP2(Strategy):
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
         carry_hooks(model, hooks)
+        if self.plan.fsdp["reshard_after_forward"]:
+            refuse_gradients_of_gradients(model)
         keep_in_step(model)
         self.model, self.prepared_optimizer = model, self.accelerator.prepare_optimizer(optimizer)
         self.accelerator._models.append(model)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # In what torch says of a parameter that is not there, or only in part.
-NO_VALUES = r"DTensor|storage of size 0|must be a matrix|\(0\)|\[0\]|PostBackwardFunction"
+NO_VALUES = r"DTensor|storage of size 0|input of size 0|must be a matrix|\(0\)|\[0\]|PostBackwardFunction"
 
 
 class Watch:
@@ -72,13 +72,17 @@ def carry_hooks(model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Ten
     They hung on what ``fully_shard`` has replaced, and would never be called.
     """
     from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
     units = {f"{path}." if path else "": one for path, one in model.named_modules() if isinstance(one, FSDPModule)}
     for name, of_parameter in hooks.items():
         unit = units[max((path for path in units if name.startswith(path)), key=len)]
         unit.unshard()
+        gathered = model.get_parameter(name)
+        if of_parameter and isinstance(gathered, DTensor):
+            raise LaunchError(f"{name} has a hook on its gradient, of which tensor parallelism has parts only")
         for hook in of_parameter.values():
-            model.get_parameter(name).register_hook(hook)  # type: ignore[no-untyped-call]
+            gathered.register_hook(hook)  # type: ignore[no-untyped-call]
         unit.reshard()
 
 
@@ -93,13 +97,36 @@ def explained(strategy: str, keeps_whole: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         if re.search(NO_VALUES, text := str(error)):
-            reason = (
-                f"{strategy} brings a layer's values when the model's forward reaches it, and takes them away. A task "
-                "that reads parameters itself, or takes gradients itself (torch.autograd.grad), wants "
-                f"{keeps_whole}, or ddp"
-            )
-            error.args = (f"{text}\n{reason}",)
+            error.args = (f"{text}\n{_reason(strategy, keeps_whole)}",)
         raise
+
+
+def _reason(strategy: str, keeps_whole: str) -> str:
+    return (
+        f"{strategy} brings a layer's values when the model's forward reaches it, and takes them away. A task that "
+        f"reads parameters itself, or takes gradients itself (torch.autograd.grad), wants {keeps_whole}, or ddp"
+    )
+
+
+def refuse_gradients_of_gradients(model: nn.Module) -> None:
+    """Refuse ``create_graph`` where FSDP2 frees layers behind their forward pass.
+
+    With BERT torch 2.13 read the freed memory: a segmentation fault, and no error that could be explained.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    def checked(begin: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def hook(gradient: Tensor) -> Any:
+            if torch.is_grad_enabled():  # as autograd runs for create_graph, and not otherwise
+                raise LaunchError(_reason("FSDP2", "fsdp_reshard_after_forward: false"))
+            return begin(gradient)
+
+        return hook
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            state._pre_backward = checked(state._pre_backward)
 
 
 @contextlib.contextmanager

@@ -42,10 +42,15 @@ def small_shapes(parameters: Iterable[Tensor]) -> list[tuple[tuple[int, ...], to
 
 
 def stepped_copy(optimizer: Optimizer, device: torch.device) -> Any:
-    """Return a copy of an optimizer after one step on small parameters like its own; raises what the step raises."""
+    """Return a copy of an optimizer after one step on small parameters like its own; raises what the step raises.
 
-    def small(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-        for shape, dtype in small_shapes(parameters):
+    Beside large ones stands one of 4,096 elements: from there on some optimizers keep a state of 8 bits.
+    """
+
+    def small(parameters: list[Tensor]) -> Iterator[Tensor]:
+        large = {(max(1, p.dim()), p.dtype) for p in parameters if p.numel() >= 4096}
+        larger = [((4096,) if rank == 1 else (64, 64, *[1] * (rank - 2)), dtype) for rank, dtype in large]
+        for shape, dtype in (*small_shapes(parameters), *larger):
             tensor = torch.zeros(shape, dtype=dtype, device=device)
             tensor.grad = torch.zeros_like(tensor)
             yield tensor

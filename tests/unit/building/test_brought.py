@@ -34,6 +34,12 @@ def tied(view: Callable[[Tensor], Tensor]) -> nn.Module:
     return model
 
 
+def with_edges() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.register_buffer("edges", torch.eye(2).to_sparse())
+    return model
+
+
 def with_hook_behind() -> nn.Module:
     model = nn.Linear(2, 2)
     model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
@@ -47,6 +53,7 @@ def with_hook_behind() -> nn.Module:
         (lambda: nn.Sequential(nn.LazyLinear(2)), "0.weight has no shape yet"),
         (lambda: nn.Embedding(4, 2, sparse=True), "Embedding gives sparse gradients"),
         (lambda: nn.Sequential(Counting(2, 2)), "0 has extra state, which no checkpoint would hold"),
+        (with_edges, "edges is sparse, and no file would hold it: make it dense, or persistent=False"),
         (with_hook_behind, "weight has a hook behind its gradient (register_post_accumulate_grad_hook)"),
         (lambda: tied(lambda weight: weight), "0.weight and 1.weight are two parameters in one memory"),
         (lambda: tied(lambda weight: weight.t()), "0.weight and 1.weight are two parameters in one memory"),
@@ -93,9 +100,10 @@ def test_views_of_one_memory_in_two_dtypes_are_compared_byte_by_byte() -> None:
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_buffers_that_have_no_rows_stay_as_they_are() -> None:
     model, dense = nn.Module(), torch.eye(4)
-    model.register_buffer("coo", dense.to_sparse())
-    model.register_buffer("csr", dense.to_sparse_csr())
+    model.register_buffer("coo", dense.to_sparse(), persistent=False)
+    model.register_buffer("csr", dense.to_sparse_csr(), persistent=False)
     model.register_buffer("expanded", torch.ones(1, 4).expand(3, 4))
+    refuse_what_would_be_lost(model)
     assert laid_out(model) == [] and model.expanded.is_contiguous()
     assert torch.equal(model.coo.to_dense(), dense) and torch.equal(model.csr.to_dense(), dense)
 
