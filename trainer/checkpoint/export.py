@@ -11,11 +11,12 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..distributed.agreement import Agreement
@@ -23,8 +24,8 @@ from ..errors import CheckpointError, TrainerError
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
 from ..text import listed
-from .disk import delete, part_of, publish
-from .safetensors_io import can_hold, header, raw
+from .disk import delete, part_of, publish, write_file
+from .safetensors_io import can_hold, header, raw, read_header
 
 MODEL_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -123,16 +124,9 @@ def write_model(
     try:
         delete(part)
         part.mkdir(parents=True)
-        with open(part / file_name, "wb") as file:
-            file.write(header(entries))
-            for tensor in tensors:
-                file.write(raw(tensor.contiguous()))
+        write_file(part / file_name, chain([header(entries)], (raw(tensor.contiguous()) for tensor in tensors)))
         save_beside(part)
-        try:
-            with safe_open(part / file_name, framework="pt"):
-                pass
-        except SafetensorError as error:
-            raise CheckpointError(f"{part / file_name}: safetensors cannot read what was written: {error}") from None
+        read_header(part / file_name)
         publish(directory)
     except (OSError, TrainerError) as error:
         shutil.rmtree(part, ignore_errors=True)
