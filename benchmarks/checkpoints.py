@@ -12,13 +12,9 @@ was measured in turn, with the quarter below and above; how much the resident me
 multiple of the rank's own bytes; and the time to resume at step 10 and at step 10 million. Loading is on the page
 ``docs/benchmarks.md``.
 
-measured (2026-11-21, two x86 CPU cores, torch 2.13, gloo; the middle of three; other jobs ran beside it, so
-that the times of the disk vary by a factor of two):
-    python, --megabytes 480      raw 0.33 s, save 0.31 s; copy 0.37 s, stall 0.32 s; memory +0.00 and +1.34 x;
-                                 resume at step 10 0.91 s, at step 10,000,000 0.66 s
-    torchrun, fsdp, two ranks    raw 0.26 s, save 0.27 s; copy 0.15 s, stall 0.09 s; memory +0.00 and +1.56 x of a
-    (rank 1)                     rank's half; resume at step 10 2.42 s, at step 10,000,000 2.17 s
-+1.33 x is what the model, its gradients and its optimizer's state take: loading itself adds nothing to that.
+What was measured is on that page too. Building and resuming takes as much memory as the model, its gradients and its
+optimizer's state: loading itself adds nothing to that. A machine that lends its memory returns pages slowly (1 s for
+480 MB was seen): so before each timed write a file of that size is written and deleted.
 """
 
 from __future__ import annotations
@@ -92,6 +88,14 @@ def raw_write(path: Path, content: list[Tensor]) -> None:
         for tensor in content:
             file.write(tensor.numpy().data)
         os.fsync(file.fileno())
+
+
+def have_pages(path: Path, content: list[Tensor]) -> None:
+    """Have as much memory at hand for the cache of a file: pages that a virtual machine gave back return slowly."""
+    with open(path, "wb", buffering=0) as file:
+        for tensor in content:
+            file.write(tensor.numpy().data)
+    os.unlink(path)
 
 
 def trim() -> None:
@@ -176,7 +180,7 @@ def begin(one: Trainer, step: int) -> None:
 
 
 def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, args: argparse.Namespace) -> None:
-    one = build(launched, task, replace(config, output_dir=str(root / "run")))
+    one: Any = build(launched, task, replace(config, output_dir=str(root / "run")))
     rank = launched.accelerator.process_index
     for _ in one.steps():  # so that the optimizer has its state; saves step 1
         pass
@@ -188,10 +192,19 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, arg
     raw, saved, stalls, copies, rises, reads, checks, loads = [], [], [], [], [], [], [], []
     reads_cpu, loads_cpu, cold_reads, cold_loads, from_disk = [], [], [], [], []
 
-    def by_hand(_: Trainer) -> None:
+    def write_by_hand() -> None:
+        have_pages(root / f"pages-{rank}", mine)
         launched.accelerator.wait_for_everyone()
         raw.append(seconds(lambda: raw_write(root / f"raw-{rank}", mine)))
         os.unlink(root / f"raw-{rank}")
+
+    def save() -> None:
+        begin(one, 1)
+        have_pages(root / f"pages-{rank}", mine)
+        launched.accelerator.wait_for_everyone()
+        saved.append(seconds(one.save))
+
+    def read_by_hand() -> None:
         launched.accelerator.wait_for_everyone()
         trim()
         begin = time.process_time()
@@ -203,11 +216,9 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, arg
         cold_reads.append(seconds(lambda: raw_read(root / f"held-{rank}", *whole)))
         copies.append(seconds(lambda: [tensor.clone() for tensor in mine]))
 
-    def ours(one: Trainer) -> None:
+    def load_and_stall() -> None:
         begin(one, 1)
-        took, rose = rise(one.save)
-        saved.append(took)
-        rises.append(rose)
+        rises.append(rise(one.save)[1])
         info = discover.inspect(args.of or one.saver.folder / store.name_of(1))
         checks.append(seconds(partial(discover.verify, info, one.agreement)))
 
@@ -234,9 +245,10 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, arg
         one.saver.finish()
         one.saver.policy = replace(one.saver.policy, in_background=False)
 
-    for number in range(args.repetitions + 1):
-        for work in (by_hand, ours) if number % 2 else (ours, by_hand):
-            work(one)
+    for one_way, other in ((write_by_hand, save), (read_by_hand, load_and_stall)):
+        for number in range(args.repetitions + 1):
+            for work in (one_way, other) if number % 2 else (other, one_way):
+                work()
     for times in (
         raw,
         saved,
@@ -261,7 +273,7 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, arg
         one.step, one.samples = step, one.train_data.restore({"samples": step * one.plan.global_batch_size})
         one.save()
     one.close()  # Accelerate's clipping takes the only model that it has prepared
-    del one
+    one = None  # and its memory
     mine.clear()
     resumed = []
     for step in places:
