@@ -65,9 +65,7 @@ def refuse_what_would_be_lost(model: nn.Module) -> None:
             )
     for name, tensor in canonical_state(model):
         if tensor.layout != torch.strided:
-            raise LaunchError(
-                f"{name} is sparse, which no file would hold: make it dense, or a buffer persistent=False"
-            )
+            raise LaunchError(f"{name} is sparse, and no file would hold it: make it dense, or persistent=False")
     _refuse_shared_memory(model.named_parameters())
 
 
