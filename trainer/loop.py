@@ -31,6 +31,8 @@ from .reporting.attempts import Attempts
 from .reporting.meter import summary_text
 from .state import TrainState
 from .strategies.buffers import restored_buffers
+from .strategies.in_place import refuse_other_parameters
+from .strategies.tensors import unwrapped
 from .task import Task, split_loss, weighted
 
 
@@ -111,6 +113,8 @@ class Trainer(TrainState):
             return self._evaluation_batches.close()
         # 1 Fetch the window: all micro-batches of the step, and ask the ranks for its total weight.
         for window in self.meter.waiting("data", self.windows()):
+            if not unwrapped(self.model).training:  # a callback has evaluated
+                self.train_mode()
             total = self._total_weight(window)
             reported, shares, counted = WeightedSums(), [], []
             # 2 Forward and backward of each, weighted to the global mean; gradients meet at the last one.
@@ -190,6 +194,7 @@ class Trainer(TrainState):
 
     def _log(self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, lr: float) -> dict[str, float]:
         """Return the global values of this step. Collective: call on every rank."""
+        refuse_other_parameters(self.strategy)
         # Which names there are is told anew only where some rank's are others than those that all knew last.
         others = loss.new_full((), float(reported.layout() != self._reported))
         whole, others = self.accelerator.reduce(torch.stack([loss, others]), "sum").tolist()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from brought import CASES
+from brought import CASES, SEVERAL
 from brought_language import hugging_face
 from launchers import BIN, ROOT, clean_environment, free_port, ranks, some_quick
 from safetensors.torch import load_file
@@ -26,11 +26,14 @@ WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedE
 # What they end with, under every strategy that does not run them.
 REFUSED = {
     "outside": "LaunchError: parameter group 0 of the optimizer holds a parameter of shape (3,) that is not the",
+    "frozen_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
+    "thawed_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
     "sparse": "LaunchError: 0 gives sparse gradients, which are neither clipped nor divided; build it with",
     "no_loss": "DataError: training_step must return one number, or (loss, {name: value}); it returned a tensor of",
 }
 UNSAID = {
     **{("changed_in_place", f"zero{n}"): "LaunchError: 0.bias: changed in place, while" for n in (1, 2, 3)},
+    ("hooked_later", "fsdp"): "LaunchError: 0.weight: a hook on its gradient would not be called: register it in",
     **{("changed_in_forward", name): "LaunchError: teacher.0.bias, teacher" for name in ("fsdp", "zero3")},
     ("penalty_unsaid", "fsdp"): "takes gradients itself (torch.autograd.grad), wants fsdp_reshard_after_forward: false",
     ("penalty_unsaid", "zero3"): "takes gradients itself (torch.autograd.grad), wants find_unused_parameters: true, or",
@@ -65,7 +68,7 @@ def results(strategy: str, folder: Path, more: bool = False) -> dict[str, dict[s
 
 @cache
 def started(strategy: str, folder: Path, more: bool) -> dict[str, dict[str, Any]]:
-    names = MORE if more else [*(name for name in CASES if (strategy, name) != ENDS and name not in MORE), "two"]
+    names = MORE if more else [*(name for name in CASES if (strategy, name) != ENDS and name not in MORE), *SEVERAL]
     if strategy == DEEPSPEED:
         names = ["pretrained"]
     start(strategy, folder, list(names))
@@ -96,7 +99,7 @@ def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
 def test_what_users_bring_has_the_numbers_of_one_process(strategy: str, more: bool, folder: Path) -> None:
     alone, found = results("single", folder, more), results(strategy, folder, more)
     wrong = []
-    for name in found.keys() - {"two"}:
+    for name in found.keys() - SEVERAL:
         if name in REFUSED or (name, strategy) in UNSAID:
             rule = REFUSED.get(name) or UNSAID[name, strategy]
             ours, theirs = alone[name].get("error", ""), found[name].get("error", "")
@@ -226,6 +229,25 @@ def test_two_trainings_on_one_launch_have_the_numbers_of_each_alone(strategy: st
     for name in ("plain", "scalar"):
         assert both[name] == pytest.approx([row["loss"] for row in alone[name]["rows"]], rel=1e-6)
         assert (folder / strategy / "two" / name / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_layers_that_are_thawed_by_a_resume_learn_on(strategy: str, folder: Path) -> None:
+    """ZeRO keeps one step counter for a group: layers that join it have that of the others, on every rank."""
+    alone, found = results("single", folder)["thawed"], results(strategy, folder)["thawed"]
+    assert found["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-6)
+    said = [notice for notice in found["notices"] if "counts for all, also for" in notice]
+    expected = "the optimizer keeps one step for 2 parameters here: 4 counts for all, also for 0.{}, which had none"
+    divided = strategy.startswith("zero")
+    assert said == ([expected.format(name) for name in ("weight", "bias")] if divided else [])
+    same = slice(1 if divided else 4)
+    assert found["losses"][1][same] == pytest.approx(alone["losses"][1][same], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_layers_that_are_thawed_have_one_curve_under_all_stages_of_zero(folder: Path) -> None:
+    first, *others = (results(f"zero{stage}", folder)["thawed"]["losses"][1] for stage in (1, 2, 3))
+    assert all(losses == pytest.approx(first, rel=1e-6) for losses in others)
 
 
 @pytest.mark.parametrize("strategy", ["single", *QUICK])

@@ -15,13 +15,16 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from brought_tasks import Numbers, Plain
 from from_launcher import configured
+from torch import nn
 
 from trainer import Callback, Data, StepInfo, Trainer, TrainState
 from trainer.callbacks.builtin import Best
 from trainer.distributed.agreement import Agreement
 from trainer.distributed.exit import Stopped
+from trainer.strategies.tensors import unwrapped
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -151,6 +154,29 @@ def test_max_time_ends_a_run_with_checkpoint_and_evaluation(tmp_path: Path) -> N
     log = (tmp_path / "run" / "log.txt").read_text()
     assert f"stopped at step {trainer.step} of 100000 (max_time 1s has passed)" in log
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{trainer.step:08}"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_callback_that_leaves_the_model_in_evaluation_mode_changes_nothing(whole: bool, tmp_path: Path) -> None:
+    modes: list[tuple[bool, bool]] = []
+
+    class Held(Plain):
+        def build_model(self) -> nn.Module:
+            model = nn.Sequential(nn.Linear(8, 1), nn.BatchNorm1d(1))
+            model[1].eval()
+            return model
+
+        def training_step(self, model: Any, batch: Any) -> Any:
+            if torch.is_grad_enabled():
+                modes.append((model.training, model[1].training))
+            return super().training_step(model, batch)
+
+    class Evaluates(Callback):
+        def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+            (trainer.model if whole else unwrapped(trainer.model)).eval()
+
+    Trainer(Held(), replace(configured(tmp_path / "run"), max_steps=5), callbacks=[Evaluates()]).fit()
+    assert len(modes) > 3 and {*modes} == {(True, False)}
 
 
 def test_fit_works_in_a_thread(tmp_path: Path) -> None:

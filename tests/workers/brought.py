@@ -26,10 +26,13 @@ from brought_tasks import (
     Edges,
     Empty,
     Encoder,
+    FrozenBody,
     FrozenInOptimizer,
+    FrozenLater,
     FrozenNorm,
     Graph,
     HalfOptimized,
+    HookedLater,
     InAnyOrder,
     Later,
     MaskedRows,
@@ -49,6 +52,7 @@ from brought_tasks import (
     SparseGradients,
     Teacher,
     TensorSummary,
+    ThawedLater,
     Unused,
 )
 
@@ -87,6 +91,9 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "bent": (Bent, {}),
     "half_optimized": (HalfOptimized, {"max_grad_norm": 0.5}),
     "frozen_in_optimizer": (FrozenInOptimizer, {}),
+    "frozen_later": (FrozenLater, {}),
+    "thawed_later": (ThawedLater, {}),
+    "hooked_later": (HookedLater, {}),
     "outside": (Outside, {}),
     "names": (Names, {"evaluation_batch_size": 2}),
     "reports": (Reports, {}),
@@ -199,6 +206,26 @@ def train_two(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
     return losses
 
 
+def train_thawed(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
+    """First a head alone, then from its checkpoint the whole model: the losses of both, and what is said."""
+    path = str(folder / "body" / "checkpoints" / "step-00000004")
+    phases: list[tuple[Task, dict[str, Any]]] = [
+        (FrozenBody(), {"max_steps": 4, "save_every": 4}),
+        (Plain(), {"max_steps": 8, "resume": path, "allow_config_change": True}),
+    ]
+    losses, notices = [], []
+    for (task, settings), name in zip(phases, ("body", "all"), strict=True):
+        config = configured(told["world"], output_dir=str(folder / name), **settings)
+        run = Trainer(task, config, launch(config, **told["file"]))
+        losses.append([info.metrics["loss"] for info in run.steps() if info.metrics])
+        notices = run.facts["notices"]
+        run.close()
+    return {"losses": losses, "notices": notices}
+
+
+SEVERAL = {"two": train_two, "thawed": train_thawed}
+
+
 def main() -> None:
     told = json.loads(sys.argv[-1])  # the deepspeed launcher puts its own words first
     folder = Path(told["folder"])
@@ -207,7 +234,7 @@ def main() -> None:
     PRETRAINED.append(told["pretrained"])
     launched = launch(configured(world), **told["file"])
     for name in told["names"]:
-        found = train_two(folder, told) if name == "two" else train(launched, folder, name, told)
+        found = SEVERAL[name](folder, told) if name in SEVERAL else train(launched, folder, name, told)
         if launched.accelerator.is_main_process:
             (folder / f"{name}.json").write_text(json.dumps(found))
             print(name, found.get("error", "fine"), flush=True)

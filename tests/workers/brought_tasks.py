@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from trainer import Callback, Data, Plan, StepInfo, Task, TrainState
+from trainer.strategies.tensors import unwrapped
 
 GLOBAL_BATCH, STEPS = 8, 6
 
@@ -376,6 +377,46 @@ class HalfOptimized(Plain):
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         return SGD(model[2].parameters(), lr=plan.lr)  # type: ignore[index, union-attr]
+
+
+class FrozenBody(Plain):
+    """All but the last layer is frozen."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        *body, _ = model.children()
+        for layer in body:
+            layer.requires_grad_(False)
+        return model
+
+
+class At(Callback):
+    """Does something to the model at step 2."""
+
+    def __init__(self, change: Callable[[nn.Module], Any]) -> None:
+        self.change = change
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if info.step == 2:
+            self.change(unwrapped(trainer.model))
+
+
+class FrozenLater(Plain):
+    def callbacks(self) -> list[Callback]:
+        return [At(lambda model: model.get_submodule("0").requires_grad_(False))]
+
+
+class ThawedLater(FrozenBody):
+    def callbacks(self) -> list[Callback]:
+        return [At(lambda model: model.requires_grad_(True))]
+
+
+class HookedLater(Plain):
+    def callbacks(self) -> list[Callback]:
+        def hang(model: nn.Module) -> None:
+            model.get_parameter("0.weight").register_hook(lambda gradient: gradient * 0)
+
+        return [At(hang)]
 
 
 class FrozenInOptimizer(Plain):

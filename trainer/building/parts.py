@@ -166,9 +166,7 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
                 )
     # Engines lay each group out as one vector; one without anything that learns would be empty.
     optimizer.param_groups[:] = [g for g in optimizer.param_groups if any(p.requires_grad for p in g["params"])]
-    left_out = [
-        name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in held
-    ]
+    left_out = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in held]
     for name in left_out:
         model.get_parameter(name).requires_grad_(False)
     if not optimizer.param_groups:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -155,11 +156,13 @@ def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges, read: Cal
     gradient) gets none, or zeros where it shares a flat group.
     """
     states: dict[Tensor, dict[str, Any]] = defaultdict(dict)
-    values: dict[tuple[Tensor, str], dict[str, Tensor]] = defaultdict(dict)  # by parameter
+    names = {name: group["names"] for group in form.groups for name in group["names"]}  # those of its group
+    sharing: dict[Tensor, Sequence[str]] = {}  # a flat group has one value for all, also of those on other ranks
     for shard in strategy.shards():
         state_key, count = shard.state_key, shard.tensor.numel()
         assert state_key is not None, f"{shard.name} does not learn"
         read(shard)
+        sharing[state_key] = [shard.name] if isinstance(state_key, nn.Parameter) else names[shard.name]
         for key, dtype in form.ranges.items():
             if store.holds(PREFIX + key, shard.name):
                 if key not in states[state_key]:
@@ -168,21 +171,19 @@ def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges, read: Cal
                     states[state_key][key] = fresh(state_key, dtype=dtype, requires_grad=False)
                 out = local(states[state_key][key]).view(-1)[shard.state_offset :][:count]
                 store.read(PREFIX + key, shard.name, shard.start, out, shard.columns)
-        for key in form.values:
-            if store.holds(PREFIX + key, shard.name):
-                values[state_key, key][shard.name] = store.value(PREFIX + key, shard.name)
-    notices = []
-    for (state_key, key), found in values.items():
-        largest, least = (choose(found, key=lambda name: float(found[name])) for choose in (max, min))
-        value = found[largest]
-        if value != found[least]:
-            notices.append(
-                f"the optimizer keeps one {key} for {len(found)} parameters here: {value:g} counts for all, also for "
-                f"{least}, which had {float(found[least]):g}"
-            )
-        states[state_key][key] = _placed(value, state_key, strategy.optimizer) if form.values[key] else value.item()
+    notices = {}
+    for (state_key, together), key in product(sharing.items(), form.values):
+        if found := {name: store.value(PREFIX + key, name) for name in together if store.holds(PREFIX + key, name)}:
+            value = max(found.values())
+            state = states[state_key]
+            state[key] = _placed(value, state_key, strategy.optimizer) if form.values[key] else value.item()
+            for odd in [name for name in together if found.get(name) != value][:1]:
+                had = f"{value:g} counts for all, also for {odd}, which had " + format(found.get(odd, "none"))
+                notices[f"the optimizer keeps one {key} for {len(together)} parameters here: {had}"] = state_key
+            for kind in form.ranges.keys() - state:
+                state[kind] = torch.zeros_like(state_key, dtype=form.ranges[kind], requires_grad=False)
     strategy.optimizer.state.update(states)
-    return notices
+    return [*notices]
 
 
 def _placed(value: Tensor, state_key: Tensor, optimizer: Optimizer) -> Tensor:

@@ -128,9 +128,8 @@ class _Reader(IterableDataset[Any]):
 
 def _begin(stream: Any, epoch: int, offset: int, state: Any) -> int:
     """Set a stream to an epoch, or where its state left it; returns the samples to read over up to ``offset``."""
-    set_epoch = getattr(stream, "set_epoch", None)
-    if set_epoch is not None:
-        set_epoch(epoch)
+    if hasattr(stream, "set_epoch"):
+        stream.set_epoch(epoch)
     if state is None:
         return offset
     stream.load_state_dict(copy.deepcopy(state))

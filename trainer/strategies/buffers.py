@@ -48,8 +48,8 @@ def sync(model: nn.Module, accelerator: Accelerator) -> None:
             _real(buffer).copy_(part.view(_real(buffer).shape))
     for buffer in kept:
         if not (buffer.is_floating_point() or buffer.is_complex()):
-            packed = broadcast(buffer.reshape(-1).view(torch.uint8))  # gloo and NCCL know no 16-bit integers
-            buffer.copy_(packed.view(buffer.dtype).view(buffer.shape))
+            # As bytes: gloo and NCCL know no 16-bit integers.
+            buffer.copy_(broadcast(buffer.reshape(-1).view(torch.uint8)).view(buffer.dtype).view(buffer.shape))
 
 
 def _real(buffer: Tensor) -> Tensor:

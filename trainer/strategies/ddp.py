@@ -54,7 +54,7 @@ class DDP(Strategy):
 
     def finish_step(self) -> StepResult:
         if isinstance(self.model, DistributedDataParallel):
-            self.model.check_exchanged(self.parameters())
+            self.model.check_exchanged(self)
         return super().finish_step()
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
 from torch.nn.parallel import distributed as torch_ddp
 
 from ..errors import LaunchError
 from ..text import listed
+from .in_place import refuse_other_parameters
+
+if TYPE_CHECKING:
+    from .base import Strategy
 
 
 class DistributedDataParallel(torch_ddp.DistributedDataParallel):
@@ -36,13 +38,10 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
             raise AttributeError(f"training begins with a call of the model itself: model(...), not model.{name}(...)")
         return found
 
-    def check_exchanged(self, learning: Iterable[tuple[str, nn.Parameter]]) -> None:
+    def check_exchanged(self, strategy: Strategy) -> None:
         """Raise ``LaunchError`` where a bucket still waits for a gradient: none in it was averaged over the ranks.
 
         torch itself says so at the next forward pass, after a step with the rank's own gradients.
-
-        Args:
-            learning: parameters by name, in the order in which DDP numbers them.
         """
         if not self.called:
             raise LaunchError(
@@ -56,7 +55,8 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
             numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
             if numbers is None:
                 raise
-            names = [name for name, _ in learning]
+            refuse_other_parameters(strategy)
+            names = [name for name, _ in strategy.parameters()]  # in the order in which DDP numbers them
             unused = [names[int(number)] for number in numbers[1].split()]
             raise LaunchError(
                 f"the loss of this step does not depend on {listed(unused)}: no gradient was averaged over the ranks; "

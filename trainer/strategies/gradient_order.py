@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from ..text import listed
+from .in_place import other_parameters
 
 
 class GradientOrder:
@@ -61,14 +62,14 @@ class GradientOrder:
         if not self._first:
             rows = self._gather([self._reached()])
             if differing := sorted(set().union(*rows) - set(rows[0]).intersection(*rows)):
-                raise _refusal("ranks", differing)
+                raise self._refusal("ranks", differing)
             self._first = {*rows[0]}
             self._line_up(rows[0])
         elif not self._settled and self._came and self._came <= self._first:
             self._settled = True
             self._line_up([name for name in self._row if name in self._came])
         elif not self._settled and (differing := sorted(self._first ^ {*self._reached()})):
-            raise _refusal("micro-batches", differing)
+            raise self._refusal("micro-batches", differing)
 
     def _reached(self) -> list[str]:
         """List the parameters that the backward pass leads to, as their gradients come."""
@@ -116,16 +117,17 @@ class GradientOrder:
     def _hold_to_first(self, name: str) -> None:
         """Refuse a gradient that came or did not; the graph tells of the others."""
         if self._settled:
-            raise _refusal("micro-batches", sorted(self._first ^ {*self._reached()}) or [name])
+            raise self._refusal("micro-batches", sorted(self._first ^ {*self._reached()}) or [name])
 
     def _give(self, place: int) -> None:
         self._came.add(self._row[place])
         self.fingerprint = (self.fingerprint * 31 + place + 1) % (1 << 61)
         self._reduce(*self._early.pop(place))
 
-
-def _refusal(who: str, names: Sequence[str]) -> LaunchError:
-    return LaunchError(
-        f"only some {who} use {listed(names)}; set find_unused_parameters: true, with which gradients are kept whole "
-        "until all ranks have theirs"
-    )
+    def _refusal(self, who: str, names: Sequence[str]) -> LaunchError:
+        if frozen := [name for name, parameter in self._parameters.items() if not parameter.requires_grad]:
+            return LaunchError(other_parameters(frozen))
+        return LaunchError(
+            f"only some {who} use {listed(names)}; set find_unused_parameters: true, with which gradients are kept "
+            "whole until all ranks have theirs"
+        )

@@ -86,6 +86,29 @@ def carry_hooks(model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Ten
         unit.reshard()
 
 
+def refuse_other_parameters(strategy: Strategy) -> None:
+    """Hold a model between two steps to the parameters that learnt when training began.
+
+    Raises:
+        LaunchError: a layer was frozen, thawed, replaced or added, which the optimizer does not know; or a hook hangs
+            on what FSDP2 keeps of a parameter, where no gradient passes.
+    """
+    named, before = [*unwrapped(strategy.model).named_parameters()], {id(one) for one in strategy.trainable}
+    if changed := before ^ {id(one) for _, one in named if one.requires_grad}:
+        raise LaunchError(other_parameters([name for name, one in named if id(one) in changed]))
+    for name, parameter in named:
+        if hasattr(parameter, "placements") and parameter._backward_hooks:
+            raise LaunchError(f"{name}: a hook on its gradient would not be called: register it in build_model")
+
+
+def other_parameters(names: Sequence[str]) -> str:
+    """Say what is wrong with parameters that learn, or do not, other than when training began."""
+    return (
+        f"{listed(names)}: frozen, thawed or replaced, while the optimizer has what learnt when training began. End "
+        "this run, and let one whose build_model gives the other layers go on (resume, allow_config_change: true)"
+    )
+
+
 @contextlib.contextmanager
 def explained(strategy: str, keeps_whole: str) -> Iterator[None]:
     """Say what an error comes from where layers have their values while they compute, and not always.
