@@ -30,7 +30,7 @@ from .metrics import Layout, WeightedSums, agreed
 from .reporting.attempts import Attempts
 from .reporting.meter import summary_text
 from .state import TrainState
-from .strategies.buffers import restored_buffers
+from .strategies.buffers import BuffersBefore, restored_buffers
 from .strategies.in_place import refuse_other_parameters
 from .strategies.tensors import unwrapped
 from .task import Task, split_loss, weighted
@@ -101,6 +101,7 @@ class Trainer(TrainState):
         world, strategy, task = self.plan.data_parallel_size, self.strategy, self.task
         eval_every = every_steps(self.config.eval_every, self.steps_per_epoch)
         strategy.on_nan = self.config.on_nan
+        buffers = BuffersBefore(self.model, active=self.config.on_nan == "skip")
         self._reported: Layout = {}  # beside the loss, by any rank
         self.attempts = Attempts(self.directory, self.meter, self.step)
         self.train_mode()
@@ -117,6 +118,7 @@ class Trainer(TrainState):
                 self.train_mode()
             total = self._total_weight(window)
             reported, shares, counted = WeightedSums(), [], []
+            buffers.take()
             # 2 Forward and backward of each, weighted to the global mean; gradients meet at the last one.
             for number, micro in enumerate(window.micros, 1):
                 batch = self._on_device(micro.batch)
@@ -134,6 +136,7 @@ class Trainer(TrainState):
             # 3 Clip by global norm, step, zero the gradients.
             with self.meter.part("optimizer"):
                 outcome = strategy.finish_step()
+                buffers.put_back(outcome)
             # 4 Move on: position, schedule, moving average, a save in flight.
             lr = float(self.schedule.get_last_lr()[0])
             self.advance(window, skipped=outcome.skipped)

@@ -42,10 +42,10 @@ from .reporting.meter import Meter
 from .strategies.in_place import whole_parameters
 from .strategies.trial import check_divisible
 from .task import Task, own_optimizer
-from .text import renamed_arguments
+from .text import listed, renamed_arguments
 
 # Kept in checkpoints beside the step.
-COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation", "evaluation_owed")
+COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation", "evaluation_owed", "not_finite_at_start")
 
 
 class TrainState:
@@ -73,6 +73,8 @@ class TrainState:
         save_every: the config's, in optimizer steps, or None.
         skipped_steps: steps that the fp16 scaler skipped, and those that ``on_nan: skip`` left out.
         last_evaluation: ``eval/...`` numbers of the last evaluation.
+        not_finite_at_start: buffers and frozen parameters that held values that are not finite before the first step (a
+            mask of -inf), and so may in checkpoints.
         finished: whether a run has come to its end here already: nothing is left to do, and nothing is written.
         is_main: whether this is the main process, which writes.
         directory: the run's folder; its ``path`` is ``config.output_dir``.
@@ -121,7 +123,9 @@ class TrainState:
         warnings = self.saver.prepare(self._parts(), 0 if self.finished else self._most_checkpoints())
         filled = [] if unfilled is None else unfilled.fill(self._parts(), self.agreement)
         self.base_weights = base_weights(self._parts(), self.agreement)
-        self._announce([*notices, *filled, *self.load(start), *warnings, *self.directory.notices])
+        loaded = self.load(start)
+        odd = self._look_for_odd_values(resumed=start.found is not None)
+        self._announce([*notices, *filled, *loaded, *odd, *warnings, *self.directory.notices])
 
     def _all_callbacks(self, added: Sequence[Any], origins: Mapping[str, Origin]) -> Sequence[StatefulCallback]:
         """Return the callbacks that this training has; a class above this one adds its own."""
@@ -175,6 +179,7 @@ class TrainState:
         self.step = self.samples = self.step_began = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
         self.evaluation_owed = False  # at this step, since a signal asked to stop
+        self.not_finite_at_start: list[str] | None = None  # not known yet
         self.stop_reason = ""  # what this rank said when it asked for a stop
         return of_model + of_optimizer + strategy.notices + of_device, unfilled
 
@@ -307,6 +312,20 @@ class TrainState:
             plan=self.plan.as_dict(),
             run=facts(self.plan, machine=self.machine, step=self.step, **counters),
         )
+
+    def _look_for_odd_values(self, *, resumed: bool) -> list[str]:
+        """Note which buffers and frozen parameters are not finite before the first step, unless the checkpoint says it.
+
+        Returns notices: a checkpoint of an earlier version may hold statistics that a step without value has spoilt.
+        """
+        if self.not_finite_at_start is not None or self.config.keep_last == 0:
+            return []
+        own = self._parts().not_finite("buffer", "frozen")
+        everywhere = self.agreement.gather(own)
+        self.not_finite_at_start = sorted({name for names in everywhere for name in names})
+        if not (resumed and self.not_finite_at_start):
+            return []
+        return [f"the checkpoint holds values that are not finite: {listed(self.not_finite_at_start)}"]
 
     def _most_checkpoints(self) -> int:
         """Count the checkpoints that there will be at once, the one that is being written included."""

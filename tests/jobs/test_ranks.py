@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from trainer.data.order import epoch_order
 QUICK = some_quick("ddp", "fsdp", "zero3")  # ZeRO-1 and ZeRO-2 reduce as ZeRO-3 does: slow tests
 CASES = (
     *("masked", "batch_norm", "batch_norm_bf16", "curve_bf16", "dropout", "objects", "waits"),
-    *("nan_stops", "nan_is_skipped", "reductions"),
+    *("nan_stops", "nan_is_skipped", "nan_leaves_buffers", "reductions"),
 )
 SCALED = ("curve_fp16", "overflow")  # DeepSpeed has no fp16 on a CPU
 
@@ -210,6 +211,16 @@ def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(strategy: str, f
     assert said["skipped"] == [0, 0, 0, 1, 1, 1], "known after the row of its step"
     log = (Path(said["folder"]) / "log.txt").read_text()
     assert "note: step 3: the loss on rank 1 is nan, of samples" in log
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_a_step_that_is_left_out_leaves_buffers_as_they_were(strategy: str, folder: Path) -> None:
+    for said in results(strategy, folder)["nan_leaves_buffers"]:
+        assert said["losses"][2] is None and said["skipped"][-1] == 1
+        assert all(math.isfinite(value) for values in said["buffers"].values() for value in values)
+        assert said["buffers"]["1.num_batches_tracked"] == [5.0], "of six steps one was left out"
+        assert math.isfinite(said["evaluation"]["eval/loss"])
+        assert said["saved"] == ["step-00000006"]
 
 
 @pytest.mark.parametrize("strategy", QUICK)

@@ -238,6 +238,28 @@ def nan_is_skipped(accel: str, folder: Path) -> dict[str, Any]:
     return result(train(LosesOne(), accel, folder, on_nan="skip", save_every=3))
 
 
+@dataclass(frozen=True, kw_only=True)
+class LosesImages(LosesOne):
+    """What rank 1 sees in the third step has no value, so its statistics and norms have none after its forward pass."""
+
+    norm: bool = True
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model[5] = nn.utils.parametrizations.spectral_norm(model[5])
+        return model
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        if len(self.calls) == 2 and dist.get_rank() == 1:
+            batch["image"] = batch["image"] * float("nan")
+        return super().training_step(model, batch)
+
+
+def nan_leaves_buffers(accel: str, folder: Path) -> dict[str, Any]:
+    made = train(LosesImages(), accel, folder, on_nan="skip", save_every=3, keep_last=1)
+    return {**result(made), "saved": [path.name for path in sorted((folder / "checkpoints").glob("step-*"))]}
+
+
 class Ticks(Callback):
     """Moves the clock of the votes by 10 ms a step, and warns rank 1 after step 40, as Slurm does."""
 
@@ -311,7 +333,7 @@ CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
         *(masked, batch_norm, batch_norm_bf16, curve_bf16, curve_fp16, overflow, dropout, objects, waits),
-        *(nan_stops, nan_is_skipped, reductions, flipped_bit),
+        *(nan_stops, nan_is_skipped, nan_leaves_buffers, reductions, flipped_bit),
     )
 }
 

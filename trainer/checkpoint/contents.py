@@ -48,6 +48,7 @@ _STATE = {
     "last_evaluation": dict_of(lambda value: is_number(value) or dict_of(is_text)(value)),
 }
 _LATER = {  # which checkpoints did not always keep
+    "not_finite_at_start": list_of(is_text),
     "evaluation_owed": lambda value: isinstance(value, bool),
     "spent": dict_of(tokens=is_number, seconds=is_number),
     "export": dict_of(file=lambda value: value == ADAPTER_FILE, names=dict_of(is_text)),

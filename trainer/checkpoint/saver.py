@@ -124,18 +124,17 @@ class Saver:
         """Begin a checkpoint of this step; it is complete when ``finish`` returns, or some steps later.
 
         Raises:
-            TrainerError: a weight is no finite number: such a checkpoint must not push out the good ones.
+            TrainerError: a value is no finite number: such a checkpoint must not push out the good ones.
             CheckpointError: it or the one before failed, and ``on_save_error`` is ``stop``.
         """
         self.finish()
         if self.policy.keep_last == 0 or parts.step == self.last_step:
             return
         self.last_step = parts.step
-        lost, problem = parts.not_finite(), ""
+        lost, problem = "", ""
         document: tuple[Mapping[str, bytes], Mapping[str, Tensor]] = {}, {}
         try:
-            for _ in parts.pieces():
-                pass
+            lost = next((one for one in parts.not_finite() if one not in parts.counters["not_finite_at_start"]), "")
             if parts.rank == 0 and not lost:
                 document = self._begin(parts)
         except (TrainerError, OSError) as error:

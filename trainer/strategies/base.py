@@ -72,6 +72,12 @@ class StepResult:
     grad_norm: Tensor
     skipped: bool = False
 
+    @property
+    def left_out(self) -> Tensor:
+        """Tell whether the step changed no weight, as a truth value that stays on the device."""
+        lost = self.grad_norm.isfinite().logical_not()
+        return torch.ones_like(lost) if self.skipped else lost
+
 
 class Strategy(ABC):
     """One way to spread a model over processes.

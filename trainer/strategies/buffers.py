@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,20 +11,104 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from .tensors import local
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+    from .base import StepResult
 
 
 @contextlib.contextmanager
 def restored_buffers(model: nn.Module) -> Iterator[None]:
     """Put the buffers back afterwards, also where they are replaced: for a batch that does not count."""
-    before = [(*place, place[-1].clone()) for place in _places(model)]
+    before = [(*place, place[-1].clone()) for place in _places(model) if _can_change(place[-1])]
     yield
     for module, key, buffer, value in before:
         module._buffers[key] = buffer.copy_(value)
 
 
-def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+class BuffersBefore:
+    """The buffers as they were before a step, for a step that is left out.
+
+    A step costs one copy of all buffers, and the memory of it: nothing tells which of them a forward pass changes, for
+    torch does not count what its kernels write into BatchNorm's statistics.
+
+    Args:
+        model: prepared; its modules stay the same.
+        active: otherwise nothing is copied, and nothing put back.
+    """
+
+    def __init__(self, model: nn.Module, *, active: bool) -> None:
+        self._modules = [*model.modules()] if active else []
+        self._copies: list[tuple[list[_Place], Tensor]] = []
+        self._absent: list[tuple[nn.Module, str]] = []
+
+    def take(self) -> None:
+        """Copy the buffers: one kernel for those of a dtype."""
+        if not self._modules:
+            return
+        alike: dict[tuple[torch.device, torch.dtype], list[_Place]] = {}
+        self._absent = []
+        for module in self._modules:
+            for key, buffer in module._buffers.items():
+                if buffer is None:
+                    self._absent.append((module, key))
+                elif _can_change(buffer):
+                    alike.setdefault((buffer.device, buffer.dtype), []).append((module, key, buffer))
+        self._copies = [(places, _flat(buffer for *_, buffer in places)) for places in alike.values()]
+
+    def put_back(self, outcome: StepResult) -> None:
+        """Give the buffers the values of ``take`` where the step was left out, for whatever reason.
+
+        On a GPU nobody waits to know, unless a buffer was replaced by one of another form.
+        """
+        if not self._modules:
+            return
+        left_out = outcome.left_out
+        if left_out.device.type == "cpu" and not left_out:
+            return
+        replaced: list[tuple[nn.Module, str, Tensor | None]] = []
+        for module, key in self._absent:
+            if module._buffers.get(key) is not None:
+                replaced.append((module, key, None))
+        for places, copies in self._copies:
+            parts = torch.split(copies, [buffer.numel() for *_, buffer in places])
+            stayed: list[Tensor] = []
+            before: list[Tensor] = []
+            for (module, key, buffer), part in zip(places, parts, strict=True):
+                now = module._buffers.get(key)
+                if now is not None and _form(now) == _form(buffer):
+                    stayed.append(local(now).detach())
+                    before.append(part)
+                else:
+                    replaced.append((module, key, part.view_as(local(buffer)).clone()))
+            if stayed:
+                chosen = torch.where(left_out.to(copies.device), _flat(before), _flat(stayed))
+                news = torch.split(chosen, [buffer.numel() for buffer in stayed])
+                torch._foreach_copy_(stayed, [new.view_as(old) for new, old in zip(news, stayed, strict=True)])
+        if replaced and left_out:
+            for module, key, value in replaced:
+                module._buffers[key] = value
+
+
+_Place = tuple[nn.Module, str, Tensor]  # a buffer with the module that has it, and its name there
+
+
+def _can_change(buffer: Tensor) -> bool:
+    """Tell whether code could write into a buffer: not into a sparse one, nor where elements share their memory."""
+    return buffer.layout == torch.strided and not (0 in buffer.stride() and buffer.numel() > 1)
+
+
+def _form(buffer: Tensor) -> tuple[object, ...]:
+    return buffer.shape, buffer.dtype, buffer.device, _can_change(buffer)
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([local(tensor).detach().reshape(-1) for tensor in tensors])
+
+
+def _places(model: nn.Module) -> Iterator[_Place]:
     """Yield each buffer as often as modules have it, with the module and its name there."""
     for module in model.modules():
         yield from ((module, key, buffer) for key, buffer in module._buffers.items() if buffer is not None)

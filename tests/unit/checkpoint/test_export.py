@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from one_process import checkpoint, fit, losses, steps
+from one_process import checkpoint, fit, log_of, losses, reseal, steps
 from resuming import Odd
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -127,6 +127,64 @@ def test_weights_that_are_not_finite_never_push_out_good_ones(
     again = {**settings, "log_every": 1, "allow_config_change": True}  # a task that loses nothing
     fit(tmp_path, Odd(), resume="auto", **again)
     assert all(np.isfinite(loss) for loss in losses(tmp_path).values()) and steps(tmp_path) == [8]
+
+
+class Masking(Odd):
+    """Has a mask of -inf, a statistic that is written to, and a frozen layer."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.register_buffer("mask", torch.full((3,), float("-inf")))
+        model.register_buffer("mean", torch.zeros(3))
+        return model
+
+
+class RuinsOne(Ruins):
+    """Loses a value of a buffer, a frozen weight, the moving average or the optimizer's state."""
+
+    def __init__(self, at: int, what: str) -> None:
+        super().__init__(at)
+        self.what = what
+
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        if info.step == self.at:
+            self.tensor(trainer).view(-1)[0] = float("nan")
+
+    def tensor(self, trainer: TrainState) -> Tensor:
+        model: Any = trainer.model
+        if self.what == "average scale":
+            return next(
+                average
+                for shard, average in zip(trainer._shards, trainer.average.average, strict=True)
+                if shard.name == "scale"
+            )
+        if self.what == "optimizer.exp_avg scale":
+            return trainer.strategy.optimizer.state[model.scale]["exp_avg"]
+        return model.mean if self.what == "buffer mean" else model.frozen.bias.data
+
+
+@pytest.mark.parametrize("what", ["buffer mean", "frozen frozen.bias", "average scale", "optimizer.exp_avg scale"])
+def test_nothing_that_is_not_finite_is_saved_but_what_was_so_from_the_start(what: str, tmp_path: Path) -> None:
+    settings = {"keep_last": 1, "ema_decay": 0.9}
+    with pytest.raises(TrainerError, match=f"^step 6: {what} holds values that are not finite: no checkpoint of it"):
+        fit(tmp_path, Masking(), RuinsOne(6, what), **settings)
+    assert steps(tmp_path) == [4]
+    state = discover.inspect(checkpoint(tmp_path, 4)).open().state
+    assert state["not_finite_at_start"] == ["buffer mask"]
+    resumed = fit(tmp_path, Masking(), resume="auto", **settings)
+    assert steps(tmp_path) == [8] and resumed.not_finite_at_start == ["buffer mask"]
+    assert "values that are not finite" not in log_of(tmp_path)
+
+
+def test_a_checkpoint_from_before_that_is_not_finite_is_told(tmp_path: Path) -> None:
+    fit(tmp_path / "first", Masking())
+    path = checkpoint(tmp_path / "first", 4)
+    state = json.loads((path / "state.json").read_text())
+    del state["not_finite_at_start"]
+    (path / "state.json").write_text(json.dumps(state))
+    reseal(path)
+    fit(tmp_path / "second", Masking(), resume=str(path))
+    assert "the checkpoint holds values that are not finite: buffer mask" in log_of(tmp_path / "second")
 
 
 def test_a_loss_without_a_value_is_found_when_it_is_logged(tmp_path: Path) -> None:
