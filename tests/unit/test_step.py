@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -79,6 +80,23 @@ def test_gradients_below_the_limit_are_not_written_again() -> None:
     assert norm.item() == 4.0 and [gradient._version for gradient in gradients] == before
     clip(gradients, 2.0, norm)
     torch.testing.assert_close(total_norm(gradients), torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("shapes", [[(1_000_000,)], [(30_000_001,)], [(1000, 999), (4097,), (7,), (4096, 3)]])
+def test_the_norm_of_many_elements_is_that_of_float64(shapes: list[tuple[int, ...]]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(shape, generator=generator) for shape in shapes]
+    true = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
+    torchs = float(nn.utils.get_total_norm(gradients))
+    assert abs(torchs / true - 1) > 1e-6, "on a CPU torch's own errs"
+    norm = total_norm(gradients)
+    assert norm.dtype == torch.float32 and abs(norm.item() / true - 1) <= 1e-7
+
+
+def test_the_norm_takes_gradients_in_any_layout() -> None:
+    drawn = torch.randn(64, 32, 5, 5, generator=torch.Generator().manual_seed(0))
+    norm = total_norm([drawn.to(memory_format=torch.channels_last), torch.tensor(3.0)])
+    assert norm.item() == pytest.approx(math.hypot(float(drawn.double().norm()), 3.0), rel=1e-7)
 
 
 def test_a_whole_step_of_one_batch_goes_back_from_the_loss_of_the_task(

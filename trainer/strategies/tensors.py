@@ -12,6 +12,9 @@ from torch import Tensor, nn
 # What others put around a model to spread it over processes.
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 
+# Elements of a row, whose squares a CPU adds one after the other in float32: its norm errs by 6e-8 on average.
+_ROW = 4096
+
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
@@ -44,7 +47,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
         way = None if type(gradient) is Tensor else _way(gradient)
         ways.setdefault(way, []).append(local(gradient))
     norms = [_norm(parts, way) for way, parts in ways.items()]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([one.double() for one in norms]))
+    return norm.float()  # rounded once
 
 
 def _way(tensor: Any) -> Any:
@@ -56,14 +60,40 @@ def _way(tensor: Any) -> Any:
 
 
 def _norm(parts: list[Tensor], way: Any) -> Tensor:
-    # Without a look for devices and dtypes, 20 us of torch's own.
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(parts)))
+    norm = local_norm(parts)
     if not way:
         return norm
-    square = norm.square()
+    square = norm.double().square()
     for group in way:
         dist.all_reduce(square, group=group)
     return square.sqrt()
+
+
+def local_norm(parts: list[Tensor]) -> Tensor:
+    """Return the norm of all elements of tensors on one device, in float32 or float64.
+
+    On a CPU torch adds up the squares of a tensor one after the other in float32: the norm of a million elements is
+    1e-5 too small, that of 30 million 1.6e-3 (torch 2.13). So long tensors go as rows, which takes as long. A GPU adds
+    up in a tree.
+    """
+    long = [part for part in parts if part.numel() > _ROW] if parts[0].device.type == "cpu" else []
+    if not long:
+        # Without a look for devices and dtypes, 20 us of torch's own.
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(parts)))
+        return norm
+    short = [part for part in parts if part.numel() <= _ROW]
+    norms = []
+    for part in long:
+        in_rows = part.numel() // _ROW * _ROW
+        if in_rows < part.numel():
+            flat = part.reshape(-1)
+            part, rest = flat[:in_rows], flat[in_rows:]
+            short.append(rest)
+        norms.append(torch.linalg.vector_norm(part.reshape(-1, _ROW), dim=1))
+    if short:
+        norms.append(torch.stack(torch._foreach_norm(short)))
+    norm = torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64)
+    return norm
 
 
 def clip(gradients: Iterable[Tensor], limit: float, norm: Tensor) -> None:
