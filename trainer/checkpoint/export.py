@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from ..config.paths import not_local
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from ..strategies import Strategy
@@ -120,6 +121,8 @@ def write_model(
     Raises:
         CheckpointError: it cannot be written, or not be read by the safetensors library; nothing has changed then.
     """
+    if not_local(directory):
+        raise CheckpointError(f"{directory}: {not_local(directory)}")
     part = part_of(directory)
     try:
         delete(part)

@@ -6,17 +6,17 @@ import argparse
 import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 
 from ..checkpoint.discover import CheckpointInfo, listing, verify
 from ..errors import CheckpointError
 from ..text import columns, size
+from .usage import local_path
 
 
 def run(argv: Sequence[str]) -> int:
     """Return 0 where all are in order, 1 where some are damaged or cannot be read."""
     parser = argparse.ArgumentParser(prog="trainer checkpoints", description=__doc__)
-    parser.add_argument("folder", type=Path, help="a run's output_dir, or the folder with its checkpoints")
+    parser.add_argument("folder", type=local_path, help="a run's output_dir, or the folder with its checkpoints")
     parser.add_argument("--verify", action="store_true", help="read every byte; otherwise manifests and sizes only")
     args = parser.parse_args(argv)
     inside = args.folder / "checkpoints"

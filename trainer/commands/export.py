@@ -17,13 +17,14 @@ from ..checkpoint.contents import Tensors
 from ..checkpoint.discover import inspect, verify
 from ..checkpoint.export import MODEL_FILE, write_model
 from ..errors import CheckpointError
+from .usage import local_path
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the model; return 0."""
     parser = argparse.ArgumentParser(prog="trainer export", description=__doc__.split("\n\n")[0])
-    parser.add_argument("checkpoint", type=Path, help="a folder such as RUN/checkpoints/step-00000120")
-    parser.add_argument("--to", type=Path, required=True, help="the new folder of the model")
+    parser.add_argument("checkpoint", type=local_path, help="a folder such as RUN/checkpoints/step-00000120")
+    parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
     parser.add_argument("--without-average", action="store_true", help="the weights, where a moving average was kept")
     args = parser.parse_args(argv)
     path = export_checkpoint(args.checkpoint, args.to, averaged=not args.without_average)

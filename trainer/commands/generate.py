@@ -7,6 +7,8 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
+from .usage import local_text
+
 
 def run(argv: Sequence[str]) -> int:
     """Print what the model writes; return 0.
@@ -15,7 +17,7 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: the model or its tokenizer cannot be loaded.
     """
     parser = argparse.ArgumentParser(prog="trainer generate", description=__doc__)
-    parser.add_argument("model", help="a folder such as RUN/model, of a model or of an adapter")
+    parser.add_argument("model", type=local_text, help="a folder such as RUN/model, of a model or of an adapter")
     parser.add_argument("--prompt", required=True, help="the text to go on from")
     parser.add_argument("--chat", action="store_true", help="the prompt is what a user says in a conversation")
     parser.add_argument("--max_new_tokens", type=int, default=64, help="at most; fewer where the model ends its text")

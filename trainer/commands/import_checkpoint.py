@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..checkpoint.export import MODEL_FILE
 from ..errors import CheckpointError, TrainerError
 from .export import write_new_model
 from .external_checkpoint import open_external
+from .usage import local_path
 
 
 def run(argv: Sequence[str]) -> int:
     """Write the weights; return 0."""
     parser = argparse.ArgumentParser(prog="trainer import", description=__doc__)
-    parser.add_argument("source", type=Path, help="the folder that the other program wrote")
-    parser.add_argument("--to", type=Path, required=True, help="the new folder of the model")
+    parser.add_argument("source", type=local_path, help="the folder that the other program wrote")
+    parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
     parser.add_argument("--drop", action="append", default=[], help="leave a tensor out: a second name of a shared one")
     args = parser.parse_args(argv)
     try:

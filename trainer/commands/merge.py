@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..checkpoint.disk import delete, part_of, publish
-from .usage import usage_error
+from .usage import local_path, usage_error
 
 
 def run(argv: Sequence[str]) -> int:
@@ -18,8 +17,8 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: there is no adapter, its model is gone, or the new folder exists.
     """
     parser = argparse.ArgumentParser(prog="trainer merge", description=__doc__)
-    parser.add_argument("adapter", type=Path, help="the folder of an exported adapter, such as RUN/model")
-    parser.add_argument("--to", type=Path, required=True, help="the new folder of the model")
+    parser.add_argument("adapter", type=local_path, help="the folder of an exported adapter, such as RUN/model")
+    parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
     args = parser.parse_args(argv)
     if not (args.adapter / "adapter_config.json").is_file():
         raise usage_error("adapter", str(args.adapter), "holds no adapter_config.json")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .usage import usage_error
+from .usage import local_text, usage_error
 
 TEMPLATE = Path(__file__).parent / "templates" / "classifier"
 
@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: something has that name already.
     """
     parser = argparse.ArgumentParser(prog="trainer new", description=(__doc__ or "").strip())
-    parser.add_argument("name", help="the new folder")
+    parser.add_argument("name", type=local_text, help="the new folder")
     folder = Path(parser.parse_args(argv).name)
     try:
         left_out = shutil.ignore_patterns("__pycache__", "runs", ".*")  # traces of work on the template itself

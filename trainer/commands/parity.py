@@ -26,7 +26,7 @@ from ..script import load_task
 from ..text import columns
 from .runs import Run
 from .trials import BOUNDS, Bounds, Gap, Trial, check_script, measure_gap, precision_of
-from .usage import usage_error
+from .usage import local_text, usage_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps of each run; default %(default)s")
     parser.add_argument("--bound", type=float, help="for loss and gradient norm; default: by precision")
     parser.add_argument("--weights_bound", type=float, help="for the weights; default: by precision")
-    parser.add_argument("--to", help="keep the runs in this new folder; else they are deleted")
+    parser.add_argument("--to", type=local_text, help="keep the runs in this new folder; else they are deleted")
     return parser
 
 

@@ -54,6 +54,7 @@ class About:
         whole: every number in the value is whole, also where it is written as 2e8.
         wanted: what must hold in the field's own words, where the types alone say too little.
         any_case: choices are text in any case, and ``true`` and ``false`` may stand in quotes.
+        path: every text in the value is a path of this machine's file system; a ``Path`` is one anyway.
     """
 
     help: str = ""
@@ -65,6 +66,7 @@ class About:
     whole: bool = False
     wanted: str = ""
     any_case: bool = False
+    path: bool = False
 
     def broken_by(self, value: float) -> str:
         """Return the rule that a number breaks, or nothing."""

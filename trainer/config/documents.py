@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError, Origin, Problem, Sourced
+from .paths import not_local
 
 Key = tuple[str, ...]
 
@@ -58,6 +59,8 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
         ConfigError: missing, empty, not a mapping at the root, not parseable, or with duplicate keys.
     """
     name = str(path)
+    if not_local(name):
+        raise _wrong(name, not_local(name))
     try:
         text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -58,7 +58,7 @@ class TrainConfig:
     task_settings: Annotated[dict[str, Any], About("the task's own: --task_settings.width 64")] = field(
         default_factory=dict
     )
-    output_dir: Annotated[str, About("folder of the run")] = "runs/default"
+    output_dir: Annotated[str, About("folder of the run", path=True)] = "runs/default"
     overwrite: Annotated[bool, About("allow a used output_dir: its contents are replaced")] = False
     seed: Annotated[int, About("of weights, data order, dropout", minimum=0, maximum=2**32 - 1)] = 0
     deterministic: Annotated[bool, About("deterministic algorithms only: slower, repeatable")] = False
@@ -144,8 +144,12 @@ class TrainConfig:
         int | None, About("stop after this many evaluations without a better best_metric", minimum=1)
     ] = None
 
-    resume: Annotated[str, About("'auto': go on from the newest complete checkpoint in output_dir; or a path")] = "none"
-    weights: Annotated[str | None, About("start with these: a folder of safetensors, or a checkpoint")] = None
+    resume: Annotated[
+        str, About("'auto': go on from the newest complete checkpoint in output_dir; or a path", path=True)
+    ] = "none"
+    weights: Annotated[str | None, About("start with these: a folder of safetensors, or a checkpoint", path=True)] = (
+        None
+    )
     allow_config_change: Annotated[bool, About("resume although settings that change the numbers differ")] = False
     keep_last: Annotated[int, About("newest checkpoints that stay; 0 writes none at all", minimum=0)] = 2
     keep_every: Annotated[int | None, About("checkpoints of a multiple of these steps stay as well", minimum=1)] = None

@@ -20,6 +20,7 @@ from ..errors import ConfigError, Origin, Problem, Sourced
 from ..text import did_you_mean, nearest
 from .annotations import About, base_of, is_a, is_number, matched, misfit, plain, union_members, unpacked
 from .documents import Key
+from .paths import not_local
 
 S = TypeVar("S")
 _NOTHING = About()
@@ -156,6 +157,9 @@ class Validator:
             if rule := limits.broken_by(value):
                 return self.record(key, rule, value)
             return float(value) if member is float else value
+        names_path = limits.path or is_a(base, PurePath)
+        if names_path and isinstance(value, str) and not_local(value):
+            return self.record(key, not_local(value), value)
         if base in (list, set, frozenset):
             done = [self._value((*args, Any)[0], item, (*key, str(at)), limits) for at, item in enumerate(value)]
             try:

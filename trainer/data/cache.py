@@ -13,6 +13,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from ..config.paths import not_local
+from ..errors import DataError
+
 
 def prepare_once(cache: str | Path, content: object, make: Callable[[Path], object]) -> Path:
     """Return the folder that ``make`` fills from ``content``: made by the first process that asks, found by others.
@@ -26,9 +29,14 @@ def prepare_once(cache: str | Path, content: object, make: Callable[[Path], obje
             node with a cache of its own makes its own; a shared one is filled once for all.
         content: JSON data that the result depends on, all of it: a format number of yours, settings, the input.
         make: writes files into the empty folder that it is given.
+
+    Raises:
+        DataError: ``cache`` is an address such as ``s3://bucket/cache``.
     """
     from filelock import FileLock  # comes with torch
 
+    if not_local(cache):
+        raise DataError(f"cache {str(cache)!r}: {not_local(cache)}")
     root = Path(cache).expanduser()
     root.mkdir(parents=True, exist_ok=True)
     folder = root / hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]

@@ -7,11 +7,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from ..config.annotations import plain
+from ..config.annotations import About, plain
 from ..config.validate import Validator
 from ..errors import ConfigError, Origin
 from ..task import Pretrained, Task
@@ -40,11 +40,11 @@ class LanguageTask(Task):
         memory: what it remembers: the tokenizer, the files of the model, counts of its data.
     """
 
-    model: str | None = None
-    tokenizer: str | None = None
+    model: Annotated[str | None, About(path=True)] = None
+    tokenizer: Annotated[str | None, About(path=True)] = None
     adapter: Adapter | None = None
     attention: str | None = None
-    cache_dir: str = "~/.cache/samecurve"
+    cache_dir: Annotated[str, About(path=True)] = "~/.cache/samecurve"
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -96,8 +96,8 @@ class TokenTask(LanguageTask):
         text_column: of rows with columns, what is learnt.
     """
 
-    data: str | list[str]
-    evaluation: str | float | None = None
+    data: Annotated[str | list[str], About(path=True)]
+    evaluation: Annotated[str | float | None, About(path=True)] = None
     config: dict[str, Any] | None = None
     text_column: str = "text"
 

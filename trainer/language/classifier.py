@@ -39,8 +39,8 @@ class SequenceClassifier(LanguageTask):
         cache_dir: for what a GGUF file is converted to.
     """
 
-    data: str | list[str]
-    evaluation: str | float | None = None
+    data: Annotated[str | list[str], About(path=True)]
+    evaluation: Annotated[str | float | None, About(path=True)] = None
     model: str
     text_column: str = "text"
     label_column: str = "label"

@@ -15,7 +15,7 @@ from ...config.load import load_config
 from ...launching.files.accelerate_file import read_accelerate_file
 from ..runs import Run, read_run
 from ..trials import Trial, check_script
-from ..usage import usage_error
+from ..usage import local_text, usage_error
 from .present import as_page, as_table
 from .report import make_report
 
@@ -80,14 +80,20 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "paths",
         nargs="+",
+        type=local_text,
         help="output folders, W&B offline folders, wandb:ENTITY/PROJECT/RUN; with --launch: accelerate YAMLs",
     )
     add("--launch", action="store_true", help="train first: once for each accelerate YAML, one after another")
     add("--config", help="with --launch: the training config")
     add("--script", help="with --launch: your training script; not needed where the config names the task")
-    add("--output", default="runs/compare", help="with --launch: folder of the runs; default runs/compare")
+    add(
+        "--output",
+        type=local_text,
+        default="runs/compare",
+        help="with --launch: folder of the runs; default runs/compare",
+    )
     add("--verbose", action="store_true", help="with --launch: show what the trainings print")
-    add("--html", help="where the page goes; default compare.html, with --launch in the output folder")
-    add("--json", help="write the same as JSON")
+    add("--html", type=local_text, help="where the page goes; default compare.html, with --launch in the output folder")
+    add("--json", type=local_text, help="write the same as JSON")
     add("--title", help="headline of the page")
     return parser

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...reporting.gpus import KNOWN, Gpu, gpu_of
 from ...text import columns, size
-from ..usage import usage_error
+from ..usage import local_text, usage_error
 from .costs import (
     COMPUTE_IN_COPIES,
     OFFERED,
@@ -197,7 +197,11 @@ def _decimal(count: float) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trainer plan", description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
-    add("what", help="7.5B, a folder or name of a Hugging Face config, or a training config (YAML, JSON)")
+    add(
+        "what",
+        type=local_text,
+        help="7.5B, a folder or name of a Hugging Face config, or a training config (YAML, JSON)",
+    )
     add("--gpu", help=f"memory such as 24GiB, or one of {', '.join(gpu.name for gpu in KNOWN.values())}")
     add("--gpus", type=_positive, default=1, help="how many in all; default 1")
     add("--gpus_per_machine", type=_positive, default=8, help="default 8")
@@ -214,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--precision", choices=["no", "bf16", "fp16"], default="bf16", help="default bf16")
     add("--optimizer", choices=["adamw", "adam", "sgd"], default="adamw", help="default adamw; sgd with momentum")
     add("--lora", type=_positive, help="rank of LoRA adapters on every linear layer of the blocks; the rest is frozen")
-    add("--write", metavar="FILE", help="write the recommended accelerate YAML")
+    add("--write", metavar="FILE", type=local_text, help="write the recommended accelerate YAML")
     add("--json", action="store_true", help="print one JSON object")
     return parser
 

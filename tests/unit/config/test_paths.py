@@ -1,0 +1,124 @@
+"""Addresses of other file systems are refused wherever a path is wanted, before anything is made."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from trainer import CheckpointError, ConfigError, DataError, Task, TrainConfig, prepare_once
+from trainer.checkpoint.export import write_model
+from trainer.commands import cli
+from trainer.config.load import check_settings, load_config
+from trainer.config.paths import not_local
+
+ELSEWHERE = "this machine's file system only"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader(Task):
+    """A task that reads a folder, and gets the name of another by a tool of its own."""
+
+    folder: Path = Path("data")
+    bucket: str = ""
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "hf", "abfs", "memory", "https", "S3"])
+def test_an_address_is_no_path(scheme: str) -> None:
+    assert ELSEWHERE in not_local(f"{scheme}://bucket/run")
+    assert ELSEWHERE in not_local(Path(f"{scheme}://bucket/run")), "of which pathlib leaves one slash"
+
+
+def test_a_file_address_is_answered_with_its_path() -> None:
+    for address in ("file:///data/run", "file://localhost/data/run"):
+        assert not_local(address) == "is an address, and not a path: write /data/run"
+
+
+@pytest.mark.parametrize("path", ["runs/a", "/data/s3/x", "hf:org/name@train", "C:/runs", "./s3:x", "~/a:b/c", "none"])
+def test_a_path_is_taken(path: str) -> None:
+    assert not_local(path) == ""
+
+
+@pytest.mark.parametrize("key", ["output_dir", "resume", "weights"])
+def test_in_the_training_config(key: str, here: Path) -> None:
+    Path("a.yaml").write_text(f"task: m:T\nepochs: 1\n{key}: s3://bucket/run\n")
+    with pytest.raises(ConfigError, match=rf"^a.yaml:3: {key}: 's3://bucket/run': is an address: .*{ELSEWHERE}"):
+        load_config(["a.yaml"])
+    with pytest.raises(ConfigError, match=f"^command line: {key}: 'gs://b': is an address"):
+        load_config(["--task", "m:T", "--epochs", "1", f"--{key}", "gs://b"])
+    with pytest.raises(ConfigError, match=f"^TrainConfig: {key}: "):
+        TrainConfig(task="m:T", epochs=1, **{key: "s3://bucket/run"})
+    assert os.listdir() == ["a.yaml"]
+
+
+def test_in_the_settings_of_a_task() -> None:
+    """A path is one; text is the task's own, which may read an address by fsspec."""
+    words = ["--task", "m:T", "--epochs", "1", "--task_settings.bucket", "s3://a/b", "--task_settings.folder"]
+    loaded = load_config([*words, "s3://a/c"])
+    with pytest.raises(ConfigError, match=r"^command line: task_settings.folder: 's3://a/c': is an address"):
+        check_settings(Reader, loaded.config.task_settings, loaded)
+    loaded = load_config([*words, "c"])
+    assert check_settings(Reader, loaded.config.task_settings, loaded) == Reader(folder=Path("c"), bucket="s3://a/b")
+
+
+def test_in_the_settings_of_a_language_task() -> None:
+    from trainer.language import CausalLM
+
+    given = {"data": "a.txt", "model": "m", "evaluation": "b.txt", "tokenizer": "t", "cache_dir": "c"}
+    for key in given:
+        with pytest.raises(ConfigError, match=f"task_settings.{key}: 's3://a/b': is an address"):
+            CausalLM(**{**given, key: "s3://a/b"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"task_settings.data.1: 's3://a/b': is an address"):
+        CausalLM(data=["a.txt", "s3://a/b"], model="m")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "export s3://a/b --to x",
+        "export a --to s3://a/b",
+        "import s3://a/b --to x",
+        "import a --to s3://a/b",
+        "generate s3://a/b --prompt x",
+        "merge s3://a/b --to x",
+        "merge a --to s3://a/b",
+        "compare s3://a/b",
+        "compare a --html s3://a/b",
+        "compare a --json s3://a/b",
+        "compare a --launch --output s3://a/b",
+        "checkpoints s3://a/b",
+        "new s3://a/b",
+        "plan s3://a/b",
+        "plan 1B --write s3://a/b",
+        "parity a.yaml --to s3://a/b",
+    ],
+)
+def test_in_commands(words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "'s3://a/b': is an address: " in last and ELSEWHERE in last
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("words", ["check s3://a/b.yaml", "train s3://a/b.yaml", "check a.yaml --output_dir s3://a/b"])
+def test_in_check_and_train(words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.yaml").write_text("task: m:T\nepochs: 1\n")
+    if words.startswith("train"):
+        with pytest.raises(ConfigError, match=r"^s3://a/b.yaml: is an address"):
+            load_config(words.split()[1:])
+    else:
+        assert cli.main(words.split()) == 2
+        assert "is an address" in capsys.readouterr().err
+    assert os.listdir() == ["a.yaml"]
+
+
+def test_in_what_code_writes(here: Path) -> None:
+    with pytest.raises(CheckpointError, match="is an address"):
+        write_model(Path("s3://a/b"), "model.safetensors", [], [], lambda folder: None)
+    with pytest.raises(DataError, match="cache 's3://a/b': is an address"):
+        prepare_once("s3://a/b", 1, lambda folder: None)
+    assert os.listdir() == []
