@@ -17,6 +17,7 @@ from typing import Any
 from accelerate.utils import set_seed
 from torch import nn
 
+from .building import alike
 from .building import parts as build
 from .building.unfilled import Unfilled
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, restore, store
@@ -31,7 +32,7 @@ from .data.batches import Layout, Window
 from .data.indexed import IndexedData
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
-from .errors import DEFAULT, ConfigError, DataError, Origin, Problem
+from .errors import DEFAULT, ConfigError, Origin, Problem
 from .launching import Launched, launch
 from .optim.ema import Average
 from .optim.schedule import check_schedule
@@ -103,6 +104,7 @@ class TrainState:
         self.strategy = type(launched.strategy)(launched.plan, launched.accelerator)
         self.is_main = self.accelerator.is_main_process
         self.agreement = Agreement(timedelta(minutes=config.timeout_minutes))
+        alike.check_settings(config, self.plan, self.task_facts, self.agreement)
         self.meter = Meter(self.accelerator.device)
         self.machine = machine(self.accelerator.device, self.agreement.gather)
         at = origins.get("output_dir", DEFAULT)
@@ -148,7 +150,8 @@ class TrainState:
         pin_memory = plan.device == "cuda"
         self.data, self.train_data = build.build_data(task, config, self.layout, origins, pin_memory=pin_memory)
         self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
-        self._check_same_data()
+        kept = config.keep_last > 0 or start.found is not None  # checkpoints are written, or read
+        self.sampled = alike.sampled(config, self.data, self.train_data, self.agreement, kept=kept)
         self.total_steps = self._last_step(start)
         ended = start.continues and start.step == self.total_steps == self.directory.ended_at()
         [self.finished, *_] = self.agreement.gather(ended)
@@ -161,9 +164,10 @@ class TrainState:
         check_storable(model)
         self._held = build.held_in_evaluation(model)
         optimizer, of_optimizer = build.optimizer_of(task, model, plan)
+        read_later = self.model_file.names is None and (start.found is not None or config.weights is not None)
+        alike.check_model(model, optimizer, self.agreement, values_come_later=read_later)
         self.parameters = build.count_parameters(model)
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        kept = config.keep_last > 0 or start.found is not None  # its state is written, or read
         self.optimizer_form = OptimizerForm.of(model, optimizer, saved=kept, device=strategy.step_device)
         check_divisible(optimizer, strategy, own_optimizer(task))
         strategy.prepare(model, optimizer)
@@ -197,16 +201,6 @@ class TrainState:
             rule = f"ends the run at step {end}, and {start.found.path} is at step {start.step} already; raise it"
             raise ConfigError(Problem(origin=Origin("resume", key=key), value=getattr(config, key), rule=rule))
         return end
-
-    def _check_same_data(self) -> None:
-        """Raise ``DataError`` where ranks have data sets of different sizes: some samples would come twice."""
-        sizes = self.agreement.gather((self.train_data.size, build.evaluation_size(self.data.evaluation)))
-        for rank, size in enumerate(sizes):
-            if size != sizes[0]:
-                raise DataError(
-                    f"rank {rank} has {size[0]} training and {size[1]} evaluation samples, rank 0 has {sizes[0][0]} "
-                    f"and {sizes[0][1]}: build_data must give every rank the same data, which the trainer divides"
-                )
 
     def _announce(self, notices: Sequence[str]) -> None:
         self.facts = self._facts(notices)
@@ -304,6 +298,7 @@ class TrainState:
             averages=None if self.config.ema_decay is None else averages,
             schedule=self.schedule,
             data=self.train_data,
+            sampled=self.sampled,
             task=self.task,
             callbacks=self.callbacks,
             model_file=self.model_file,

@@ -28,12 +28,15 @@ class Data:
         collate: turns a list of items into a batch; None for torch's ``default_collate``.
         augment: ``augment(item, generator) -> item``, for training only. What it draws from the generator depends
             on (seed, epoch, sample) alone, so it is the same on every layout and number of workers.
+        version: text that changes with the content of ``train``, where the task knows one (a hash, a revision). Ranks
+            must have the same, and so must a run that is resumed; without it some samples are compared.
     """
 
     train: Any
     evaluation: Any = None
     collate: Callable[[Sequence[Any]], Any] | None = None
     augment: Callable[[Any, Generator], Any] | None = None
+    version: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,12 +37,16 @@ def _inner(module: nn.Module) -> nn.Module:
     return inner  # type: ignore[no-any-return]
 
 
-def refuse_what_would_be_lost(model: nn.Module) -> None:
+def refuse_what_would_be_lost(model: nn.Module, *, world_size: int = 1) -> None:
     """Hold a model that a task built to what every strategy keeps.
 
+    Args:
+        world_size: processes that train it.
+
     Raises:
-        LaunchError: it is wrapped for several processes, has no weights yet, gives sparse gradients, or has parameters
-            that overlap in memory, hooks that run before gradients are averaged, or state that no file would hold.
+        LaunchError: it is wrapped for several processes, has no weights yet, gives sparse gradients, changes weights in
+            its forward pass where several processes have them, or has parameters that overlap in memory, hooks that run
+            before gradients are averaged, or state that no file would hold.
     """
     for at, module in model.named_modules():
         name, kinds = at or type(module).__name__, {kind.__name__ for kind in type(module).__mro__}
@@ -51,6 +55,12 @@ def refuse_what_would_be_lost(model: nn.Module) -> None:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             rule = "gives sparse gradients, which are neither clipped nor divided; build it with sparse=False"
             raise LaunchError(f"{name} {rule}")
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None and world_size > 1:
+            raise LaunchError(
+                f"{name} has max_norm, by which each process would scale the rows of its own batch alone, in its own "
+                "copy or part: build it without, and scale rows in a callback's on_step, in "
+                "`with trainer.whole_parameters():`"
+            )
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             state = module.get_extra_state()
             if state is not None and getattr(state, "numel", lambda: 1)():

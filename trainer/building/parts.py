@@ -41,6 +41,7 @@ def build_data(
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(config.seed, deterministic=config.deterministic)
     data = task.build_data()
+    evaluation_size(data.evaluation)  # an empty one is refused now, and not at the first evaluation
     kind: type[TrainData] = IndexedData
     if is_stream(data.train):
         if data.evaluation is data.train and hasattr(data.train, "state_dict"):
@@ -92,7 +93,7 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
     model = uncovered(task.build_model())
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    refuse_what_would_be_lost(model)
+    refuse_what_would_be_lost(model, world_size=plan.world_size)
     have_hooks_see_full_precision(model)
     notices = [*_widen(model, plan), *laid_out(model)]
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -23,8 +23,8 @@ Checksums = Mapping[tuple[str, int], int]  # by name and first element of what a
 class ReplicaCheck(Callback):
     """Compares the ranks' copies of weights bit by bit, every so many steps and before each checkpoint.
 
-    Ranks make the same step with the same numbers, so a copy that differs was changed by faulty memory, a link or a
-    device, or ranks run on machines that round differently. One number a tensor is exchanged, over the CPU group.
+    Ranks make the same step with the same numbers, so a copy that differs was changed by code that runs otherwise on one
+    rank, by faulty memory, a link or a device, or ranks run on machines that round differently. One number a tensor is exchanged, over the CPU group.
 
     Args:
         interval: optimizer steps between two comparisons.
@@ -49,8 +49,10 @@ class ReplicaCheck(Callback):
         before = "" if self.equal_at is None else f", which they were at step {self.equal_at}"
         raise TrainerError(
             f"step {info.step}: the copies of {name} are not the same bits on all ranks{before}: look at {places}; "
-            "memory, a link or a device is faulty, or machines of different kinds round differently. Nothing is saved; "
-            "resume from a checkpoint of before, on other machines. replica_check_every: null leaves the comparison out"
+            "code changes weights otherwise on one rank than on another (in a forward pass, in a callback), or memory, "
+            "a link or a device is faulty, or machines of different kinds round differently. Nothing is saved; resume "
+            "from a checkpoint of before, with other code or on other machines. replica_check_every: null leaves the "
+            "comparison out"
         )
 
 

@@ -49,6 +49,7 @@ _STATE = {
 }
 _LATER = {  # which checkpoints did not always keep
     "not_finite_at_start": list_of(is_text),
+    "content": dict_of(dict_of(is_count)),
     "evaluation_owed": lambda value: isinstance(value, bool),
     "spent": dict_of(tokens=is_number, seconds=is_number),
     "export": dict_of(file=lambda value: value == ADAPTER_FILE, names=dict_of(is_text)),

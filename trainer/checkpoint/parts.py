@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..data.batches import Layout, TrainData
+from ..data.samples import Sampled
 from ..errors import CheckpointError
 from ..strategies import Shard, Strategy
 from .export import ModelFile, Stateful, StatefulTask, changed_buffer, save_config
@@ -34,6 +35,7 @@ class Parts:
         step: optimizer steps done.
         counters: what else ``state.json`` keeps by these names, and ``load`` gives back.
         averages: the moving averages of the shards that this rank owns; None where none is kept.
+        sampled: what the training set holds, as far as samples of it tell.
         settings: all that is known of the run by key, of which the fingerprint takes what decides the numbers.
         config, plan: for people who read ``state.json``.
         run: for the model card.
@@ -46,6 +48,7 @@ class Parts:
     averages: Sequence[tuple[Shard, Tensor]] | None
     schedule: LRScheduler
     data: TrainData
+    sampled: Sampled
     task: StatefulTask
     callbacks: Sequence[StatefulCallback]
     model_file: ModelFile

@@ -56,8 +56,8 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     now, before = fingerprint(parts), state["mathematics"]
     later = ("task_settings", "base_weights")  # which checkpoints did not always keep
     before = {**before, **{key: now[key] for key in later if now.get(key) and not before.get(key)}}
-    moved = _frozen_otherwise(parts, places)
-    changes = check_same(before, now, moved, allowed=allow_change, source=info.path)
+    elsewhere = [*_frozen_otherwise(parts, places), *parts.sampled.changes(state.get("content", {}))]
+    changes = check_same(before, now, elsewhere, allowed=allow_change, source=info.path)
     notices = [f"changed since the checkpoint: {line}" for line in changes]
     notices += _load_tensors(parts, store, places, with_state=(same := before["optimizer"] == now["optimizer"]))
     notices += ["the optimizer is another one: its state starts anew"] * (not same)

@@ -101,6 +101,7 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
             **{name: encode(value, tensors, name) for name, value in parts.counters.items()},
             "schedule": schedule_state(parts.schedule),
             "data": encode(parts.data.state(), tensors, "data"),
+            "content": parts.sampled.state(),
             "scaler": parts.strategy.scaler_state(),
             "group_settings": encode(list(groups), tensors, "group_settings"),
             "task": encode(parts.task.state_dict(), tensors, "task"),

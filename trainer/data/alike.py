@@ -1,10 +1,15 @@
-"""Streams are read by every rank from their beginning: what they draw is the same on all, and all read the same one."""
+"""Every rank has the same data: what identifies it, how it is drawn alike, and the words that say that it differs.
+
+Streams are read by every rank from their beginning: what they draw is the same on all, and all read the same one.
+Data sets with an index are compared by a few of their samples (``samples.py``).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -16,6 +21,12 @@ from torch import Tensor
 from ..errors import DataError
 from .batches import Window
 from .seeds import seed_of
+
+SAME_DATA = (
+    "build_data must give every rank the same data, which the trainer divides: do not shard it by rank (no "
+    "DistributedSampler, no rows[rank::world_size], no split_dataset_by_node), sort what comes from a set, and seed "
+    "generators of your own"
+)
 
 
 def blocks(stream: Iterable[Any], size: int, *seed: int, offset: int = 0, skip: int = 0) -> Iterator[list[Any]]:
@@ -29,7 +40,7 @@ def blocks(stream: Iterable[Any], size: int, *seed: int, offset: int = 0, skip: 
     """
     first, rest = offset + skip, None
     while True:
-        with _drawing(*seed, offset):
+        with drawing(*seed, offset):
             rest = iter(stream) if rest is None else rest
             block = [*islice(rest, min(size, first - offset) or size)]
         if not block:
@@ -49,7 +60,7 @@ def draw_by(*seed: int) -> None:
 
 
 @contextmanager
-def _drawing(*seed: int) -> Iterator[None]:
+def drawing(*seed: int) -> Iterator[None]:
     """Have the process draw by a seed for a while, and then go on with what it drew before."""
     before: Any = random.getstate(), np.random.get_state(), torch.get_rng_state()
     draw_by(*seed)
@@ -74,8 +85,19 @@ def digest(item: Any) -> int:
         return zlib.crc32(item.tobytes())
     if isinstance(item, str | bytes | int | float | complex):
         return zlib.crc32(item if isinstance(item, bytes) else repr(item).encode(errors="backslashreplace"))
-    parts = item.items() if isinstance(item, Mapping) else item if isinstance(item, list | tuple) else ()
-    return zlib.crc32(repr([digest(part) for part in parts]).encode())
+    if isinstance(item, set | frozenset):
+        return zlib.crc32(
+            repr(sorted(digest(part) for part in item)).encode()
+        )  # whose order is another in each process
+    return zlib.crc32(repr([digest(part) for part in _parts_of(item)]).encode())
+
+
+def _parts_of(item: Any) -> Iterable[Any]:
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return [(field.name, getattr(item, field.name)) for field in dataclasses.fields(item)]
+    if callable(getattr(item, "keys", None)) and hasattr(item, "__getitem__"):  # a mapping, or as good as one
+        return [(key, item[key]) for key in item.keys()]  # noqa: SIM118
+    return item if isinstance(item, list | tuple) else ()
 
 
 def held_alike(windows: Iterable[Window], gather: Callable[[int], list[int]]) -> Iterator[Window]:
@@ -97,7 +119,6 @@ def refuse_unlike(read: list[int], what: str) -> None:
     for rank, other in enumerate(read):
         if other != read[0]:
             raise DataError(
-                f"{what}: rank {rank} began with other samples than rank 0. Every rank reads the whole stream, and the "
-                "trainer divides it: leave out what divides it by rank (dist.get_rank(), split_dataset_by_node), and "
-                "give generators of your own a seed"
+                f"rank {rank}: {what} begins with other samples than on rank 0. Every rank reads the whole stream: "
+                f"{SAME_DATA}"
             )
