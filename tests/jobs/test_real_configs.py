@@ -63,6 +63,17 @@ use_cpu: false
 """
 
 
+# As examples of DeepSpeed have it that shard nothing.
+WITHOUT_ZERO = """{
+  "train_batch_size": "auto",
+  "gradient_accumulation_steps": 2,
+  "gradient_clipping": 1.0,
+  "optimizer": {"type": "Adam", "params": {"lr": 0.003, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}},
+  "fp16": {"enabled": false, "loss_scale": 0, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1},
+  "wall_clock_breakdown": false
+}"""
+
+
 # As the guides for transformers' Trainer have it.
 ZERO2 = """{
     "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16},
@@ -104,7 +115,8 @@ def rehearse(path: Path, text: str, launcher: str | None = None) -> Job:
 def asked_for(path: Path, data: dict[str, Any]) -> str:
     """The strategy that a file names, read anew."""
     if path.suffix == ".json":
-        return f"zero{data['zero_optimization']['stage']}"
+        stage = data["zero_optimization"]["stage"]
+        return f"zero{stage}" if stage else "ddp"
     kind = data["distributed_type"]
     return f"zero{data['deepspeed_config']['zero_stage']}" if kind == "DEEPSPEED" else STRATEGIES[kind]
 
@@ -168,6 +180,47 @@ def test_a_yaml_that_leaves_the_processes_to_the_launcher(launcher: str, tmp_pat
         "command line: warmup_steps: the warm-up of 10 steps is longer than the run: "
         "the rate never reaches its full value",
     ]
+
+
+@pytest.mark.parametrize(
+    "launcher", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("deepspeed", "torchrun")), "ranks"]
+)
+def test_a_json_without_zero_has_the_curve_of_ddp(launcher: str, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(WITHOUT_ZERO)
+    said = {"accumulation_steps": 2, "max_grad_norm": 1, "lr": 3e-3, "betas": [0.8, 0.999], "weight_decay": 3e-7}
+    settings = [f"--{key}={value}" for key, value in said.items()]
+    ddp = run([*command("ranks", "ddp"), *DIGITS, *settings], tmp_path / "ddp").ok()
+    job = run([*command(launcher, str(path)), *DIGITS], tmp_path / "run").ok()
+    assert (job.plan["strategy"], job.plan["world_size"], job.plan["accumulation_steps"]) == ("ddp", 2, 2)
+    assert job.losses == ddp.losses
+    assert job.plan["notices"] == [
+        f"{path}: no zero_optimization.stage, which DeepSpeed takes as 0; "
+        "DeepSpeed shards nothing in stage 0: runs as DDP",
+        f"{path}:5 (optimizer): optimizer Adam runs as torch's adamw, the same under every strategy",
+    ]
+    assert f"note: {path}: no zero_optimization.stage" in job.out, "the banner says it"
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
+def test_stage_0_in_an_accelerate_file_is_ddp(launcher: str, tmp_path: Path) -> None:
+    job = rehearse(tmp_path / "a.yaml", ZERO3.replace("zero_stage: 3", "zero_stage: 0"), launcher).ok()
+    plan = job.plan
+    assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("ddp", 2, "bf16")
+    assert (plan["max_grad_norm"], plan["accumulation_steps"], len(job.losses)) == (1.0, 2, 3)
+    at = tmp_path / "a.yaml"
+    assert plan["notices"][1:3] == [
+        f"{at}:9: deepspeed_config.zero_stage: DeepSpeed shards nothing in stage 0: runs as DDP",
+        f"{at}:5: no effect in stage 0, which runs as DDP: offload_optimizer_device, offload_param_device, "
+        "zero3_save_16bit_model",
+    ]
+
+
+def test_stage_0_under_plain_python_is_one_process(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(WITHOUT_ZERO)
+    words = ["ranks", "0", "examples/train.py", "--deepspeed", str(tmp_path / "ds.json")]
+    plan = run([*words, *DIGITS], tmp_path / "run").ok().plan
+    assert (plan["strategy"], plan["world_size"]) == ("single", 1)
 
 
 @pytest.mark.slow

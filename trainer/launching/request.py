@@ -35,6 +35,7 @@ class Request:
 
     Args:
         strategy: what is to be built; ``strategy_origin`` says who asked for it.
+        stage_0: a DeepSpeed file asks, without sharding anything, for what is ``ddp`` here, or ``single`` alone.
         world_size: processes of the whole job; ``num_machines`` machines share them.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         use_cpu: compute on the CPU even where there are GPUs.
@@ -52,6 +53,7 @@ class Request:
 
     strategy: Strategy
     strategy_origin: Origin
+    stage_0: bool = False
     world_size: Sourced[int] | None = None
     mixed_precision: Sourced[str] | None = None
     use_cpu: bool = False

@@ -49,7 +49,7 @@ def resolve(
         request = Request(strategy="ddp" if world > 1 else "single", strategy_origin=Origin("the number of processes"))
     both = Reconciler(config, origins)
     strategy = request.strategy
-    if strategy == "ddp" and world == 1 and launcher.name != "python":
+    if strategy == "ddp" and world == 1 and (request.stage_0 or launcher.name != "python"):
         both.notices.append(f"{request.strategy_origin}: {launcher.name} runs one process, thus without DDP")
         strategy = "single"
     else:

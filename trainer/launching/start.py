@@ -78,7 +78,8 @@ def launch(
         _hide_gpus()
     plan = resolve(config, request, launcher, visible_gpus(), origins or {}, optimizer_built_by=optimizer_built_by)
     in_file = request.mixed_precision if request else None
-    check_environment(plan, launcher, config.mixed_precision or (in_file.value if in_file else plan.mixed_precision))
+    asked = config.mixed_precision or (in_file.value if in_file else plan.mixed_precision)
+    check_environment(plan, launcher, asked, deepspeed_file=request is not None and request.stage_0)
     accelerator = _accelerator(plan, launcher, timedelta(minutes=config.timeout_minutes))
     _check_accelerator(plan, accelerator)
     return Launched(plan=plan, accelerator=accelerator, strategy=strategy_class(plan.strategy)(plan, accelerator))
@@ -108,13 +109,17 @@ def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: 
     return read_accelerate_file(accel_config) if accel_config else read_deepspeed_file(str(deepspeed))
 
 
-def check_environment(plan: Plan, launcher: Launcher, precision: str) -> None:
+def check_environment(plan: Plan, launcher: Launcher, precision: str, *, deepspeed_file: bool = False) -> None:
     """Hold the variables that Accelerate obeys against the plan; a stray one must not pass unseen.
 
     Args:
         precision: the one that was asked for, which may not be the one that a rehearsal runs in.
+        deepspeed_file: the launch file is one of DeepSpeed: ``accelerate launch`` sets its variable, whatever runs.
     """
-    for name, family in {"ACCELERATE_USE_DEEPSPEED": "zero", "ACCELERATE_USE_FSDP": "fsdp"}.items():
+    families = {"ACCELERATE_USE_DEEPSPEED": "zero", "ACCELERATE_USE_FSDP": "fsdp"}
+    if deepspeed_file:
+        del families["ACCELERATE_USE_DEEPSPEED"]
+    for name, family in families.items():
         if os.environ.get(name, "").lower() == "true" and not plan.strategy.startswith(family):
             raise LaunchError(f"{name}=true is set, but {plan.strategy} was asked for; unset it or name its file")
     # accelerate launch makes its variable from file and flags, which were read; "no" is what it sets for nothing typed.

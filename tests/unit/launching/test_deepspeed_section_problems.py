@@ -10,28 +10,39 @@ from plans import OPTIMIZER, SAID, SCHEDULER, plan, refusal, section, with_optim
 from trainer import ConfigError
 from trainer.launching.request import Request
 
-NOT_OFFERED = (
-    "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are); build it in Task.build_optimizer, "
-    "and remove this section"
-)
+NOT_OFFERED = "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are)"
 NO_SCHEDULE = "(or set schedule in the training config, and remove this section)"
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "params", "line"),
     [
-        ("optimizer", "Lion", {}, f"ds.json:12: optimizer.type: 'Lion': {NOT_OFFERED}"),
+        (
+            "optimizer",
+            "Lion",
+            {},
+            f"ds.json:12: optimizer.type: 'Lion': {NOT_OFFERED}; remove this section, and set "
+            "optimizer: lion_pytorch.Lion in the training config",
+        ),
+        (
+            "optimizer",
+            "NAdam",
+            {},
+            f"ds.json:12: optimizer.type: 'NAdam': {NOT_OFFERED}; remove this section, and name a class in the "
+            "training config, such as optimizer: torch.optim.NAdam",
+        ),
         (
             "optimizer",
             "ZeroOneAdam",
             {"cuda_aware": False},
-            f"ds.json:12: optimizer.type: 'ZeroOneAdam': {NOT_OFFERED}",
+            f"ds.json:12: optimizer.type: 'ZeroOneAdam': {NOT_OFFERED}; is Adam with compressed communication, "
+            "which is not offered; write AdamW",
         ),
         (
             "optimizer",
             "FusedAdam",
             {},
-            f"ds.json:12: optimizer.type: 'FusedAdam': {NOT_OFFERED}",
+            f"ds.json:12: optimizer.type: 'FusedAdam': {NOT_OFFERED}; names a kernel and not an optimizer; write AdamW",
         ),
         ("optimizer", "AdamW", {"lr": -1e-4}, f"{OPTIMIZER}.lr: -0.0001: must be greater than 0"),
         ("optimizer", "AdamW", {"lr": "fast"}, f"{OPTIMIZER}.lr: 'fast': must be a number"),

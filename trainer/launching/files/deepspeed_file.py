@@ -18,11 +18,8 @@ from .sections import OWNER, read_section
 from .tables import Entries, annotation, deepspeed_keys, table
 
 _COMPILE = "write compile: true in the training config, or dynamo_config in an accelerate YAML"
-_DDP = (
-    "stage 0 is DDP, which is started without DeepSpeed: by torchrun alone, or by accelerate launch with "
-    "distributed_type: MULTI_GPU, as in accel_configs/ddp.yaml"
-)
-STAGES: dict[int, Strategy] = {1: "zero1", 2: "zero2", 3: "zero3"}
+_AS_DDP = "DeepSpeed shards nothing in stage 0: runs as DDP"
+STAGES: dict[int, Strategy] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 _ZERO, _OFFLOADS = "zero_optimization", ("offload_optimizer", "offload_param")
 
 
@@ -57,7 +54,10 @@ def _request(doc: Document, check: Validator) -> Request | None:
     values = read_values(doc, stage, check)
     precision = _precision(doc, check)
     optimizer, scheduler = (read_section(doc, key, check) for key in ("optimizer", "scheduler"))
-    _check_offload(values, stage, check)
+    if stage == 0:
+        _check_stage_0(values, check)
+    else:
+        _check_offload(values, stage, check)
     if len(check.problems) > before or stage is None:
         return None
     engine = effective(doc.data)
@@ -66,9 +66,13 @@ def _request(doc: Document, check: Validator) -> Request | None:
         # What a precision's section says besides `enabled`.
         if isinstance(section, dict) and name in ("fp16", "bf16") and doc.data[name].get("enabled") in ("auto", True):
             engine |= {name: rest} if (rest := {key: section[key] for key in section if key != "enabled"}) else {}
+    if stage == 0:
+        _note_idle_in_stage_0(doc, engine, check)
+        engine = {}
     return Request(
         strategy=STAGES[stage],
         strategy_origin=doc.origin((_ZERO, "stage")),
+        stage_0=stage == 0,
         mixed_precision=precision,
         accumulation_steps=values.get("gradient_accumulation_steps"),
         micro_batch_size=values.get("train_micro_batch_size_per_gpu"),
@@ -130,19 +134,23 @@ def _modernized(doc: Document) -> Document:
 
 
 def _stage(doc: Document, check: Validator) -> int | None:
+    """Return the stage; one that is not given is 0, as for DeepSpeed itself."""
     zero, found = doc.at(_ZERO), doc.at(_ZERO, "stage")
     if zero is not None and not isinstance(zero.value, dict):
-        check.refuse(zero, 'must be a mapping with the stage: {"stage": 1}, 2 or 3')
-    elif found is None:
-        missing = Sourced(None, (zero.origin if zero else Origin(doc.path, 1)).named(f"{_ZERO}.stage"))
-        check.refuse(missing, f'is missing, which DeepSpeed takes as 0; write "stage": 1, 2 or 3 ({_DDP})')
-    elif found.value == 0 and not isinstance(found.value, bool):
-        check.refuse(found, _DDP)
-    elif (stage := check.read(annotation("int"), found)) in STAGES:
-        return int(stage)
-    elif stage is not None:
-        check.refuse(found, "must be 1, 2 or 3")
-    return None
+        check.refuse(zero, 'must be a mapping with the stage: {"stage": 0}, 1, 2 or 3')
+        return None
+    if found is None:
+        check.notices.append(f"{doc.path}: no {_ZERO}.stage, which DeepSpeed takes as 0; {_AS_DDP}")
+        return 0
+    stage = check.read(annotation("int"), found)
+    if stage is None:
+        return None
+    if stage not in STAGES:
+        check.refuse(found, "must be 0, 1, 2 or 3")
+        return None
+    if stage == 0:
+        check.notice(found, _AS_DDP)
+    return int(stage)
 
 
 def _precision(doc: Document, check: Validator) -> Sourced[str] | None:
@@ -156,6 +164,25 @@ def _precision(doc: Document, check: Validator) -> Sourced[str] | None:
         check.refuse(older, "is DeepSpeed's older name of bf16, which is there as well; remove it")
     left_open = any(found.value == "auto" for found in said.values())
     return on[0] if on else off[0] if off and not left_open else None
+
+
+def _check_stage_0(values: Mapping[str, Sourced[Any]], check: Validator) -> None:
+    """Refuse dtypes of gradients that DDP does not have: the numbers would be others than those that were asked for."""
+    for name, rule in table("deepspeed")["only_fp32_in_stage_0"].items():
+        found = values.get(name)
+        if found is not None and found.value != "fp32":
+            check.refuse(found, f"{rule}; remove it")
+
+
+def _note_idle_in_stage_0(doc: Document, engine: Mapping[str, Any], check: Validator) -> None:
+    """Note in one line the settings of DeepSpeed's engine, which does not run."""
+    rules, nested = table("deepspeed"), (_ZERO, "fp16", "bf16", "data_types")
+    held = {(_ZERO, "stage"), *(tuple(name.split(".")) for name in (*rules["only_fp32_in_stage_0"], *rules["idle"]))}
+    within = [(name, key) for name in nested for key in engine.get(name, {})]
+    alone = [(name,) for name in engine if name not in nested]
+    found = [doc.at(*path) for path in (*within, *alone) if path not in held]
+    switched_on = [entry for entry in found if entry is not None and _switched_on(entry.value)]
+    check.idle(switched_on, "no effect in stage 0, which runs as DDP")
 
 
 def _check_offload(values: Mapping[str, Sourced[Any]], stage: int | None, check: Validator) -> None:

@@ -56,18 +56,18 @@ def read_section(doc: Document, key: str, check: Validator) -> Section | None:
 
 def _optimizer(typed: Sourced[str], params: dict[str, Sourced[Any]], check: Validator) -> tuple[str, dict[str, Any]]:
     """Return our name of an optimizer, and the settings of its class with their defaults; "" where it cannot run."""
-    name = typed.value.lower()
-    if name not in table("deepspeed")["optimizers"]:
-        rule = "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are)"
-        check.refuse(typed, f"{rule}; build it in Task.build_optimizer, and remove this section")
+    name, known = typed.value.lower(), table("deepspeed")
+    if name not in known["optimizers"]:
+        instead = known["other_optimizers"].get(name, known["other_optimizer"])
+        check.refuse(typed, f"not offered from a DeepSpeed JSON (AdamW, Adam, SGD are); {instead}")
         return "", {}
     mode, by_torch = params.pop("adam_w_mode", None), params.get("torch_adam")
     decoupled = name == "adamw" or check.read(bool, mode) is not False
-    ours = table("deepspeed")["optimizers"][name] if decoupled else "adam"
+    ours = known["optimizers"][name] if decoupled else "adam"
     # torch's AdamW decays weights by default, DeepSpeed's own does not.
     of_torch = {"sgd": "torch.SGD", "adamw": "torch.AdamW", "adam": "torch.Adam"}[ours]
     is_torch = name == "sgd" or (by_torch is not None and by_torch.value is True)
-    taken = table("deepspeed")["settings"][of_torch if is_torch else "FusedAdam"]
+    taken = known["settings"][of_torch if is_torch else "FusedAdam"]
     return ours, taken if name == "sgd" else taken | dict.fromkeys(("torch_adam", "fp32_optimizer_states"))
 
 

@@ -183,12 +183,7 @@ MISTAKES = [
         "a.yaml:5: fsdp_config.fsdp_state_dict_type: 'LOCAL_STATE_DICT': "
         "must be one of 'SHARDED_STATE_DICT', 'FULL_STATE_DICT'; did you mean 'FULL_STATE_DICT'?",
     ),
-    (f"{ZERO}  zero_stage: 4", "a.yaml:4: deepspeed_config.zero_stage: 4: must be 1, 2 or 3"),
-    (
-        f"{ZERO}  zero_stage: 0",
-        "a.yaml:4: deepspeed_config.zero_stage: 0: stage 0 is DDP, which is started without DeepSpeed: by torchrun "
-        "alone, or by accelerate launch with distributed_type: MULTI_GPU, as in accel_configs/ddp.yaml",
-    ),
+    (f"{ZERO}  zero_stage: 4", "a.yaml:4: deepspeed_config.zero_stage: 4: must be 0, 1, 2 or 3"),
     (
         f"{ZERO}  zero_stage: '3'",
         "a.yaml:4: deepspeed_config.zero_stage: '3': must be a whole number; remove the quotes",

@@ -88,6 +88,54 @@ def test_precision_of_the_json(write: Write, sections: dict[str, Any], precision
     assert request.deepspeed == {"zero_optimization": {"stage": 1}}
 
 
+ABSENT = "ds.json: no zero_optimization.stage, which DeepSpeed takes as 0;"
+
+
+@pytest.mark.parametrize(
+    ("sections", "said", "idle"),
+    [
+        ({"prescale_gradients": True}, ABSENT, "prescale_gradients"),
+        ({"zero_optimization": {"overlap_comm": True}}, ABSENT, "overlap_comm"),
+        (
+            {
+                "zero_optimization": {"stage": 0, "cpu_offload": True, "reduce_bucket_size": "auto"},
+                "fp16": {"enabled": True, "loss_scale": 128},
+                "tensorboard": {"enabled": True},
+                "csv_monitor": {"enabled": False},
+                "communication_data_type": "fp32",
+                "prescale_gradients": False,
+            },
+            "ds.json:1: zero_optimization.stage:",
+            "offload_optimizer, loss_scale, tensorboard",
+        ),
+    ],
+)
+def test_stage_0_is_ddp(write: Write, sections: dict[str, Any], said: str, idle: str) -> None:
+    """What counts under DDP as well is read as in every JSON, and what DeepSpeed's engine alone reads is said."""
+    shared = {key: value for key, value in FULL.items() if key != "zero_optimization"}
+    request = read_deepspeed_file(write("ds.json", json.dumps(shared | sections)))
+    assert (request.strategy, request.stage_0, request.deepspeed) == ("ddp", True, {})
+    assert request.global_batch_size is not None
+    assert request.global_batch_size.value == 64
+    assert request.optimizer is not None
+    assert request.optimizer.name == "adamw"
+    assert request.notices == (
+        f"{said} DeepSpeed shards nothing in stage 0: runs as DDP",
+        f"ds.json:1: no effect in stage 0, which runs as DDP: {idle}",
+    )
+
+
+def test_stage_0_in_an_accelerate_file(write: Write) -> None:
+    text = f"{ZERO}  zero_stage: 0\n  gradient_clipping: 1\n  offload_param_device: cpu\n"
+    request = read_accelerate_file(write("a.yaml", text))
+    assert (request.strategy, request.stage_0, request.deepspeed) == ("ddp", True, {})
+    assert request.max_grad_norm == sourced(1.0, "a.yaml:5 (deepspeed_config.gradient_clipping)")
+    assert request.notices == (
+        "a.yaml:4: deepspeed_config.zero_stage: DeepSpeed shards nothing in stage 0: runs as DDP",
+        "a.yaml:6: no effect in stage 0, which runs as DDP: offload_param_device",
+    )
+
+
 def test_json_named_in_the_yaml(write: Write) -> None:
     write("ds.json", json.dumps(FULL))
     request = read_accelerate_file(write("a.yaml", f"{BY_FILE}  zero3_init_flag: false\n"))

@@ -73,7 +73,7 @@ def test_a_flag_wins_over_its_file(write: Write) -> None:
         ),
         (
             flag(True, "use_deepspeed") | flag(4, "zero_stage"),
-            "command line: --zero_stage: 4: must be 1, 2 or 3",
+            "command line: --zero_stage: 4: must be 0, 1, 2 or 3",
         ),
     ],
 )
