@@ -86,7 +86,7 @@ def load_adapted(folder: str) -> Any:
     """
     config = Path(folder).expanduser() / "adapter_config.json"
     if not config.is_file():
-        return load_pretrained(folder, "sdpa")
+        return load_pretrained(folder, "sdpa", ignored=["*"])
     from peft import PeftModel
     from safetensors import SafetensorError
 
@@ -94,7 +94,7 @@ def load_adapted(folder: str) -> Any:
     if base is None:
         raise setting_error("model", folder, "adapter_config.json does not name the model of the adapter")
     try:
-        return PeftModel.from_pretrained(load_pretrained(base, "sdpa"), str(config.parent))
+        return PeftModel.from_pretrained(load_pretrained(base, "sdpa", ignored=["*"]), str(config.parent))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise setting_error("model", folder, f"the adapter cannot be loaded: {first_line(error)}") from None
 

@@ -18,6 +18,7 @@ from ..task import Pretrained, Task
 from .adapters import Adapter
 from .blank import Stored
 from .packing import IGNORED, Numbers
+from .pretrained import build_blank
 from .sources import find_sources, held_out
 from .tokens import Columns, Corpus, load_tokenizer
 
@@ -36,6 +37,7 @@ class LanguageTask(Task):
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
         adapter: low-rank adapters, of which alone is learnt; {} for the defaults.
         attention: as transformers calls it: sdpa, eager, flash_attention_2; by default what the model's class takes.
+        ignore_tensors: patterns of tensors in the model's files that the model is not to have, such as ``mtp.*``.
         cache_dir: for tokens, and for what a GGUF file is converted to.
         memory: what it remembers: the tokenizer, the files of the model, counts of its data.
     """
@@ -44,6 +46,7 @@ class LanguageTask(Task):
     tokenizer: Annotated[str | None, About(path=True)] = None
     adapter: Adapter | None = None
     attention: str | None = None
+    ignore_tensors: str | list[str] | None = field(default=None, compare=False)
     cache_dir: Annotated[str, About(path=True)] = "~/.cache/samecurve"
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -67,6 +70,19 @@ class LanguageTask(Task):
     def vocabulary(self) -> int:
         """Return one more than the largest token."""
         return 1 + int(max(self.load_tokenizer().get_vocab().values()))
+
+    def build_pretrained(self, auto_class: str, **options: Any) -> Any:
+        """Build the model that is named, without values where they stand in safetensors files.
+
+        Args:
+            auto_class: of transformers.
+            options: of its configuration.
+        """
+        patterns = [self.ignore_tensors] if isinstance(self.ignore_tensors, str) else self.ignore_tensors or []
+        model, self.memory["stored"] = build_blank(
+            str(self.model), self.attention, self.cache_dir, auto_class, patterns, **options
+        )
+        return model
 
     def pretrained(self, model: nn.Module) -> Pretrained | None:
         stored: Stored | None = self.memory.get("stored")

@@ -6,18 +6,26 @@ So no process holds a model whole: it is divided first, and each process reads i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.ranges import of_model_folder
+from ..checkpoint.ranges import Ranges, of_model_folder
 from ..data.cache import prepare_once
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained
+from ..text import listed
+from .problems import setting_error
 
 VOCABULARY = 1_024  # of a small copy
 WRITTEN_TOGETHER = 256 << 20  # bytes of a file of converted tensors, or one tensor
+COMPARED_TOGETHER = 1 << 24  # elements of two tensors in memory at a time
+
+
+# A tensor: its file, its name there and in the model, and the pattern by which a converter takes it.
+Located = tuple[Path, str, str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,25 +35,56 @@ class Stored:
     Args:
         folder: with safetensors files.
         names: what tensors are called in the model, by their names in the files.
+        unused: tensors of the files that the model has no place for, as they would be called in it.
+        ignored: patterns of tensors of the files that the model may lack.
     """
 
     folder: Path
     names: dict[str, str]
+    unused: list[str]
+    ignored: Sequence[str] = ()
 
     def of(self, model: Any) -> Pretrained:
-        """Return what fills a model that may have got adapters since: what the files lack begins anew.
+        """Return what fills a model that may have got adapters since: what they have added begins anew.
 
         Weights in 4 bits, no floating-point numbers, have been made of the files already.
+
+        Raises:
+            ConfigError: a tensor that the files have a value for is not found in the model any more.
         """
-        own = {bare_name(name): name for name, _ in canonical_state(model)}
+        tensors = dict(canonical_state(model))
+        own = {bare_name(name): name for name in tensors}
+        lost = sorted(name for name in self.names.values() if name not in own and not matches(name, self.ignored))
+        if lost:
+            rule = (
+                f"its files hold {listed(lost)}, which is not found in the model any more since it was changed or got "
+                "adapters, and would begin as random numbers; if the model is not to have it, name it in "
+                "task_settings.ignore_tensors"
+            )
+            raise setting_error("model", str(self.folder), rule)
+
         names = {stored: own[name] for stored, name in self.names.items() if name in own}
-        found = {id(tensor) for name, tensor in canonical_state(model) if name in names.values()}
-        new = [name for name, tensor in canonical_state(model) if id(tensor) not in found or is_quantized(tensor)]
+        found = {id(tensors[name]) for name in names.values()}
+        new = [name for name, tensor in tensors.items() if id(tensor) not in found or is_quantized(tensor)]
         return Pretrained(folder=self.folder, names=names, new=new)
 
     def missing(self, model: Any) -> list[str]:
         """List the tensors of a model that no file holds, under none of their names."""
         return list(self.of(model).new)
+
+    def tied_apart(self, model: Any) -> list[str]:
+        """List names of one tensor of the model under which the files hold different values."""
+        tensors = dict(canonical_state(model))
+        shared: dict[int, list[str]] = {}
+        for name in self.names.values():
+            shared.setdefault(id(tensors[name]), []).append(name)
+
+        store, _ = of_model_folder(self.folder, self.names)
+        for first, *others in shared.values():
+            different = [other for other in others if not _same_values(store, first, other)]
+            if different:
+                return [first, *different]
+        return []
 
     def keep_precision(self, model: Any) -> None:
         """Have tensors of a model in the dtype of the files, where that of its configuration would round them."""
@@ -58,43 +97,74 @@ class Stored:
                 own[name].data = own[name].data.to(torch.promote_types(own[name].dtype, store.dtype("parameter", name)))
 
 
+def _same_values(store: Ranges, one: str, other: str) -> bool:
+    """Compare two tensors of a store, some of their values in memory at a time."""
+    import torch
+
+    size, dtype = store.size("parameter", one), store.dtype("parameter", one)
+    if (size, dtype) != (store.size("parameter", other), store.dtype("parameter", other)):
+        return False
+    for low in range(0, size, COMPARED_TOGETHER):
+        parts = [torch.empty(min(COMPARED_TOGETHER, size - low), dtype=dtype) for _ in range(2)]
+        for name, part in zip((one, other), parts, strict=True):
+            store.read("parameter", name, low, part)
+        if not torch.equal(*parts):
+            return False
+    return True
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a tensor is called as one of some patterns says, such as ``mtp.*``."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def is_quantized(tensor: Any) -> bool:
     """Tell whether a tensor of a model is a weight that is held in whole numbers."""
     return hasattr(tensor, "quant_state")
 
 
 def bare_name(name: str) -> str:
-    """Return the name that a tensor had before adapters were added."""
-    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    """Return the name that a tensor had before adapters were added, of which some stand around others."""
+    parts = name.removeprefix("base_model.model.").split(".")
+    return ".".join(part for part in parts if part != "base_layer")
 
 
-def find_stored(model: Any, folder: Path, cache_dir: str) -> Stored | None:
+def find_stored(model: Any, folder: Path, cache_dir: str, ignored: Sequence[str] = ()) -> Stored | None:
     """Find where the values of a model stand; None where no file is a safetensors file.
 
     Where tensors have to be converted (experts that have one each become one), they stand in a folder of ``cache_dir``
     that is made once on each machine, with one tensor of the model in memory at a time and some that wait.
+
+    Args:
+        ignored: patterns of tensors of the files that the model may lack.
     """
     import transformers
 
     found = list(_tensors(model, folder))
     if not found:
         return None
-    if not any(pattern for *_, pattern in found):
-        return Stored(folder=folder, names={stored: name for _, stored, name, _ in found})
-    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted({path for path, *_ in found})]
-    content = ["converted", transformers.__version__, str(folder.resolve()), facts]
-    folder = prepare_once(cache_dir, content, lambda into: _write_converted(model, folder, into))
-    return Stored(folder=folder, names={name: name for name in of_model_folder(folder)[1]})
+    state = model.state_dict()
+    unused = sorted({name for *_, name, _ in found if name not in state})
+    used = [one for one in found if one[2] in state]
+    names = {stored: name for _, stored, name, _ in used}
+
+    if any(pattern for *_, pattern in used):
+        files = sorted({path for path, *_ in found})
+        facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        content = ["converted", 2, transformers.__version__, str(folder.resolve()), facts]
+        folder = prepare_once(cache_dir, content, lambda into: _write_converted(model, used, into))
+        names = {name: name for name in of_model_folder(folder)[1]}
+    return Stored(folder=folder, names=names, unused=unused, ignored=ignored)
 
 
-def _write_converted(model: Any, folder: Path, into: Path) -> None:
+def _write_converted(model: Any, located: Iterable[Located], into: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
     from transformers.core_model_loading import WeightRenaming, dot_natural_key
 
     converters = {pattern: one for one in _mapping(model)[1] for pattern in one.source_patterns}
     found: dict[str, Any] = {}  # what makes a tensor, or several, by the first one's name
-    for path, stored, name, pattern in sorted(_tensors(model, folder), key=lambda one: dot_natural_key(one[1])):
+    for path, stored, name, pattern in sorted(located, key=lambda one: dot_natural_key(one[1])):
         blank = copy.deepcopy(converters[pattern]) if pattern else WeightRenaming(stored, name)
 
         def read(path: Path = path, stored: str = stored) -> Any:
@@ -121,8 +191,8 @@ def _mapping(model: Any) -> tuple[list[Any], list[Any]]:
     return renamings, [one for one in found if not isinstance(one, WeightRenaming)]
 
 
-def _tensors(model: Any, folder: Path) -> Iterator[tuple[Path, str, str, str | None]]:
-    """Yield file, name in it, name in the model and the pattern by which a converter takes it, of each tensor."""
+def _tensors(model: Any, folder: Path) -> Iterator[Located]:
+    """Yield each tensor of the files of a folder."""
     from safetensors import safe_open
     from transformers.core_model_loading import rename_source_key
 

@@ -16,7 +16,7 @@ from .blank import small_copy
 from .card import model_card
 from .chat import read_template
 from .packing import Collate, LongDocuments, Packing, Rows
-from .pretrained import build_blank, check_sizes, checkpoint_activations, from_configuration
+from .pretrained import check_sizes, checkpoint_activations, from_configuration
 from .problems import setting_error
 from .tokens import Columns, Corpus
 
@@ -51,6 +51,7 @@ class CausalLM(TokenTask):
             pass, instead of keeping them.
         loss: ``fused`` never holds all logits in memory (torch 2.13), ``plain`` does; ``auto`` fuses it where that
             can be done and the vocabulary is large.
+        ignore_tensors: patterns of tensors in the model's files that the model is not to have, such as ``mtp.*``.
         cache_dir: tokens are kept there, one folder for each content.
     """
 
@@ -149,8 +150,7 @@ class CausalLM(TokenTask):
             end = self.load_tokenizer().eos_token_id
             defaults = {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": end, "pad_token_id": None}
             return from_configuration(self.config, self.attention, defaults)
-        model, self.memory["stored"] = build_blank(str(self.model), self.attention, self.cache_dir)
-        return model
+        return self.build_pretrained("AutoModelForCausalLM")
 
     # -- learning ---------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from ..task import Data
 from .adapters import add_adapter
 from .base import LanguageTask
 from .card import model_card
-from .pretrained import build_blank
 from .problems import setting_error
 from .sources import find_sources, held_out
 from .tokens import take_column, take_texts
@@ -36,6 +35,7 @@ class SequenceClassifier(LanguageTask):
         sequence_length: tokens of a text, at most; longer ones are cut off.
         adapter: low-rank adapters, of which alone is learnt beside the last layer; {} for the defaults.
         attention: as transformers calls it: sdpa, eager; by default what the model's class takes.
+        ignore_tensors: patterns of tensors in the model's files that the model is not to have, such as ``mtp.*``.
         cache_dir: for what a GGUF file is converted to.
     """
 
@@ -80,10 +80,7 @@ class SequenceClassifier(LanguageTask):
         if "labels" not in self.memory:
             self.build_data()
         names = dict(enumerate(self.memory["labels"]))
-        model, self.memory["stored"] = build_blank(
-            self.model,
-            self.attention,
-            self.cache_dir,
+        model = self.build_pretrained(
             "AutoModelForSequenceClassification",
             id2label=names,
             label2id={name: number for number, name in names.items()},

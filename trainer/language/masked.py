@@ -18,7 +18,7 @@ from .adapters import add_adapter
 from .base import TokenTask
 from .card import model_card
 from .packing import IGNORED, Numbers
-from .pretrained import build_blank, check_sizes, from_configuration
+from .pretrained import check_sizes, from_configuration
 from .problems import setting_error
 from .tokens import LEARNT, Columns, Corpus
 
@@ -33,7 +33,8 @@ class MaskedLM(TokenTask):
     """Predict tokens of a text of which some are hidden, with an encoder.
 
     Args:
-        data, evaluation, model, config, tokenizer, text_column, adapter, attention, cache_dir: as of ``CausalLM``.
+        data, evaluation, model, config, tokenizer, text_column, adapter, attention, ignore_tensors, cache_dir: as of
+            ``CausalLM``.
         sequence_length: tokens of a row, at most; longer texts are cut into several rows.
         mask_probability: share of a row's tokens that are to be predicted. Of these 80 % are hidden, 10 % are other
             tokens, 10 % are left; which, is drawn anew in each epoch, and once for evaluation.
@@ -63,7 +64,7 @@ class MaskedLM(TokenTask):
             defaults = {"vocab_size": vocabulary, "pad_token_id": self.load_tokenizer().pad_token_id}
             model = from_configuration(self.config, self.attention, defaults, auto_class)
         else:
-            model, self.memory["stored"] = build_blank(str(self.model), self.attention, self.cache_dir, auto_class)
+            model = self.build_pretrained(auto_class)
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
         model.config.architectures = [type(model).__name__]
         if self.adapter is not None:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 from ..text import did_you_mean, listed
-from .blank import Stored, converted, find_stored
+from .blank import Stored, converted, find_stored, matches
 from .problems import first_line, setting_error
+
+UNEXPECTED = "_keys_to_ignore_on_load_unexpected"
+# Buffers that files of former versions hold; transformers' from_pretrained overlooks them in all models.
+FORMER_BUFFERS = [r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]
 
 
 def build_blank(
-    name: str, attention: str | None, cache_dir: str, auto_class: str = "AutoModelForCausalLM", **options: Any
+    name: str,
+    attention: str | None,
+    cache_dir: str,
+    auto_class: str = "AutoModelForCausalLM",
+    ignored: Sequence[str] = (),
+    **options: Any,
 ) -> tuple[Any, Stored | None]:
     """Build a pretrained model without its values, and say where they stand; a whole one without safetensors files.
 
     Args:
-        name, attention, auto_class: as of ``load_pretrained``.
+        name, attention, auto_class, ignored: as of ``load_pretrained``.
         cache_dir: for what a GGUF file, or a tensor for each expert, is converted to.
         options: of the configuration.
 
@@ -38,7 +48,7 @@ def build_blank(
         config._name_or_path = name
         with torch.device("meta"):
             model = getattr(transformers, auto_class).from_config(config, attn_implementation=attention)
-        stored = find_stored(model, folder, cache_dir)
+        stored = find_stored(model, folder, cache_dir, ignored)
         if (folder / "generation_config.json").is_file() and model.can_generate():
             model.generation_config = transformers.GenerationConfig.from_pretrained(str(folder))
     except ConfigError:
@@ -46,19 +56,33 @@ def build_blank(
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
         raise _not_loaded(name, attention, error) from None
     if stored is None:
-        return load_pretrained(name, attention, auto_class, **options), None
-    _refuse_missing(name, model, stored.missing(model), auto_class)
+        return load_pretrained(name, attention, auto_class, ignored, **options), None
+    _hold_to_files(name, model, stored.missing(model), stored.unused, auto_class, ignored)
+    apart = stored.tied_apart(model)
+    if apart:
+        rule = (
+            f"its files hold different values for {listed(apart)}, which its configuration makes one tensor; set "
+            "tie_word_embeddings: false in its config.json"
+        )
+        raise setting_error("model", name, rule)
     stored.keep_precision(model)
     return model, stored
 
 
-def load_pretrained(name: str, attention: str | None, auto_class: str = "AutoModelForCausalLM", **options: Any) -> Any:
+def load_pretrained(
+    name: str,
+    attention: str | None,
+    auto_class: str = "AutoModelForCausalLM",
+    ignored: Sequence[str] = (),
+    **options: Any,
+) -> Any:
     """Load a pretrained model, every weight of it.
 
     Args:
         name: a folder or a name on the Hub.
         attention: as transformers calls it: sdpa, eager, flash_attention_2; None for what the model's class takes.
         auto_class: of transformers, that knows the model's class.
+        ignored: patterns of tensors of the files that the model may lack.
         options: of ``from_pretrained``.
 
     Raises:
@@ -75,7 +99,7 @@ def load_pretrained(name: str, attention: str | None, auto_class: str = "AutoMod
         )
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
         raise _not_loaded(name, attention, error) from None
-    _refuse_missing(name, model, sorted(info["missing_keys"]), auto_class)
+    _hold_to_files(name, model, sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), auto_class, ignored)
     return model
 
 
@@ -94,14 +118,46 @@ def _local(name: str) -> Path:
         raise _not_loaded(name, None, error) from None
 
 
-def _refuse_missing(name: str, model: Any, missing: list[str], auto_class: str) -> None:
-    # A classifier's last layer, and what some encoders pool with, begin anew.
-    if auto_class == "AutoModelForSequenceClassification":
-        inside = f"{model.base_model_prefix}."
-        missing = [key for key in missing if key.startswith(inside) and "pooler" not in key]
+def _hold_to_files(
+    name: str, model: Any, missing: list[str], unused: list[str], auto_class: str, ignored: Sequence[str]
+) -> None:
+    """Hold a model to have all that its files hold, and the files all that it has, but for what is known to differ.
+
+    That is what the model's class names (buffers of former versions, layers that predict further tokens), and the
+    heads of other tasks on an encoder.
+
+    Raises:
+        ConfigError: a tensor of one of them is not in the other.
+    """
+    missing = [key for key in missing if not _found(model, "_keys_to_ignore_on_load_missing", key)]
+    unused = [key for key in unused if not matches(key, ignored) and not _found(model, UNEXPECTED, key)]
+    if auto_class != "AutoModelForCausalLM":  # what some encoders pool with, and their last layers, are of one task
+        unused = [key for key in unused if _in_body(model, key)]
+    if auto_class == "AutoModelForSequenceClassification":  # its last layer begins anew
+        missing = [key for key in missing if _in_body(model, key)]
+
     if missing:
         rule = f"its files lack {listed(missing)}, which would begin as random numbers; copy the whole folder"
+        if unused:
+            rule += f" (they hold {listed(unused)}, which the model does not know)"
         raise setting_error("model", name, rule)
+    if unused:
+        rule = (
+            f"its files hold {listed(unused)}, which {type(model).__name__} does not know: it would be another model "
+            "than theirs; if it is to do without them, name them in ignore_tensors (patterns such as 'mtp.*')"
+        )
+        raise setting_error("model", name, rule)
+
+
+def _found(model: Any, attribute: str, key: str) -> bool:
+    """Tell whether one of the patterns that a model's class keeps stands for a tensor."""
+    patterns = [*(getattr(model, attribute, None) or ())]
+    patterns += FORMER_BUFFERS if attribute == UNEXPECTED else []
+    return any(re.search(pattern, key) for pattern in patterns)
+
+
+def _in_body(model: Any, key: str) -> bool:
+    return key.startswith(f"{model.base_model_prefix}.") and "pooler" not in key
 
 
 def from_configuration(

@@ -259,3 +259,94 @@ def test_a_gguf_file_is_converted_by_whichever_process_comes_first(llama: Path, 
         dist.destroy_process_group()
     again: Any = AutoModelForCausalLM.from_pretrained(folder)
     torch.testing.assert_close(dict(again.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0)
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """Write the tensors of a model's file anew, changed."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def unexpected(folder: Path, auto_class: str = "AutoModelForCausalLM") -> list[str]:
+    """What transformers' own from_pretrained says that a model has no place for."""
+    import transformers
+
+    _, info = getattr(transformers, auto_class).from_pretrained(folder, output_loading_info=True)
+    return sorted(info["unexpected_keys"])
+
+
+def test_a_tensor_that_the_model_has_no_place_for_ends_the_run_unless_it_is_named(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    extra = "model.layers.0.self_attn.q_proj.bias"
+    folder = change_tensors(save_model(tmp_path / "more"), lambda found: found.update({extra: torch.ones(32)}))
+    assert unexpected(folder) == [extra]
+    rule = rf"model: '.*more': its files hold {extra}, which LlamaForCausalLM does not know: .* ignore_tensors"
+    with pytest.raises(ConfigError, match=rule):
+        task(model=str(folder)).build_model()
+    for patterns in ("*.q_proj.bias", ["mtp.*", extra]):
+        assert build_whole(task(model=str(folder), ignore_tensors=patterns))
+
+
+def test_layers_beyond_those_of_the_configuration_end_the_run(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "deep", num_hidden_layers=3)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    with pytest.raises(ConfigError, match=r"its files hold model.layers.2.input_layernorm.weight, .* \(and 6 more\)"):
+        task(model=str(folder)).build_model()
+
+
+def test_what_transformers_overlooks_in_files_is_overlooked(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    from architectures import save_architecture
+
+    former = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    folders = [change_tensors(save_model(tmp_path / "llama"), lambda found: found.update(former))]
+    further = {"mtp.layers.0.mlp.experts.0.gate_proj.weight": torch.ones(32, 32), "mtp.fc.weight": torch.ones(32, 64)}
+    for name in ("qwen3_next",):
+        folder = save_architecture(tmp_path / name, name)
+        folders.append(change_tensors(folder, lambda found: found.update(further)))
+    for folder in folders:
+        assert unexpected(folder) == []
+        assert build_whole(task(model=str(folder), packing="none"))
+
+
+def test_heads_of_other_tasks_are_not_those_of_an_encoder_but_its_layers_are(tmp_path: Path, texts: Path) -> None:
+    from tiny_language import save_masked
+
+    from trainer.language import MaskedLM
+
+    head = {"cls.seq_relationship.weight": torch.ones(2, 32), "bert.pooler.dense.weight": torch.ones(32, 32)}
+    layer = "bert.encoder.layer.0.attention.gate.weight"
+    folder = change_tensors(save_masked(tmp_path / "bert"), lambda found: found.update(head))
+    assert unexpected(folder, "AutoModelForMaskedLM") == sorted(head)
+    settings = {"model": str(folder), "data": str(texts), "cache_dir": str(tmp_path / "cache")}
+    assert build_whole(MaskedLM(**settings))
+    change_tensors(folder, lambda found: found.update({layer: torch.ones(1)}))
+    with pytest.raises(ConfigError, match=f"its files hold {layer}, which BertForMaskedLM does not know"):
+        MaskedLM(**settings).build_model()
+
+
+def test_files_with_two_tensors_where_the_configuration_ties_them_are_refused(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path / "apart")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    rule = "its files hold different values for .*lm_head.weight.*, which its configuration makes one tensor; set tie_w"
+    with pytest.raises(ConfigError, match=rule):
+        task(model=str(folder)).build_model()
+    change_tensors(folder, lambda found: found.update({"lm_head.weight": found["model.embed_tokens.weight"].clone()}))
+    assert build_whole(task(model=str(folder)))
+
+
+def test_a_weight_that_is_hidden_after_loading_ends_the_run(task: Callable[..., CausalLM]) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    one = task()
+    copied: Any = get_peft_model(one.build_model(), LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    with pytest.raises(ConfigError, match=r"its files hold lm_head.weight, which is not found in the model any more"):
+        one.pretrained(copied)
