@@ -23,7 +23,7 @@ from .blank import Made, allocate, give_back_freed, is_blank, renew
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
 from .gradient_order import GradientOrder
-from .in_place import Watch, explained
+from .in_place import Watch, explained, set_by_adapters
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
 
 if TYPE_CHECKING:
@@ -146,7 +146,9 @@ class ZeRO(Strategy):
             self.fill(built.items())
             compute_in(engine.module, dtype)  # the engine casts the model, and leaves its inputs as they are
         whole = self.plan.strategy != "zero3"  # frozen ones are, and are the values themselves then
-        self.watch = Watch(list(self.parameters(learn=True if whole else None)).copy)
+        set_anew = {id(parameter) for parameter in set_by_adapters(engine.module).values()}
+        watched = self.parameters(learn=True if whole else None)
+        self.watch = Watch([one for one in watched if id(one[1]) not in set_anew].copy)
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         # The engine has switches of its own to set.

@@ -21,7 +21,7 @@ from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
 from .blank import allocate
 from .buffers import keep_buffers_fp32
-from .in_place import Watch, carry_hooks, explained, gathered_parameters, refuse_gradients_of_gradients
+from .in_place import Watch, carry_hooks, explained, gathered_parameters, refuse_gradients_of_gradients, set_by_adapters
 from .tensor_parallel import Columns, divide, problems_of
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
@@ -58,7 +58,7 @@ class FSDP2(Strategy):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         put_back = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
-        self.watch = Watch(partial(gathered_parameters, self.model))
+        self.watch = Watch(partial(gathered_parameters, self.model, set_by_adapters(self.model)))
         if self.plan.mixed_precision != "no":
             put_back(self.accelerator.device)
             compute_in(unwrapped(self.model), None)

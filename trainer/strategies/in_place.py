@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,8 +53,31 @@ class Watch:
             )
 
 
-def gathered_parameters(model: nn.Module) -> list[tuple[Any, Any]]:
-    """List what FSDP2 gathers layers to, by name; it is freed after each layer, and its shards stay as they were."""
+def set_by_adapters(model: nn.Module) -> dict[tuple[int, str], nn.Parameter]:
+    """Find the frozen parameters that peft's adapters of experts set to themselves in each forward pass.
+
+    That counts as a change in place (``torch.nn.utils.parametrize`` does it), and changes no value.
+
+    Returns:
+        Each by its module's id and its name in the module.
+    """
+    found = {}
+    for module in model.modules():
+        name = getattr(module, "parameter_name", None)
+        if name is not None and hasattr(module, "lora_A"):
+            base: Any = module.get_base_layer()  # type: ignore[operator]
+            parameter = base.get_parameter(name)
+            if not parameter.requires_grad:
+                found[id(base), name] = parameter
+    return found
+
+
+def gathered_parameters(model: nn.Module, without: Collection[tuple[int, str]]) -> list[tuple[Any, Any]]:
+    """List what FSDP2 gathers layers to, by name; it is freed after each layer, and its shards stay as they were.
+
+    Args:
+        without: modules' ids and names in them of parameters that are left out.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     found: list[Any] = []
@@ -63,7 +86,9 @@ def gathered_parameters(model: nn.Module) -> list[tuple[Any, Any]]:
             state: Any = module._get_fsdp_state()
             for group in getattr(state, "_fsdp_param_groups", (state._fsdp_param_group,)):  # one in torch 2.11
                 found += group.fsdp_params if group else []
-    return [(one._param_fqn, getattr(one, "_unsharded_param", None)) for one in found]
+    places = ((one, one._module_info) for one in found)
+    kept = [one for one, place in places if (id(place.module), place.param_name) not in without]
+    return [(one._param_fqn, getattr(one, "_unsharded_param", None)) for one in kept]
 
 
 def carry_hooks(model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Tensor], Any]]]) -> None:
