@@ -185,7 +185,7 @@ class TrainState:
         self.evaluation_owed = False  # at this step, since a signal asked to stop
         self.not_finite_at_start: list[str] | None = None  # not known yet
         self.stop_reason = ""  # what this rank said when it asked for a stop
-        return of_model + of_optimizer + strategy.notices + of_device, unfilled
+        return [*task.notices(), *of_model, *of_optimizer, *strategy.notices, *of_device], unfilled
 
     def _last_step(self, start: Start) -> int:
         """Return the optimizer step at which training ends: by epochs from where it starts, or by max_steps."""

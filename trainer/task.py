@@ -90,6 +90,10 @@ class Task:
         elif reset := getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None):
             reset()  # nn.MultiheadAttention has the second one
 
+    def notices(self) -> Sequence[str]:
+        """Return lines for the banner about what was built; asked for once data and model are."""
+        return ()
+
     def training_step(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
         """Return the scalar mean loss over the items of one micro-batch; ``weight`` says over how many.
 

@@ -86,7 +86,9 @@ def test_fine_tuning_by_settings_has_the_curve_of_one_process(case: str, strateg
     norms, theirs = ([row["grad_norm"] for row in job.rows if "grad_norm" in row] for job in (done, alone))
     assert norms == pytest.approx(theirs, rel=1e-5)
     assert done.evaluation == pytest.approx(alone.evaluation, rel=1e-5)
-    assert done.losses[-1] < done.losses[0] - (0.02 if case in ("adapter", "experts", "classifier") else 0.3), "it learns"
+    assert done.losses[-1] < done.losses[0] - (0.02 if case in ("adapter", "experts", "classifier") else 0.3), (
+        "it learns"
+    )
 
 
 def alone_loss(model: Any, row: dict[str, torch.Tensor]) -> tuple[float, int]:

@@ -45,13 +45,15 @@ EXPERTS: dict[str, dict[str, Any]] = {
 }
 # The families that most people tune.
 FAMILIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "smollm3"), {}),
+    **{name: {} for name in ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "smollm3")},
     "gpt2": OLDER,
 }
+LIKE_THEM = """
+    gpt_neox stablelm starcoder2 cohere cohere2 olmo olmo2 glm glm4 nemotron granite phi gemma gemma2 ministral exaone4
+    ernie4_5 hunyuan_v1_dense lfm2 bitnet helium apertus seed_oss arcee
+"""
 OTHERS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("gpt_neox", "stablelm", "starcoder2", "cohere", "cohere2", "olmo", "olmo2", "glm", "glm4"), {}),
-    **dict.fromkeys(("nemotron", "granite", "phi", "gemma", "gemma2", "ministral", "exaone4", "ernie4_5"), {}),
-    **dict.fromkeys(("hunyuan_v1_dense", "lfm2", "bitnet", "helium", "apertus", "seed_oss", "arcee"), {}),
+    **{name: {} for name in LIKE_THEM.split()},
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0},
     "falcon": {"num_kv_heads": 2},
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1},

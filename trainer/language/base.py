@@ -67,6 +67,14 @@ class LanguageTask(Task):
             self.memory["tokenizer"] = load_tokenizer(str(name), key)
         return self.memory["tokenizer"]
 
+    def note(self, *lines: str) -> None:
+        """Keep lines for the banner, each once."""
+        known = self.memory.setdefault("notices", [])
+        known.extend(line for line in lines if line not in known)
+
+    def notices(self) -> list[str]:
+        return list(self.memory.get("notices", ()))
+
     def vocabulary(self) -> int:
         """Return one more than the largest token."""
         return 1 + int(max(self.load_tokenizer().get_vocab().values()))

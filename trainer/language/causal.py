@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ..config.annotations import About
 from ..strategies.blank import is_blank
 from ..task import Data
+from ..text import size
 from .adapters import add_adapter
 from .base import TokenTask
 from .blank import small_copy
@@ -23,7 +24,6 @@ from .tokens import Columns, Corpus
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-LARGE_VOCABULARY = 16_384  # from here on the logits are what takes the memory
 DENSE = ("sdpa", "eager", "flex_attention")  # attention that tells documents apart in each row of a batch
 
 
@@ -49,8 +49,8 @@ class CausalLM(TokenTask):
         attention: as transformers calls it: sdpa, eager, flash_attention_2; by default what the model's class takes.
         activation_checkpointing: compute the activations of each layer (2: of every second one) anew in the backward
             pass, instead of keeping them.
-        loss: ``fused`` never holds all logits in memory (torch 2.13), ``plain`` does; ``auto`` fuses it where that
-            can be done and the vocabulary is large.
+        loss: ``fused`` computes logits and their gradients in chunks, ``plain`` all at once; ``auto`` takes chunks
+            where the logits of a micro-batch are more than 512 MiB in float32, and the model's class allows it.
         ignore_tensors: patterns of tensors in the model's files that the model is not to have, such as ``mtp.*``.
         cache_dir: tokens are kept there, one folder for each content.
     """
@@ -131,17 +131,27 @@ class CausalLM(TokenTask):
             adapted = add_adapter(model, self.adapter, self.memory.get("stored"))
             plain = replace(self.adapter, quantize=None)
             trial, model = adapted if trial is model else add_adapter(trial, plain), adapted
-        if self.loss == "fused" or (self.loss == "auto" and vocabulary >= LARGE_VOCABULARY):
-            from .loss import FusedHead, fuse_head
-
-            batch = small_batch(trial)
-            why_not = fuse_head(trial, self.inputs(batch), batch["labels"])
-            if not why_not:
-                model.get_output_embeddings().__class__ = FusedHead
-            elif self.loss == "fused":
-                raise setting_error("loss", self.loss, f"{why_not}; set plain")
+        if self.loss != "plain":
+            self._fuse_head(model, trial, small_batch(trial))
         trial.to("cpu")
         return model  # type: ignore[no-any-return]
+
+    def _fuse_head(self, model: Any, trial: Any, batch: Mapping[str, Tensor]) -> None:
+        """Let the model's last layer compute the loss, where it does so in ``trial`` on a small batch."""
+        from .loss import FIT, FusedHead, fuse_head, rows_that_fit
+
+        why_not = fuse_head(trial, self.inputs(batch), batch["labels"])
+        if why_not and self.loss == "fused":
+            raise setting_error("loss", self.loss, f"{why_not}; set plain")
+        if why_not:
+            self.note(f"loss: all logits at once, since {why_not}")
+            return
+        head = model.get_output_embeddings()
+        head.__class__ = FusedHead
+        head.always = self.loss == "fused"
+        if not head.always:
+            most = rows_that_fit(self.sequence_length, head.out_features)
+            self.note(f"loss: all logits at once up to micro_batch_size {most:,} ({size(FIT)}), in chunks above it")
 
     def load_model(self, vocabulary: int) -> Any:
         """Build the transformers model, without values or with them: the place for a subclass to bring another one."""

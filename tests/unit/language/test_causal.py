@@ -16,7 +16,7 @@ from tiny_language import CONFIGS, VOCABULARY
 from trainer import ConfigError
 from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, CausalLM
-from trainer.language.loss import FusedHead
+from trainer.language.loss import ChunkedLoss, FusedHead
 from trainer.language.packing import IGNORED
 from trainer.language.problems import first_line
 
@@ -73,21 +73,81 @@ def test_fused_loss_in_16_bits_is_not_rounded_to_them(task: Callable[..., Causal
     assert loss.item() != loss.bfloat16().item(), "its last digits are there"
 
 
-def test_auto_fuses_large_vocabularies_only(task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(task().build_model().get_output_embeddings()) is torch.nn.Linear  # type: ignore[operator]
-    monkeypatch.setattr("trainer.language.causal.LARGE_VOCABULARY", VOCABULARY)
-    assert type(task().build_model().get_output_embeddings()) is FusedHead  # type: ignore[operator]
-
-
-def test_a_model_that_bounds_its_logits_is_not_fused(
-    task: Callable[..., CausalLM], llama: Path, monkeypatch: pytest.MonkeyPatch
+def test_auto_takes_chunks_where_the_logits_of_a_micro_batch_do_not_fit(
+    task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    one = task(loss="auto")
+    model, batch = built(one)
+    tokens, taken = batch["labels"].numel(), []
+    apply = ChunkedLoss.apply
+    monkeypatch.setattr(ChunkedLoss, "apply", lambda *given: taken.append(given) or apply(*given))
+    whole = one.training_step(model, batch)
+    monkeypatch.setattr("trainer.language.loss.FIT", 4 * tokens * VOCABULARY)
+    assert torch.equal(one.training_step(model, batch), whole) and not taken
+    monkeypatch.setattr("trainer.language.loss.FIT", 4 * tokens * VOCABULARY - 1)
+    torch.testing.assert_close(one.training_step(model, batch), whole, rtol=3e-7, atol=0)
+    assert len(taken) == 1
+    assert one.notices()[-1] == "loss: all logits at once up to micro_batch_size 3,276 (512.0 MiB), in chunks above it"
+
+
+def head_and_loss(dtype: torch.dtype, loss: str, rows: int = 7) -> tuple[float, list[torch.Tensor]]:
+    """A loss over 31 tokens and 50 words, and its gradients in the hidden states, the weight and the bias."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((31, 16), (50, 16), (50,)))
+    targets = torch.randint(50, (31,), generator=generator)
+    targets[::3] = IGNORED
+    given = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, bias)]
+    if loss == "plain":
+        value = torch.nn.functional.cross_entropy(torch.nn.functional.linear(*given), targets, ignore_index=IGNORED)
+    else:
+        value = ChunkedLoss.apply(*given, targets, rows, dtype, True)
+    (3.0 * value).backward()
+    return value.item(), [tensor.grad.double() for tensor in given if tensor.grad is not None]
+
+
+def test_the_loss_in_chunks_is_that_of_float64() -> None:
+    exact, gradients = head_and_loss(torch.float64, "plain")
+    for rows in (1, 7, 31, 100):
+        value, found = head_and_loss(torch.float32, "chunks", rows)
+        assert value == pytest.approx(exact, rel=3e-7)
+        for mine, theirs in zip(found, gradients, strict=True):
+            assert (mine - theirs).norm() < 1e-6 * theirs.norm()
+
+
+def test_many_chunks_in_16_bits_add_up_in_float32() -> None:
+    """One chunk or thirty: the weight's gradient errs by a rounding of each product, not by one of each sum."""
+    torch.manual_seed(0)
+    hidden, targets = torch.randn(4096, 16).bfloat16(), torch.randint(64, (4096,))
+    weight = (0.1 * torch.randn(64, 16)).bfloat16()
+    exact = weight.double().requires_grad_()
+    torch.nn.functional.cross_entropy(hidden.double() @ exact.t(), targets).backward()
+    errors = {}
+    for rows in (16, 4096):
+        mine = weight.float().requires_grad_()
+        ChunkedLoss.apply(hidden, mine, None, targets, rows, torch.bfloat16, True).backward()  # type: ignore[no-untyped-call]
+        errors[rows] = float((mine.grad.double() - exact.grad).norm() / exact.grad.norm())  # type: ignore[union-attr]
+    assert errors[16] < 4e-3 and errors[4096] < 4e-3
+
+
+def test_a_loss_in_chunks_that_is_only_measured_takes_no_gradients() -> None:
+    hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
+    with torch.no_grad():
+        value = ChunkedLoss.apply(hidden, weight, None, torch.arange(4), 2, torch.float32, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    expected = torch.nn.functional.cross_entropy(hidden @ weight.t(), torch.arange(4))
+    torch.testing.assert_close(value, expected.detach())
+    assert not value.requires_grad
+
+
+def test_a_model_that_bounds_its_logits_is_not_fused(task: Callable[..., CausalLM], llama: Path) -> None:
     gemma2 = {**CONFIGS["gemma"], "model_type": "gemma2", "query_pre_attn_scalar": 16}
     settings: dict[str, Any] = {"model": None, "config": gemma2, "tokenizer": str(llama)}
     with pytest.raises(ConfigError, match="loss: 'fused': Gemma2ForCausalLM changes the logits behind its last layer"):
         task(**settings, loss="fused").build_model()
-    monkeypatch.setattr("trainer.language.causal.LARGE_VOCABULARY", VOCABULARY)
-    assert type(task(**settings).build_model().get_output_embeddings()) is torch.nn.Linear  # type: ignore[operator]
+    auto = task(**settings)
+    assert type(auto.build_model().get_output_embeddings()) is torch.nn.Linear  # type: ignore[operator]
+    assert auto.notices() == [
+        "loss: all logits at once, since Gemma2ForCausalLM changes the logits behind its last layer"
+    ]
     with pytest.raises(ConfigError, match="the last layer of PeftModelForCausalLM is a Linear, no plain Linear"):
         task(loss="fused", adapter=Adapter(targets=["lm_head"])).build_model()
 

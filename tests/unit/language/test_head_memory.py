@@ -29,7 +29,7 @@ torch.manual_seed(0)
 model = Model()
 ids, labels = torch.randint(0, 32_000, (2, 4, 1024))
 if sys.argv[1] == "fused":
-    model.head.__class__ = FusedHead
+    model.head.__class__, model.head.always = FusedHead, True
 mean_loss(model, {"input_ids": ids[:, :16]}, labels[:, :16]).backward()
 before = resident("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")

