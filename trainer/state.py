@@ -262,7 +262,7 @@ class TrainState:
     def windows(self) -> Iterator[Window]:
         """Yield the optimizer steps that are left: this rank's micro-batches, on the CPU, in the global order."""
         if skips := self.train_data.skips():
-            self.say(f"the stream keeps no state: {skips:,} samples are read over first")
+            self.say(f"the stream keeps no state, or shuffles in a buffer: {skips:,} samples are read over first")
         return held_alike(self.train_data.windows(self.samples, self.total_steps - self.step), self.agreement.gather)
 
     def advance(self, window: Window, *, skipped: bool = False) -> None:

@@ -17,6 +17,7 @@ SAME_DATA = ": build_data must give every rank the same data, which the trainer 
 SAME_MODEL = ": build_model and build_optimizer must build the same on every rank, in the same order"
 DRAWN = r"\.\.\. on rank 0: build_model must draw the same on every rank"
 CHECKSUM = r"Tensor 4 with checksum [0-9a-f]{8}"
+OTHER_X = rf"of Data.train is {CHECKSUM}, rank 0: {CHECKSUM}{SAME_DATA}"
 
 REFUSED = {
     "lr": f"ConfigError: rank 1: lr is 0.1, rank 0: 0.001{SAME_SETTINGS}",
@@ -31,9 +32,9 @@ REFUSED = {
     "class ids": f"DataError: rank 1: 'y' of sample 0 of Data.train is 5, rank 0: 0{SAME_DATA}",
     "class ids of evaluation": f"DataError: rank 1: 'y' of sample 0 of Data.evaluation is 5, rank 0: 0{SAME_DATA}",
     "vocabulary of collate": "DataError: rank 1: the value of the batch of samples 0, 23, ",
-    "order of the data": rf"DataError: rank 1: 'x' of sample 0 of Data.train is {CHECKSUM}, rank 0: {CHECKSUM}: build_data",
-    "data by default_rng": rf"DataError: rank 1: 'x' of sample \d+ of Data.train is {CHECKSUM}, rank 0: {CHECKSUM}: build_",
-    "sharded data": rf"DataError: rank 1: 'x' of sample 0 of Data.train is {CHECKSUM}, rank 0: {CHECKSUM}: build_data",
+    "order of the data": rf"DataError: rank 1: 'x' of sample 0 {OTHER_X}",
+    "data by default_rng": rf"DataError: rank 1: 'x' of sample \d+ {OTHER_X}",
+    "sharded data": rf"DataError: rank 1: 'x' of sample 0 {OTHER_X}",
     "sizes of the data": f"DataError: rank 1: the number of samples of Data.train is 23, rank 0: 24{SAME_DATA}",
     "frozen buffer": rf"LaunchError: rank 1: the first weights of frozen differ: .* here, .*{DRAWN}",
     "order of parameters": (

@@ -23,8 +23,9 @@ Checksums = Mapping[tuple[str, int], int]  # by name and first element of what a
 class ReplicaCheck(Callback):
     """Compares the ranks' copies of weights bit by bit, every so many steps and before each checkpoint.
 
-    Ranks make the same step with the same numbers, so a copy that differs was changed by code that runs otherwise on one
-    rank, by faulty memory, a link or a device, or ranks run on machines that round differently. One number a tensor is exchanged, over the CPU group.
+    Ranks make the same step with the same numbers, so a copy that differs was changed by code that does something else
+    on one rank, or by faulty memory, a link or a device; or machines of different kinds round differently. One number a
+    tensor is exchanged, over the CPU group.
 
     Args:
         interval: optimizer steps between two comparisons.

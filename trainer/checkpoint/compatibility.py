@@ -9,8 +9,12 @@ from typing import Any
 
 from ..config.fingerprint import fingerprint as of_settings
 from ..errors import ConfigError, Origin, Problem
+from ..text import listed
 from .codec import encode_plain
 from .parts import Parts
+from .untrusted import is_number
+
+_OF_RATES = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
 
 
 def fingerprint(parts: Parts) -> dict[str, Any]:
@@ -22,6 +26,45 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
     del found["optimizer_settings"], found["weights"]
     plain: dict[str, Any] = encode_plain(found, "mathematics")
     return plain
+
+
+def changed_rates(
+    before: Mapping[str, Any], now: Mapping[str, Any], schedule_before: Mapping[str, Any], schedule: Mapping[str, Any]
+) -> list[str]:
+    """List the rates from which the schedule starts that code has changed for some parameters, in one line each.
+
+    Where the config's own rate or schedule is another one, that is told already, and nothing is listed.
+
+    Args:
+        before, now: facts, as ``fingerprint`` returns them.
+        schedule_before, schedule: as ``schedule_state`` returns them.
+    """
+    if any(before.get(key) != now.get(key) for key in _OF_RATES):
+        return []
+    old, new = _rates_by_name(before, schedule_before), _rates_by_name(now, schedule)
+    changed: dict[tuple[float, float], list[str]] = {}
+    for name in old.keys() & new.keys():
+        if old[name] != new[name]:
+            changed.setdefault((old[name], new[name]), []).append(name)
+    return [f"lr of {listed(sorted(names))}: {one} -> {other}" for (one, other), names in sorted(changed.items())]
+
+
+def _rates_by_name(facts: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, float]:
+    groups, rates = facts["optimizer_groups"], _base_rates(schedule["own"])
+    if len(groups) != len(rates):
+        return {}
+    return {name: rate for group, rate in zip(groups, rates, strict=True) for name in group["names"]}
+
+
+def _base_rates(own: Any) -> list[float]:
+    """Return the rates of the groups before a schedule moves them; of several, one behind the other, the first's."""
+    if not isinstance(own, Mapping):
+        return []
+    rates = own.get("base_lrs")
+    if isinstance(rates, list) and all(is_number(rate) for rate in rates):
+        return rates
+    inner = own.get("_schedulers")
+    return _base_rates(inner[0]) if isinstance(inner, list) and inner else []
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

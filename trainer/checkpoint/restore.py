@@ -23,7 +23,7 @@ from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
 from .codec import decode
-from .compatibility import check_same, fingerprint
+from .compatibility import changed_rates, check_same, fingerprint
 from .contents import WEIGHTS
 from .discover import MANIFEST, CheckpointInfo, inspect, verify
 from .export import ADAPTER_FILE
@@ -31,7 +31,7 @@ from .optimizer_state import load_state, restore_settings
 from .parts import Parts
 from .proof import check_read
 from .ranges import Ranges, of_model_folder
-from .schedule_state import restore_schedule
+from .schedule_state import restore_schedule, schedule_state
 from .untrusted import is_count
 
 Places = Mapping[str, tuple[str, str]]  # (kind, name) in a store, by the name in the model
@@ -56,7 +56,9 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     now, before = fingerprint(parts), state["mathematics"]
     later = ("task_settings", "base_weights")  # which checkpoints did not always keep
     before = {**before, **{key: now[key] for key in later if now.get(key) and not before.get(key)}}
-    elsewhere = [*_frozen_otherwise(parts, places), *parts.sampled.changes(state.get("content", {}))]
+    elsewhere = _frozen_otherwise(parts, places)
+    elsewhere += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
+    elsewhere += parts.sampled.changes(state.get("content", {}))
     changes = check_same(before, now, elsewhere, allowed=allow_change, source=info.path)
     notices = [f"changed since the checkpoint: {line}" for line in changes]
     notices += _load_tensors(parts, store, places, with_state=(same := before["optimizer"] == now["optimizer"]))
@@ -67,7 +69,10 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     strategy.load_scaler_state(state["scaler"])
     notices += restore_schedule(parts.schedule, state["schedule"])
     tensor_of = partial(store.whole, "user")
-    samples, told = _restore_data(parts, decode(state["data"], tensor_of))
+    position = decode(state["data"], tensor_of)
+    if allow_change and "began" in position:
+        position["began"] = 0  # whatever the stream begins with
+    samples, told = _restore_data(parts, position)
     parts.task.load_state_dict(decode(state["task"], tensor_of))
     for name, callback in parts.named_callbacks().items():
         if name in state["callbacks"]:
@@ -208,11 +213,10 @@ def _restore_data(parts: Parts, data: Any) -> tuple[int, list[str]]:
     """Set the position in the data; returns it, and a notice where it was a position in data of another sort."""
     fresh = parts.data.state()
     if ("stream" in data) == ("stream" in fresh):
+        data = {"began": 0, **data} if "began" in fresh else data  # which older checkpoints lack
         if not all(is_count(data.get(key)) for key in fresh.keys() - {"stream", "order"}):
             raise CheckpointError(f"state.json: {data!r} is no position in the data")
-        samples = parts.data.restore(data)
-        lost = parts.data.lost_on_resume()
-        return samples, [lost] if lost else []
+        return parts.data.restore(data), []
     was, now = ("a stream", "a data set") if "stream" in data else ("a data set", "a stream")
     return fresh["samples"], [f"the training data was {was} and is {now} now: it starts at its beginning"]
 
@@ -229,8 +233,7 @@ def _restore_rng(parts: Parts, store: Ranges, step: int) -> list[str]:
         return []
     # Streams of so many ranks cannot be dealt to others; new ones must not repeat what was drawn before.
     set_seed(seed_of(int(parts.config["seed"]), step, layout.rank))
-    order = "" if parts.data.lost_on_resume() else "; the order of the data goes on as it was"
     return [
         f"{before} processes before, {layout.world_size} now: random numbers of the model (dropout) are drawn from new "
-        f"streams{order}"
+        "streams; the order of the data goes on as it was"
     ]

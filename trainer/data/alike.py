@@ -29,26 +29,25 @@ SAME_DATA = (
 )
 
 
-def blocks(stream: Iterable[Any], size: int, *seed: int, offset: int = 0, skip: int = 0) -> Iterator[list[Any]]:
+def blocks(stream: Iterable[Any], size: int, *seed: int, offset: int = 0, stop: int = 0) -> Iterator[list[Any]]:
     """Yield lists of ``size`` samples, the last one shorter, of a stream whose next sample has the number ``offset``.
 
     What the stream draws meanwhile from Python's, numpy's and torch's global generators follows from ``seed`` and the
     number of the block's first sample: the same on every rank and in a run that goes on, at some 0.1 ms a block.
 
     Args:
-        skip: samples that are read over first.
+        stop: a number at which a block ends, whatever its size: the first one of a run that goes on begins there.
     """
-    first, rest = offset + skip, None
+    rest = None
     while True:
         with drawing(*seed, offset):
             rest = iter(stream) if rest is None else rest
-            block = [*islice(rest, min(size, first - offset) or size)]
+            count = min(size, stop - offset) if offset < stop else size
+            block = [*islice(rest, count)]
         if not block:
             return
-        if offset >= first:
-            yield block
+        yield block
         offset += len(block)
-        first = max(first, offset)
 
 
 def draw_by(*seed: int) -> None:

@@ -167,10 +167,6 @@ class TrainData(ABC):
         """Count the samples that are read over before the next window."""
         return 0
 
-    def lost_on_resume(self) -> str:
-        """Say what a resumed stream does not give again; empty if nothing is lost."""
-        return ""
-
 
 def copied(item: Any) -> Any:
     """Copy an item: as deep as it can be copied, which a lock or a tensor with a graph cannot."""

@@ -3,6 +3,9 @@
 Every rank reads the whole stream and keeps its share of each global window, so the same samples meet at the
 same step on every layout, as with a map-style data set. The price: each rank reads (not collates) everything.
 A stream that is divided over ranks by itself would be divided twice: it is refused.
+
+A resumed run goes on behind the last sample that it trained. A stream with a state of its own is set to it; any other,
+and one with a shuffle buffer, whose content no state holds, is read over from the beginning of its epoch: slow, exact.
 """
 
 from __future__ import annotations
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
 
 Read = tuple[list[tuple[Any, float]], int, dict[str, Any], int]
+_OTHER_STREAM = (
+    "Data.train does not begin with the sample with which the resumed run began this epoch, so those that it has "
+    "not trained yet are not known: give what shuffles it a seed, and keep workers as it was (datasets shuffles "
+    "otherwise in a loading process). Where only noise was drawn, allow_config_change: true goes on"
+)
 
 
 class StreamData(TrainData):
@@ -39,7 +47,7 @@ class StreamData(TrainData):
     def __init__(self, dataset: Iterable[Any], layout: Layout, **settings: Any) -> None:
         super().__init__(dataset, layout, **settings)
         assert self.workers <= 1, "several workers would each read the whole stream"
-        self._state: dict[str, Any] = {"samples": 0, "epoch": 0, "offset": 0, "stream": None}
+        self._state: dict[str, Any] = {"samples": 0, "epoch": 0, "offset": 0, "stream": None, "began": 0}
 
     def windows(self, position: int, steps: int) -> Iterator[Window]:
         assert position == self._state["samples"], "a stream goes on where it is; restore() moves it"
@@ -55,20 +63,17 @@ class StreamData(TrainData):
         return float(self._state["epoch"])
 
     def state(self) -> dict[str, Any]:
-        """Return where the last window ended, as JSON, with the stream's own ``state_dict()`` where it has one.
+        """Return where the last window ended, as JSON, with the stream's own ``state_dict()`` where that is all of it.
 
-        Hugging Face streams lose what is in a shuffle buffer when they are restored: they go on with other samples.
+        ``began`` is a checksum of the epoch's first sample: what is read over must be what was read before.
         """
         return copy.deepcopy(self._state)
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        self._state = copy.deepcopy(dict(state))
+        self._state = {"began": 0, **copy.deepcopy(dict(state))}  # 0, as in older checkpoints: nobody knows
+        if has_shuffle_buffer(self.items.dataset):
+            self._state["stream"] = None  # older checkpoints have one, of which the buffer is missing
         return int(state["samples"])
-
-    def lost_on_resume(self) -> str:
-        held = _held_back(self.items.dataset) if self._state["stream"] is not None else 0
-        text = f"the stream's shuffle buffer was not saved: up to {held:,} samples of this epoch are not seen again"
-        return text if held else ""
 
     def skips(self) -> int:
         # Those of this epoch, where the stream keeps no state of its own.
@@ -84,19 +89,31 @@ class _Reader(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Read | DataError]:
         data, stream = self.data, self.data.items.dataset
         samples, epoch, offset = (int(self.start[key]) for key in ("samples", "epoch", "offset"))
+        began = int(self.start["began"])
         batch = data.layout.global_batch_size
-        own_state = getattr(stream, "state_dict", None)
+        own_state = None if has_shuffle_buffer(stream) else getattr(stream, "state_dict", None)
         while True:
             skip = _begin(stream, epoch, offset, self.start["stream"] if offset else None)
-            for block in blocks(stream, batch, data.seed, epoch, offset=offset - skip, skip=skip):
+            read = offset - skip
+            for block in blocks(stream, batch, data.seed, epoch, offset=read, stop=offset):
+                numbers = range(read, read + len(block))
+                read = numbers.stop
+                if numbers.start == 0:
+                    before, began = began, 1 + digest(block[0])
+                    if skip and before not in (0, began):
+                        yield DataError(_OTHER_STREAM)
+                        return
+                if numbers.stop <= offset:
+                    continue  # read over
                 if len(block) < batch and data.drop_last:
                     break
+
                 seen = 1 + digest(block[:2]) if samples == self.start["samples"] else 0
-                numbers = range(offset, offset + len(block))
                 offset, samples = numbers.stop, samples + len(block)
-                after = {"samples": samples, "epoch": epoch, "offset": offset, "stream": own_state and own_state()}
+                own = own_state and own_state()
+                after = {"samples": samples, "epoch": epoch, "offset": offset, "stream": own, "began": began}
                 if len(block) < batch:  # the end: the state of a stream that was read to it may mean its beginning
-                    after |= {"epoch": epoch + 1, "offset": 0, "stream": None}
+                    after |= {"epoch": epoch + 1, "offset": 0, "stream": None, "began": 0}
                 yield self._parts(block, epoch, numbers), len(block), after, seen
             if offset == 0:
                 yield DataError(self._nothing(epoch, samples))
@@ -136,15 +153,15 @@ def _begin(stream: Any, epoch: int, offset: int, state: Any) -> int:
     return 0
 
 
-def _held_back(stream: Any) -> int:
-    """Count the samples that a Hugging Face stream holds back to shuffle them, which its state does not keep."""
-    waiting, held = [getattr(stream, "_ex_iterable", None)], 0
+def has_shuffle_buffer(stream: Any) -> bool:
+    """Tell whether a Hugging Face stream holds samples back to shuffle them, which its state does not keep."""
+    waiting = [getattr(stream, "_ex_iterable", None)]
     while waiting:
         stage = waiting.pop()
         if type(stage).__name__ == "BufferShuffledExamplesIterable":
-            held += int(getattr(stage, "buffer_size", 0))
+            return True
         waiting += [one for one in (getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())) if one]
-    return held
+    return False
 
 
 def _as_it_is(read: Any) -> Any:

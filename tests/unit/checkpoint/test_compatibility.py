@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from one_process import checkpoint, fit, log_of, losses, steps
+from one_process import checkpoint, fit, log_of, losses, reseal, steps
 from other_models import Wider
 from resuming import Odd
 from torch import nn
 from torch.optim import Optimizer
 
-from trainer import CheckpointError, ConfigError, Plan, TrainConfig, Trainer
+from trainer import CheckpointError, ConfigError, Data, Plan, TrainConfig, Trainer
 from trainer.checkpoint import discover, store
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -45,6 +48,115 @@ def test_another_optimizer_starts_anew_and_says_so(tmp_path: Path) -> None:
     resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
     fit(tmp_path / "new", Odd(dropout=0.2, sgd=True), resume=resume, allow_config_change=True)
     assert "the optimizer is another one: its state starts anew" in (tmp_path / "new" / "log.txt").read_text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rated(Odd):
+    """Has a rate, a decay and a beta in code, as nothing in the config says."""
+
+    rate: float = field(default=1e-3, compare=False)
+    decay: float = field(default=0.0, compare=False)
+    beta: float = field(default=0.9, compare=False)
+    schedule: str = field(default="", compare=False)
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        first, *rest = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        groups: list[dict[str, Any]] = [{"params": [first]}, {"params": rest, "lr": self.rate}]
+        return torch.optim.AdamW(groups, lr=plan.lr, weight_decay=self.decay, betas=(self.beta, 0.99))
+
+    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> Any:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if self.schedule == "exponential" else None
+
+
+@pytest.mark.parametrize("schedule", ["", "exponential"])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rate": 2e-2}, r"lr of back\.bias, .*: 0\.001 -> 0\.02"),
+        ({"decay": 0.5}, r"optimizer_groups\.0\.settings\.weight_decay: 0\.0 -> 0\.5"),
+        ({"beta": 0.5}, r"optimizer_groups\.0\.settings\.betas\.0: 0\.9 -> 0\.5"),
+    ],
+)
+def test_what_code_changes_in_a_group_is_a_changed_setting(
+    changed: dict[str, float], said: str, schedule: str, tmp_path: Path
+) -> None:
+    fit(tmp_path / "run", Rated(schedule=schedule), max_steps=4)
+    resume = str(checkpoint(tmp_path / "run", 4))
+    fit(tmp_path / "same", Rated(schedule=schedule), resume=resume)
+    assert "changed since the checkpoint" not in log_of(tmp_path / "same")
+
+    task = Rated(schedule=schedule, **changed)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"belongs to a run with other numbers; restore these values, .*: {said}"):
+        fit(tmp_path / "no", task, resume=resume)
+    fit(tmp_path / "new", task, resume=resume, allow_config_change=True)
+    assert re.search(f"note: changed since the checkpoint: {said}", log_of(tmp_path / "new"))
+
+
+def test_a_rate_of_the_config_that_changes_is_told_once(tmp_path: Path) -> None:
+    fit(tmp_path / "run", Rated(), max_steps=4)
+    resume = str(checkpoint(tmp_path / "run", 4))
+    Trainer(Rated(rate=2e-2), configured(tmp_path / "new", resume=resume, allow_config_change=True, lr=0.01))
+    lines = [line for line in log_of(tmp_path / "new").splitlines() if "changed since" in line]
+    assert len(lines) == 1 and lines[0].endswith("changed since the checkpoint: lr: 0.05 -> 0.01")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherRows(Odd):
+    """Has other data of the same size."""
+
+    swapped: tuple[int, int] = field(default=(0, 0), compare=False)
+    version: str = field(default="", compare=False)
+    noise: bool = field(default=False, compare=False)
+
+    def build_data(self) -> Data:
+        data = super().build_data()
+        rows = [data.train[number] for number in range(len(data.train))]
+        one, other = self.swapped
+        rows[one], rows[other] = rows[other], rows[one]
+        return Data(train=Noisy(rows) if self.noise else rows, evaluation=data.evaluation, version=self.version)
+
+
+class Noisy(list[Any]):
+    """Draws with a generator without a seed."""
+
+    def __getitem__(self, index: Any) -> Any:
+        drawn = int(np.random.default_rng().integers(0, 7))
+        return (super().__getitem__(index) + drawn) % 7
+
+
+def test_other_data_of_the_same_size_is_a_changed_setting(tmp_path: Path) -> None:
+    fit(tmp_path / "run", OtherRows(), max_steps=4)
+    path = checkpoint(tmp_path / "run", 4)
+    said = r"the data is another one: .* of sample 0 of Data\.train, .* of sample \d+ of Data\.train changed"
+    with pytest.raises(ConfigError, match=rf"belongs to a run with other numbers; .*: {said}"):
+        fit(tmp_path / "no", OtherRows(swapped=(0, 3)), resume=str(path))
+    fit(tmp_path / "new", OtherRows(swapped=(0, 3)), resume=str(path), allow_config_change=True)
+    assert re.search(said, log_of(tmp_path / "new"))
+
+
+def test_a_version_tells_of_any_sample(tmp_path: Path) -> None:
+    fit(tmp_path / "run", OtherRows(version="one"), max_steps=4)
+    resume = str(checkpoint(tmp_path / "run", 4))
+    fit(tmp_path / "same", OtherRows(version="one"), resume=resume)
+    with pytest.raises(ConfigError, match=r": the data is another one: the version of Data\.train changed$"):
+        fit(tmp_path / "no", OtherRows(version="two"), resume=resume)
+
+
+def test_noise_of_a_generator_without_a_seed_is_no_change(tmp_path: Path) -> None:
+    fit(tmp_path / "run", OtherRows(noise=True), max_steps=4)
+    fit(tmp_path / "new", OtherRows(noise=True), resume=str(checkpoint(tmp_path / "run", 4)))
+    assert "changed since the checkpoint" not in log_of(tmp_path / "new")
+
+
+def test_a_checkpoint_without_samples_is_resumed(tmp_path: Path) -> None:
+    fit(tmp_path / "run", OtherRows(), max_steps=4)
+    path = checkpoint(tmp_path / "run", 4)
+    state = json.loads((path / "state.json").read_text())
+    del state["content"]
+    (path / "state.json").write_text(json.dumps(state))
+    reseal(path)
+    fit(tmp_path / "new", OtherRows(swapped=(0, 3)), resume=str(path))
+    assert "changed since the checkpoint" not in log_of(tmp_path / "new")
 
 
 @dataclass(frozen=True, kw_only=True)

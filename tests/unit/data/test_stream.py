@@ -113,6 +113,56 @@ def test_it_goes_on_where_its_state_was_taken(kind: Any, after: int) -> None:
     assert [sorted(a + b) for a, b in zip(*rest, strict=True)] == [sorted(step) for step in whole[after:]]
 
 
+def shuffled(seed: int | None, size: int = 60) -> HuggingFaceStream:
+    stream = HuggingFaceStream.from_generator(rows, gen_kwargs={"size": size})
+    return stream.shuffle(seed=seed, buffer_size=16).map(lambda row: {"x": row["x"]})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("after", [1, 4, 8, 18])
+def test_a_shuffle_buffer_is_resumed_exactly_on_any_number_of_ranks(after: int, workers: int) -> None:
+    """Its state would be without the buffer: 6 of 320 samples came twice (datasets 5.2), and others never."""
+    # (In a loading process datasets shuffles in another order.)
+    whole = ids(StreamData(shuffled(7), layout(micro=4), seed=0, workers=workers), 30)
+    first = StreamData(shuffled(7), layout(micro=4), seed=0, workers=workers)
+    begun = ids(first, after)
+    state = json.loads(json.dumps(first.state()))
+    assert state["stream"] is None and begun == whole[:after]
+
+    ranks = [StreamData(shuffled(7), layout(rank, 2, 2), seed=0, workers=workers) for rank in range(2)]
+    positions = {rank.restore(state) for rank in ranks}
+    assert positions == {4 * after}
+    assert ranks[0].skips() == state["offset"] == 4 * after % 60
+    rest = [ids(rank, 30 - after, 4 * after) for rank in ranks]
+    together = [sorted(a + b) for a, b in zip(*rest, strict=True)]
+    assert together == [sorted(step) for step in whole[after:]]
+    for epoch in (whole[:15], whole[15:]):
+        assert sorted(number for step in epoch for number in step) == [*range(60)]
+    assert whole[:15] != whole[15:] and whole[0] != [0, 1, 2, 3]
+
+
+def test_an_older_checkpoint_with_the_state_of_a_shuffle_buffer_is_resumed_exactly() -> None:
+    stream = shuffled(7)
+    whole = ids(StreamData(shuffled(7), layout(micro=4), seed=0), 12)
+    iterator = iter(stream)
+    begun = [next(iterator)["x"] for _ in range(20)]
+    assert begun == [number for step in whole[:5] for number in step]
+
+    resumed = StreamData(shuffled(7), layout(micro=4), seed=0)
+    resumed.restore({"samples": 20, "epoch": 0, "offset": 20, "stream": stream.state_dict()})
+    assert ids(resumed, 7, 20) == whole[5:]
+
+
+def test_a_stream_that_begins_otherwise_is_not_resumed() -> None:
+    first = StreamData(shuffled(None), layout(), seed=0)
+    ids(first, 3)
+    again = StreamData(shuffled(None), layout(), seed=0)
+    with pytest.raises(
+        DataError, match=r"^Data\.train does not begin with the sample with which the run that is resumed"
+    ):
+        ids(again, 1, again.restore(first.state()))
+
+
 def test_a_state_saves_reading_over() -> None:
     first, second = Stateful(50), Stateful(50)
     data = StreamData(first, layout(), seed=0)
