@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import xxhash
 
 from ..config.annotations import About, plain
 from ..config.validate import Validator
@@ -19,13 +20,18 @@ from .adapters import Adapter
 from .blank import Stored
 from .packing import IGNORED, Numbers
 from .pretrained import build_blank
-from .sources import find_sources, held_out
+from .sources import Source, find_sources, held_out
 from .tokens import Columns, Corpus, load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Documents = tuple[str, Corpus, Numbers]  # the setting that names them, all of its corpus, which of these are meant
+
+
+def version_of(sources: Sequence[Source]) -> str:
+    """Return what changes with the content of sources, in their order; their names and places do not count."""
+    return xxhash.xxh3_64_hexdigest(" ".join(source.digest for source in sources).encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +145,7 @@ class TokenTask(LanguageTask):
 
         def corpus(key: str, names: str | list[str]) -> tuple[Corpus, Numbers]:
             sources = find_sources(names, key)
+            self.memory[f"version of {key}"] = version_of(sources)
             found = Corpus.prepare(sources, columns, self.load_tokenizer(), template, self.cache_dir, key)
             return found, np.arange(len(found.ends))
 

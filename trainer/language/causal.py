@@ -84,7 +84,8 @@ class CausalLM(TokenTask):
         template = None if self.messages_column is None else read_template(self.load_tokenizer(), self.template)
         train, evaluation = self.documents(columns, template)
         measured = None if evaluation is None else self._rows(*evaluation)
-        return Data(train=self._rows(*train), evaluation=measured, collate=self._collate())
+        rows, version = self._rows(*train), self.memory["version of data"]
+        return Data(train=rows, evaluation=measured, collate=self._collate(), version=version)
 
     def _rows(self, key: str, corpus: Corpus, chosen: Any) -> Rows:
         rows = Rows(

@@ -11,7 +11,7 @@ from ..config.annotations import About
 from ..errors import DataError
 from ..task import Data
 from .adapters import add_adapter
-from .base import LanguageTask
+from .base import LanguageTask, version_of
 from .card import model_card
 from .problems import setting_error
 from .sources import find_sources, held_out
@@ -61,7 +61,7 @@ class SequenceClassifier(LanguageTask):
                 raise setting_error("evaluation", self.evaluation, f"has a label that data lacks: {unknown[0]!r}")
         tokenizer = self.load_tokenizer()
         collate = partial(_collate, tokenizer=tokenizer, labels=self.memory["labels"], length=self.sequence_length)
-        return Data(train=examples, evaluation=evaluation, collate=collate)
+        return Data(train=examples, evaluation=evaluation, collate=collate, version=self.memory["version of data"])
 
     def load_tokenizer(self) -> Any:
         tokenizer = super().load_tokenizer()
@@ -69,7 +69,9 @@ class SequenceClassifier(LanguageTask):
         return tokenizer
 
     def _examples(self, key: str, names: str | list[str]) -> list[Example]:
-        rows = [row for source in find_sources(names, key) for row in source.read()]
+        sources = find_sources(names, key)
+        self.memory[f"version of {key}"] = version_of(sources)
+        rows = [row for source in sources for row in source.read()]
         if not rows:
             raise DataError(f"task_settings.{key}: no rows")
         texts = take_texts(rows, self.text_column, "text_column")

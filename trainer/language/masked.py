@@ -48,7 +48,8 @@ class MaskedLM(TokenTask):
         mask = self._mask()
         measured = None if evaluation is None else Pieces(*evaluation[1:], self.sequence_length, mask)
         pieces = Pieces(*train[1:], self.sequence_length)
-        return Data(train=pieces, evaluation=measured, collate=mask.collate, augment=mask)
+        version = self.memory["version of data"]
+        return Data(train=pieces, evaluation=measured, collate=mask.collate, augment=mask, version=version)
 
     def _mask(self) -> Mask:
         tokenizer = self.load_tokenizer()

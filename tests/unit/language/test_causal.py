@@ -152,6 +152,18 @@ def test_a_model_that_bounds_its_logits_is_not_fused(task: Callable[..., CausalL
         task(loss="fused", adapter=Adapter(targets=["lm_head"])).build_model()
 
 
+def test_the_version_of_the_data_is_its_content(task: Callable[..., CausalLM], texts: Path, tmp_path: Path) -> None:
+    """Two rows that change places are another run; a file that lies elsewhere is not."""
+    first, second, *rest = texts.read_text().splitlines()
+    (tmp_path / "moved.jsonl").write_text(texts.read_text())
+    (tmp_path / "swapped.jsonl").write_text("\n".join([second, first, *rest]) + "\n")
+    versions = [
+        task(data=str(path)).build_data().version
+        for path in (texts, tmp_path / "moved.jsonl", tmp_path / "swapped.jsonl")
+    ]
+    assert versions[0] == versions[1] != versions[2] and versions[0]
+
+
 def test_evaluation_keeps_a_share_of_the_documents(task: Callable[..., CausalLM], texts: Path) -> None:
     data = task(evaluation=0.25).build_data()
     assert (data.train.fill.documents, data.evaluation.fill.documents) == (90, 30)
