@@ -26,6 +26,7 @@ from ..task import Task, own_optimizer
 from ..text import table
 from .check_build import build_problems
 from .launch_files import kind_of, read_launch_file, request_rows
+from .shadowed import other_distributions, shadow_notices
 
 T = TypeVar("T")
 _DEFAULT_PROCESSES = 2
@@ -36,6 +37,9 @@ def check_files(args: argparse.Namespace, words: Sequence[str]) -> int:
     sys.path.insert(0, str(Path(args.script).resolve().parent))
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print is not our answer
         check = _Check(args)
+        check.add_problems(other_distributions())
+        if Path(args.script).parent.resolve() != Path.cwd():  # which every command looks at
+            check.add_problems(shadow_notices(Path(args.script).parent))
         check.read(words)
         check.combine()
     print("\n".join(check.answer))

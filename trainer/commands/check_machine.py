@@ -20,6 +20,7 @@ from ..launching.resolve import check_partitions
 from ..text import size, table, versions
 from .launch_files import read_launch_file
 from .new import TEMPLATE
+from .shadowed import other_distributions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def look_around() -> Machine:
 def show_machine() -> int:
     """Print the machine and a verdict on each launch file; return 0 where one of them runs here, else 1."""
     machine = look_around()
-    print(table(_rows(machine), [machine.unusable] if machine.unusable else []))
+    print(table(_rows(machine), [*([machine.unusable] if machine.unusable else []), *other_distributions()]))
     own = sorted(Path("accel_configs").glob("*.yaml"))
     runs = 0
     for path in own or sorted((TEMPLATE / "accel_configs").glob("*.yaml")):

@@ -6,9 +6,11 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..errors import TrainerError
 from ..text import did_you_mean, versions
+from .shadowed import shadow_notices
 
 COMMANDS = {
     "new": ("new", "a folder with a task that trains, its config, launch files and a test"),
@@ -31,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     # The deepspeed launcher puts --local_rank first; the environment says the same.
     name, *rest = [word for word in words if not word.startswith("--local_rank=")] or ["--help"]
+    for line in shadow_notices(Path()):
+        print(f"note: {line}", file=sys.stderr)
     try:
         code = _run(name, rest)
         sys.stdout.flush()  # here, where a reader that has gone can be answered
