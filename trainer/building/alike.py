@@ -127,7 +127,7 @@ def sampled(config: TrainConfig, data: Data, train: TrainData, agreement: Agreem
 def check_model(model: nn.Module, optimizer: Optimizer, agreement: Agreement, *, values_come_later: bool) -> None:
     """Raise ``LaunchError`` where a rank has built another model or optimizer. Every rank calls it.
 
-    The model is as the task built it, whole on each rank. Of 100 million float32 parameters it takes some 40 ms.
+    The model is as the task built it, whole on each rank. Of 100 million float32 parameters: 22 ms of a CPU core.
 
     Args:
         values_come_later: parameters and persistent buffers are read from files yet, so first values do not count.

@@ -1,0 +1,98 @@
+"""What ranks compare of settings and models, and how the first difference is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.building.alike import _form, _groups, _is_close, _is_whole, _sketch, check_model, differing, told
+from trainer.errors import LaunchError
+
+
+class Gathered:
+    """An agreement of two ranks, of which the other one answers as it is told."""
+
+    distributed = True
+
+    def __init__(self, other: Callable[[Any], Any]) -> None:
+        self.other, self.sent = other, 0
+
+    def gather(self, value: Any) -> list[Any]:
+        self.sent += 1
+        return [value, self.other(value)]
+
+
+def test_one_number_is_sent_where_nothing_differs() -> None:
+    same: Any = Gathered(lambda value: value)
+    assert differing({"lr": "0.1"}, same) == ([], []) and same.sent == 1
+
+
+def test_the_first_difference_in_order_is_told() -> None:
+    other: Any = Gathered(lambda value: 0 if isinstance(value, int) else {"lr": "0.1", "seed": "1", "more": "2"})
+    found, of_ranks = differing({"seed": "0", "lr": "0.1"}, other)
+    assert found == ["seed", "more"]
+    assert told("seed", of_ranks) == "rank 1: seed is 1, rank 0: 0"
+    assert told("more", of_ranks) == "rank 1: more is 2, rank 0: missing"
+
+
+def test_a_model_is_told_by_order_shape_dtype_and_what_learns() -> None:
+    model = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
+    model[0].bias.requires_grad_(False)
+    facts = _form(model)
+    assert facts["parameter 0"] == "0.weight (1, 2) torch.float32 trainable"
+    assert facts["parameter 1"] == "0.bias (1,) torch.float32 frozen"
+    assert facts["buffer 2"] == "1.num_batches_tracked () torch.int64"
+    groups = _groups(model, torch.optim.SGD([{"params": [model[0].weight], "lr": 0.5}], lr=0.1))
+    assert groups["optimizer group 0: lr"] == "0.5" and groups["optimizer group 0: parameters"] == "0.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_first_values_that_were_rounded_otherwise_are_close(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(1000, 64).to(dtype)
+    rounded = (values * (1 + 1e-6)).to(dtype)
+    drawn_again = values.clone()
+    drawn_again[-1] = torch.randn(64).to(dtype)  # one row of a thousand
+    assert _is_close(_sketch(values), _sketch(rounded))
+    assert not _is_close(_sketch(values), _sketch(drawn_again))
+    assert not _is_close(_sketch(values), _sketch(values.roll(1, 0))), "the same values in another order"
+
+
+def test_whole_numbers_are_the_same_or_not() -> None:
+    one = torch.arange(1000)
+    other = one.clone()
+    other[500] += 1
+    assert _is_close(_sketch(one), _sketch(one)) and not _is_close(_sketch(one), _sketch(other))
+
+
+def test_values_that_are_not_there_are_not_compared() -> None:
+    with torch.device("meta"):
+        assert not _is_whole(nn.Linear(2, 2).weight)
+    part = nn.Parameter(torch.empty(0))
+    part.ds_id = 1  # type: ignore[attr-defined]
+    assert not _is_whole(part) and _is_whole(torch.ones(2))
+
+
+def test_values_that_are_read_later_do_not_count() -> None:
+    """A resumed run, or one with ``weights``, has them from files; what no file holds counts all the same."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    model.register_buffer("kept", torch.randn(2), persistent=True)
+    model.register_buffer("drawn", torch.randn(2), persistent=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def other_rank(value: Any) -> Any:
+        if isinstance(value, int):
+            return 0
+        if isinstance(value, dict):
+            return {what: text + ("!" if what.startswith("the first values") else "") for what, text in value.items()}
+        return value._replace(sums=[1e9] * 4)
+
+    with pytest.raises(LaunchError, match=r"^rank 1: the first weights of weight differ: .* here, .* on rank 0: build"):
+        check_model(model, optimizer, Gathered(other_rank), values_come_later=False)  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=r"^rank 1: the first weights of drawn differ"):
+        check_model(model, optimizer, Gathered(other_rank), values_come_later=True)  # type: ignore[arg-type]
