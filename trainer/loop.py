@@ -33,7 +33,7 @@ from .state import TrainState
 from .strategies.buffers import BuffersBefore, restored_buffers
 from .strategies.in_place import refuse_other_parameters
 from .strategies.tensors import unwrapped
-from .task import Task, split_loss, weighted
+from .task import OneBackward, Task, refuse_independent, split_loss, weighted
 
 
 class Trainer(TrainState):
@@ -102,6 +102,7 @@ class Trainer(TrainState):
         eval_every = every_steps(self.config.eval_every, self.steps_per_epoch)
         strategy.on_nan = self.config.on_nan
         buffers = BuffersBefore(self.model, active=self.config.on_nan == "skip")
+        one_backward, began_at = OneBackward(), self.step
         self._reported: Layout = {}  # beside the loss, by any rank
         self.attempts = Attempts(self.directory, self.meter, self.step)
         self.train_mode()
@@ -123,8 +124,10 @@ class Trainer(TrainState):
             for number, micro in enumerate(window.micros, 1):
                 batch = self._on_device(micro.batch)
                 unseen = nullcontext() if micro.weight else restored_buffers(self.model)
-                with unseen, strategy.micro_step(boundary=number == len(window.micros)):
+                with one_backward, unseen, strategy.micro_step(boundary=number == len(window.micros)):
                     mean, values = split_loss(task.training_step(self.model, batch))
+                    if self.step == began_at:
+                        refuse_independent(mean)
                     part = micro.weight / total()  # known by now: asked before the first forward pass
                     strategy.backward(_times(mean, part * world))
                 shares.append(mean.detach() * part)  # a tensor of its own: a compiled step may write over its loss

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .errors import ConfigError, DataError, Origin, Problem
+from .text import kind_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -61,7 +62,11 @@ class WeightedSums:
 
         Raises:
             ConfigError: one number for a whole batch, whose weight is not known.
+            DataError: there are no names.
         """
+        if not isinstance(metrics, Mapping):
+            form = kind_of(metrics)
+            raise DataError(f"evaluation_step must return values by name, {{name: value}}; it returned {form}")
         for name, value in metrics.items():
             if name not in self._objects:
                 self._add(name, value, counts)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import DataError
+from .text import kind_of
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -185,13 +186,56 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
 
     loss, values = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if getattr(loss, "numel", lambda: 0)() != 1 or not isinstance(values, Mapping):
-        form = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else f"a {type(loss).__name__}"
-        raise DataError(f"training_step must return one number, or (loss, {{name: value}}); it returned {form}")
+        form = f"a tensor of shape {tuple(result.shape)}" if hasattr(result, "shape") else kind_of(result)
+        raise DataError(
+            f"training_step must return the loss, one number, or (loss, {{name: value}}); it returned {form}"
+        )
     if is_grad_enabled() and not loss.requires_grad:
         raise DataError(
-            "training_step returned a loss that no parameter has a part in: it was detached, or computed under no_grad"
+            "training_step returned a loss that no parameter has a part in: it was detached, or computed under "
+            "no_grad; return it as it was computed, the trainer calls backward"
         )
     return loss if loss.ndim == 0 else loss.reshape(()), values
+
+
+def refuse_independent(loss: Tensor) -> None:
+    """Raise ``DataError`` where no parameter has a part in a loss that has a gradient: it would train nothing.
+
+    The graph is walked until the first parameter is met, or a function of somebody's own, behind which some may lie.
+    """
+    from torch import nn
+    from torch.autograd.function import BackwardCFunction
+
+    if isinstance(loss, nn.Parameter):
+        return
+    left: list[Any] = [loss.grad_fn]
+    seen: set[Any] = {None}
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction) or isinstance(getattr(node, "variable", None), nn.Parameter):
+            return
+        left += [behind for behind, _ in node.next_functions]
+    raise DataError(
+        "training_step returned a loss that no parameter has a part in: compute it from what the model returned, with "
+        "operations of tensors (not .item(), .detach(), argmax or torch.tensor); requires_grad=True does not help"
+    )
+
+
+class OneBackward:
+    """A block in which torch's complaint of a second backward pass is told in words of ``training_step``."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(error):
+            raise DataError(
+                "the gradient of this loss was computed before: training_step returns the loss, and must not call "
+                "backward, which the trainer does; what it keeps of an earlier batch (a hidden state) needs detach()"
+            ) from None
 
 
 def weighted(result: Any, weight: float) -> dict[str, Any]:

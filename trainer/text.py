@@ -16,13 +16,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?``, else the short list of what is known, else the three that are closest."""
+    """Return ``did you mean 'x'?``, else the short list of what is known, else up to three that are close."""
     names = sorted(set(known))
-    if near := nearest(name, names):
+    near = nearest(name, names)
+    if near:
         return f"did you mean {near!r}?"
-    if len(names) <= 12:
+    if not names:
+        return "there are none"
+    if len(names) <= 24:
         return f"known: {', '.join(names)}"
-    return f"the closest are {', '.join(difflib.get_close_matches(name, names, n=3, cutoff=0.0))}"
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"the closest are {', '.join(close)}" if close else f"none of the {len(names)} known ones is like it"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -45,6 +49,16 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     """Join the first names, and count the others: ``a, b, c (and 5 more)``."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" (and {more} more)" if more > 0 else "")
+
+
+def kind_of(value: object) -> str:
+    """Say what a value is where it should be another: ``None``, ``a Tensor``, ``a tuple of (Tensor, Tensor)``."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    parts = f" of ({', '.join(type(part).__name__ for part in value)})" if isinstance(value, tuple) else ""
+    return f"{article} {name}{parts}"
 
 
 def size(count: float) -> str:

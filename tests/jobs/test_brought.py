@@ -29,7 +29,9 @@ REFUSED = {
     "frozen_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
     "thawed_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
     "sparse": "LaunchError: 0 gives sparse gradients, which are neither clipped nor divided; build it with",
-    "no_loss": "DataError: training_step must return one number, or (loss, {name: value}); it returned a tensor of",
+    "no_loss": "DataError: training_step must return the loss, one number, or (loss, {name: value}); it returned",
+    "independent": "DataError: training_step returned a loss that no parameter has a part in: compute it from what the",
+    "backward_itself": "DataError: the gradient of this loss was computed before: training_step returns the loss, and",
 }
 UNSAID = {
     **{("changed_in_place", f"zero{n}"): "LaunchError: 0.bias: changed in place, while" for n in (1, 2, 3)},

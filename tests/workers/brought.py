@@ -18,6 +18,7 @@ from brought_language import PRETRAINED, Generating, Language
 from brought_tasks import (
     GLOBAL_BATCH,
     STEPS,
+    BackwardItself,
     Bent,
     Buffers,
     ChangedInForward,
@@ -34,6 +35,7 @@ from brought_tasks import (
     HalfOptimized,
     HookedLater,
     InAnyOrder,
+    Independent,
     Later,
     MaskedRows,
     Names,
@@ -102,6 +104,8 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "buffers": (Buffers, {"micro_batch_size": 2, "max_steps": 8}),
     "shape_one": (ShapeOne, {}),
     "no_loss": (NoLoss, {}),
+    "independent": (Independent, {}),
+    "backward_itself": (BackwardItself, {}),
     "tensor_summary": (TensorSummary, {}),
     "patience": (
         Patience,

@@ -22,6 +22,7 @@ from ..strategies.base import compute_in
 from ..task import Data, Task, own_optimizer
 from ..text import listed
 from .brought import have_hooks_see_full_precision, laid_out, refuse_what_would_be_lost, uncovered
+from .returned import data_of, model_of, optimizer_by
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -40,7 +41,7 @@ def build_data(
         # Every buffer that is written anyway would be filled with NaN first.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(config.seed, deterministic=config.deterministic)
-    data = task.build_data()
+    data = data_of(task)
     evaluation_size(data.evaluation)  # an empty one is refused now, and not at the first evaluation
     kind: type[TrainData] = IndexedData
     if is_stream(data.train):
@@ -87,10 +88,10 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
         The model, and a notice for each thing that was changed.
 
     Raises:
-        LaunchError: nothing in it learns, or it brings what a strategy would lose.
+        LaunchError: it is no model, nothing in it learns, or it brings what a strategy would lose.
     """
     set_seed(config.seed)  # the weights do not depend on what building the data drew
-    model = uncovered(task.build_model())
+    model = uncovered(model_of(task))
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     refuse_what_would_be_lost(model, world_size=plan.world_size)
@@ -149,13 +150,14 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
     Raises:
         ConfigError: the task has one of its own, and a launch file another. ``launch`` says so as well where it is told
             of the task; a script that launches by itself need not tell it.
-        LaunchError: it holds a parameter that is not the model's: nobody would exchange its gradient, or save it.
+        LaunchError: it is no optimizer, or holds a parameter that is not the model's: nobody would exchange its
+            gradient, or save it.
     """
     built_by, origin = own_optimizer(task), plan.origin("optimizer")
     if built_by is not None and origin.source in plan.files:
         rule = f"{built_by} builds the optimizer already; remove one of the two"
         raise ConfigError(Problem(origin=origin.named("optimizer"), value=plan.optimizer, rule=rule))
-    optimizer = task.build_optimizer(model, plan)
+    optimizer = optimizer_by(task, model, plan)
     own = {id(parameter) for parameter in model.parameters()}
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for number, group in enumerate(optimizer.param_groups):

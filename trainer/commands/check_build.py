@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from ..building.returned import data_of, optimizer_by
 from ..errors import Origin, Problem, TrainerError
 from ..strategies import strategy_class
 from ..text import did_you_mean
@@ -28,7 +29,7 @@ def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
 
     config, lines = loaded.config, _Lines(type(task).__qualname__)
     set_seed(config.seed)
-    data = lines.attempt("build_data", task.build_data)
+    data = lines.attempt("build_data", data_of, task)
     model = lines.attempt("build_model", build_whole, task, config.seed)
     if model is None:
         return lines.found
@@ -37,7 +38,7 @@ def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
         return lines.found
     for plan in plans:
         lines.found += map(str, strategy_class(plan.strategy).model_problems(plan, model))
-        lines.attempt("build_optimizer", task.build_optimizer, model, plan)
+        lines.attempt("build_optimizer", optimizer_by, task, model, plan)
     if data is not None and (data.evaluation is not None or config.best_metric is not None):
         names = lines.attempt("evaluation_step", _evaluation_names, task, loaded, data, model)
         if names is not None and config.best_metric is not None and config.best_metric not in names:

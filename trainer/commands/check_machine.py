@@ -163,10 +163,12 @@ def _judge(path: Path, machine: Machine) -> tuple[bool, str, str]:
         return False, f"not here: {error}", ""
     if request.num_machines > 1:
         return False, f"not here alone: it asks for {request.num_machines} machines", ""
-    absent = [name for name in ("deepspeed", "transformers") if request.deepspeed and name not in machine.versions]
+    divides_layers = request.fsdp.get("tp_size", 1) > 1
+    needed = ("deepspeed", "transformers") if request.deepspeed else ("transformers",) if divides_layers else ()
+    absent = [name for name in needed if name not in machine.versions]
     if absent:
-        extra = "pip install 'samecurve[deepspeed]'"
-        return False, f"not here: {request.strategy} needs {' and '.join(absent)}: {extra}", ""
+        what, extra = ("tensor parallelism", "llm") if divides_layers else (request.strategy, "deepspeed")
+        return False, f"not here: {what} needs {' and '.join(absent)}: pip install 'samecurve[{extra}]'", ""
     if gpus and machine.unusable and not request.use_cpu:
         return False, "not here: see the note; use_cpu: true rehearses on the CPU", ""
     number = f" --num_processes {processes}" if processes < world else ""

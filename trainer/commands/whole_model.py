@@ -8,6 +8,7 @@ import torch
 from accelerate.utils import set_seed
 from torch import nn
 
+from ..building.returned import model_of
 from ..building.unfilled import Unfilled
 from ..checkpoint.ranges import of_model_folder
 from ..strategies.blank import allocate
@@ -23,7 +24,7 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
         LaunchError: nobody gives a parameter a value.
     """
     set_seed(seed)
-    model = task.build_model()
+    model = model_of(task)
     if (unfilled := Unfilled.of(model, task, seed, resumes=False)) is None:
         return model
     allocate(model.modules(), torch.device("cpu"))

@@ -22,7 +22,7 @@ from .base import Shard, Strategy, compute_in
 from .blank import allocate
 from .buffers import keep_buffers_fp32
 from .in_place import Watch, carry_hooks, explained, gathered_parameters, refuse_gradients_of_gradients, set_by_adapters
-from .tensor_parallel import Columns, divide, problems_of
+from .tensor_parallel import Columns, divide, problems_of, refuse_without_transformers
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class FSDP2(Strategy):
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
         return bool(plan.fsdp.get("cpu_offload"))
+
+    @classmethod
+    def prepare_process(cls, plan: Plan) -> None:
+        refuse_without_transformers(plan)
+        super().prepare_process(plan)
 
     @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:

@@ -7,11 +7,12 @@ rank of a group, which therefore all see the same batch and draw the same random
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..errors import Problem
+from ..errors import LaunchError, Problem
 from ..text import listed
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ def problem_of(model: nn.Module, ranks: int) -> str:
         if style not in _MAY_STAY_WHOLE and (why := _problem(model, style, module, ranks)):
             wrong.append(f"{name} {why}")
     return f"{class_name} cannot be divided over {ranks} ranks: {listed(wrong)}" if wrong else ""
+
+
+def refuse_without_transformers(plan: Plan) -> None:
+    """Raise ``LaunchError`` where layers are to be divided and the library is not there that has the plan for it."""
+    if plan.tensor_parallel_size > 1 and find_spec("transformers") is None:
+        raise LaunchError("tensor parallelism goes by transformers' plans of models: pip install 'samecurve[llm]'")
 
 
 def problems_of(plan: Plan, model: nn.Module) -> list[Problem]:
