@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
-from trainer.text import columns, versions
+from trainer.text import columns, did_you_mean, kind_of, versions
 
 ROWS = [["name", "count"], ["a", "10"], ["longer", ""]]
 
@@ -32,3 +32,26 @@ def test_versions_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     versions()  # each save asks for them
     monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"{name}: read again"))
     assert versions()["samecurve"]
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ([], "there are none"),
+        (["height", "depth"], "known: depth, height"),
+        (["height", "width"], "did you mean 'width'?"),
+        ([f"zzz{n}" for n in range(30)], "none of the 30 known ones is like it"),
+        ([*(f"zzz{n}" for n in range(30)), "twist"], "the closest are twist"),
+    ],
+)
+def test_only_names_that_are_like_it_are_proposed(known: list[str], said: str) -> None:
+    assert did_you_mean("widt", known) == said
+
+
+def test_a_value_is_said_by_its_kind() -> None:
+    assert [kind_of(value) for value in (None, 1, (1, "a"), OSError())] == [
+        "None",
+        "an int",
+        "a tuple of (int, str)",
+        "an OSError",
+    ]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..config.arguments import split_command_line
 from ..config.documents import read_document
-from ..config.load import Loaded, load_config
+from ..config.load import Loaded, load_config, load_task_part
 from ..distributed.launcher import Launcher
 from ..errors import COMMAND_LINE, ConfigError, TrainerError
 from ..launching.cpu_rehearsal import rehearsal_notices
@@ -71,16 +71,24 @@ class _Check:
         for path in [*map(os.path.expanduser, typed.words), *named]:
             file_type = self.catch(lambda path: kind_of(read_document(path)), path)
             if file_type == "training":
-                loaded.append((path, self.catch(load_config, ["--config", path, *settings])))
+                loaded.append((path, self._load(["--config", path, *settings])))
             elif file_type is not None:
                 request = self.catch(read_launch_file, path, self.args.processes)
                 self.requests += [(path, request)] if request is not None else []
         if settings and not loaded:
-            loaded.append((COMMAND_LINE, self.catch(load_config, settings)))
+            loaded.append((COMMAND_LINE, self._load(settings)))
         for path, config in loaded:
             if config is not None:
                 task_and_config = self.catch(load_task, config)
                 self.configs.append((path, config, task_and_config and task_and_config[0]))
+
+    def _load(self, words: Sequence[str]) -> Loaded | None:
+        """Read a training config; where something in it is wrong, its task's settings are looked at all the same."""
+        loaded = self.catch(load_config, words)
+        part = load_task_part(words) if loaded is None else None
+        if part is not None:
+            self.catch(load_task, part)
+        return loaded
 
     def combine(self) -> None:
         """Describe each launch file, alone or under each training config."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..errors import COMMAND_LINE, DEFAULT, ConfigError, Origin, Problem
 from .annotations import Typed
@@ -18,7 +18,7 @@ from .arguments import help_text, misplaced, put, split_command_line
 from .documents import Document, Key, read_document, read_table
 from .dump import to_yaml
 from .train_config import TrainConfig, check_rules
-from .validate import Validator
+from .validate import Validator, annotations_of
 
 S = TypeVar("S")
 _ALIASES = Path(__file__).with_name("aliases.yaml")
@@ -58,6 +58,53 @@ def load_config(argv: Sequence[str]) -> Loaded:
         ConfigError: everything that is wrong with the file and the command line.
         SystemExit: with 0, after ``--help`` or ``--print_config`` was answered.
     """
+    read = _read(argv)
+    check = read.check
+    if check.problems:
+        raise ConfigError(check.problems)
+
+    config = TrainConfig(**read.values)
+    if "print_config" in read.switches:
+        print(to_yaml(config, lambda key: _origin(read.origins, key, DEFAULT.source).place), end="")
+        raise SystemExit(0)
+    return Loaded(config=config, origins=read.origins, config_file=read.config_file, texts=read.texts, **read.files)
+
+
+def load_task_part(argv: Sequence[str]) -> Loaded | None:
+    """Return what a config says of the task alone, so that its settings can be checked where other keys are wrong.
+
+    None where that cannot be read.
+    """
+    try:
+        read = _read(argv)
+    except ConfigError:
+        return None
+    part = {key: read.values[key] for key in ("task", "task_settings") if key in read.values}
+    if "task" not in part or any(problem.key == "task_settings" for problem in read.check.problems):
+        return None
+    config = TrainConfig(**part, max_steps=1)
+    return Loaded(config=config, origins=read.origins, config_file=read.config_file, texts=read.texts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """What file and command line say, with their problems in ``check``; the rest as of ``Loaded``.
+
+    Args:
+        values: of the keys that are right.
+    """
+
+    check: Validator
+    values: Mapping[str, Any]
+    origins: Mapping[str, Origin]
+    config_file: str | None
+    files: Mapping[str, str]
+    texts: Mapping[str, str]
+    switches: Collection[str]
+
+
+def _read(argv: Sequence[str]) -> _Read:
+    """Read and check a config. Raises ConfigError where the file cannot be read, SystemExit after ``--help``."""
     typed = split_command_line(argv)
     if "help" in typed.switches:
         print(help_text())
@@ -78,14 +125,15 @@ def load_config(argv: Sequence[str]) -> Loaded:
     values = check.settings(TrainConfig, given)
     check.missing(TrainConfig, {*given, *(problem.key for problem in check.problems)})
     check_rules(check, values, given)
-    if check.problems:
-        raise ConfigError(check.problems)
-
-    config = TrainConfig(**values)
-    if "print_config" in typed.switches:
-        print(to_yaml(config, lambda key: _origin(origins, key, DEFAULT.source).place), end="")
-        raise SystemExit(0)
-    return Loaded(config=config, origins=origins, config_file=path, texts=typed.texts, **files)
+    return _Read(
+        check=check,
+        values=values,
+        origins=origins,
+        config_file=path,
+        files=files,
+        texts=typed.texts,
+        switches=typed.switches,
+    )
 
 
 def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) -> S:
@@ -101,11 +149,22 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
     top = "task_settings"
     values = _laid_over({top: settings}, {key: text for key, text in loaded.texts.items() if key.startswith(f"{top}.")})
     task_at = _origin(loaded.origins, ("task",), "TrainConfig").place
-    validator = Validator(lambda key: _origin(loaded.origins, key, task_at))
+    aliases = _aliases_below(top, annotations_of(cast(type, cls)))
+    validator = Validator(lambda key: _origin(loaded.origins, key, task_at), aliases)
     task = validator.build(cls, values[top], (top,))
     if task is None:
         raise ConfigError(validator.problems)
     return task
+
+
+def _aliases_below(section: str, known: Collection[str]) -> dict[str, str]:
+    """Return the aliases of keys below a section, as they are written there; of keys that it does not have none."""
+    found = {}
+    for alias, meant in read_table(_ALIASES).items():
+        first, _, rest = meant.partition(".")
+        if first == section and rest.partition(".")[0] in known:
+            found[f"{section}.{alias}"] = rest
+    return found
 
 
 def _laid_over(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class Validator:
 
     Args:
         origin: the origin of a key, or the one source of all keys.
-        aliases: what other tools call a key of the top level: no second name for it, but the way to answer with the
-            right one.
+        aliases: by dotted key, what other tools call a key: no second name for it, but the way to answer with the
+            right one, or with a sentence where there is none.
     """
 
     def __init__(
@@ -125,9 +125,11 @@ class Validator:
             owner: the file whose documentation lists its keys, such as ``DeepSpeed's JSON``; else ``--help`` does.
         """
         *prefix, name = key
-        meant = (not prefix and self.aliases.get(name)) or nearest(name, known)
-        if hint:
-            rule = hint
+        alias = self.aliases.get(".".join(key), "")
+        sentence = " " in alias
+        meant = alias or nearest(name, known)
+        if hint or sentence:
+            rule = hint or alias
         elif meant:
             self.meant.add((*prefix, meant))
             rule = f"did you mean {meant!r}?"

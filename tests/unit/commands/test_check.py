@@ -94,6 +94,17 @@ def test_values_that_do_not_go_together(check: Check) -> None:
     assert "global_batch_size: 64: must be a multiple of micro_batch_size 32 x world_size 3 = 96" in done.stderr
 
 
+def test_settings_of_the_task_are_looked_at_where_the_rest_is_wrong(check: Check) -> None:
+    done = check("examples/configs/digits_cnn.yaml", "--lrr", "1", "--task_settings.widht", "3")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            "command line: lrr: '1': unknown key; did you mean 'lr'?",
+            "command line: task_settings.widht: '3': unknown key; did you mean 'width'?",
+        ],
+    )
+
+
 def test_settings_may_be_typed_as_for_training() -> None:
     """Files and settings in any order; with the device and the notices of this machine, and nothing of libraries'."""
     done = command(

@@ -11,9 +11,12 @@ import pytest
 from config_loading import KEYS, load, problems
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from launchers import ROOT
 
-from trainer.config.load import load_config
+from trainer.config.documents import read_table
+from trainer.config.load import check_settings, load_config
 from trainer.config.train_config import TrainConfig
+from trainer.config.validate import annotations_of
 from trainer.errors import ConfigError
 
 
@@ -175,3 +178,45 @@ def test_any_one_letter_typo_is_answered_with_the_right_key(typo: tuple[str, str
     assume(typed != key and not typed[0].isdigit())
     lines = problems(f"--{typed}=1")
     assert f"command line: {typed}: '1': unknown key; did you mean {key!r}?" in lines
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("num_epochs", "did you mean 'epochs'?"),
+        ("gradient_accumulation_steps", "did you mean 'accumulation_steps'?"),
+        ("lora_target_modules", "did you mean 'task_settings.adapter.targets'?"),
+        ("val_set_size", "did you mean 'task_settings.evaluation'?"),
+        ("cutoff_len", "did you mean 'task_settings.sequence_length'?"),
+        ("neftune_noise_alpha", "not offered; remove it"),
+        ("fsdp", "a launch file says it, on the command line (--accel_config FILE, --deepspeed FILE), or accelerate"),
+    ],
+)
+def test_keys_of_other_tools_are_answered_with_ours(key: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--task", "m:T", "--epochs", "1", f"--{key}", "1"])
+    assert str(caught.value).startswith(f"command line: {key}: '1': unknown key; {meant}")
+
+
+def test_the_answers_are_keys_that_there_are() -> None:
+    from trainer.language import CausalLM
+    from trainer.language.adapters import Adapter
+
+    below = {"task_settings": annotations_of(CausalLM), "task_settings.adapter": annotations_of(Adapter)}
+    for alias, meant in read_table(ROOT / "trainer" / "config" / "aliases.yaml").items():
+        section, _, name = meant.rpartition(".")
+        if " " not in meant:
+            assert name in (below[section] if section else annotations_of(TrainConfig)), alias
+
+
+def test_keys_of_other_tools_below_the_task_are_answered_with_ours() -> None:
+    from trainer.language import CausalLM
+
+    words = ["--task", "m:T", "--epochs", "1", "--task_settings.data", "a.txt", "--task_settings.model", "m"]
+    loaded = load_config([*words, "--task_settings.val_set_size", "0.1", "--task_settings.lora_r", "8"])
+    with pytest.raises(ConfigError) as caught:
+        check_settings(CausalLM, loaded.config.task_settings, loaded)
+    assert str(caught.value).splitlines() == [
+        "command line: task_settings.val_set_size: '0.1': unknown key; did you mean 'evaluation'?",
+        "command line: task_settings.lora_r: '8': unknown key; did you mean 'adapter.r'?",
+    ]
