@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+WITH_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install 'samecurve[deepspeed]'")
+STRATEGIES = ["ddp", "fsdp", *(pytest.param(name, marks=WITH_DEEPSPEED) for name in ("zero1", "zero2", "zero3"))]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_task_trains_on_two_processes(strategy: str, tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
     launch += ["--config_file", f"accel_configs/{strategy}.yaml", "-m", "trainer", "train"]
