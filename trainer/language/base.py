@@ -18,10 +18,12 @@ from ..errors import ConfigError, Origin
 from ..task import Pretrained, Task
 from .adapters import Adapter
 from .blank import Stored
+from .columns import Columns
 from .packing import IGNORED, Numbers
 from .pretrained import build_blank
-from .sources import Source, find_sources, held_out
-from .tokens import Columns, Corpus, load_tokenizer
+from .sources import Row, find_sources, held_out
+from .templates import ChatTemplate
+from .tokens import BadRows, Corpus, load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -124,12 +126,14 @@ class TokenTask(LanguageTask):
             for it, such as 0.05.
         config: instead of ``model``, for a start from scratch: ``model_type`` and keys of that configuration.
         text_column: of rows with columns, what is learnt.
+        bad_rows: ``leave_out`` goes on without rows that cannot be learnt from; by default the first one ends the run.
     """
 
     data: Annotated[str | list[str], About(path=True)]
     evaluation: Annotated[str | float | None, About(path=True)] = None
     config: dict[str, Any] | None = None
     text_column: str = "text"
+    bad_rows: BadRows = None  # so that runs of before the setting go on: they compare as if they had it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,13 +144,24 @@ class TokenTask(LanguageTask):
         if isinstance(self.evaluation, float) and not 0 < self.evaluation < 1:
             raise ValueError(f"evaluation: {self.evaluation}: a share of the documents is between 0 and 1")
 
-    def documents(self, columns: Columns, template: str | None = None) -> tuple[Documents, Documents | None]:
+    def columns(self, row: Row | None) -> tuple[Columns, ChatTemplate | None]:
+        """Return what is learnt of rows, and what writes those that are conversations.
+
+        Args:
+            row: the first one; None: there is none.
+        """
+        return Columns(text=self.text_column), None
+
+    def documents(self) -> tuple[Documents, Documents | None]:
         """Return the documents to learn from and those to measure on, as tokens."""
 
         def corpus(key: str, names: str | list[str]) -> tuple[Corpus, Numbers]:
             sources = find_sources(names, key)
-            self.memory[f"version of {key}"] = version_of(sources)
-            found = Corpus.prepare(sources, columns, self.load_tokenizer(), template, self.cache_dir, key)
+            row = next((row for source in sources for _, row in source.read()), None)
+            columns, template = self.columns(row)
+            tokenizer = self.load_tokenizer()
+            found = Corpus.prepare(sources, columns, tokenizer, template, self.cache_dir, key, self.bad_rows)
+            self.note(f"{key}: {columns}", *found.notices)
             return found, np.arange(len(found.ends))
 
         train, numbers = corpus("data", self.data)

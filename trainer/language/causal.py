@@ -15,11 +15,14 @@ from .adapters import add_adapter
 from .base import TokenTask
 from .blank import small_copy
 from .card import model_card
-from .chat import read_template
+from .columns import Columns
 from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import check_sizes, checkpoint_activations, from_configuration
 from .problems import setting_error
-from .tokens import Columns, Corpus
+from .sources import Row
+from .templates import ChatTemplate, read_template
+from .tokens import Corpus
+from .turn_end import notice_of_turn_end
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,8 +43,14 @@ class CausalLM(TokenTask):
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
         text_column: of rows with columns, what is learnt.
         messages_column: of rows that are conversations: a list of {role, content}. What the assistant says is learnt.
-        prompt_column, completion_column: of rows with a question and its answer. The answer is learnt.
-        template: a Jinja file that writes conversations; by default the tokenizer's chat template.
+            Columns that are not named are found where they have their usual names (``columns.py``).
+        prompt_column, completion_column: of rows with a question and its answer, as text or as messages. The answer is
+            learnt.
+        template: what writes conversations: a Jinja file, its text, a name (chatml, alpaca, or one of the
+            tokenizer's); by default the tokenizer's chat template.
+        chat_template_kwargs: what the template gets beside the messages; those of a row lie over them.
+        turns: ``each`` learns each turn of a conversation as the template writes it while it is the last one; by
+            default a conversation is learnt once, as it stands at its end.
         sequence_length: positions of a row.
         packing: ``best_fit`` puts documents into rows that are full, each for itself; ``none`` gives each a row.
         long_documents: longer than a row: ``split`` into pieces, ``cut`` off behind the first, or ``refuse``.
@@ -59,6 +68,8 @@ class CausalLM(TokenTask):
     prompt_column: str | None = None
     completion_column: str | None = None
     template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    turns: Literal["each"] | None = None
     sequence_length: Annotated[int, About(minimum=2)] = 1024
     packing: Packing = "best_fit"
     long_documents: LongDocuments = "split"
@@ -75,17 +86,25 @@ class CausalLM(TokenTask):
     # -- data -------------------------------------------------------------------------------------
 
     def build_data(self) -> Data:
-        columns = Columns(
+        train, evaluation = self.documents()
+        measured = None if evaluation is None else self._rows(*evaluation)
+        return Data(train=self._rows(*train), evaluation=measured, collate=self._collate())
+
+    def columns(self, row: Row | None) -> tuple[Columns, ChatTemplate | None]:
+        named = Columns(
             text=self.text_column,
             messages=self.messages_column,
             prompt=self.prompt_column,
             completion=self.completion_column,
+            each_turn=self.turns == "each",
+            settings=self.chat_template_kwargs,
         )
-        template = None if self.messages_column is None else read_template(self.load_tokenizer(), self.template)
-        train, evaluation = self.documents(columns, template)
-        measured = None if evaluation is None else self._rows(*evaluation)
-        rows, version = self._rows(*train), self.memory["version of data"]
-        return Data(train=rows, evaluation=measured, collate=self._collate(), version=version)
+        columns = named.found_in(row)
+        if not columns.are_chats(row):
+            return columns, None
+        template = read_template(self.load_tokenizer(), self.template)
+        self.note(f"template: {template}", *notice_of_turn_end(self.load_tokenizer(), template))
+        return columns, template
 
     def _rows(self, key: str, corpus: Corpus, chosen: Any) -> Rows:
         rows = Rows(
@@ -178,7 +197,7 @@ class CausalLM(TokenTask):
     def save_extras(self, directory: Path) -> None:
         """Write the tokenizer, with the template that was trained on."""
         if self.template is not None:
-            self.load_tokenizer().chat_template = read_template(self.load_tokenizer(), self.template)
+            self.load_tokenizer().chat_template = read_template(self.load_tokenizer(), self.template).text
         super().save_extras(directory)
 
     def model_card(self, run: Mapping[str, Any]) -> str:

@@ -13,9 +13,9 @@ from ..task import Data
 from .adapters import add_adapter
 from .base import LanguageTask, version_of
 from .card import model_card
+from .columns import take_column, take_texts
 from .problems import setting_error
 from .sources import find_sources, held_out
-from .tokens import take_column, take_texts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -20,7 +20,7 @@ from .card import model_card
 from .packing import IGNORED, Numbers
 from .pretrained import check_sizes, from_configuration
 from .problems import setting_error
-from .tokens import LEARNT, Columns, Corpus
+from .tokens import LEARNT, Corpus
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -44,7 +44,7 @@ class MaskedLM(TokenTask):
     mask_probability: Annotated[float, About(above=0, below=1)] = 0.15
 
     def build_data(self) -> Data:
-        train, evaluation = self.documents(Columns(text=self.text_column))
+        train, evaluation = self.documents()
         mask = self._mask()
         measured = None if evaluation is None else Pieces(*evaluation[1:], self.sequence_length, mask)
         pieces = Pieces(*train[1:], self.sequence_length)

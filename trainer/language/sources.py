@@ -1,25 +1,34 @@
 """Rows of text wherever they lie: files, folders, patterns, saved data sets, the Hugging Face Hub.
 
-    notes.txt   plain text, one document           data.jsonl   one JSON object a line
-    rows.json   a list of JSON objects             rows.parquet a table
-    folder      all files below it in the order of their names, or what ``Dataset.save_to_disk`` wrote
-    a/*.jsonl   the files that a pattern matches   hf:NAME      a data set of the Hub, hf:NAME:SUBSET one of its parts
+    notes.txt     plain text, one document           rows.jsonl, .ndjson  one JSON object a line
+    rows.json     a list of JSON objects, or lines   rows.csv, .tsv       a line of names, then a row a line
+    rows.parquet  a table                            rows.jsonl.gz        any of them but parquet, packed
+    folder        its data files in the order of their names (``folders.py``), or what ``Dataset.save_to_disk`` wrote
+    a/*.jsonl     the files that a pattern matches
+    hf:NAME       a data set of the Hub, hf:NAME:SUBSET one of its parts
 
-``@SPLIT`` behind a saved data set or one of the Hub names its split: ``hf:NAME@train[:1000]``; ``train`` without.
+``@SPLIT`` behind a folder, a saved data set or one of the Hub names its split, ``hf:NAME@train[:1000]``; without it
+``train``.
 """
 
 from __future__ import annotations
 
+import csv
 import glob
+import gzip
+import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.disk import hash_file
+from .folders import files_of_folder, kind_of
 from .problems import first_line, setting_error
 
+PACKED = (".zip", ".xz", ".zst", ".bz2", ".7z", ".tar", ".tgz", ".arrow")  # that nobody means as plain text
 Row = str | Mapping[str, Any]  # plain text has no columns
 
 
@@ -68,60 +77,102 @@ def _find(name: str, key: str) -> list[Source]:
         return [_hub_source(name, key)]
     whole, path, split = Path(name).expanduser(), *_path_and_split(name)
     if path.is_dir() and any((path / mark).is_file() for mark in ("dataset_dict.json", "dataset_info.json")):
-        return [_saved_source(path, split, key)]
+        return [_saved_source(path, split or "train", key)]
     if whole.is_dir():
-        files = [file for file in sorted(whole.rglob("*")) if file.is_file() and not _hidden(file.relative_to(whole))]
+        files = files_of_folder(whole, None, key)
     elif whole.is_file():
         files = [whole]
+    elif path.is_dir() and split is not None:
+        files = files_of_folder(path, split, key)
     else:
         files = [Path(file) for file in sorted(glob.glob(str(whole), recursive=True)) if Path(file).is_file()]
     if not files:
-        empty = (
-            "holds no file" if whole.is_dir() else "no such file, folder or match of a pattern; hf:NAME is on the Hub"
-        )
-        raise setting_error(key, name, empty)
+        raise setting_error(key, name, "no such file, folder or match of a pattern; hf:NAME is on the Hub")
     return [_file_source(file, key) for file in files]
 
 
-def _path_and_split(name: str) -> tuple[Path, str]:
+def _path_and_split(name: str) -> tuple[Path, str | None]:
     path, at, split = name.rpartition("@")
-    return (Path(path).expanduser(), split) if at else (Path(name).expanduser(), "train")
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    return (Path(path).expanduser(), split) if at else (Path(name).expanduser(), None)
 
 
 def _file_source(path: Path, key: str) -> Source:
+    if path.suffix.lower() in PACKED:
+        rule = (
+            "is read neither as text nor as rows; .txt, .jsonl, .json, .csv, .tsv, each also as .gz, and .parquet are"
+        )
+        raise setting_error(key, str(path), rule)
     return Source(name=str(path), digest=hash_file(path), read=lambda: _read_file(path, key))
 
 
 def _read_file(path: Path, key: str) -> Iterator[tuple[str, Row]]:
+    kind = kind_of(path)
     try:
-        if path.suffix == ".parquet":
+        if kind == ".parquet":
             yield from _read_parquet(path)
-        elif path.suffix == ".jsonl":
-            with open(path, encoding="utf-8") as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield f"{path}:{number}", _json(line, f"{path}:{number}", key)
-        elif path.suffix == ".json":
-            rows = _json(path.read_text(encoding="utf-8"), str(path), key, wanted=list)
-            yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, 1))
+        elif kind in (".jsonl", ".ndjson"):
+            with _open(path) as lines:
+                yield from _read_lines(path, lines, key)
+        elif kind == ".json":
+            with _open(path) as file:
+                yield from _read_json(path, file.read(), key)
+        elif kind in (".csv", ".tsv"):
+            with _open(path) as file:
+                yield from _read_table(path, file, "," if kind == ".csv" else "\t", key)
         else:
-            yield str(path), path.read_text(encoding="utf-8")
+            with _open(path) as file:
+                yield str(path), file.read()
     except UnicodeDecodeError as error:
         raise setting_error(key, str(path), f"is no UTF-8 text (byte {error.start})") from None
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise setting_error(key, str(path), f"cannot be unpacked: {first_line(error)}") from None
 
 
-def _json(text: str, origin: str, key: str, wanted: type = dict) -> Any:
+def _open(path: Path) -> io.TextIOWrapper:
+    """Open a text, packed or not, with the mark of UTF-8 in front or without."""
+    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    return io.TextIOWrapper(opened(path, "rb"), encoding="utf-8-sig")
+
+
+def _read_lines(path: Path, lines: Iterable[str], key: str) -> Iterator[tuple[str, Row]]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield f"{path}:{number}", _json(line, f"{path}:{number}", key)
+
+
+def _read_json(path: Path, text: str, key: str) -> Iterator[tuple[str, Row]]:
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        if not text.lstrip().startswith("{"):
+            raise setting_error(key, str(path), f"is no JSON: {error}") from None
+        yield from _read_lines(path, text.splitlines(), key)
+        return
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise setting_error(key, str(path), "must be a list of objects, [{...}, ...], or one object a line")
+    yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _read_table(path: Path, file: Iterable[str], separator: str, key: str) -> Iterator[tuple[str, Row]]:
+    csv.field_size_limit(sys.maxsize)
+    rows = csv.DictReader(file, delimiter=separator, strict=True)
+    try:
+        for number, row in enumerate(rows, 1):
+            if None in row or None in row.values():
+                rule = f"has not the {len(rows.fieldnames or ())} columns of the first line"
+                raise setting_error(key, f"{path} row {number}", rule)
+            yield f"{path} row {number}", row
+    except csv.Error as error:
+        raise setting_error(key, str(path), f"is no table: {error}") from None
+
+
+def _json(text: str, origin: str, key: str) -> Any:
     try:
         value = json.loads(text)
     except ValueError as error:
         raise setting_error(key, origin, f"is no JSON: {error}") from None
-    if not isinstance(value, wanted):
-        form = "an object with columns, {...}" if wanted is dict else "a list of objects, [{...}, ...]"
-        raise setting_error(key, origin, f"must be {form}")
+    if not isinstance(value, dict):
+        raise setting_error(key, origin, "must be an object with columns, {...}")
     return value
 
 
@@ -132,7 +183,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Row]]:
     for batch in parquet.ParquetFile(path).iter_batches(batch_size=1000):
         for row in batch.to_pylist():
             number += 1
-            yield f"{path} row {number}", row
+            yield f"{path} row {number}", without_fillers(row)
 
 
 def _saved_source(path: Path, split: str, key: str) -> Source:
@@ -163,4 +214,15 @@ def _hub_source(name: str, key: str) -> Source:
 
 
 def _rows_of(rows: Any, name: str) -> Iterator[tuple[str, Row]]:
-    return ((f"{name} row {number}", row) for number, row in enumerate(rows, 1))
+    return ((f"{name} row {number}", without_fillers(row)) for number, row in enumerate(rows, 1))
+
+
+def without_fillers(value: Any, *, inside: bool = False) -> Any:
+    """Leave out what Arrow fills in: a key of one mapping in a column is there in all others, without a value."""
+    if isinstance(value, Mapping):
+        return {
+            key: without_fillers(item, inside=True) for key, item in value.items() if item is not None or not inside
+        }
+    if isinstance(value, list):
+        return [without_fillers(item, inside=True) for item in value]
+    return value

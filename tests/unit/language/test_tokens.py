@@ -57,26 +57,6 @@ def test_the_tokenizers_own_template_is_the_default(chats: str, task: Callable[.
     assert len(learnt(task(data=chats, messages_column="messages", packing="none"))) == 3
 
 
-def test_a_template_without_marks_that_rewrites_earlier_turns_is_refused(
-    chats: str, task: Callable[..., CausalLM], tmp_path: Path
-) -> None:
-    last_only = UNMARKED.replace(
-        "{{ m.content }}<|im_end|>{% else %}", "{{ m.content if loop.last }}<|im_end|>{% else %}"
-    )
-    one = task(data=chats, messages_column="messages", template=template_file(tmp_path, last_only))
-    rule = r"template: '.*chats.jsonl:1': the template writes the turns before another one differently: put "
-    with pytest.raises(ConfigError, match=rule + r"\{% generation %\} and"):
-        one.build_data()
-
-
-def test_a_token_over_the_border_of_a_turn_is_refused(task: Callable[..., CausalLM], tmp_path: Path) -> None:
-    run_on = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    data = str(save_rows(tmp_path / "a.jsonl", [conversation("in t", "he other")]))
-    one = task(data=data, messages_column="messages", template=template_file(tmp_path, run_on))
-    with pytest.raises(ConfigError, match=r"a.jsonl:1': a token spans what the assistant says and what it does not"):
-        one.build_data()
-
-
 def test_of_a_prompt_and_its_completion_the_completion_is_learnt(task: Callable[..., CausalLM], tmp_path: Path) -> None:
     rows = [{"q": "two and two?", "a": " four"}, {"q": "and more?", "a": ""}]
     data = str(save_rows(tmp_path / "a.jsonl", rows))
