@@ -95,6 +95,7 @@ class Pieces(Dataset[Any]):
         self.document = np.repeat(np.arange(len(chosen)), counts)
         within = np.arange(len(self.document)) - np.repeat(np.cumsum(counts) - counts, counts)
         self.starts = starts[self.document] + within * length
+        self.data_fingerprint = corpus.fingerprint(chosen)
 
     def __len__(self) -> int:
         return len(self.starts)

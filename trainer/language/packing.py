@@ -59,6 +59,8 @@ class Rows(Dataset[dict[str, Tensor]]):
         length: positions of a row.
         cache: the plan of the rows is kept there.
 
+    ``data_fingerprint`` changes with the documents' tokens and with what of them is learnt, and with nothing else.
+
     Raises:
         ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
         DataError: no row is left.
@@ -107,6 +109,8 @@ class Rows(Dataset[dict[str, Tensor]]):
             long=long,
             left_out=corpus.left_out + json.loads((folder / "about.json").read_text(encoding="utf-8"))["without"],
         )
+
+        self.data_fingerprint = corpus.fingerprint(chosen)
 
     def __len__(self) -> int:
         return len(self.rows) - 1

@@ -223,6 +223,14 @@ class Corpus:
         """Return where each document begins."""
         return np.concatenate([[0], self.ends[:-1]])
 
+    def fingerprint(self, chosen: np.ndarray[Any, np.dtype[np.int64]]) -> str:
+        """Return what changes with the content of some documents: their tokens, and which of them are learnt.
+
+        Args:
+            chosen: documents by number.
+        """
+        return xxhash.xxh3_128_hexdigest(self.content.encode() + chosen.astype(np.int64).tobytes())
+
 
 def _identity(tokenizer: Any) -> list[Any]:
     """Return all that decides what a tokenizer makes of a text."""

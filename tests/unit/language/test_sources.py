@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -33,11 +35,93 @@ def test_rows_are_the_same_from_every_kind_of_file(tmp_path: Path, monkeypatch: 
     saved = datasets.Dataset.from_list(ROWS)
     saved.save_to_disk(str(tmp_path / "saved"))
     datasets.DatasetDict({"train": saved, "test": saved.select([2])}).save_to_disk(str(tmp_path / "splits"))
-    for name in ("folder/a.jsonl", "a.json", "a.parquet", "folder", "fol*/*.jsonl", "saved", "splits", "splits@train"):
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    for name in ("a.ndjson", "A.JSONL", "lines.json"):
+        (tmp_path / name).write_text(lines)
+    (tmp_path / "bom.jsonl").write_text(lines, encoding="utf-8-sig")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    packed = ("a.ndjson", "A.JSONL", "lines.json", "bom.jsonl", "a.jsonl.gz")
+    for name in (
+        *packed,
+        "folder/a.jsonl",
+        "a.json",
+        "a.parquet",
+        "folder",
+        "fol*/*.jsonl",
+        "saved",
+        "splits",
+        "splits@train",
+    ):
         assert rows(str(tmp_path / name)) == ROWS, name
     assert rows(f"{tmp_path}/splits@test") == ROWS[2:]
     assert rows(f"hf:{folder}@train[1:]") == ROWS[1:], "as datasets reads a name of the Hub"
     assert rows([str(tmp_path / "a.json"), f"{tmp_path}/splits@test"]) == [*ROWS, ROWS[2]]
+
+
+def test_tables_have_the_columns_that_their_first_line_names(tmp_path: Path) -> None:
+    texts = [{"text": 'one, "two"', "label": "a"}, {"text": "three\nlines\tmore", "label": ""}]
+    for name, dialect in (("a.csv", "excel"), ("b.TSV", "excel-tab")):
+        with open(tmp_path / name, "w", newline="") as file:
+            writer = csv.DictWriter(file, ["text", "label"], dialect=dialect)
+            writer.writeheader()
+            writer.writerows(texts)
+        assert rows(str(tmp_path / name)) == texts, name
+    (tmp_path / "c.csv").write_text("text,label\na,b\nc\n")
+    with pytest.raises(ConfigError, match=r"c.csv row 2': has not the 2 columns of the first line"):
+        rows(str(tmp_path / "c.csv"))
+    (tmp_path / "d.csv").write_text('text\n"open')
+    with pytest.raises(ConfigError, match=r"d.csv': is no table: "):
+        rows(str(tmp_path / "d.csv"))
+
+
+def save(folder: Path, *names: str) -> str:
+    """A folder of files, each of which holds a row or a text with its own name."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        said = json.dumps({"text": name}) + "\n" if ".json" in name else name
+        (folder / name).write_text(said)
+    return str(folder)
+
+
+def test_of_a_data_sets_folder_its_rows_of_one_split_are_read(tmp_path: Path) -> None:
+    about = ("README.md", "LICENSE", ".gitattributes", "dataset_infos.json")
+    shards = ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/test-00000-of-00001.jsonl")
+    folder = save(tmp_path / "clone", *about, *shards)
+    assert [row["text"] for row in rows(folder)] == list(shards[:2])
+    assert [row["text"] for row in rows(f"{folder}@test")] == list(shards[2:])
+    assert [row["text"] for row in rows(save(tmp_path / "dirs", "train/a.jsonl", "dev/a.jsonl"))] == ["train/a.jsonl"]
+    assert [row["text"] for row in rows(save(tmp_path / "none", "README.md", "a.jsonl", "b.jsonl"))] == [
+        "a.jsonl",
+        "b.jsonl",
+    ]
+    assert rows(save(tmp_path / "text", "LICENSE", "train.txt", "valid.txt")) == ["train.txt"]
+    assert rows(save(tmp_path / "code", "test_a.py", "b.py", "README.rst")) == ["b.py", "test_a.py"]
+    assert rows(save(tmp_path / "only", "README.md", "LICENSE")) == ["LICENSE", "README.md"], "there is nothing else"
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "message"),
+    [
+        (("train.jsonl", "test.jsonl", "more.jsonl"), "", r"splits \(test, train\) and files of none \(more.jsonl\)"),
+        (("test.jsonl",), "", r"has no split 'train'; write .*folder@test"),
+        (("train.jsonl", "test.jsonl"), "@dev", r"has no split 'dev'; write .*@test or @train"),
+        (("a.jsonl",), "@test", "has no splits"),
+        (("a.jsonl", "b.parquet", "c.txt"), "", r"files of several kinds \(.*a.jsonl.*\); name those that are meant"),
+    ],
+)
+def test_a_folder_that_does_not_show_what_is_meant_is_refused(
+    names: tuple[str, ...], asked: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rows(save(tmp_path / "folder", *names) + asked)
+
+
+def test_what_arrow_fills_in_is_left_out(tmp_path: Path) -> None:
+    from pyarrow import Table, parquet
+
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "calls": [{"a": 1}, {"b": 2}]}]
+    parquet.write_table(Table.from_pylist([{"messages": talk, "text": None}]), tmp_path / "a.parquet")
+    assert rows(str(tmp_path / "a.parquet")) == [{"messages": talk, "text": None}]
 
 
 def test_plain_text_is_one_document_a_file_in_the_order_of_names(tmp_path: Path) -> None:
@@ -63,6 +147,10 @@ def test_digest_changes_with_the_content_only(tmp_path: Path) -> None:
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"data: '.*bad.jsonl:2': is no JSON: Expecting value"),
         ("list.jsonl", b"[1]\n", r"data: '.*list.jsonl:1': must be an object with columns"),
         ("object.json", b"{}", r"data: '.*object.json': must be a list of objects"),
+        ("numbers.json", b"[1]", r"data: '.*numbers.json': must be a list of objects"),
+        ("cut.json", b'{"a": 1}\n{"a": \n', r"data: '.*cut.json:2': is no JSON"),
+        ("half.jsonl.gz", gzip.compress(b'{"a": 1}')[:-4], r"data: '.*half.jsonl.gz': cannot be unpacked"),
+        ("a.jsonl.zst", b"", r"data: '.*a.jsonl.zst': is read neither as text nor as rows; .txt, .jsonl"),
     ],
 )
 def test_what_cannot_be_read_is_named(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from tiny_language import MARKED, UNMARKED, conversation, save_rows, tokenizer
 
 from trainer import ConfigError, DataError
 from trainer.language import CausalLM
+from trainer.language.columns import Columns
 from trainer.language.packing import IGNORED
+from trainer.language.tokens import Encoder
 
 CHATS = [
     conversation("Hello", "Good day", "How are you?", "Fine → thanks"),
@@ -123,3 +125,137 @@ def test_rows_without_anything_to_learn_are_counted(task: Callable[..., CausalLM
     data = str(save_rows(tmp_path / "a.jsonl", [*CHATS, {"messages": CHATS[0]["messages"][:1]}]))
     rows = task(data=data, messages_column="messages").build_data().train
     assert (rows.fill.documents, rows.fill.left_out) == (2, 1)
+
+
+def joined_words() -> Any:
+    """A tokenizer as Llama-2's: a space is put before a text, and spaces are a sign of the words."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    letters = ["<unk>", "<s>", "</s>", "▁", *"abcdefghijklmnopqrstuvwxyz:\n", "▁y", "▁yo", "▁you", "yo", "you"]
+    merges = [("▁", "y"), ("▁y", "o"), ("▁yo", "u"), ("y", "o"), ("yo", "u")]
+    inner = Tokenizer(models.BPE({word: at for at, word in enumerate(letters)}, merges, unk_token="<unk>"))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    inner.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def pair(tokenizer: Any, prompt: str, completion: str) -> tuple[list[str], list[str]]:
+    """All tokens of a prompt and its completion, and those that are learnt."""
+    encoder = Encoder(tokenizer, Columns(prompt="p", completion="c"), None)
+    [(ids, flags)] = encoder.encode([("row", {"p": prompt, "c": completion})])
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    return tokens, [token for token, flag in zip(tokens, flags, strict=True) if flag]
+
+
+def test_a_prompt_and_its_completion_are_one_text() -> None:
+    own = joined_words()
+    assert pair(own, "ask:\n", "you")[1] == ["you", "</s>"], "no space that nobody wrote"
+    assert pair(own, "ask:", " you")[1] == ["▁you", "</s>"]
+    assert pair(own, "ask: ", "you")[1] == ["▁you", "</s>"], "a token over the border is learnt"
+    assert pair(own, "ask: y", "ou")[0] == ["<s>", "▁", "a", "s", "k", ":", "▁you", "</s>"]
+    assert pair(own, "", "you")[1] == ["▁you", "</s>"]
+
+
+def test_a_text_has_one_beginning_and_one_end() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    own = joined_words()
+    assert pair(own, "ask:", " you</s>")[1] == ["▁you", "</s>"], "the row has the end already"
+    encoder = Encoder(own, Columns(), None)
+    for text in ("you", "<s>you", "you</s>", "<s>you</s>"):
+        [(ids, flags)] = encoder.encode([("row", {"text": text})])
+        tokens = own.convert_ids_to_tokens(ids)
+        assert tokens.count("<s>") == tokens.count("</s>") == 1 and len(flags) == len(ids) == sum(flags), text
+    ends_itself = [("<s>", 1), ("</s>", 2)]
+    own.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=ends_itself)
+    assert pair(own, "ask:", " you")[0][-2:] == ["▁you", "</s>"]
+    assert pair(own, "ask:", " you")[1] == ["▁you", "</s>"]
+
+
+def test_tokens_of_rows_are_taken_as_they_are(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    ids = tokenizer()("some text")["input_ids"]
+    half = [-100 if at < 3 else token for at, token in enumerate(ids)]
+    data = save_rows(tmp_path / "a.jsonl", [{"input_ids": ids, "labels": half}, {"input_ids": ids}])
+    one = task(data=str(data), packing="none")
+    assert sorted(learnt(one)) == sorted([tokenizer().decode(ids[3:]), tokenizer().decode(ids[1:])])
+    assert one.notices() == ["data: tokens in the column input_ids, labels where there are any"]
+    for row, rule in (
+        ({"input_ids": [999_999]}, "tokens from 0 to"),
+        ({"input_ids": ids, "labels": ids[1:]}, "labels"),
+    ):
+        with pytest.raises(ConfigError, match=rule):
+            task(data=str(save_rows(tmp_path / "b.jsonl", [row])), packing="none").build_data()
+
+
+BAD = [conversation("a", "b"), {"messages": []}, conversation("c", "d"), {"messages": "x"}]
+
+
+def test_bad_rows_are_counted_the_first_is_named_and_a_key_leaves_them_out(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    data = str(save_rows(tmp_path / "a.jsonl", BAD))
+    rule = r"a.jsonl:2': must hold a list of .*; so with 2 of 4 rows: bad_rows: leave_out goes on without"
+    with pytest.raises(ConfigError, match=rule):
+        task(data=data).build_data()
+    one = task(data=data, bad_rows="leave_out", packing="none")
+    assert len(one.build_data().train) == 2
+    assert any("2 of 4 rows are left out (bad_rows: leave_out), the first: " in line for line in one.notices())
+    alone = str(save_rows(tmp_path / "b.jsonl", BAD[1:2]))
+    with pytest.raises(ConfigError, match="must hold a list of"):
+        task(data=alone, bad_rows="leave_out").build_data()
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (conversation("Hi", "Good day"), "conversations in the column messages"),
+        (
+            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Good day"}]},
+            "conversations in",
+        ),
+        ({"prompt": "Hi", "completion": " Good day"}, "prompts and completions in"),
+        ({"instruction": "Hi", "input": "", "output": "Good day"}, "instruction, input and output"),
+        ({"text": "Good day", "messages": 3}, "texts in the column text"),
+    ],
+)
+def test_columns_are_found_by_their_usual_names_and_told(
+    row: dict[str, Any], said: str, task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    one = task(data=str(save_rows(tmp_path / "a.jsonl", [row])), packing="none")
+    [found] = learnt(one)
+    assert found.strip().startswith("ood day" if "text" in row else "Good day")
+    assert any(line.startswith("data: ") and said in line for line in one.notices())
+
+
+def test_a_template_is_named_given_as_text_or_one_of_the_tokenizers(
+    chats: str, task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    def ends(template: str | None, own: Any = MARKED) -> list[str]:
+        one = task(data=chats, template=template, packing="none")
+        one.load_tokenizer().chat_template = own
+        return sorted(text[-6:] for text in learnt(one))
+
+    named = {"default": UNMARKED, "tool_use": UNMARKED.replace("<|im_end|>", "<|tool|>")}
+    assert ends("chatml") == ends(UNMARKED) == ends(None, named) == ends(template_file(tmp_path, UNMARKED))
+    assert ends("tool_use", named) == ["tool|>\n"[-6:]] * 3
+    with pytest.raises(ConfigError, match=r"cannot be read: No such file.*did you mean 'chatml'\?"):
+        ends("chatlm")
+    for own in (None, {"rag": UNMARKED}):
+        with pytest.raises(ConfigError, match=r"no chat template that is the default; give .*chatml, alpaca"):
+            ends(None, own)
+
+
+def test_the_content_has_a_fingerprint_that_says_what_is_learnt(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    """The same for the same tokens, wherever they lie; another where two rows changed places."""
+    rows = [conversation("a", "b"), conversation("c", "d")]
+
+    def fingerprint(*given: Any, name: str = "a.jsonl") -> str:
+        data = task(data=str(save_rows(tmp_path / name, list(given))), packing="none").build_data()
+        return str(data.train.data_fingerprint)
+
+    first = fingerprint(*rows)
+    assert first == fingerprint(*rows, name="b.jsonl") != fingerprint(*rows[::-1])
+    assert first != fingerprint(rows[0], conversation("c", "e"))
