@@ -34,6 +34,7 @@ def run(argv: Sequence[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print is not our answer
         from ..building.parts import build_data
         from ..data.batches import Layout
+        from ..data.indexed import IndexedData
         from ..language.base import LanguageTask
 
         task, config = load_task(loaded)
@@ -43,21 +44,33 @@ def run(argv: Sequence[str]) -> int:
             )
         layout = Layout(rank=0, world_size=1, micro_batch_size=config.micro_batch_size, accumulation_steps=1)
         data, windows = build_data(task, config, layout, loaded.origins, pin_memory=False)
+        assert isinstance(windows, IndexedData)
+        _, [numbers, *_] = next(windows.samples(0))
         batch = next(windows.windows(0, 1)).micros[0].batch
     for name, rows in (("data", data.train), ("evaluation", data.evaluation)):
         if rows is not None:
             print(f"{name:12}{getattr(rows, 'fill', f'{len(rows):,} rows')}")
+    for notice in task.notices():
+        print(f"note: {notice}")
     count = len(batch["input_ids"])
     for number in range(count if args.rows is None else min(args.rows, count)):
         row = {name: part[number].tolist() for name, part in batch.items()}
-        lines = _packed if "position_ids" in row else _masked if isinstance(row["labels"], list) else _labelled
-        title, *text = lines(task, row)
+        if "position_ids" in row:
+            title, *text = _packed(task, row, data.train.cuts(numbers[number]))
+        elif isinstance(row["labels"], list):
+            title, *text = _masked(task, row)
+        else:
+            title, *text = _labelled(task, row)
         print("\n".join([f"== row {number + 1}: {title}", *text]))
     return 0
 
 
-def _packed(task: Any, row: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a row of ``CausalLM``: about it, then a line for each document, and its text below."""
+def _packed(task: Any, row: dict[str, Any], cuts: Sequence[tuple[bool, bool]]) -> Iterator[str]:
+    """Yield the lines of a row of ``CausalLM``: about it, then a line for each document, and its text below.
+
+    Args:
+        cuts: of each document, whether it was cut before and behind what is here.
+    """
     from ..language.packing import IGNORED
 
     ids, labels, positions = row["input_ids"], row["labels"], row["position_ids"]
@@ -69,7 +82,12 @@ def _packed(task: Any, row: dict[str, Any]) -> Iterator[str]:
         if not any(targets):  # each document has some
             yield f"-- {end - start} positions hold nothing"
             continue
-        yield f"-- document {document}: {end - start} positions, {sum(targets)} of them predict a token"
+        cut_before, cut_behind = cuts[document - 1]
+        more = (
+            ", begins in the middle of its document" * cut_before
+            + ", is cut off before the end of its document" * cut_behind
+        )
+        yield f"-- document {document}: {end - start} positions, {sum(targets)} of them predict a token{more}"
         tokens, flags = ids[start:end], [False, *targets[:-1]]
         if targets[-1]:  # predicted, and itself no input
             tokens, flags = [*tokens, labels[end - 1]], [*flags, True]

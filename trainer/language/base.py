@@ -161,7 +161,8 @@ class TokenTask(LanguageTask):
             columns, template = self.columns(row)
             tokenizer = self.load_tokenizer()
             found = Corpus.prepare(sources, columns, tokenizer, template, self.cache_dir, key, self.bad_rows)
-            self.note(f"{key}: {columns}", *found.notices)
+            plain = columns == Columns(text=self.text_column)
+            self.note(*([] if plain else [f"{key}: {columns}"]), *found.notices)
             return found, np.arange(len(found.ends))
 
         train, numbers = corpus("data", self.data)

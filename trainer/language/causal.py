@@ -88,7 +88,8 @@ class CausalLM(TokenTask):
     def build_data(self) -> Data:
         train, evaluation = self.documents()
         measured = None if evaluation is None else self._rows(*evaluation)
-        return Data(train=self._rows(*train), evaluation=measured, collate=self._collate())
+        rows = self._rows(*train)
+        return Data(train=rows, evaluation=measured, collate=self._collate(), version=rows.version)
 
     def columns(self, row: Row | None) -> tuple[Columns, ChatTemplate | None]:
         named = Columns(

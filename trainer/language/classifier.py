@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
+
+from xxhash import xxh3_128_hexdigest
 
 from ..config.annotations import About
 from ..errors import DataError
@@ -61,7 +64,8 @@ class SequenceClassifier(LanguageTask):
                 raise setting_error("evaluation", self.evaluation, f"has a label that data lacks: {unknown[0]!r}")
         tokenizer = self.load_tokenizer()
         collate = partial(_collate, tokenizer=tokenizer, labels=self.memory["labels"], length=self.sequence_length)
-        return Data(train=examples, evaluation=evaluation, collate=collate, version=self.memory["version of data"])
+        version = xxh3_128_hexdigest(json.dumps(examples).encode())
+        return Data(train=examples, evaluation=evaluation, collate=collate, version=version)
 
     def load_tokenizer(self) -> Any:
         tokenizer = super().load_tokenizer()

@@ -48,8 +48,7 @@ class MaskedLM(TokenTask):
         mask = self._mask()
         measured = None if evaluation is None else Pieces(*evaluation[1:], self.sequence_length, mask)
         pieces = Pieces(*train[1:], self.sequence_length)
-        version = self.memory["version of data"]
-        return Data(train=pieces, evaluation=measured, collate=mask.collate, augment=mask, version=version)
+        return Data(train=pieces, evaluation=measured, collate=mask.collate, augment=mask, version=pieces.version)
 
     def _mask(self) -> Mask:
         tokenizer = self.load_tokenizer()
@@ -95,7 +94,7 @@ class Pieces(Dataset[Any]):
         self.document = np.repeat(np.arange(len(chosen)), counts)
         within = np.arange(len(self.document)) - np.repeat(np.cumsum(counts) - counts, counts)
         self.starts = starts[self.document] + within * length
-        self.data_fingerprint = corpus.fingerprint(chosen)
+        self.version = corpus.version(chosen)
 
     def __len__(self) -> int:
         return len(self.starts)

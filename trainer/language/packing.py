@@ -59,7 +59,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         length: positions of a row.
         cache: the plan of the rows is kept there.
 
-    ``data_fingerprint`` changes with the documents' tokens and with what of them is learnt, and with nothing else.
+    ``version`` changes with the documents' tokens and with what of them is learnt, and with nothing else.
 
     Raises:
         ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
@@ -78,7 +78,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         key: str,
     ) -> None:
         self.tokens, self.length, self.packed = corpus.tokens, length, packing == "best_fit"
-        starts, ends = corpus.starts[chosen], corpus.ends[chosen]
+        starts, ends = self.starts, self.ends = corpus.starts[chosen], corpus.ends[chosen]
         positions = ends - starts - 1
         long = int((positions > length).sum())
         if long and long_documents == "refuse":
@@ -110,10 +110,19 @@ class Rows(Dataset[dict[str, Tensor]]):
             left_out=corpus.left_out + json.loads((folder / "about.json").read_text(encoding="utf-8"))["without"],
         )
 
-        self.data_fingerprint = corpus.fingerprint(chosen)
+        self.version = corpus.version(chosen)
 
     def __len__(self) -> int:
         return len(self.rows) - 1
+
+    def cuts(self, index: int) -> list[tuple[bool, bool]]:
+        """Say of each piece in a row whether its document was cut: before it, and behind it."""
+        found = []
+        for start, length in self.pieces[self.rows[index] : self.rows[index + 1]].tolist():
+            document = int(np.searchsorted(self.ends, start, side="right"))
+            cut_behind = start + length + 1 < self.ends[document]
+            found.append((bool(start > self.starts[document]), bool(cut_behind)))
+        return found
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         parts: dict[str, list[Any]] = {"input_ids": [], "labels": [], "position_ids": []}

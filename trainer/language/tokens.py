@@ -223,7 +223,7 @@ class Corpus:
         """Return where each document begins."""
         return np.concatenate([[0], self.ends[:-1]])
 
-    def fingerprint(self, chosen: np.ndarray[Any, np.dtype[np.int64]]) -> str:
+    def version(self, chosen: np.ndarray[Any, np.dtype[np.int64]]) -> str:
         """Return what changes with the content of some documents: their tokens, and which of them are learnt.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -40,6 +41,13 @@ def test_show_prints_documents_and_what_of_them_is_learnt(
     assert shown.startswith("data        2 documents, ")
     assert "== row 1: 96 positions" in shown and "-- document 2:" in shown and "positions hold nothing" in shown
     assert "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n«Good day<|im_end|>»\n" in shown
+    assert "note: data: conversations in the column messages" in shown
+    assert "note: template: the tokenizer's; its {% generation %} marks say what the assistant writes" in shown
+    assert "middle of its document" not in shown and "cut off" not in shown
+    assert cli.main(["show", *words, "--task_settings.sequence_length", "12"]) == 0
+    pieces = [line for line in capsys.readouterr().out.splitlines() if line.startswith("-- document")]
+    assert any("begins in the middle of its document" in line for line in pieces)
+    assert any("is cut off before the end of its document" in line for line in pieces)
     assert cli.main(["show", *words, "--rows", "0"]) == 0
     assert "row 1" not in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -101,6 +109,16 @@ def test_generate_writes_on_with_models_and_adapters(
     drawn = [text(llama, "--temperature", "2", "--seed", str(seed)) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert text(llama, "--chat") != text(llama)
+    assert text(llama, "--chat", "--system", "Be brief.") != text(llama, "--chat")
+    assert text(llama, "--temperature", "2", "--top_p", "0.001") == text(llama)
+    (tmp_path / "prompts.txt").write_text("The\nA\n")
+    assert cli.main(["generate", str(llama), "--prompts", str(tmp_path / "prompts.txt"), "--max_new_tokens", "8"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["prompt"] for answer in answers] == ["The", "A"]
+    assert answers[0]["text"] + "\n" == text(llama)
+    for words in (["--system", "Be brief."], ["--top_p", "0.5"], ["--prompts", "none.txt"]):
+        with pytest.raises(SystemExit):
+            cli.main(["generate", str(llama), *(["--prompt", "The"] if "--prompts" not in words else []), *words])
     task = CausalLM(model=str(llama), data="", adapter=Adapter(r=2))
     model: Any = build_whole(task)
     for name, parameter in model.named_parameters():

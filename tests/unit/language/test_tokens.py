@@ -218,7 +218,7 @@ def test_bad_rows_are_counted_the_first_is_named_and_a_key_leaves_them_out(
         ),
         ({"prompt": "Hi", "completion": " Good day"}, "prompts and completions in"),
         ({"instruction": "Hi", "input": "", "output": "Good day"}, "instruction, input and output"),
-        ({"text": "Good day", "messages": 3}, "texts in the column text"),
+        ({"text": "Good day", "messages": 3}, ""),
     ],
 )
 def test_columns_are_found_by_their_usual_names_and_told(
@@ -227,7 +227,7 @@ def test_columns_are_found_by_their_usual_names_and_told(
     one = task(data=str(save_rows(tmp_path / "a.jsonl", [row])), packing="none")
     [found] = learnt(one)
     assert found.strip().startswith("ood day" if "text" in row else "Good day")
-    assert any(line.startswith("data: ") and said in line for line in one.notices())
+    assert any(said in line for line in one.notices()) if said else one.notices() == []
 
 
 def test_a_template_is_named_given_as_text_or_one_of_the_tokenizers(
@@ -248,14 +248,14 @@ def test_a_template_is_named_given_as_text_or_one_of_the_tokenizers(
             ends(None, own)
 
 
-def test_the_content_has_a_fingerprint_that_says_what_is_learnt(task: Callable[..., CausalLM], tmp_path: Path) -> None:
-    """The same for the same tokens, wherever they lie; another where two rows changed places."""
+def test_the_version_of_the_data_says_what_is_learnt(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    """The same for the same tokens, wherever they lie; another where two rows changed places: a resume sees it."""
     rows = [conversation("a", "b"), conversation("c", "d")]
 
-    def fingerprint(*given: Any, name: str = "a.jsonl") -> str:
+    def version(*given: Any, name: str = "a.jsonl") -> str:
         data = task(data=str(save_rows(tmp_path / name, list(given))), packing="none").build_data()
-        return str(data.train.data_fingerprint)
+        return str(data.version)
 
-    first = fingerprint(*rows)
-    assert first == fingerprint(*rows, name="b.jsonl") != fingerprint(*rows[::-1])
-    assert first != fingerprint(rows[0], conversation("c", "e"))
+    first = version(*rows)
+    assert first == version(*rows, name="b.jsonl") != version(*rows[::-1])
+    assert first != version(rows[0], conversation("c", "e"))
