@@ -14,7 +14,8 @@ from .sources import Row
 CHATS = ("messages", "conversations", "conversation")
 INSTRUCTION = ("instruction", "output")  # and input, where the row has one
 PAIR = ("prompt", "completion")
-FORMS = "text; messages or conversations; prompt and completion; instruction and output; input_ids"
+FORMS = "messages or conversations, prompt and completion, instruction and output, input_ids"
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
 def take_column(row: Row, origin: str, column: str, key: str) -> Any:
@@ -31,7 +32,9 @@ def take_column(row: Row, origin: str, column: str, key: str) -> Any:
             return row
         raise setting_error(key, column, f"{origin} is plain text, without columns; give JSON lines")
     if column not in row:
-        raise setting_error(key, column, f"no such column in {origin}; {did_you_mean(column, row)}")
+        rule = f"no such column in {origin}; {did_you_mean(column, row)}"
+        found = f"; found without a key are {FORMS}" if key == "text_column" else ""
+        raise setting_error(key, column, rule + found)
     return "" if row[column] is None else row[column]
 
 
@@ -109,6 +112,9 @@ class Columns:
         """
         more: dict[str, Any] = {"defaults": self.settings}
         if isinstance(row, Mapping):
+            media = [name for name in MEDIA if row.get(name)]
+            if media:
+                raise setting_error("data", origin, f"has {media[0]}; only text is learnt here")
             more.update(tools=row.get("tools"), settings=row.get("chat_template_kwargs"))
         if self.instruction:
             asked = take_text(row, origin, "instruction", "data")

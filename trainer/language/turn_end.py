@@ -30,4 +30,4 @@ def notice_of_turn_end(tokenizer: Any, template: ChatTemplate) -> list[str]:
         return []
     behind = ChatWriter(tokenizer, template).try_answer().rpartition(WORDS)[2].strip()
     why = f"writes {behind!r}, which the tokenizer takes apart" if behind else "writes nothing behind it"
-    return [f"template: no token ends a turn of the assistant (it {why}), so the model does not learn to stop"]
+    return [f"template: no token ends a turn of the assistant (it {why}), so generation has nothing to stop at"]

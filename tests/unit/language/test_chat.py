@@ -201,6 +201,7 @@ HALF = [*conversation("a", "b")["messages"], {"role": "assistant", "content": "c
 @pytest.mark.parametrize(
     ("template", "row", "message"),
     [
+        (CHATML, {**conversation("a", "b"), "images": ["a.png"]}, "'row': has images; only text is learnt here"),
         (CHATML, {"messages": IMAGE}, "row message 1': holds 'image'; only text is learnt here"),
         (CHATML, {"messages": HALF}, "row message 3': weight 0.5: a message's weight is 0"),
         (CHATML, {"messages": [{"role": "user"}]}, "row message 1': has no content"),
@@ -249,4 +250,4 @@ def test_the_tokens_that_end_a_turn_are_found(template: str, ends: Sequence[str]
     assert tokenizer().convert_ids_to_tokens(turn_ends(tokenizer(), read)) == ends
     notices = notice_of_turn_end(tokenizer(), read)
     assert len(notices) == (0 if ends else 1)
-    assert ends or (("writes nothing" in notices[0]) == (template == ENDLESS) and "learn to stop" in notices[0])
+    assert ends or (("writes nothing" in notices[0]) == (template == ENDLESS) and "nothing to stop at" in notices[0])

@@ -78,6 +78,11 @@ def test_texts_end_with_the_end_of_a_text(task: Callable[..., CausalLM], tmp_pat
     ("settings", "rows", "message"),
     [
         ({"text_column": "txt"}, [{"text": "a"}], r"text_column: 'txt': no such column in .*:1; did you mean 'text'\?"),
+        (
+            {},
+            [{"chosen": "a"}],
+            r"no such column in .*; known: chosen; found without a key are messages or conversations",
+        ),
         ({}, [{"text": 3}], r"text_column: 'text': must hold text, not a int, in .*:1"),
         ({"messages_column": "text"}, [{"text": "hello"}], r"messages_column: '.*:1': must hold a list of \{role"),
         (
@@ -246,6 +251,16 @@ def test_a_template_is_named_given_as_text_or_one_of_the_tokenizers(
     for own in (None, {"rag": UNMARKED}):
         with pytest.raises(ConfigError, match=r"no chat template that is the default; give .*chatml, alpaca"):
             ends(None, own)
+
+
+def test_settings_reach_the_template_and_turns_may_be_documents(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    data = str(save_rows(tmp_path / "a.jsonl", [conversation("a", "one", "c", "two")]))
+    template = UNMARKED.replace("<|im_end|>", "{{ ending }}")
+    keys = {"data": data, "template": template, "packing": "none", "chat_template_kwargs": {"ending": "!"}}
+    assert learnt(task(**keys)) == ["one!\n", "two!\n"]
+    assert len(task(**keys).build_data().train) == 1
+    assert sorted(learnt(task(**keys, turns="each"))) == ["one!\n", "two!\n"]
+    assert len(task(**keys, turns="each").build_data().train) == 2
 
 
 def test_the_version_of_the_data_says_what_is_learnt(task: Callable[..., CausalLM], tmp_path: Path) -> None:
