@@ -16,11 +16,16 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "torch.optim.AdamW", "optimizer_settings": {"amsgrad": True, "eps": 1e-4}},
     "rmsprop": {"optimizer": "torch.optim:RMSprop", "optimizer_settings": {"momentum": 0.9, "eps": 1e-2}},
     "lion": {"optimizer": "own_optimizers:Lion", "optimizer_settings": {"betas": [0.9, 0.98]}, "lr": 1e-3},
+    "adagrad": {
+        "optimizer": "torch.optim.Adagrad",
+        "optimizer_settings": {"initial_accumulator_value": 0.1},
+        "lr": 1e-2,
+    },
     "muon": {"optimizer": "torch.optim.Muon", "optimizer_settings": {"adamw": {"eps": 1e-4, "lr": 1e-3}}},
     "adafactor": {"optimizer": "torch.optim.Adafactor", "keep_last": 0, "save_every": None},
     "lamb": {"optimizer": "own_optimizers.Lamb", "optimizer_settings": {"trust": 0.5}},
 }
-BY_ELEMENT = ("adamw", "rmsprop", "lion")  # the others look at whole parameters
+BY_ELEMENT = ("adamw", "rmsprop", "lion", "adagrad")  # the others look at whole parameters
 # What runs: FSDP2's tensors know that they are parts, so LAMB's norms are those of whole parameters.
 RUNS = {"ddp": tuple(CASES), "fsdp": (*BY_ELEMENT, "lamb")}
 SAVED = [name for name, settings in CASES.items() if "keep_last" not in settings]

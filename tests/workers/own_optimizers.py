@@ -47,6 +47,31 @@ class Lamb(Optimizer):
                     p.sub_(update * (group["lr"] * group["trust"] * p.norm() / update.norm().clamp(min=1e-6)))
 
 
+class Clipping(torch.optim.AdamW):
+    """As AdaGC and others: each parameter's gradient is held below a norm that small ones never reach."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and (norm := float(p.grad.norm())) > 20.0:
+                    p.grad.mul_(20.0 / norm)
+        return super().step(closure)
+
+
+class LateTrust(torch.optim.SGD):
+    """As LARS with a warm-up: each parameter moves by its own norm, from its fifth step on."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["steps"] = self.state[p].get("steps", 0) + 1
+                if p.grad is not None and self.state[p]["steps"] > 4:
+                    p.grad.mul_(p.norm() / (p.grad.norm() + 1e-6))
+        return super().step(closure)
+
+
 class Rateless(Optimizer):
     """One that knows no learning rate."""
 

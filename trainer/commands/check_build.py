@@ -10,6 +10,8 @@ import torch
 from ..building.returned import data_of, optimizer_by
 from ..errors import Origin, Problem, TrainerError
 from ..strategies import strategy_class
+from ..strategies.trial import refusal
+from ..task import own_optimizer
 from ..text import did_you_mean
 from .whole_model import build_whole
 
@@ -37,8 +39,11 @@ def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
         lines.found.append("the model has no trainable parameters")
         return lines.found
     for plan in plans:
-        lines.found += map(str, strategy_class(plan.strategy).model_problems(plan, model))
-        lines.attempt("build_optimizer", optimizer_by, task, model, plan)
+        kind = strategy_class(plan.strategy)
+        lines.found += map(str, kind.model_problems(plan, model))
+        optimizer = lines.attempt("build_optimizer", optimizer_by, task, model, plan)
+        if optimizer is not None and (problem := kind.optimizer_problem_alone(plan, optimizer)):
+            lines.found.append(str(refusal(problem, optimizer, plan, own_optimizer(task))))
     if data is not None and (data.evaluation is not None or config.best_metric is not None):
         names = lines.attempt("evaluation_step", _evaluation_names, task, loaded, data, model)
         if names is not None and config.best_metric is not None and config.best_metric not in names:

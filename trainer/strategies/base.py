@@ -22,6 +22,7 @@ from ..errors import ConfigError, Problem
 from .blank import allocate, renew
 from .buffers import sync
 from .finite import step_if_finite
+from .first_state import first_state, replaced_problem
 from .in_place import Watch
 from .tensors import canonical_names, canonical_state, clip, full, local_bytes, total_norm, unwrapped
 from .trial import divided_step_problem, state_slots
@@ -133,8 +134,16 @@ class Strategy(ABC):
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
         """Return why a fresh optimizer cannot step what this strategy gives it; empty where it can. Collective."""
+        blank = any(parameter.is_meta for group in optimizer.param_groups for parameter in group["params"])
+        if (self.held or blank) and (problem := replaced_problem(optimizer)):
+            return problem
         problem = self.held and divided_step_problem(optimizer, self.step_device, self.divide)
         return problem and f"each process holds {self.held} here, and {problem}"
+
+    @classmethod
+    def optimizer_problem_alone(cls, plan: Plan, optimizer: Optimizer) -> str:
+        """Return as much of ``optimizer_problem`` as one process can find out that is connected to no others."""
+        return replaced_problem(optimizer) if cls.held else ""
 
     def divide(self, tensors: list[Tensor]) -> list[Tensor]:
         """Divide whole tensors as those of an optimizer's group are; for a strategy that has ``held``. Collective."""
@@ -146,7 +155,12 @@ class Strategy(ABC):
             raise ConfigError(problems)
         self._names = canonical_names(model)
         self.slots = state_slots(optimizer, self.step_device)
+        first = first_state(optimizer)
+        if first is not None:
+            optimizer.state = first  # type: ignore[assignment]
         self.wrap(model, optimizer)
+        if first is not None:  # Accelerate has made a plain dictionary of it
+            optimizer.state = first  # type: ignore[assignment]
         # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
         self.optimizer = self.prepared_optimizer.optimizer
         self.trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -25,6 +25,7 @@ from .deepspeed_start import engine_start, prepare_process
 from .gradient_order import GradientOrder
 from .in_place import Watch, explained, set_by_adapters
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
+from .trial import divided_step_problem
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -67,9 +68,16 @@ class ZeRO(Strategy):
         self._order: GradientOrder | None = None  # one process has no need of it
         self._window = contextlib.ExitStack()
 
+    @classmethod
+    def optimizer_problem_alone(cls, plan: Plan, optimizer: Optimizer) -> str:
+        if problem := super().optimizer_problem_alone(plan, optimizer):
+            return problem
+        device = torch.device("cpu" if cls.steps_on_cpu(plan) else plan.device)
+        problem = divided_step_problem(optimizer, device, _slices)
+        return problem and f"each process holds {cls.held} here, and {problem}"
+
     def divide(self, tensors: list[Tensor]) -> list[Tensor]:
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        return list(torch.split(flat, len(flat) // 2))  # two ranks' at least, cut within a row
+        return _slices(tensors)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         hold_scalars_as_vectors(model)
@@ -301,6 +309,12 @@ class ZeRO(Strategy):
     def close(self) -> None:
         self.engine.destroy()
         super().close()
+
+
+def _slices(tensors: list[Tensor]) -> list[Tensor]:
+    """Cut a flat group of tensors as the engine does for two ranks: within a row."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return list(torch.split(flat, len(flat) // 2))
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:

@@ -10,22 +10,30 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, Origin, Problem
+from .first_state import first_state
 from .tensors import full
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from ..plan import Plan
     from .base import Strategy
 
 Divide = Callable[[list[Tensor]], list[Tensor]]  # what an optimizer is given of a group's tensors on this rank
-_STEPS, _BOUND = 3, 1e-5  # of the largest change; updates by element differ by some 1e-7 of it
+_BOUND = 1e-5  # of the largest change; updates by element differ by some 1e-7 of it
+_ROUNDING = 4  # units in the last place of the largest weight, which a small change is lost among
+# Sizes of the trial's gradients, from small to large, so that each is the largest that the optimizer has seen: some act
+# above a norm only. Two steps of each make 16, for those that act after a warm-up.
+_SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3, 1e4)
+_STEPS_OF_EACH = 2
 
 
 def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> Any:
     """Return an optimizer with the same settings and no state, over other parameters for each group."""
     copy: Any = object.__new__(type(optimizer))
     copy.__dict__.update(optimizer.__dict__)
-    copy.state = defaultdict(dict)
+    first = first_state(optimizer)
+    copy.state = defaultdict(dict) if first is None else first
     copy.param_groups = [
         {**group, "params": list(own)} for group, own in zip(optimizer.param_groups, parameters, strict=True)
     ]
@@ -104,28 +112,40 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device, divide: Div
 
     whole = drawn()
     parts = [divide([tensor.clone() for tensor in group]) for group in whole]
-    before = [_flat(group) for group in whole]
     optimizers = [fresh_copy(optimizer, whole), fresh_copy(optimizer, parts)]
     for one in optimizers:
         for group in one.param_groups:  # a rate at which a step is not lost in the rounding of the weights
             group["lr"] = torch.full_like(group["lr"], 0.1) if isinstance(group["lr"], Tensor) else 0.1
-    for _ in range(_STEPS):
-        for own, divided, gradients in zip(whole, parts, drawn(), strict=True):
-            for tensor, gradient in zip([*own, *divided], [*gradients, *divide(gradients)], strict=True):
-                tensor.grad = gradient
-        for one, what in zip(optimizers, ("a trial step", "a step on them"), strict=True):
-            try:
-                one.step()
-            except Exception as error:  # (an optimizer's step may want anything)
-                return f"{what} fails ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
-    changes = [
-        (_flat(group) - old, _flat(divided) - old) for group, divided, old in zip(whole, parts, before, strict=True)
-    ]
-    for expected, found in changes:
-        largest, difference = float(expected.abs().max()), float((found - expected).abs().max())
-        if not difference <= _BOUND * largest:  # so said of a difference that is no number as well
-            return f"a step on them is not that on the whole: in a trial it is off by {difference:.2g} of {largest:.2g}"
+    before = [(_flat(group), _flat(group)) for group in whole]
+    for scale in _scales(shapes):
+        for _ in range(_STEPS_OF_EACH):
+            for own, divided, gradients in zip(whole, parts, drawn(), strict=True):
+                for gradient in gradients:
+                    gradient.mul_(scale)
+                for tensor, gradient in zip([*own, *divided], [*gradients, *divide(gradients)], strict=True):
+                    tensor.grad = gradient
+            for one, what in zip(optimizers, ("a trial step", "a step on them"), strict=True):
+                try:
+                    one.step()
+                except Exception as error:  # (an optimizer's step may want anything)
+                    return f"{what} fails ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
+        after = [(_flat(group), _flat(divided)) for group, divided in zip(whole, parts, strict=True)]
+        for group, (old, old_of_parts), (new, new_of_parts) in zip(whole, before, after, strict=True):
+            expected, found = new - old, new_of_parts - old_of_parts
+            largest, difference = float(expected.abs().max()), float((found - expected).abs().max())
+            precision = max(torch.finfo(tensor.dtype).eps for tensor in group)
+            rounding = _ROUNDING * precision * float(new.abs().max())
+            if not difference <= _BOUND * largest + rounding:  # so said of a difference that is no number as well
+                off = f"off by {difference:.2g} of {largest:.2g}"
+                return f"a step on them is not that on the whole: in a trial it is {off}"
+        before = after
     return ""
+
+
+def _scales(shapes: Iterable[Sequence[tuple[tuple[int, ...], torch.dtype]]]) -> list[float]:
+    """Return the sizes of gradients whose squares all dtypes can hold."""
+    largest = min(torch.finfo(dtype).max for group in shapes for _, dtype in group)
+    return [scale for scale in _SCALES if (10 * scale) ** 2 < largest]
 
 
 def check_divisible(optimizer: Optimizer, strategy: Strategy, built_by: str | None) -> None:
@@ -135,12 +155,21 @@ def check_divisible(optimizer: Optimizer, strategy: Strategy, built_by: str | No
         built_by: the method that built it; None where the config names it.
     """
     if problem := strategy.optimizer_problem(optimizer):
-        plan = strategy.plan
-        configured = plan.origins.get("optimizer", Origin("TrainConfig")).named("optimizer")
-        origin = configured if built_by is None else Origin(built_by)
-        kind = plan.optimizer if built_by is None else type(optimizer).__qualname__
-        rule = f"{problem}; run it on replicas (DDP) or in one process, or take another optimizer"
-        raise ConfigError(Problem(origin=origin, value=kind, rule=rule))
+        raise ConfigError(refusal(problem, optimizer, strategy.plan, built_by))
+
+
+def refusal(problem: str, optimizer: Optimizer, plan: Plan, built_by: str | None) -> Problem:
+    """Return what is wrong with an optimizer that cannot step what a strategy gives it.
+
+    Args:
+        problem: what ``optimizer_problem`` said.
+        built_by: the method that built it; None where the config names it.
+    """
+    configured = plan.origins.get("optimizer", Origin("TrainConfig")).named("optimizer")
+    origin = configured if built_by is None else Origin(built_by)
+    kind = plan.optimizer if built_by is None else type(optimizer).__qualname__
+    rule = f"{problem}; run it on replicas (DDP) or in one process, or take another optimizer"
+    return Problem(origin=origin, value=kind, rule=rule)
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

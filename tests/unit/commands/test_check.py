@@ -247,6 +247,14 @@ def test_what_only_a_built_model_shows(check: Check, tmp_path: Path) -> None:
     ]
     right = ["--best_metric=eval/loss", "--task_settings.broken=false", "--build"]
     assert check(words[1], "accel_configs/fsdp.yaml", *words[2:], *right).returncode == 0
+    for kind in ("Adafactor", "Adagrad"):
+        (tmp_path / f"by_{kind.lower()}.py").write_text(TASK.replace("torch.optim.SGD(", f"torch.optim.{kind}("))
+    zero = [words[1], "accel_configs/zero2.yaml", *words[2:], *right]
+    done = check(*zero, "--task", "by_adafactor:Small")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("Small.build_optimizer: 'Adafactor': each process holds flat slices of all parameters here,")
+    assert check(*zero, "--task", "by_adagrad:Small").returncode == 0
 
 
 @pytest.mark.parametrize(("words", "code"), [((), 0), (("chek",), 2)])
