@@ -5,7 +5,6 @@ The order of operations of one optimizer step is written beside the lines of ``T
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -86,7 +85,7 @@ class Trainer(TrainState):
             self.export(self.directory.path / "model")
             summary = self._summary()
             self.meter.memory.enter("ending")  # what comes may wait for others than ranks
-            self.directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
+            self.directory.write_json("summary.json", summary)
             self.say(summary_text(summary, self.directory.path / "model"))
             for callback in self.callbacks:
                 callback.on_end(self, summary)

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -208,7 +207,7 @@ class TrainState:
             self.directory.main = False  # every file stays as it is
             return self.say(f"finished already at step {self.step}; nothing to do")
         self.directory.write("config.yaml", to_yaml(self.config))
-        self.directory.write("plan.json", json.dumps(self.facts, indent=2, default=str) + "\n")
+        self.directory.write_json("plan.json", self.facts)
         self.say(banner(self.facts))
 
     def _facts(self, notices: Sequence[str]) -> dict[str, Any]:

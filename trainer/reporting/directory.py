@@ -150,8 +150,9 @@ class RunDirectory:
     def ended_at(self) -> int | None:
         """Return the step at which a run ended here, with its model written; None if none has."""
         try:
-            steps = read_json(self.path / "summary.json")["steps"]
-        except (OSError, ValueError, LookupError, TypeError):
+            # Not by ``read_json``: earlier versions wrote NaN there, for a metric without a value.
+            steps = json.loads((self.path / "summary.json").read_bytes())["steps"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
         return steps if isinstance(steps, int) and exported_file(self.path / "model") else None
 
@@ -159,10 +160,13 @@ class RunDirectory:
         """Write a small file."""
         self._write(name, "wb", text)
 
+    def write_json(self, name: str, value: object) -> None:
+        """Write a small file of JSON; what JSON does not hold becomes text, and a number that is not finite null."""
+        self.write(name, json.dumps(_with_nulls(value), indent=2, default=str, allow_nan=False) + "\n")
+
     def row(self, values: Mapping[str, Any]) -> None:
-        """Append to metrics.jsonl. JSON has no NaN: such values become null."""
-        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self._write("metrics.jsonl", "ab", json.dumps(clean) + "\n")
+        """Append to metrics.jsonl, where a number that is not finite becomes null."""
+        self._write("metrics.jsonl", "ab", json.dumps(_with_nulls(values), allow_nan=False) + "\n")
 
     def cut_rows(self, step: int) -> None:
         """Drop the rows of metrics.jsonl after ``step``: those steps are trained again, and each has one row."""
@@ -182,6 +186,15 @@ class RunDirectory:
         if self.main or from_any:
             with writing(self.path / name) as path, open(path, mode) as file:
                 file.write(text.encode(errors="backslashreplace"))  # odd path names
+
+
+def _with_nulls(value: Any) -> Any:
+    """Return a value with null for its numbers that are not finite: JSON has none of them."""
+    if isinstance(value, Mapping):
+        return {key: _with_nulls(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _step_of(row: bytes) -> float:

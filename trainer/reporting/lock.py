@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+import struct
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -20,15 +21,43 @@ class Locked(Exception):
 class _Handle:
     """An open file that is closed, and with that unlocked, when nobody has it any more."""
 
+    number: int | None = None
+
     def __init__(self, path: Path) -> None:
         self.number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
+    def close(self) -> None:
+        if self.number is not None:
             os.close(self.number)
+        self.number = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def lock(self) -> None:
+        """Lock the open file, without waiting; ``OSError`` where another one is locked, or none can be.
+
+        A lock of the process (``lockf``) would be gone as soon as the process closes any file of this name: a callback
+        that copies the run's folder away is enough.
+        """
+        assert self.number is not None
+        if hasattr(fcntl, "F_OFD_SETLK"):  # Linux; it meets the locks of earlier versions, which were lockf's
+            whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            fcntl.fcntl(self.number, fcntl.F_OFD_SETLK, whole_file)
+        else:
+            fcntl.flock(self.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 _held: WeakValueDictionary[str, _Handle] = WeakValueDictionary()  # what this process has locked, by the folder
+
+
+def _leave_to_parent() -> None:
+    """Close what a forked child (a data worker) has of the locks: it may outlive a killed parent for seconds."""
+    for handle in list(_held.values()):
+        handle.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class FolderLock:
@@ -56,23 +85,24 @@ class FolderLock:
         self.was_ours = self._handle is not None
         while self._handle is None:
             new, handle = not os.path.lexists(self.path), _Handle(self.path)
-            said = os.pread(handle.number, 200, 0).decode(errors="replace")
+            number = handle.number
+            assert number is not None
+            said = os.pread(number, 200, 0).decode(errors="replace")
             try:
-                # A lock of the process and not of the open file (flock): that one lives on in forked data workers for
-                # seconds after the process was killed, and would refuse the restart.
-                fcntl.lockf(handle.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                handle.lock()
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     raise Locked(said.removeprefix(_PREFIX).strip() or "another process") from None
                 self.notice = f"{folder} cannot be locked against a second run: {error.strerror}"
             if self._is_still_there(handle):  # a process that was refused deletes the file that it made
                 self._handle, self.new, self.was_ours = handle, new, said.startswith(_PREFIX)
-                os.ftruncate(handle.number, 0)
-                os.pwrite(handle.number, f"{_PREFIX}process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                os.ftruncate(number, 0)
+                os.pwrite(number, f"{_PREFIX}process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 _held[real] = handle
 
     def _is_still_there(self, handle: _Handle) -> bool:
         try:
+            assert handle.number is not None
             return os.path.samestat(os.fstat(handle.number), os.stat(self.path))
         except FileNotFoundError:
             return False

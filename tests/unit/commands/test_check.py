@@ -253,7 +253,9 @@ def test_what_only_a_built_model_shows(check: Check, tmp_path: Path) -> None:
     done = check(*zero, "--task", "by_adafactor:Small")
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert line.startswith("Small.build_optimizer: 'Adafactor': each process holds flat slices of all parameters here,")
+    assert line.startswith(
+        "by_adafactor:Small.build_optimizer: 'Adafactor': each process holds flat slices of all parameters here,"
+    )
     assert check(*zero, "--task", "by_adagrad:Small").returncode == 0
 
 

@@ -6,10 +6,14 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from brought_tasks import Plain
 from one_process import checkpoint, fit, losses, rows, steps
 from run_folders import everything
+from torch import nn
 
 from trainer import CheckpointError, ConfigError
 from trainer.reporting.directory import RunDirectory
@@ -28,6 +32,33 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFix
     assert everything(tmp_path) == before
     with pytest.raises(ConfigError, match="seed: 0 -> 7"):
         fit(tmp_path, resume="auto", seed=7)
+
+
+class Rare(Plain):
+    """Measures something of which no evaluation sample has any."""
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Any:
+        return {"loss": (torch.ones(()), 1.0), "recall/rare": (torch.zeros(()), 0.0)}
+
+
+def test_a_metric_without_a_value_is_null_and_the_run_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, Rare())
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refuse)
+    assert summary["evaluation"]["eval/recall/rare"] is None
+    before = everything(tmp_path)
+    assert fit(tmp_path, Rare(), resume="auto").step == 8
+    assert everything(tmp_path) == before and "finished already" in capsys.readouterr().out
+    summary["evaluation"]["eval/recall/rare"] = float("nan")  # as versions before wrote it
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    before = everything(tmp_path)
+    fit(tmp_path, Rare(), resume="auto")
+    assert everything(tmp_path) == before
 
 
 def test_a_run_that_was_killed_before_its_model_was_written_writes_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,23 @@ def test_a_child_that_outlives_the_run_holds_no_lock(tmp_path: Path) -> None:
             FolderLock(tmp_path).release()
         finally:
             os.kill(child, 9)
+
+
+def test_a_lock_outlives_reading_its_folder_and_the_end_of_a_child(tmp_path: Path) -> None:
+    """A callback that copies the run away, or an upload, closes the lock's file; a data worker ends before the run."""
+    run = tmp_path / "run"
+    run.mkdir()
+    lock = FolderLock(run)
+    shutil.copytree(run, tmp_path / "copy")
+    (run / LOCK).read_text()
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    with another_run(run) as refused:
+        assert refused.wait(60) != 0, "it has not got the lock"
+    lock.release()
+    FolderLock(run).release()
 
 
 def test_trainings_of_one_process_share_the_lock(tmp_path: Path) -> None:
