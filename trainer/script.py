@@ -79,10 +79,15 @@ def _find_task(loaded: Loaded) -> object:
             raise  # the module was found; something that it imports was not
         rule = f"no module {error.name!r} here, beside the config, in the script's folder or installed"
         raise _task_problem(loaded, rule) from None
-    if not hasattr(module, class_name):
-        known = [name for name, value in vars(module).items() if isinstance(value, type)]
-        raise _task_problem(loaded, f"{module_name} has no {class_name!r}; {did_you_mean(class_name, known)}")
-    return getattr(module, class_name)
+    if hasattr(module, class_name):
+        return getattr(module, class_name)
+    place = getattr(module, "__file__", None) or "built into Python"
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        rule = f"the module {module_name} is Python's own ({place}); give your file another name"
+        raise _task_problem(loaded, rule)
+    known = [name for name, value in vars(module).items() if isinstance(value, type)]
+    hint = did_you_mean(class_name, known) if known else f"it is {place}, and defines no class"
+    raise _task_problem(loaded, f"{module_name} has no {class_name!r}; {hint}")
 
 
 def _folders(config_file: str | None) -> list[str]:

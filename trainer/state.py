@@ -25,7 +25,7 @@ from .checkpoint.proof import base_weights
 from .checkpoint.restarted import restart_notices, start_of_attempt
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts
-from .config.train_config import TrainConfig, every_steps
+from .config.train_config import TrainConfig, every_steps, profiled_steps
 from .data.alike import held_alike
 from .data.batches import Layout, Window
 from .data.indexed import IndexedData
@@ -184,7 +184,16 @@ class TrainState:
         self.evaluation_owed = False  # at this step, since a signal asked to stop
         self.not_finite_at_start: list[str] | None = None  # not known yet
         self.stop_reason = ""  # what this rank said when it asked for a stop
-        return [*task.notices(), *of_model, *of_optimizer, *strategy.notices, *of_device], unfilled
+        notices = [*task.notices(), *of_model, *of_optimizer, *strategy.notices, *of_device, *self._untraced(start)]
+        return notices, unfilled
+
+    def _untraced(self, start: Start) -> list[str]:
+        """Return a notice where the steps to be profiled are none of this run's; its first one never is."""
+        steps = self.config.profile_steps
+        if steps is None or start.step + 1 < profiled_steps(steps)[0] <= self.total_steps:
+            return []
+        run = f"begins at step {start.step}, ends at {self.total_steps}"
+        return [f"profile_steps {steps}: nothing is traced: this run {run}"]
 
     def _last_step(self, start: Start) -> int:
         """Return the optimizer step at which training ends: by epochs from where it starts, or by max_steps."""

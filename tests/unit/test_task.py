@@ -29,3 +29,24 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
     monkeypatch.chdir(tmp_path)
     task, _ = load_task(load_config(["--config", str(config)]))
     assert type(task).__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("glob:Glob", r"task: 'glob:Glob': the module glob is Python's own (.*); give your file another name$"),
+        ("empty_here:Mine", r"empty_here has no 'Mine'; it is .*empty_here.py, and defines no class$"),
+        ("some_here:Mine", r"some_here has no 'Mine'; known: Yours$"),
+    ],
+)
+def test_a_class_that_is_not_there(name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainer.config.load import load_config
+    from trainer.errors import ConfigError
+    from trainer.script import load_task
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    for file, text in (("glob", "class Glob: pass"), ("empty_here", ""), ("some_here", "class Yours: pass")):
+        Path(f"{file}.py").write_text(text)
+    with pytest.raises(ConfigError, match=line):
+        load_task(load_config(["--task", name, "--epochs", "1"]))

@@ -15,7 +15,7 @@ from ..config.schedules import PLATEAU
 from ..data.batches import Layout, TrainData, is_stream, sized
 from ..data.indexed import IndexedData
 from ..distributed.agreement import Agreement
-from ..errors import DEFAULT, ConfigError, DataError, LaunchError, Origin, Problem
+from ..errors import ConfigError, DataError, LaunchError, Origin, Problem
 from ..optim.optimizers import MatricesAndOthers
 from ..optim.schedule import build_schedule
 from ..strategies.base import compute_in
@@ -188,7 +188,7 @@ def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimize
         rule = "follows a metric and not the optimizer steps; not offered"
         raise ConfigError(Problem(origin=Origin(built_by), value=PLATEAU, rule=rule))
     origin = plan.origin("schedule")
-    if origin != DEFAULT or config.schedule is not None:
+    if config.schedule is not None or origin.source in plan.files:
         rule = f"{built_by} builds a schedule already; remove one of the two"
         raise ConfigError(Problem(origin=origin.named("schedule"), value=plan.schedule, rule=rule))
     return own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..config.fingerprint import fingerprint as of_settings
 from ..errors import ConfigError, Origin, Problem
@@ -68,10 +68,15 @@ def _base_rates(own: Any) -> list[float]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List ``key: before -> now`` in one line each; of nested values only the parts that differ."""
+    """List ``key: before -> now`` in one line each; of nested values only the parts that differ, of names those that
+    came or went.
+    """
     lines = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
+        if old != new and _are_names(old) and _are_names(new) and set(old) != set(new):
+            lines.append(f"{key}: {_moved(old, new)}")
+            continue
         if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
             old, new = ({str(number): item for number, item in enumerate(items)} for items in (old, new))
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -106,6 +111,18 @@ def _joined(facts: Mapping[str, Any]) -> dict[str, Any]:
         named.setdefault(json.dumps(group["settings"], sort_keys=True), []).extend(group["names"])
     groups = [{"names": sorted(names), "settings": json.loads(said)} for said, names in named.items()]
     return {**facts, "optimizer_groups": groups}
+
+
+def _are_names(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _moved(old: list[str], new: list[str]) -> str:
+    """Say which names are there no more, and which are new."""
+    gone = [name for name in old if name not in set(new)]
+    came = [name for name in new if name not in set(old)]
+    parts = (("without", gone), ("with", came))
+    return "; ".join(f"now {word} {listed(names)}" for word, names in parts if names)
 
 
 def _short(value: object) -> str:

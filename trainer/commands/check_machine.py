@@ -163,7 +163,7 @@ def _judge(path: Path, machine: Machine) -> tuple[bool, str, str]:
         return False, f"not here: {error}", ""
     if request.num_machines > 1:
         return False, f"not here alone: it asks for {request.num_machines} machines", ""
-    divides_layers = request.fsdp.get("tp_size", 1) > 1
+    divides_layers = request.tensor_parallel_size > 1
     needed = ("deepspeed", "transformers") if request.deepspeed else ("transformers",) if divides_layers else ()
     absent = [name for name in needed if name not in machine.versions]
     if absent:

@@ -271,6 +271,9 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
         found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", c.profile_steps)
         fine = found and 2 <= int(found[1]) <= int(found[2] or found[1])
         yield ("profile_steps",), not fine, "must be steps such as 10-12, from 2 on: the first step warms up"
+        has_end = fine and c.max_steps is not None
+        behind = has_end and profiled_steps(c.profile_steps)[0] > c.max_steps
+        yield ("profile_steps", "max_steps"), bool(behind), f"begins behind the last step, max_steps {c.max_steps}"
     rule = "must be an evaluation value, such as eval/loss"
     yield ("best_metric",), c.best_metric is not None and not re.fullmatch("eval/.+", c.best_metric), rule
     for key, other, rule in _NEEDS:

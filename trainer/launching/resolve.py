@@ -82,7 +82,7 @@ def resolve(
         both.refuse(both.ours("compile"), f"disagrees with {request.origins['dynamo']}; keep one of the two")
     if both.problems:
         raise ConfigError(both.problems)
-    tensor_parallel = request.fsdp.get("tp_size", 1)
+    tensor_parallel = request.tensor_parallel_size
     accumulation = _fit_batch(asked_global, micro, accumulation, world, tensor_parallel, both)
     batch = micro * accumulation * world // tensor_parallel
     if config.warmup_samples is not None:
@@ -152,7 +152,7 @@ def check_partitions(request: Request, world: int) -> None:
     zero, left = request.deepspeed.get("zero_optimization", {}), world
     for key, groups in (
         ("deepspeed.zero_optimization.zero_hpz_partition_size", zero.get("zero_hpz_partition_size") or 1),
-        ("fsdp.tp_size", request.fsdp.get("tp_size", 1)),
+        ("fsdp.tp_size", request.tensor_parallel_size),
         ("fsdp.dp_replicate_size", request.fsdp.get("dp_replicate_size", 1)),
     ):
         if left % groups:

@@ -107,6 +107,22 @@ def test_only_the_process_that_writes_copies_the_model_to_the_host(main: bool) -
     assert OnDevice.copies == main
 
 
+def test_a_schedule_of_the_tasks_own_may_stand_beside_null() -> None:
+    """As a YAML says that it names none."""
+
+    class Mine(Task):
+        def build_schedule(self, optimizer: Any, plan: Any, total_steps: int) -> Any:
+            return torch.optim.lr_scheduler.ConstantLR(optimizer)
+
+    optimizer, config = torch.optim.SGD([torch.zeros(1)], lr=1.0), TrainConfig(task="m:T", max_steps=4)
+    made = plan(schedule=None)
+    assert str(made.origin("schedule")).startswith("train.yaml")
+    assert type(schedule_of(Mine(), config, made, optimizer, 4)).__name__ == "ConstantLR"
+    named = TrainConfig(task="m:T", max_steps=4, schedule="cosine")
+    with pytest.raises(ConfigError, match="builds a schedule already; remove one of the two"):
+        schedule_of(Mine(), named, plan(schedule="cosine"), optimizer, 4)
+
+
 def test_a_schedule_that_follows_a_metric_is_refused() -> None:
     class Mine(Task):
         def build_schedule(self, optimizer: Any, plan: Any, total_steps: int) -> Any:

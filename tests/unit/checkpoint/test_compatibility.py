@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from trainer import CheckpointError, ConfigError, Data, Plan, TrainConfig, Trainer
 from trainer.checkpoint import discover, store
+from trainer.checkpoint.compatibility import differences
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -252,3 +253,14 @@ def test_state_that_cannot_be_cut_is_refused_before_training(tmp_path: Path) -> 
         fit(tmp_path / "a", Factored())
     fit(tmp_path / "b", Factored(), keep_last=0, save_every=None)
     assert steps(tmp_path / "b") == []
+
+
+def test_parameters_that_came_or_went_are_named() -> None:
+    """And not two lists that are cut off before they differ."""
+    names = [f"block.{number}.weight" for number in range(9)]
+    before, now = (
+        {"names": [*names, *more], "settings": {}} for more in (["head.weight"], ["body.weight", "z.weight"])
+    )
+    assert differences({"optimizer_groups": [before]}, {"optimizer_groups": [now]}) == [
+        "optimizer_groups.0.names: now without head.weight; now with body.weight, z.weight"
+    ]

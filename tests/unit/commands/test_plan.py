@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from trainer.commands.cli import main
 from trainer.commands.planner.activations import blocks_of, probe
 from trainer.commands.planner.costs import OFFERED
 from trainer.commands.planner.launch_file import accelerate_yaml
+from trainer.commands.planner.subject import settle
+from trainer.config.load import load_config
 from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.reporting.gpus import gpu_of
 
@@ -86,6 +89,38 @@ def test_a_task_is_probed_for_real(capsys: pytest.CaptureFixture[str]) -> None:
     row = by_name(told)["ddp", "none"]
     # 32 images of 8 x 8 after each of three layers of a convolution are 32 or 64 channels wide; four bytes each.
     assert 32 * 32 * 64 * 4 * 4 < row["activations"] < 32 * 32 * 64 * 4 * 20
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """The digits, 48 a step in bf16 by SGD."""
+    text = (ROOT / "examples/configs/digits_cnn.yaml").read_text()
+    text = text.replace("micro_batch_size: 32\nglobal_batch_size: 64", "micro_batch_size: 4\nglobal_batch_size: 48")
+    (tmp_path / "train.yaml").write_text(text.replace("optimizer: adamw", "optimizer: sgd\nmixed_precision: fp16"))
+    return str(tmp_path / "train.yaml")
+
+
+def test_precision_optimizer_and_accumulation_are_the_configs(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    assert main(["plan", config, "--gpus", "6"]) == 0
+    said = capsys.readouterr().out
+    assert "6 GPUs, fp16, sgd, micro-batch 4;" in said and "is assumed" not in said
+    args = argparse.Namespace(what=config, gpus=6, accumulation=None, optimizer=None, precision=None)
+    settle(args, load_config([config]).config)
+    assert (args.micro_batch, args.accumulation) == (4, 2)
+    assert main(["plan", "1M"]) == 0
+    assert "precision bf16 is assumed; --precision no or fp16 says another" in capsys.readouterr().out
+
+
+def test_a_batch_that_cannot_be_cut_for_so_many_is_refused(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    assert main(["plan", config, "--gpus", "64"]) == 2
+    rule = "global_batch_size 48 must be a multiple of micro_batch_size 4 x accumulation 1 x gpus = 256"
+    assert f"gpus: 64: {rule}; take fewer GPUs" in capsys.readouterr().err
 
 
 def test_the_probe_counts_each_storage_once_and_no_parameters() -> None:

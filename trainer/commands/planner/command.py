@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...config.train_config import OPTIMIZERS
 from ...reporting.gpus import KNOWN, Gpu, gpu_of
 from ...text import columns, size
 from ..usage import local_text, usage_error
@@ -186,7 +187,7 @@ def _as_table(subject: Subject, rows: Sequence[Row], gpu: Gpu | None, args: argp
         ]
         cells.append(cell + ([("yes" if row.fits(gpu) else "no")] if gpu else []))
     head = [subject.title, f"{args.gpus} GPUs, {args.precision}, {args.optimizer}, {batch}; per GPU:", ""]
-    return [*head, *columns(cells, left=1), "", *subject.notes, *_NOTES]
+    return [*head, *columns(cells, left=1), "", *args.assumed, *subject.notes, *_NOTES]
 
 
 def _decimal(count: float) -> str:
@@ -213,10 +214,10 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         help="tokens of one example; default: what the model's config allows, at most 4096",
     )
-    add("--accumulation", type=_positive, default=1, help="backwards per optimizer step; default 1")
+    add("--accumulation", type=_positive, help="backwards per optimizer step; else the training config's, else 1")
     add("--sync_each_batch", action="store_true", help="as in the training config")
-    add("--precision", choices=["no", "bf16", "fp16"], default="bf16", help="default bf16")
-    add("--optimizer", choices=["adamw", "adam", "sgd"], default="adamw", help="default adamw; sgd with momentum")
+    add("--precision", choices=["no", "bf16", "fp16"], help="else the training config's, else bf16")
+    add("--optimizer", choices=OPTIMIZERS, help="else the training config's, else adamw; sgd has momentum")
     add("--lora", type=_positive, help="rank of LoRA adapters on every linear layer of the blocks; the rest is frozen")
     add("--write", metavar="FILE", type=local_text, help="write the recommended accelerate YAML")
     add("--json", action="store_true", help="print one JSON object")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...config.train_config import OPTIMIZERS
 from ..usage import usage_error
 from .costs import Part, elements, parts_of
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from ...config.train_config import TrainConfig
     from .activations import Activations
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kMBT]?)")
@@ -48,12 +50,37 @@ def measure_subject(args: argparse.Namespace) -> Subject:
         ConfigError: it is none of them, or cannot be read.
     """
     if count := _COUNT.fullmatch(args.what):
+        settle(args)
         if args.lora:
             raise usage_error("lora", args.lora, "needs the shapes of the layers: give a Hugging Face config")
         return _measure_count(round(float(count[1]) * _UNITS[count[2]]), args.what, args.gpus)
     if args.what.endswith((".yaml", ".yml")) or (args.what.endswith(".json") and Path(args.what).name != "config.json"):
         return _measure_task(args)
+    settle(args)
     return _measure_config(args)
+
+
+def settle(args: argparse.Namespace, config: TrainConfig | None = None) -> None:
+    """Set what was not typed: precision, optimizer and batch are a training config's, where there is one.
+
+    Raises:
+        ConfigError: its global batch cannot be cut for so many GPUs.
+    """
+    if config is not None:
+        args.micro_batch = config.micro_batch_size
+        args.accumulation = args.accumulation or config.accumulation_steps
+        args.optimizer = args.optimizer or (config.optimizer if config.optimizer in OPTIMIZERS else None)
+        args.precision = args.precision or config.mixed_precision
+        unit = config.micro_batch_size * (args.accumulation or 1) * args.gpus
+        if config.global_batch_size is not None and config.global_batch_size % unit:
+            parts = f"micro_batch_size {config.micro_batch_size} x accumulation {args.accumulation or 1}"
+            rule = f"global_batch_size {config.global_batch_size} must be a multiple of {parts} x gpus = {unit}"
+            raise usage_error("gpus", args.gpus, f"{rule}; take fewer GPUs, or change {args.what}")
+        args.accumulation = args.accumulation or (config.global_batch_size or unit) // unit
+    args.assumed = [] if args.precision else ["precision bf16 is assumed; --precision no or fp16 says another"]
+    args.precision = args.precision or "bf16"
+    args.optimizer = args.optimizer or "adamw"
+    args.accumulation = args.accumulation or 1
 
 
 def _measure_count(total: int, text: str, gpus: int) -> Subject:
@@ -113,7 +140,7 @@ def _measure_task(args: argparse.Namespace) -> Subject:
 
     loaded = load_config(["--config", args.what])
     task, _ = load_task(loaded)
-    args.micro_batch = loaded.config.micro_batch_size
+    settle(args, loaded.config)
     data = task.build_data()
     rows = iter(data.train) if is_stream(data.train) else map(data.train.__getitem__, range(len(data.train)))
     samples = list(itertools.islice(itertools.cycle(rows), args.micro_batch))
