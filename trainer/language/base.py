@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import xxhash
 
 from ..config.annotations import About, plain
 from ..config.validate import Validator
@@ -29,11 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Documents = tuple[str, Corpus, Numbers]  # the setting that names them, all of its corpus, which of these are meant
-
-
-def version_of(sources: Sequence[Source]) -> str:
-    """Return what changes with the content of sources, in their order; their names and places do not count."""
-    return xxhash.xxh3_64_hexdigest(" ".join(source.digest for source in sources).encode())
 
 
 @dataclass(frozen=True, kw_only=True)

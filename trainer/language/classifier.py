@@ -14,7 +14,7 @@ from ..config.annotations import About
 from ..errors import DataError
 from ..task import Data
 from .adapters import add_adapter
-from .base import LanguageTask, version_of
+from .base import LanguageTask
 from .card import model_card
 from .columns import take_column, take_texts
 from .problems import setting_error
@@ -73,9 +73,7 @@ class SequenceClassifier(LanguageTask):
         return tokenizer
 
     def _examples(self, key: str, names: str | list[str]) -> list[Example]:
-        sources = find_sources(names, key)
-        self.memory[f"version of {key}"] = version_of(sources)
-        rows = [row for source in sources for row in source.read()]
+        rows = [row for source in find_sources(names, key) for row in source.read()]
         if not rows:
             raise DataError(f"task_settings.{key}: no rows")
         texts = take_texts(rows, self.text_column, "text_column")
