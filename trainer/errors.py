@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from .text import hidden, is_secret
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -118,7 +120,8 @@ class Problem:
         return self.origin.key
 
     def __str__(self) -> str:
-        shown = "" if self.value is None else f" {_shown(self.value)}:"
+        value = hidden(self.value, secret=is_secret(self.key))
+        shown = "" if value is None else f" {_shown(value)}:"
         key = f" {self.key}:" if self.key else ""
         return f"{self.origin.place}:{key}{shown} {self.rule}"
 

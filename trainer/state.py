@@ -20,6 +20,7 @@ from .building import alike
 from .building import parts as build
 from .building.unfilled import Unfilled
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, restore, store
+from .checkpoint.disk import check_shared
 from .checkpoint.export import ModelFile, check_storable, export_model
 from .checkpoint.proof import base_weights
 from .checkpoint.restarted import restart_notices, start_of_attempt
@@ -42,7 +43,7 @@ from .reporting.meter import Meter
 from .strategies.in_place import whole_parameters
 from .strategies.trial import check_divisible
 from .task import Task, own_optimizer
-from .text import listed, renamed_arguments
+from .text import hidden, listed, renamed_arguments
 
 # Kept in checkpoints beside the step.
 COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation", "evaluation_owed", "not_finite_at_start")
@@ -110,6 +111,8 @@ class TrainState:
         self.directory = RunDirectory(config.output_dir, main=self.is_main, origin=at)
         folder = self.directory.path / "checkpoints"
         with self.directory.locked(self.agreement):
+            if self.agreement.distributed and config.keep_last:  # before anything in it is looked for
+                check_shared(self.directory.path, self.agreement)
             start = start_of_attempt(config.resume, folder, self.agreement, origin=origins.get("resume", DEFAULT))
             self.directory.claim(self.agreement, overwrite=config.overwrite, continues=start.continues)
         self.base_weights: str | None = None
@@ -310,8 +313,8 @@ class TrainState:
             task=self.task,
             callbacks=self.callbacks,
             model_file=self.model_file,
-            settings=vars(self.config) | self.plan.as_dict() | settings,
-            config=asdict(self.config),
+            settings=hidden(vars(self.config) | self.plan.as_dict() | settings),
+            config=hidden(asdict(self.config)),
             plan=self.plan.as_dict(),
             run=facts(self.plan, machine=self.machine, step=self.step, **counters),
         )

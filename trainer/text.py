@@ -9,10 +9,53 @@ import platform
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+HIDDEN = "(hidden)"  # in the place of a secret
+# Names of settings whose text is a secret; those of a tokenizer's tokens are none (eos_token).
+_SECRET = re.compile(
+    r"(api|access|private|auth|secret|account|hub|hf|wandb|signing|encryption).?key$|secret|passw|passphrase|credential|"
+    r"(?<!pad.)(?<!eos.)(?<!bos.)(?<!unk.)(?<!sep.)(?<!cls.)(?<!end.)(?<!stop.)(?<!mask.)(?<!start.)(?<!image.)token$",
+    re.IGNORECASE,
+)
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether the text of a setting of this name is to be written and shown nowhere."""
+    return _SECRET.search(name) is not None
+
+
+def hidden(value: Any, *, secret: bool = False) -> Any:
+    """Return a value with ``(hidden)`` for the texts in it whose name is that of a secret.
+
+    Args:
+        secret: hide all texts in it.
+    """
+    if isinstance(value, Mapping):
+        return {key: hidden(item, secret=secret or is_secret(str(key))) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [hidden(item, secret=secret) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return HIDDEN if secret and isinstance(value, str) and value else value
+
+
+def hidden_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with ``(hidden)`` for the values of secrets: ``--name value``, ``name=value``."""
+    shown: list[str] = []
+    value_follows = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if value_follows and not word.startswith("--"):
+            shown.append(HIDDEN)
+        elif equals and is_secret(name):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(word)
+        value_follows = word.startswith("--") and not equals and is_secret(word)
+    return shown
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -27,5 +27,9 @@ def test_every_rank_says_the_same(strategy: str, tmp_path: Path) -> None:
         assert said[name] == [[], "", [4]], name
     assert said["ends"].startswith("ConfigError: resume: max_steps: 1: ends the run at step 1, and ")
     assert said["finished"] == 2
+    line, kept = said["blind"]
+    assert "step-00000004: cannot be read on rank 1: " in line and " is missing there, and whole for the main" in line
+    assert kept == [4, 2], "nothing is renamed"
+    assert said["wrong"] == ["", [2]] and (tmp_path / "seen" / "checkpoints" / "step-00000004.damaged").is_dir()
     assert said["groups"], "the same bytes"
     assert said["export"].startswith("CheckpointError: the model could not be written to ") and said["exported"]

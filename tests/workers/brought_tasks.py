@@ -47,6 +47,14 @@ class Plain(Task):
         return F.mse_loss(model(batch["x"]), batch["y"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gated(Plain):
+    """Wants a token, as a data set behind a wall does."""
+
+    hf_token: str = ""
+    width: int = 4
+
+
 class PastTheWrapper(Plain):
     """What a step under plain DDP must not do, and often does for a method of the model."""
 

@@ -7,11 +7,12 @@ Each case is a training of its own in the same processes; ``results.json`` holds
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,23 @@ def differences(run: Trainer, path: Path) -> list[str]:
     return wrong
 
 
+@contextlib.contextmanager
+def blind(path: Path) -> Iterator[None]:
+    """Show rank 1 nothing of a checkpoint, as an old listing of a network file system does."""
+    real = discover.path_inside
+
+    def path_inside(folder: Path, name: object) -> Path:
+        if dist.get_rank() == 1 and folder == path:
+            raise FileNotFoundError(2, "No such file or directory", str(folder / str(name)))
+        return real(folder, name)
+
+    discover.path_inside = path_inside
+    try:
+        yield
+    finally:
+        discover.path_inside = real
+
+
 def main() -> None:
     accel, folder = sys.argv[1], Path(sys.argv[2])
     launched = launch(configured(folder), accel_config=accel)
@@ -140,6 +158,19 @@ def main() -> None:
     results["ends"] = said(lambda: built(launched, Case(learns=first), folder / "ends", resume=str(path), max_steps=1))
     finished = built(launched, Case(learns=first), folder / "first", resume="auto", max_steps=2)
     results["finished"] = finished.fit() == {} and finished.step
+
+    # A checkpoint that one rank does not see is not damaged; one whose bytes are wrong is, whichever rank reads them.
+    seen = folder / "seen"
+    built(launched, Case(), seen).fit()
+    newest = seen / "checkpoints" / store.name_of(4)
+    with blind(newest):
+        results["blind"] = said(lambda: built(launched, Case(), seen, resume="auto")), steps(seen)
+    if rank == 0:
+        names = sorted(discover.inspect(newest).files)
+        with open(newest / names[1], "r+b") as file:  # of which rank 1 reads every byte
+            file.seek(20)
+            file.write(b"#")
+    results["wrong"] = said(lambda: built(launched, Case(), seen, resume="auto", max_steps=3)), steps(seen)
 
     # Groups of different settings, one of them infinite.
     for name in ("groups", "again"):

@@ -6,7 +6,6 @@ of settings that look like secrets are left out.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +16,10 @@ from ..config.fingerprint import fingerprint
 from ..distributed.exit import when_failing
 from ..errors import ConfigError, Origin, Problem, TrainerError
 from ..state import TrainState
-from ..text import did_you_mean
+from ..text import did_you_mean, hidden_words, is_secret
 from .base import Callback, StepInfo
 from .tracker_faults import Patience
 
-_SECRET = re.compile(r"(api|access|private|auth).?key|token$|secret|passw|credential", re.IGNORECASE)
 _AXES = ("step", "epoch", "samples")
 
 
@@ -82,7 +80,7 @@ class Tracking(Callback):
                 title=title,
                 experiment=experiment_of(trainer),
                 config=configuration(trainer),
-                hide_command=any(_SECRET.search(word.partition("=")[0]) for word in sys.argv[1:]),
+                hide_command=hidden_words(sys.argv) != sys.argv,
             )
         folder = trainer.directory.path / "tracking"
         for name in self.names:
@@ -151,7 +149,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: without_secrets(value) if isinstance(value, Mapping) else value
         for key, value in values.items()
-        if not _SECRET.search(str(key))
+        if not is_secret(str(key))
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from ..config.fingerprint import fingerprint as of_settings
 from ..errors import ConfigError, Origin, Problem
-from ..text import listed
+from ..text import hidden, listed
 from .codec import encode_plain
 from .parts import Parts
 from .untrusted import is_number
@@ -94,7 +94,8 @@ def check_same(
     Raises:
         ConfigError: there are some, and they are not allowed.
     """
-    found = [*differences(_joined(before), _joined(now)), *others]
+    # Earlier versions wrote secrets down.
+    found = [*differences(_joined(hidden(before)), _joined(hidden(now))), *others]
     if found and not allowed:
         rule = (
             f"the checkpoint {source} belongs to a run with other numbers; restore these values, or set "

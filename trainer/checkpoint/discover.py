@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -179,12 +179,12 @@ def verify(info: CheckpointInfo, agreement: Agreement | None = None) -> Checkpoi
         [info, *_] = agreement.gather(info)  # what the main process saw: another rank may look a moment later
     if info.problem:
         return info
-    with info.checking():
-        for name in sorted(info.files)[rank::world]:
-            if hash_file(info.path / name) != info.files[name]["xxh3"]:
-                raise CheckpointError(f"{name} was changed after it was written")
+    _check_bytes(info, rank, world)
     if agreement:
-        info = min(agreement.gather(info), key=lambda one: (not one.broken, not one.problem))  # damage counts first
+        found = agreement.gather(info)
+        info = min(found, key=lambda one: (not one.broken, not one.problem))  # damage counts first
+        if info.broken and (blind := found.index(info)):
+            info = _seen_by_main(info, agreement, blind)
     if not info.problem and rank == 0:
         with info.checking():
             contents = Contents.of(info.path, info.files)
@@ -192,6 +192,33 @@ def verify(info: CheckpointInfo, agreement: Agreement | None = None) -> Checkpoi
                 raise CheckpointError(f"{STATE} is that of step {contents.state['step']}")
             contents.check_model()
     return agreement.gather(info)[0] if agreement else info
+
+
+def _check_bytes(info: CheckpointInfo, part: int, parts: int) -> None:
+    """Look for all files in their sizes, and read every byte of one part of them."""
+    names = sorted(info.files)
+    with info.checking():
+        for name in names:
+            if path_inside(info.path, name).lstat().st_size != info.files[name]["bytes"]:
+                raise CheckpointError(f"{name} was changed after it was written")
+        for name in names[part::parts]:
+            if hash_file(info.path / name) != info.files[name]["xxh3"]:
+                raise CheckpointError(f"{name} was changed after it was written")
+
+
+def _seen_by_main(info: CheckpointInfo, agreement: Agreement, blind: int) -> CheckpointInfo:
+    """Have the main process read what is broken for another rank. What is whole there is not damaged.
+
+    A network file system may show a rank an old listing, and a node may have a disk of its own under this name.
+    """
+    own = replace(info, problem="", broken=False)
+    if agreement.rank == 0:
+        _check_bytes(own, blind, agreement.world_size)
+    again: CheckpointInfo = agreement.gather(own)[0]
+    if again.problem:
+        return again
+    problem = f"cannot be read on rank {blind}: {info.problem} there, and whole for the main process"
+    return replace(info, problem=problem, broken=False)
 
 
 # -- which one to go on from ---------------------------------------------------------------------------
@@ -245,8 +272,8 @@ def find_start(resume: str, folder: Path, agreement: Agreement, *, origin: Origi
             return Start(found=info, passed_over=tuple(damaged), continues=True)
         if not info.broken:
             raise CheckpointError(
-                f"{info.path}: {info.problem}; resume: auto passes over what is damaged only; to go on from an older "
-                "checkpoint, name it with resume, and give another output_dir"
+                f"{info.path}: {info.problem}; resume: auto passes over what is damaged only; start again once it "
+                "can be read, or, to go on from an older checkpoint, name it with resume, and give another output_dir"
             )
         damaged.append(info)
     if damaged:

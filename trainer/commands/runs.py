@@ -14,6 +14,7 @@ from typing import Any
 from ..config.documents import read_document
 from ..config.train_config import DEFAULTS
 from ..errors import ConfigError, Origin, Problem
+from ..text import hidden
 
 ONLINE = "wandb:"
 
@@ -75,7 +76,9 @@ def _read_folder(folder: Path) -> Run:
         raise _unreadable(folder, f"a file of the run is damaged: {error}") from None
     # A run of an older version does not say all settings: those had today's defaults.
     settings = {**DEFAULTS, **read_document(folder / "config.yaml", what="training config").data}
-    return Run(name=folder.resolve().name, path=str(folder), plan={**settings, **plan}, rows=rows, summary=ended)
+    return Run(
+        name=folder.resolve().name, path=str(folder), plan=hidden({**settings, **plan}), rows=rows, summary=ended
+    )
 
 
 def _read_wandb_folder(path: Path) -> Run:

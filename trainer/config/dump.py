@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from ..text import hidden
 from .documents import Key
 from .train_config import TrainConfig, without_effect
 
@@ -27,13 +28,13 @@ _Dumper.add_representer(str, _Dumper.text)
 
 
 def to_yaml(config: TrainConfig, comment: Callable[[Key], str] = lambda key: "") -> str:
-    """Write the resolved config; keys without effect on its optimizer are left out.
+    """Write the resolved config; keys without effect on its optimizer are left out, secrets are hidden.
 
     Args:
         comment: what stands behind the value of a key.
     """
     idle = without_effect(config.optimizer)
-    settings = {key: value for key, value in vars(config).items() if key not in idle}
+    settings = hidden({key: value for key, value in vars(config).items() if key not in idle})
     rows = [(row, comment(key) if key else "") for key, row in _rows(settings)]
     width = min(60, max(len(row) for row, _ in rows))
     return "".join(f"{row:{width}}  # {said}\n" if said else f"{row}\n" for row, said in rows)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ..text import hidden
 from .annotations import plain
 from .schedules import TO_FINAL
 
@@ -27,6 +28,8 @@ OF_THE_END = ("total_steps", "final_lr_ratio")  # of other schedules a longer ru
 def task_facts(task: object, named: str) -> dict[str, Any]:
     """Say which task it is, and its settings as JSON holds them, whoever built it.
 
+    The texts of secrets are hidden: who they let in does not decide the numbers.
+
     Fields that take no part in comparing tasks (``field(compare=False)``) are no settings but what a task remembers.
 
     Args:
@@ -39,7 +42,7 @@ def task_facts(task: object, named: str) -> dict[str, Any]:
     settings = {field.name: getattr(task, field.name) for field in fields if field.compare}
     return {
         "task": named if same else f"{cls.__module__}:{cls.__qualname__}",
-        "task_settings": plain(settings, compared=True),
+        "task_settings": hidden(plain(settings, compared=True)),
     }
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ..errors import COMMAND_LINE, DEFAULT, ConfigError, Origin, Problem
+from ..text import HIDDEN
 from .annotations import Typed
 from .arguments import help_text, misplaced, put, split_command_line
 from .documents import Document, Key, read_document, read_table
@@ -125,6 +126,9 @@ def _read(argv: Sequence[str]) -> _Read:
     values = check.settings(TrainConfig, given)
     check.missing(TrainConfig, {*given, *(problem.key for problem in check.problems)})
     check_rules(check, values, given)
+    for key in _hidden_keys(given):
+        rule = f"a secret, which is not written down; give it again: --{'.'.join(key)} VALUE"
+        check.problems.append(Problem(origin=_origin(origins, key, document.path), value=HIDDEN, rule=rule))
     return _Read(
         check=check,
         values=values,
@@ -165,6 +169,15 @@ def _aliases_below(section: str, known: Collection[str]) -> dict[str, str]:
         if first == section and rest.partition(".")[0] in known:
             found[f"{section}.{alias}"] = rest
     return found
+
+
+def _hidden_keys(values: object, above: Key = ()) -> Iterator[Key]:
+    """Yield the keys at any depth that hold no value but the mark of a secret."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            yield from _hidden_keys(value, (*above, str(name)))
+    elif values == HIDDEN:
+        yield above
 
 
 def _laid_over(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from typing import Any
 import psutil
 
 from ..errors import TrainerError
-from ..text import columns
+from ..text import columns, hidden_words
 from .activity import Idleness, doing, frames_of, lives, name_watch
 from .exit import claim_first_error, end_at_once, is_lost_peer
 from .launcher import launcher_processes
@@ -387,5 +387,5 @@ def resume_command(argument: str) -> str:
     line = launchers[-1].cmdline() if launchers else [sys.executable, *sys.argv]
     if line and os.path.basename(line[0]).startswith("python") and len(line) > 1 and not line[1].startswith("-"):
         line = [os.path.basename(line[1]), *line[2:]] if launchers else line
-    text = shlex.join(line)
+    text = shlex.join(hidden_words(line))
     return text if argument in text else f"{text} {argument}"
