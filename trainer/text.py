@@ -58,6 +58,11 @@ def hidden_words(words: Sequence[str]) -> list[str]:
     return shown
 
 
+def printable(text: str) -> str:
+    """Return a text of which a terminal obeys nothing: escape sequences are shown, lines stay."""
+    return "".join(one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?``, else the short list of what is known, else up to three that are close."""
     names = sorted(set(known))

@@ -29,7 +29,7 @@ from plans import plan, request
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainer import TrainConfig, launch
+from trainer import LaunchError, TrainConfig, launch
 from trainer.strategies.deepspeed import engine_config
 from trainer.strategies.fsdp import FSDP2
 
@@ -84,7 +84,10 @@ def test_one_process_with_a_rank_is_several_where_there_is_a_gpu(monkeypatch: py
 def test_a_variable_wins_over_the_argument_for_accumulation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     assert Accelerator(cpu=True, gradient_accumulation_steps=2).gradient_accumulation_steps == 4
-    assert launch(config(accumulation_steps=2)).accelerator.gradient_accumulation_steps == 2
+    with pytest.raises(
+        LaunchError, match="ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is set, but accumulation_steps is 2"
+    ):
+        launch(config(accumulation_steps=2))
 
 
 def test_a_second_precision_in_one_process_is_refused() -> None:

@@ -78,6 +78,8 @@ class Contents:
             CheckpointError, OSError: they hold what no checkpoint holds, or cannot be read.
         """
         state = read_json(path_inside(folder, STATE))
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{STATE}: holds no mapping")
         check_form(state, {**_STATE, **{key: fits for key, fits in _LATER.items() if key in state}}, STATE)
         model = [(name, tuple(shape), DTYPE_NAMES[dtype]) for name, shape, dtype in state["model"]]
         if "export" in state and (unknown := state["export"]["names"].keys() - {name for name, *_ in model}):

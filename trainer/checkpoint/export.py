@@ -26,7 +26,7 @@ from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
 from ..text import listed
 from .disk import delete, part_of, publish, write_file
-from .safetensors_io import can_hold, header, raw, read_header
+from .safetensors_io import METADATA, can_hold, header, raw, read_header
 
 MODEL_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -148,8 +148,10 @@ def changed_buffer(strategy: Strategy) -> str:
 
 
 def check_storable(model: nn.Module) -> None:
-    """Hold an unprepared model to the dtypes of safetensors; ``CheckpointError`` names a tensor of another one."""
+    """Hold an unprepared model to safetensors; ``CheckpointError`` names a tensor that it cannot hold."""
     for name, (_, dtype) in canonical_names(model).items():
+        if name == METADATA:
+            raise CheckpointError(f"{name}: no tensor of a safetensors file can have this name; give it another one")
         if not can_hold(dtype):
             raise CheckpointError(
                 f"{name}: safetensors has no {str(dtype).removeprefix('torch.')}: neither the model nor a checkpoint "

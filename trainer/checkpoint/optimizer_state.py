@@ -41,12 +41,14 @@ class OptimizerForm:
         ranges: state of the parameter's shape, by its key, with its dtype.
         values: state of one value, by its key; ``True`` where it is a tensor, ``False`` for a plain number.
         groups: for each parameter group, the names of its parameters and its settings without the learning rate.
+        together: keys that a parameter has together; one that has some state has all of one of these.
     """
 
     kind: str
     ranges: Mapping[str, torch.dtype]
     values: Mapping[str, bool]
     groups: tuple[dict[str, Any], ...]
+    together: frozenset[frozenset[str]] = frozenset()
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer, *, saved: bool, device: torch.device) -> OptimizerForm:
@@ -74,7 +76,9 @@ class OptimizerForm:
         )
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
+        together: set[frozenset[str]] = set()
         for tensor, state in _probe(optimizer, kind, device).items() if saved else ():
+            together.add(frozenset(key for key, value in state.items() if value is not None))
             for key, value in state.items():
                 if isinstance(value, Tensor) and not can_hold(value.dtype):
                     raise _unsavable(kind, f"{key!r} as {value.dtype}: safetensors has no such dtype")
@@ -86,7 +90,7 @@ class OptimizerForm:
                     form = f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
                     what = f"{key!r} {form} for a parameter of shape {tuple(tensor.shape)}"
                     raise _unsavable(kind, f"{what}: it cannot be saved by ranges of the parameter")
-        return cls(kind=kind, ranges=ranges, values=values, groups=groups)
+        return cls(kind=kind, ranges=ranges, values=values, groups=groups, together=frozenset(together))
 
 
 def _unsavable(kind: str, what: str) -> CheckpointError:
@@ -154,7 +158,11 @@ def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges, read: Cal
 
     ``read`` is called with each shard before its state is read. A parameter that had no state (it never had a
     gradient) gets none, or zeros where it shares a flat group.
+
+    Raises:
+        CheckpointError: a parameter has a part of its state only.
     """
+    _check_together(form, store)
     states: dict[Tensor, dict[str, Any]] = defaultdict(dict)
     names = {name: group["names"] for group in form.groups for name in group["names"]}  # those of its group
     sharing: dict[Tensor, Sequence[str]] = {}  # a flat group has one value for all, also of those on other ranks
@@ -184,6 +192,16 @@ def load_state(strategy: Strategy, form: OptimizerForm, store: Ranges, read: Cal
                 state[kind] = torch.zeros_like(state_key, dtype=form.ranges[kind], requires_grad=False)
     strategy.optimizer.state.update(states)
     return [*notices]
+
+
+def _check_together(form: OptimizerForm, store: Ranges) -> None:
+    keys = [*form.ranges, *form.values]
+    for name in (name for group in form.groups for name in group["names"]):
+        found = frozenset(key for key in keys if store.holds(PREFIX + key, name))
+        if found and form.together and found not in form.together:
+            wanted = min(form.together, key=lambda one: len(one ^ found))
+            lacking = ", ".join(sorted(wanted - found)) or "a part"
+            raise CheckpointError(f"the optimizer's state of {name} lacks {lacking}, which {form.kind} keeps")
 
 
 def _placed(value: Tensor, state_key: Tensor, optimizer: Optimizer) -> Tensor:

@@ -25,6 +25,7 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+METADATA = "__metadata__"  # the key of a header that is no tensor
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -47,7 +48,7 @@ def can_hold(dtype: torch.dtype) -> bool:
 
 def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
     """Return what stands before tensors that follow in this order; ``CheckpointError`` if it cannot hold one."""
-    fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    fields: dict[str, object] = {METADATA: {"format": "pt"}}
     offset = 0
     for name, shape, dtype in entries:
         if name in fields:

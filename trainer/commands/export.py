@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -50,8 +51,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
 
     extras = {name.removeprefix("extras/"): checkpoint / name for name in info.files if name.startswith("extras/")}
     entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype in model]
-    beside = {name: path.read_bytes() for name, path in extras.items()}
-    write_new_model(folder, entries, tensors(), beside, file_name=form.file)
+    write_new_model(folder, entries, tensors(), extras, file_name=form.file)
     return folder / form.file
 
 
@@ -59,11 +59,14 @@ def write_new_model(
     folder: Path,
     entries: Tensors,
     tensors: Iterable[Tensor],
-    extras: Mapping[str, bytes],
+    extras: Mapping[str, bytes | Path],
     *,
     file_name: str = MODEL_FILE,
 ) -> None:
-    """Write ``tensors``, one at a time, in the order of ``entries``, and small files beside them, to a new folder.
+    """Write ``tensors``, one at a time, in the order of ``entries``, and files beside them, to a new folder.
+
+    Args:
+        extras: of the files beside the model, by name: what is in them, or the file to copy.
 
     Raises:
         CheckpointError: ``folder`` exists or cannot be written, or safetensors cannot hold the tensors.
@@ -76,6 +79,9 @@ def write_new_model(
     def save_beside(part: Path) -> None:
         for name, content in extras.items():
             (part / name).parent.mkdir(parents=True, exist_ok=True)
-            (part / name).write_bytes(content)
+            if isinstance(content, Path):
+                shutil.copyfile(content, part / name)  # in pieces: a stranger's may be larger than the memory
+            else:
+                (part / name).write_bytes(content)
 
     write_model(folder, file_name, entries, tensors, save_beside)

@@ -6,6 +6,7 @@ A ``Document`` remembers on which line each key stands, so that every later comp
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from ..errors import ConfigError, Origin, Problem, Sourced
 from .paths import not_local
 
 Key = tuple[str, ...]
+_MOST_VALUES = 100_000  # of a file; an alias counts as often as it stands for something
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ def _parse_yaml(path: str, text: str) -> tuple[Any, dict[Key, int]]:
         loader = _Loader(text)
         node = loader.get_single_node()
         lines: dict[Key, int] = {}
-        _walk(path, node, (), lines)
+        _walk(path, node, (), lines, itertools.count(1))
         return loader.construct_document(node) if node is not None else None, lines
     except ConfigError:
         raise
@@ -136,8 +138,10 @@ def _parse_yaml(path: str, text: str) -> tuple[Any, dict[Key, int]]:
         raise _wrong(path, f"not valid {language}: {_first_words(error)}") from None
 
 
-def _walk(path: str, node: yaml.Node | None, prefix: Key, lines: dict[Key, int]) -> None:
+def _walk(path: str, node: yaml.Node | None, prefix: Key, lines: dict[Key, int], count: Iterator[int]) -> None:
     """Note the line of every key in ``lines``; refuse what other readers take for another number than it looks like."""
+    if next(count) > _MOST_VALUES:
+        raise _wrong(path, f"stands for more than {_MOST_VALUES:,} values; do its aliases (*name) repeat each other?")
     if len(prefix) > 64:
         raise _wrong(path, "nested too deeply, or an alias that contains itself")
     if isinstance(node, yaml.ScalarNode) and node.style is None and _ODD_NUMBER.fullmatch(node.value):
@@ -146,7 +150,7 @@ def _walk(path: str, node: yaml.Node | None, prefix: Key, lines: dict[Key, int])
         raise _wrong(path, f"{node.value}: {rule}", line, ".".join(prefix))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            _walk(path, item, (*prefix, str(index)), lines)
+            _walk(path, item, (*prefix, str(index)), lines, count)
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
@@ -155,7 +159,7 @@ def _walk(path: str, node: yaml.Node | None, prefix: Key, lines: dict[Key, int])
         if key in lines:
             raise _wrong(path, f"the key stands twice, first on line {lines[key]}; keep one", line, ".".join(key))
         lines[key] = line
-        _walk(path, value_node, key, lines)
+        _walk(path, value_node, key, lines, count)
 
 
 def _parse_json(path: str, text: str) -> tuple[Any, dict[Key, int]]:

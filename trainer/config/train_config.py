@@ -64,7 +64,9 @@ class TrainConfig:
     deterministic: Annotated[bool, About("deterministic algorithms only: slower, repeatable")] = False
 
     epochs: Annotated[int | None, About("passes over the data", minimum=1)] = None
-    max_steps: Annotated[int | None, About("optimizer steps; beside epochs, the earlier end counts", minimum=1)] = None
+    max_steps: Annotated[
+        int | None, About("optimizer steps; beside epochs, the earlier end counts", minimum=1, maximum=10**15)
+    ] = None
     max_time: Annotated[
         str | None, About("stop with checkpoint and model after this time of the process, such as 1h30m or 2d")
     ] = None
@@ -78,7 +80,9 @@ class TrainConfig:
     evaluation_batch_size: Annotated[int | None, About("per process; else micro_batch_size", minimum=1)] = None
     drop_last: Annotated[bool, About("leave out the last, short step of an epoch")] = False
     workers: Annotated[int, About("data loading processes per rank", minimum=0)] = 0
-    timeout_minutes: Annotated[float, About("how long ranks wait for one another before the job fails", above=0)] = 30.0
+    timeout_minutes: Annotated[
+        float, About("how long ranks wait for one another before the job fails", above=0, maximum=1e6)
+    ] = 30.0
     hang_seconds: Annotated[
         float | None, About("end the job where a rank stands still so long; null: wait for timeout_minutes", above=0)
     ] = 10.0
@@ -229,6 +233,8 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
         form = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
         yield ("task",), not re.fullmatch(form, c.task), "must be module:Class, such as digits_cnn:DigitsCNN"
     yield ("output_dir",), not c.output_dir, "must not be empty"
+    for key in _PATHS:
+        yield (key,), "\0" in (vars(c)[key] or ""), "no path can hold a character of code 0"
     yield ("resume",), not c.resume, "must be 'none', 'auto' or the path of a checkpoint"
     rule = "would delete what resume: auto goes on from; remove one of them"
     yield ("overwrite", "resume"), c.overwrite and c.resume == "auto", rule

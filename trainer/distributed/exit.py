@@ -128,7 +128,7 @@ def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
 def _print(message: str) -> None:
     _write_error_file(message)
     rank = os.environ.get("RANK")
-    prefix = f"rank {rank}: " if rank is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    prefix = f"rank {rank}: " if rank is not None and os.environ.get("WORLD_SIZE", "1") != "1" else ""
     print(f"\n{prefix}{message.rstrip()}", file=sys.stderr, flush=True)
 
 
@@ -155,7 +155,8 @@ def _write_error_file(message: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         report = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
-        with open(path, "w", encoding="utf-8") as file:
+        # A folder that is not there must not put its own error in the place of this one.
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
             json.dump({"message": report}, file)
 
 

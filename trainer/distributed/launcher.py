@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -73,9 +73,11 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
     what Accelerate and DeepSpeed read.
 
     Raises:
-        LaunchError: several processes were started, and nothing says how they find each other.
+        LaunchError: several processes were started, and nothing says how they find each other; or a variable that says
+            so cannot be right.
     """
     env = os.environ if environment is None else environment
+    _check_numbers(env)
     name, arguments = _nearest([line for _, line in _parents()] if ancestors is None else ancestors)
     ranks = own = dict(env) if "RANK" in env and "WORLD_SIZE" in env else {}
     if name == "python" or not own:
@@ -85,6 +87,13 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
             starter, found = _from_starter(env, refuse=not own)
         ranks = {"LOCAL_RANK": "0", **found, **own} if found or own else {}
         name = starter if ranks and name == "python" else name
+        if not ranks:
+            _refuse_half_a_rank(env)
+        elif int(ranks["WORLD_SIZE"]) > 1 and not (env.get("MASTER_ADDR") or "MASTER_ADDR" in ranks or _is_connected()):
+            size = f"WORLD_SIZE={ranks['WORLD_SIZE']}"
+            raise LaunchError(
+                f"RANK and {size} are set, but not MASTER_ADDR, the machine of rank 0; set it, or unset them"
+            )
         if environment is None:
             os.environ.update(ranks)
     world = int(ranks.get("WORLD_SIZE", 1))
@@ -100,14 +109,42 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
     )
 
 
+def _check_numbers(env: Mapping[str, str]) -> None:
+    """Raise ``LaunchError`` where a variable of torchrun's is no number, or a rank is not one of the job's."""
+    for name in (*RANKS, *_LOCAL_SIZES, *_MACHINES, "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"):
+        empty = "0" if name not in RANKS else ""  # nothing stands for nothing
+        if name in env and not re.fullmatch(r"[0-9]{1,9}", env[name] or empty):
+            raise LaunchError(f"{name}={env[name]!r} is set, which must be a whole number; unset it, or correct it")
+    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if env.get(rank) and env.get(size) and int(env[rank]) >= int(env[size]):
+            last = int(env[size]) - 1
+            raise LaunchError(f"{rank}={env[rank]} is set beside {size}={env[size]}: ranks go from 0 to {last}")
+
+
+def _refuse_half_a_rank(env: Mapping[str, str]) -> None:
+    """Raise ``LaunchError`` where one of RANK and WORLD_SIZE says that there are several processes, alone."""
+    for name, other, alone in (("WORLD_SIZE", "RANK", "1"), ("RANK", "WORLD_SIZE", "0")):
+        if env.get(name, alone) not in ("", alone):
+            raise LaunchError(
+                f"{name}={env[name]} is set, but not {other}: unset it to train in one process, or start several by "
+                "torchrun or accelerate launch"
+            )
+
+
+def _is_connected() -> bool:
+    """Tell whether the calling code connected the processes."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and bool(dist.is_available() and dist.is_initialized())
+
+
 def _first(variables: Mapping[str, str], names: Sequence[str]) -> int:
-    return next((int(variables[name]) for name in names if name in variables), 0)
+    return next((int(variables[name]) for name in names if variables.get(name)), 0)
 
 
 def _connected() -> dict[str, str]:
     """Return the ranks where the calling code connected this machine's processes (``accelerate.debug_launcher``)."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized() or "RANK" in os.environ:
+    dist: Any = sys.modules.get("torch.distributed")
+    if not _is_connected() or "RANK" in os.environ:
         return {}
     rank, world = str(dist.get_rank()), str(dist.get_world_size())
     return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}

@@ -129,6 +129,19 @@ def check_environment(plan: Plan, launcher: Launcher, precision: str, *, deepspe
             f"ACCELERATE_MIXED_PRECISION={stray} is set, but mixed_precision is {precision} "
             f"({plan.origin('mixed_precision').place}); unset it, or write mixed_precision: {stray}"
         )
+    if launcher.name == "accelerate":
+        return
+    steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if steps not in ("", "1", str(plan.accumulation_steps)):
+        raise LaunchError(
+            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={steps} is set, but accumulation_steps is "
+            f"{plan.accumulation_steps}; unset it, or write accumulation_steps: {steps}"
+        )
+    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    runs = str(plan.dynamo.get("backend", "inductor")).lower() if plan.compile else "no"
+    if backend not in ("", "no", runs):
+        what = f"compile runs {runs}" if plan.compile else "compile is false"
+        raise LaunchError(f"ACCELERATE_DYNAMO_BACKEND={backend} is set, but {what}; unset it, or set compile: true")
 
 
 def _hide_gpus() -> None:

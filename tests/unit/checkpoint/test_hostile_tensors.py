@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from forging import RANK, Forge, check_refused, entry, headed, listed, renamed
-from one_process import reseal
+from forging import RANK, Forge, Noted, check_refused, entry, headed, listed, renamed
+from one_process import fit, reseal
 
+from trainer import CheckpointError
 from trainer.checkpoint.safetensors_io import header, raw, read_header
 from trainer.commands import cli
 
@@ -70,6 +72,38 @@ HEADERS = {
 @pytest.mark.parametrize("forge", HEADERS.values(), ids=HEADERS)
 def test_headers_that_do_not_fit_are_refused(forge: Forge, place: Path) -> None:
     check_refused(place, forge, at_a_glance=False)
+
+
+def test_a_part_of_an_optimizers_state_is_refused(place: Path) -> None:
+    def lose_step(told: dict[str, Any]) -> None:
+        told["optimizer.steps/middle.weight/0"] = told.pop("optimizer.step/middle.weight/0")
+
+    headed(lose_step)(place / "theirs" / "step-00000002")
+    with pytest.raises(CheckpointError, match=r"^the optimizer's state of middle\.weight lacks step, which "):
+        fit(place / "new", Noted(), max_steps=4, ema_decay=0.9, resume=str(place / "theirs" / "step-00000002"))
+
+
+@pytest.mark.parametrize("text", ["5", "[]", '["export"]', "null", '"x"'])
+def test_a_state_that_is_no_mapping_is_refused(text: str, place: Path) -> None:
+    def forge(path: Path) -> None:
+        (path / "state.json").write_text(text)
+        reseal(path)
+
+    check_refused(place, forge, at_a_glance=False)
+
+
+def test_a_large_file_beside_the_model_is_copied_in_pieces(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's may be larger than the memory."""
+    path = place / "theirs" / "step-00000002"
+    real = Path.read_bytes
+
+    def read_bytes(self: Path) -> bytes:
+        assert self.parent.parent.name != "extras", "read whole"
+        return real(self)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert cli.main(["export", str(path), "--to", str(place / "stolen")]) == 0
+    assert (place / "stolen" / "words" / "note.txt").read_text() == "beside the model"
 
 
 def test_a_missing_tensor_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

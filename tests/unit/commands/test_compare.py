@@ -19,6 +19,7 @@ from trainer.commands.compare.report import make_report
 from trainer.commands.runs import Run, read_run
 from trainer.config.fingerprint import SETTINGS
 from trainer.errors import ConfigError
+from trainer.text import printable
 
 
 def verdict(*runs: Run) -> tuple[str, str]:
@@ -188,3 +189,7 @@ def test_a_run_without_steps_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     (folder / "metrics.jsonl").unlink()
     assert main(["compare", str(folder)]) == 2
     assert "a: no step was logged" in capsys.readouterr().err
+
+
+def test_a_terminal_obeys_nothing_in_names() -> None:
+    assert printable("a\x1b[31mred\x07\nü \u202e") == "a\\x1b[31mred\\x07\nü \\u202e"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from config_loading import problems
 
+from trainer.config.documents import read_document
 from trainer.config.load import load_config
+from trainer.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -112,3 +115,18 @@ def test_absurd_json_is_one_line(here: Path, text: str, rule: str) -> None:
 def test_a_file_that_cannot_be_what_it_looks_like_is_one_line(here: Path, name: str, text: str, line: str) -> None:
     Path(name).write_text(text)
     assert problems(f"--config={name}") == [line]
+
+
+@pytest.mark.parametrize("depth", [6, 10, 30])
+def test_aliases_that_repeat_each_other_are_refused_at_once(depth: int, tmp_path: Path) -> None:
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    rows += [f"a{one}: &a{one} [{', '.join([f'*a{one - 1}'] * 10)}]" for one in range(1, depth)]
+    (tmp_path / "bomb.yaml").write_text("\n".join(rows))
+    began = time.monotonic()
+    with pytest.raises(
+        ConfigError, match=r"bomb.yaml: stands for more than 100,000 values; do its aliases \(\*name\) rep"
+    ):
+        read_document(tmp_path / "bomb.yaml")
+    assert time.monotonic() - began < 20
+    (tmp_path / "fine.yaml").write_text("a: &a {x: [1, 2]}\nb: [*a, *a]\n")
+    assert read_document(tmp_path / "fine.yaml").data["b"] == [{"x": [1, 2]}] * 2

@@ -22,12 +22,16 @@ from trainer.errors import ConfigError
             {"optimizer_settings": {"amsgrad": True}},
             "has no effect on optimizer adamw, whose settings are keys; or name",
         ),
+        ({"output_dir": "a\0b"}, "output_dir: 'a\\x00b': no path can hold a character of code 0"),
+        ({"weights": "a\0b"}, "weights: 'a\\x00b': no path can hold"),
+        ({"timeout_minutes": 1e300}, "timeout_minutes: 1e+300: must be greater than 0 and at most"),
+        ({"epochs": 1, "max_steps": 2**63}, "max_steps: 9223372036854775808: must be at least 1 and at most"),
         ({"resume": ""}, "resume: '': must be 'none', 'auto' or the path of a checkpoint"),
     ],
 )
 def test_settings_that_do_not_go_together(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        TrainConfig(task="a:B", max_steps=1, **wrong)
+        TrainConfig(**{"task": "a:B", "max_steps": 1, **wrong})
     assert told in str(caught.value)
 
 

@@ -76,8 +76,35 @@ def test_plain_python(lines: list[list[str]]) -> None:
     assert detect({}, lines) == Launcher(name="python")
 
 
-def test_a_stray_world_size_starts_no_processes() -> None:
-    assert detect({"WORLD_SIZE": "8"}, [SHELL]) == Launcher(name="python")
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        (
+            {"WORLD_SIZE": "8"},
+            "WORLD_SIZE=8 is set, but not RANK: unset it to train in one process, or start several by",
+        ),
+        ({"RANK": "1"}, "RANK=1 is set, but not WORLD_SIZE: unset it"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE=2 are set, but not MASTER_ADDR, the machine of rank 0"),
+        ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK=3 is set beside WORLD_SIZE=2: ranks go from 0 to 1"),
+        ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 is set beside LOCAL_WORLD_SIZE=2: ranks go from"),
+        ({"RANK": "zero", "WORLD_SIZE": "1"}, "RANK='zero' is set, which must be a whole number; unset it, or"),
+        ({"RANK": "-1", "WORLD_SIZE": "1"}, "RANK='-1' is set"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE='' is set"),
+        ({"TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT='x' is set"),
+    ],
+)
+def test_variables_that_cannot_be_right_are_named(environment: dict[str, str], line: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        detect(environment, [SHELL])
+    assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"WORLD_SIZE": "1"}, {"RANK": "0"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"TORCHELASTIC_RESTART_COUNT": ""}, {}],
+)
+def test_variables_of_one_process_may_stand_alone(environment: dict[str, str]) -> None:
+    assert detect(environment, [SHELL]).world_size == 1
 
 
 def test_shells_and_inline_code_stand_between() -> None:
@@ -159,7 +186,7 @@ def test_machines_with_different_numbers_of_processes() -> None:
 
 
 def test_ranks_of_an_unknown_launcher_leave_the_machine_open() -> None:
-    found = detect({"RANK": "1", "WORLD_SIZE": "2"}, [["/usr/local/bin/agent"]])
+    found = detect({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, [["/usr/local/bin/agent"]])
     assert found == Launcher(name="environment", world_size=2, rank=1, local_rank=0, local_world_size=0, num_machines=0)
 
 

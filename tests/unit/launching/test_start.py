@@ -192,3 +192,28 @@ def test_float32_is_computed_as_the_plan_says(
     start._accelerator(made, launched(1), timedelta(minutes=5))
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == expected
     assert torch.backends.cuda.matmul.allow_tf32 == expected[1], "no error of mixed settings"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "settings", "line"),
+    [
+        ("GRADIENT_ACCUMULATION_STEPS", "4", {}, "=4 is set, but accumulation_steps is 1; unset it, or write acc"),
+        ("GRADIENT_ACCUMULATION_STEPS", "4", {"accumulation_steps": 4}, ""),
+        ("GRADIENT_ACCUMULATION_STEPS", "1", {"accumulation_steps": 4}, ""),
+        ("DYNAMO_BACKEND", "INDUCTOR", {}, "=inductor is set, but compile is false; unset it, or set compile: true"),
+        ("DYNAMO_BACKEND", "INDUCTOR", {"compile": True}, ""),
+        ("DYNAMO_BACKEND", "EAGER", {"compile": True}, "=eager is set, but compile runs inductor; unset it"),
+        ("DYNAMO_BACKEND", "no", {"compile": True}, ""),
+    ],
+)
+def test_other_stray_variables_of_accelerate(
+    variable: str, value: str, settings: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"ACCELERATE_{variable}", value)
+    made = plan(request("zero2"), launcher=launched(2, "torchrun"), **settings)
+    check_environment(made, launched(2, "accelerate"), "no")  # which made it of its file and flags
+    if not line:
+        return check_environment(made, launched(2, "torchrun"), "no")
+    with pytest.raises(LaunchError) as caught:
+        check_environment(made, launched(2, "torchrun"), "no")
+    assert str(caught.value).startswith(f"ACCELERATE_{variable}{line}")

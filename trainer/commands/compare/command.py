@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...config.load import load_config
 from ...launching.files.accelerate_file import read_accelerate_file
+from ...text import printable
 from ..runs import Run, read_run
 from ..trials import Trial, check_script
 from ..usage import local_text, usage_error
@@ -38,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(as_table(report))
-    print("written: " + ", ".join(written))
+    print(printable("written: " + ", ".join(written)))
     return int(any(run.error for run in runs))
 
 
@@ -65,7 +66,7 @@ def launch_all(args: argparse.Namespace, rest: Sequence[str]) -> list[Run]:
         )  # fmt: skip
         runs.append(trial.run(verbose=args.verbose))
         if runs[-1].error:
-            print(f"{name}: {runs[-1].error} ({trial.log})", file=sys.stderr)
+            print(printable(f"{name}: {runs[-1].error} ({trial.log})"), file=sys.stderr)
     return runs
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...text import columns, size
+from ...text import columns, printable, size
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -22,7 +22,7 @@ def as_page(report: Mapping[str, Any]) -> str:
 
 
 def as_table(report: Mapping[str, Any]) -> str:
-    """Write the report for a terminal."""
+    """Write the report for a terminal, which obeys nothing that stands in names."""
     lines = columns(_rows(report), left=2)
     settings = report["settings"]
     different = {key: row for key, row in settings["different"].items() if key not in ("strategy", "world_size")}
@@ -43,7 +43,7 @@ def as_table(report: Mapping[str, Any]) -> str:
             lines.append(f"parity of {', '.join(group['runs'])}: {group['verdict']}: {group['why']}")
     same = ", ".join(f"{key} {_plain(value)}" for key, value in settings["same"].items())
     lines += textwrap.wrap(f"the same in all: {same}", 118, break_long_words=False, break_on_hyphens=False)
-    return "\n".join([*lines, report["recommendation"]])
+    return printable("\n".join([*lines, report["recommendation"]]))
 
 
 def _rows(report: Mapping[str, Any]) -> list[list[str]]:
