@@ -20,7 +20,7 @@ from .blank import Stored
 from .columns import Columns
 from .packing import IGNORED, Numbers
 from .pretrained import build_blank
-from .sources import Row, Source, find_sources, held_out
+from .sources import Row, find_sources, held_out
 from .templates import ChatTemplate
 from .tokens import BadRows, Corpus, load_tokenizer
 
