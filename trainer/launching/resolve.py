@@ -80,9 +80,17 @@ def resolve(
     schedule, lr = choose_schedule(config, request, both, lr)
     if request.dynamo and both.says("compile") and not config.compile:
         both.refuse(both.ours("compile"), f"disagrees with {request.origins['dynamo']}; keep one of the two")
+    tensor_parallel = request.tensor_parallel_size
+    if tensor_parallel > 1:
+        beside = f"not supported beside tp_size {tensor_parallel}"
+        if config.compile or request.dynamo:
+            origin = request.origins["dynamo"] if request.dynamo else both.origin_of("compile")
+            both.refuse(Sourced(True, origin), f"{beside}; leave it out")
+        if precision == "fp16":
+            # The scaler tells infinite gradients to the ranks of the first one's mesh only: others would step.
+            both.refuse(Sourced(precision, both.origin_of("mixed_precision")), f"{beside}; take bf16")
     if both.problems:
         raise ConfigError(both.problems)
-    tensor_parallel = request.tensor_parallel_size
     accumulation = _fit_batch(asked_global, micro, accumulation, world, tensor_parallel, both)
     batch = micro * accumulation * world // tensor_parallel
     if config.warmup_samples is not None:

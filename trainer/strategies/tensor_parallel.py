@@ -92,17 +92,12 @@ def refuse_without_transformers(plan: Plan) -> None:
 
 
 def problems_of(plan: Plan, model: nn.Module) -> list[Problem]:
-    """Hold a plan's tensor parallelism, where it has any, against a model and what else is asked for."""
-    if (size := plan.tensor_parallel_size) == 1:
+    """Hold a plan's tensor parallelism, where it has any, against a model."""
+    size = plan.tensor_parallel_size
+    if size == 1:
         return []
-    beside = f"not supported beside tp_size {size}"
-    rules = (
-        ("fsdp.tp_size", size, problem_of(model, size)),
-        ("compile", True, f"{beside}; leave it out" if plan.compile else ""),
-        # The scaler tells infinite gradients to the ranks of the first one's mesh only: others would step.
-        ("mixed_precision", "fp16", f"{beside}; take bf16" if plan.mixed_precision == "fp16" else ""),
-    )
-    return [Problem(origin=plan.origin(key), value=value, rule=rule) for key, value, rule in rules if rule]
+    rule = problem_of(model, size)
+    return [Problem(origin=plan.origin("fsdp.tp_size"), value=size, rule=rule)] if rule else []
 
 
 def divide(model: nn.Module, mesh: DeviceMesh) -> list[str]:

@@ -49,15 +49,15 @@ def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 def test_committed_files_are_in_order(check: Check) -> None:
     launch_files = sorted([*ROOT.glob("accel_configs/*.yaml"), *ROOT.glob("ds_configs/*.json")])
-    # One process has no part in a batch for two; four have smaller micro-batches.
-    single = [path for path in launch_files if path.stem in ("single", "hsdp")]
+    # One process has no part in a batch for two; four have smaller micro-batches; adapters are not divided.
+    single = [path for path in launch_files if path.stem in ("single", "hsdp", "tp")]
     configs = sorted(ROOT.glob("examples/configs/*.yaml"))
     done = check(*(str(path) for path in launch_files + configs if path not in single))
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("nothing is wrong\n")
     for path in launch_files:
         if path not in single:
-            stem = {"tp": "fsdp"}.get(path.stem, path.stem.removesuffix("_offload"))
+            stem = path.stem.removesuffix("_offload")
             assert done.stdout.count(f" under {path}\n") == len(configs)
             assert f"{path}: {stem}" in done.stdout
 
@@ -79,12 +79,13 @@ def test_every_problem_of_every_file(check: Check, tmp_path: Path) -> None:
     assert [line.split(": ")[:2] for line in told] == [
         ["train.yaml:4", "lr"],
         ["train.yaml:5", "micro_batch_sise"],
+        ["train.yaml:2", "task_settings.widht"],
         ["zero.yaml:4", "deepspeed_config.zero_stge"],
         ["ds.json:1", "gradient_cliping"],
         ["missing.yaml", "the file does not exist"],
         ["tasks.yaml:2", "task_settings.widht"],
     ]
-    assert done.stdout.endswith("6 problems\n")
+    assert done.stdout.endswith("7 problems\n")
 
 
 def test_values_that_do_not_go_together(check: Check) -> None:
@@ -101,6 +102,23 @@ def test_settings_of_the_task_are_looked_at_where_the_rest_is_wrong(check: Check
         [
             "command line: lrr: '1': unknown key; did you mean 'lr'?",
             "command line: task_settings.widht: '3': unknown key; did you mean 'width'?",
+        ],
+    )
+
+
+def test_what_only_building_tells_of_divided_layers_is_said(check: Check) -> None:
+    """And what the task's settings tell is a problem at once."""
+    launch = "accel_configs/tp.yaml"
+    done = check(launch, "examples/configs/llama_stdlib.yaml", "--global_batch_size", "null")
+    assert done.returncode == 0, done.stderr
+    assert "note: whether the layers of this model can be divided by tp_size 2 is known once it is built" in done.stdout
+    words = ["--task", "trainer.language:CausalLM", "--max_steps", "1", "--task_settings.data", "a.txt"]
+    done = check(launch, *words, "--task_settings.model", "m", "--task_settings.adapter.r", "4")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            "command line: task_settings.adapter: the layers of a model with adapters cannot be divided by tp_size 2; "
+            "take another launch file"
         ],
     )
 
