@@ -160,6 +160,7 @@ class TrainState:
         self.save_every = every_steps(config.save_every, self.steps_per_epoch)
         self.plan = plan = plan.with_length(self.total_steps)
         model, of_model = build.build_model(task, config, plan)
+        of_data = build.lone_example_notices(model, self.train_data, self.total_steps)
         self.model_file = ModelFile.of(model)
         whole = start.found is not None and self.model_file.names is None  # is in the checkpoint
         unfilled = Unfilled.of(model, task, config.seed, resumes=whole)
@@ -187,7 +188,15 @@ class TrainState:
         self.evaluation_owed = False  # at this step, since a signal asked to stop
         self.not_finite_at_start: list[str] | None = None  # not known yet
         self.stop_reason = ""  # what this rank said when it asked for a stop
-        notices = [*task.notices(), *of_model, *of_optimizer, *strategy.notices, *of_device, *self._untraced(start)]
+        notices = [
+            *task.notices(),
+            *of_model,
+            *of_data,
+            *of_optimizer,
+            *strategy.notices,
+            *of_device,
+            *self._untraced(start),
+        ]
         return notices, unfilled
 
     def _untraced(self, start: Start) -> list[str]:

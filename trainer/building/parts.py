@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,6 +132,25 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
 def count_parameters(model: nn.Module) -> int:
     """Count the elements of all parameters; of a quantized one, several in a byte, those that it stands for."""
     return sum(getattr(one, "quant_state", one).shape.numel() for one in model.parameters())
+
+
+def lone_example_notices(model: nn.Module, data: TrainData, total_steps: int) -> list[str]:
+    """Say where the short last step of an epoch gives a rank one example, which ``BatchNorm1d`` may not take."""
+    held = held_in_evaluation(model)
+    norms = [name for name, one in model.named_modules() if isinstance(one, nn.BatchNorm1d) and one not in held]
+    reached = data.steps_per_epoch is not None and total_steps >= data.steps_per_epoch
+    if not norms or not reached or data.size is None or data.drop_last or data.layout.micro_batch_size == 1:
+        return []
+    layout = data.layout
+    block = data.size % layout.global_batch_size % (layout.micro_batch_size * layout.world_size)
+    ends = [block * rank // layout.world_size for rank in range(layout.world_size + 1)]
+    sizes = [end - begin for begin, end in pairwise(ends)]
+    if 1 not in sizes:
+        return []
+    return [
+        f"the last step of an epoch gives rank {sizes.index(1)} one example, which {listed(norms)} (BatchNorm1d) "
+        "cannot take as one row while it trains: set drop_last: true, or another batch size"
+    ]
 
 
 def held_in_evaluation(model: nn.Module) -> list[nn.Module]:

@@ -12,9 +12,12 @@ import pytest
 import torch
 from layouts import Numbers, layout
 from plans import FOUR_GPUS, launched, plan, request
+from torch import nn
 
 from trainer import Data, Task, TrainConfig
-from trainer.building.parts import build_data, schedule_of, share_cores
+from trainer.building.parts import build_data, lone_example_notices, schedule_of, share_cores
+from trainer.data.batches import Layout
+from trainer.data.indexed import IndexedData
 from trainer.distributed.agreement import Agreement
 from trainer.errors import ConfigError
 from trainer.strategies import strategy_class
@@ -131,3 +134,29 @@ def test_a_schedule_that_follows_a_metric_is_refused() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     with pytest.raises(ConfigError, match=r"^Mine.build_schedule: 'ReduceLROnPlateau': follows a metric and not the"):
         schedule_of(Mine(), TrainConfig(task="m:T", max_steps=4), plan(), optimizer, 4)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "size", "steps", "rank"),
+    [
+        (2, 9, 10, 1),
+        (2, 12, 10, None),
+        (4, 22, 10, 0),
+        (3, 26, 10, 1),
+        (1, 9, 10, 0),
+        (1, 8, 10, None),
+        (2, 9, 1, None),
+    ],
+)
+def test_one_example_for_a_batch_norm_is_told_before_the_first_step(
+    world_size: int, size: int, steps: int, rank: int | None
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.BatchNorm2d(4))
+    cut = Layout(rank=0, world_size=world_size, micro_batch_size=4, accumulation_steps=1)
+    data = IndexedData(Numbers(size), cut, seed=0)
+    told = lone_example_notices(model, data, steps)
+    assert [line.split(" one example")[0] for line in told] == (
+        [] if rank is None else [f"the last step of an epoch gives rank {rank}"]
+    )
+    model[1].eval()
+    assert lone_example_notices(model, data, steps) == [], "what stays in evaluation mode takes it"
