@@ -5,6 +5,7 @@ https://huggingface.co/docs/peft/developer_guides/checkpoint
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,17 @@ def adapter_names(model: Any) -> dict[str, str]:
 
 
 def save_adapter_config(model: Any, directory: Path) -> None:
-    """Write ``adapter_config.json``, as ``PeftModel.save_pretrained`` does."""
+    """Write ``adapter_config.json``, as ``PeftModel.save_pretrained`` does, and the tokens that end a text."""
     config = model.peft_config[str(model.active_adapter)]
-    if config.base_model_name_or_path is None:
-        config.base_model_name_or_path = getattr(model.get_base_model(), "name_or_path", None) or None
+    base = config.base_model_name_or_path or getattr(model.get_base_model(), "name_or_path", None) or None
+    if base is not None and Path(base).expanduser().is_dir():  # from another folder it is to be found as well
+        base = str(Path(base).expanduser().absolute())
+    config.base_model_name_or_path = base
     mode, config.inference_mode = config.inference_mode, True
     base = type(model.get_base_model())
     mapping = {"base_model_class": base.__name__, "parent_library": base.__module__}
     config.save_pretrained(str(directory), auto_mapping_dict=None if config.task_type else mapping)
     config.inference_mode = mode
+    ends = getattr(getattr(model.get_base_model(), "generation_config", None), "eos_token_id", None)
+    if ends is not None:
+        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}) + "\n", encoding="utf-8")

@@ -21,6 +21,7 @@ def run(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="trainer generate", description=__doc__)
     parser.add_argument("model", type=local_text, help="a folder such as RUN/model, of a model or of an adapter")
+    parser.add_argument("--base", help="the model of an adapter, where it is not where it was")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--prompt", help="the text to go on from")
     given.add_argument("--prompts", type=local_text, metavar="FILE", help="of prompts, one a line; prints JSON lines")
@@ -56,15 +57,18 @@ def _generate(args: argparse.Namespace, prompts: Sequence[str]) -> list[str]:
     import torch
 
     from ..language.adapters import load_adapted
+    from ..language.ends import end_tokens
     from ..language.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(args.model, "model")
-    model = load_adapted(args.model).to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    model = load_adapted(args.model, args.base).to("cuda" if torch.cuda.is_available() else "cpu").eval()
     return [_answer(args, tokenizer, model, prompt) for prompt in prompts]
 
 
 def _answer(args: argparse.Namespace, tokenizer: Any, model: Any, prompt: str) -> str:
     import torch
+
+    from ..language.ends import end_tokens
 
     if args.chat:
         talk = [{"role": "system", "content": args.system}] if args.system is not None else []
@@ -79,13 +83,15 @@ def _answer(args: argparse.Namespace, tokenizer: Any, model: Any, prompt: str) -
         drawn = {"do_sample": True, "temperature": args.temperature, "top_p": args.top_p}
     torch.manual_seed(args.seed)
     ids = torch.tensor([given], device=model.device)
-    end = model.generation_config.eos_token_id
+    ends = end_tokens(model.generation_config)
+    if not ends and tokenizer.eos_token_id is not None:
+        ends = [tokenizer.eos_token_id]
     made = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=args.max_new_tokens,
         use_cache=True,
-        eos_token_id=tokenizer.eos_token_id if end is None else end,
+        eos_token_id=ends or None,
         pad_token_id=tokenizer.eos_token_id or 0,  # of batches only
         **drawn,
     )

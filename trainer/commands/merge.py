@@ -19,6 +19,7 @@ def run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="trainer merge", description=__doc__)
     parser.add_argument("adapter", type=local_path, help="the folder of an exported adapter, such as RUN/model")
     parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
+    parser.add_argument("--base", help="the model of the adapter, where it is not where it was")
     args = parser.parse_args(argv)
     if not (args.adapter / "adapter_config.json").is_file():
         raise usage_error("adapter", str(args.adapter), "holds no adapter_config.json")
@@ -29,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
 
     part = part_of(args.to)
     delete(part)
-    load_adapted(str(args.adapter)).merge_and_unload().save_pretrained(part)
+    load_adapted(str(args.adapter), args.base).merge_and_unload().save_pretrained(part)
     load_tokenizer(str(args.adapter), "adapter").save_pretrained(part)
     publish(args.to)
     print(args.to)

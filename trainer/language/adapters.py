@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..config.annotations import About
 from ..text import did_you_mean
+from .ends import read_ends
 from .pretrained import load_pretrained
 from .problems import first_line, setting_error
 
@@ -78,25 +79,36 @@ def add_adapter(model: Any, adapter: Adapter, stored: Stored | None = None, task
     return adapted
 
 
-def load_adapted(folder: str) -> Any:
+def load_adapted(folder: str, base: str | None = None) -> Any:
     """Load an exported model; of an adapter, the model that it belongs to with the adapter on it.
+
+    Args:
+        base: of an adapter, where its model is now; by default where it was.
 
     Raises:
         ConfigError: a file is missing or damaged, or the model that the adapter names is gone.
     """
     config = Path(folder).expanduser() / "adapter_config.json"
+    if not config.is_file() and base is not None:
+        raise setting_error("model", folder, "holds no adapter, and --base is the model of one")
     if not config.is_file():
         return load_pretrained(folder, "sdpa", ignored=["*"])
     from peft import PeftModel
     from safetensors import SafetensorError
 
-    base = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    base = base or json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
     if base is None:
-        raise setting_error("model", folder, "adapter_config.json does not name the model of the adapter")
+        rule = "adapter_config.json does not name the model of the adapter; give it as --base"
+        raise setting_error("model", folder, rule)
+    if base.startswith((".", "/", "~")) and not Path(base).expanduser().is_dir():
+        rule = f"its adapter belongs to {base}, which is no folder here; give the model as --base"
+        raise setting_error("model", folder, rule)
     try:
-        return PeftModel.from_pretrained(load_pretrained(base, "sdpa", ignored=["*"]), str(config.parent))
+        adapted = PeftModel.from_pretrained(load_pretrained(base, "sdpa", ignored=["*"]), str(config.parent))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise setting_error("model", folder, f"the adapter cannot be loaded: {first_line(error)}") from None
+    read_ends(config.parent, adapted.get_base_model())
+    return adapted
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -16,13 +16,14 @@ from .base import TokenTask
 from .blank import small_copy
 from .card import model_card
 from .columns import Columns
+from .ends import end_with, with_end
 from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import check_sizes, checkpoint_activations, from_configuration
 from .problems import setting_error
 from .sources import Row
 from .templates import ChatTemplate, read_template
 from .tokens import Corpus
-from .turn_end import notice_of_turn_end
+from .turn_end import notice_of_turn_end, turn_ends
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,11 +101,13 @@ class CausalLM(TokenTask):
             each_turn=self.turns == "each",
             settings=self.chat_template_kwargs,
         )
-        columns = named.found_in(row)
+        columns, tokenizer = named.found_in(row), self.load_tokenizer()
         if not columns.are_chats(row):
+            self.memory.setdefault("ends", [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
             return columns, None
-        template = read_template(self.load_tokenizer(), self.template)
-        self.note(f"template: {template}", *notice_of_turn_end(self.load_tokenizer(), template))
+        template = read_template(tokenizer, self.template)
+        self.memory.setdefault("ends", turn_ends(tokenizer, template))
+        self.note(f"template: {template}", *notice_of_turn_end(tokenizer, template))
         return columns, template
 
     def _rows(self, key: str, corpus: Corpus, chosen: Any) -> Rows:
@@ -141,6 +144,9 @@ class CausalLM(TokenTask):
         model = self.load_model(vocabulary)
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
         model.config.architectures = [type(model).__name__]
+        changed = end_with(model, self.memory.get("ends", ()), self.load_tokenizer())
+        if changed:
+            self.note(changed)
         if self.activation_checkpointing:
             checkpoint_activations(model, int(self.activation_checkpointing))
         # Something with values to try out, where that can be done.
@@ -196,10 +202,11 @@ class CausalLM(TokenTask):
         return {name: tensor.reshape(1, -1) for name, tensor in given.items()}
 
     def save_extras(self, directory: Path) -> None:
-        """Write the tokenizer, with the template that was trained on."""
+        """Write the tokenizer, with the template that was trained on and the end that was learnt."""
+        tokenizer = with_end(self.load_tokenizer(), self.memory.get("ends", ()))
         if self.template is not None:
-            self.load_tokenizer().chat_template = read_template(self.load_tokenizer(), self.template).text
-        super().save_extras(directory)
+            tokenizer.chat_template = read_template(tokenizer, self.template).text
+        tokenizer.save_pretrained(directory)
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, "text-generation", "Causal language model")

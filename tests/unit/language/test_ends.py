@@ -1,0 +1,134 @@
+"""A model ends what it writes with what it has learnt to end with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_language import UNMARKED, conversation, save_model, save_rows, tokenizer
+from transformers import AutoTokenizer, GenerationConfig
+
+from trainer.checkpoint.export import save_config
+from trainer.commands import cli
+from trainer.commands.whole_model import build_whole
+from trainer.language import CausalLM
+from trainer.language.adapters import load_adapted
+from trainer.language.ends import end_tokens
+
+TEXT_END, TURN_END = 0, 2  # <|end|>, as a base model has it, and <|im_end|>
+NO_END = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A base model whose template ends turns with another token than its texts, as Qwen's are."""
+    folder = save_model(tmp_path / "base")
+    own = tokenizer()
+    own.chat_template = UNMARKED
+    own.save_pretrained(folder)
+    GenerationConfig(eos_token_id=TEXT_END).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    return save_rows(tmp_path / "chats.jsonl", [conversation("Say A", "A")] * 16)
+
+
+def trained(base: Path, chats: Path, folder: Path, **settings: Any) -> CausalLM:
+    """Learn to answer with one letter and the end of the turn, and write what an export holds."""
+    task = CausalLM(
+        model=str(base), data=str(chats), messages_column="messages", packing="none", cache_dir=str(folder), **settings
+    )
+    data = task.build_data()
+    model: Any = build_whole(task)
+    batch = data.collate([data.train[0], data.train[1]])
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = task.training_step(model, batch)
+        loss.backward()
+        optimizer.step()
+    assert task.adapter is not None or loss.item() < 0.1
+    model.save_pretrained(folder)
+    save_config(model, folder)
+    task.save_extras(folder)
+    return task
+
+
+@pytest.mark.parametrize("adapter", [None, {"r": 8}])
+def test_what_is_learnt_at_the_end_of_a_turn_ends_generation(
+    base: Path,
+    chats: Path,
+    tmp_path: Path,
+    adapter: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "model"
+    monkeypatch.chdir(tmp_path)
+    task = trained(Path("base"), chats, folder, adapter=adapter)
+    assert task.notices()[0] == (
+        "generation: learns to end with <|im_end|>, and the exported model ends there; the one given ended with <|end|>"
+    )
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "<|im_end|>"
+    assert task.load_tokenizer().eos_token == "<|end|>", "the one that is trained with stays as it was"
+    model = load_adapted(str(folder))
+    assert end_tokens(model.generation_config) == [TURN_END, TEXT_END]
+    if adapter is None:
+        assert json.loads((folder / "config.json").read_text())["eos_token_id"] == TURN_END
+
+    capsys.readouterr()
+    if adapter is None:
+        words = ["generate", str(folder), "--chat", "--prompt", "Say A", "--max_new_tokens", "20"]
+        assert cli.main(words) == 0
+        assert capsys.readouterr().out == "A\n", "it stops"
+    else:  # a model so small learns little by one; from another folder its base is found, or given
+        monkeypatch.chdir(tmp_path.parent)
+        base.rename(tmp_path / "moved")
+        assert cli.main(["merge", str(folder), "--to", str(tmp_path / "merged")]) == 2
+        rule = f"its adapter belongs to {base}, which is no folder here; give the model as --base"
+        assert rule in capsys.readouterr().err
+        words = ["merge", str(folder), "--to", str(tmp_path / "merged"), "--base", str(tmp_path / "moved")]
+        assert cli.main(words) == 0
+        merged = json.loads((tmp_path / "merged" / "generation_config.json").read_text())
+        assert merged["eos_token_id"] == [TURN_END, TEXT_END]
+        assert AutoTokenizer.from_pretrained(tmp_path / "merged").eos_token == "<|im_end|>"
+
+
+def test_a_model_that_ends_there_already_is_left_alone_and_no_end_is_told(
+    base: Path, chats: Path, task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    GenerationConfig(eos_token_id=[TEXT_END, TURN_END]).save_pretrained(base)
+    settings = {"model": str(base), "data": str(chats), "messages_column": "messages"}
+    ends_so = task(**settings)
+    ends_so.build_data()
+    model: Any = ends_so.build_model()
+    assert model.generation_config.eos_token_id == [TEXT_END, TURN_END]
+    assert not any(line.startswith("generation:") for line in ends_so.notices())
+
+    (tmp_path / "none.jinja").write_text(
+        NO_END.replace("{{ m.content }}\n", "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}\n"
+                       "{% endgeneration %}{% else %}{{ m.content }}\n{% endif %}")
+    )  # fmt: skip
+    without = task(**settings, template=str(tmp_path / "none.jinja"))
+    without.build_data()
+    assert "template: no token ends a turn of the assistant" in "\n".join(without.notices())
+    unchanged: Any = without.build_model()
+    assert unchanged.generation_config.eos_token_id == [TEXT_END, TURN_END]
+
+
+def test_texts_end_with_the_end_of_the_tokenizer_that_is_given(
+    base: Path, task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    other = tokenizer()
+    other.eos_token = "<|im_end|>"
+    other.save_pretrained(tmp_path / "other")
+    one = task(model=str(base), tokenizer=str(tmp_path / "other"))
+    one.build_data()
+    model: Any = one.build_model()
+    assert model.generation_config.eos_token_id == [TURN_END, TEXT_END] and model.config.eos_token_id == TURN_END
