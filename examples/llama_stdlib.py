@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ class LlamaStdlib(Task):
         sequence_length: tokens of one example.
         hidden_size, intermediate_size, layers, heads, key_value_heads, tie_word_embeddings: as in LlamaConfig.
     """
+
+    counts_tokens: ClassVar[bool] = True
 
     corpus: str = "stdlib"
     subset: str | None = None

@@ -26,6 +26,7 @@ from .distributed.exit import Stopped
 from .distributed.watchdog import Watchdog
 from .errors import DataError, Origin
 from .metrics import Layout, WeightedSums, agreed
+from .optim.groups import group_names, logged_rates
 from .reporting.attempts import Attempts
 from .reporting.meter import summary_text
 from .state import TrainState
@@ -140,7 +141,7 @@ class Trainer(TrainState):
                 outcome = strategy.finish_step()
                 buffers.put_back(outcome)
             # 4 Move on: position, schedule, moving average, a save in flight.
-            lr = float(self.schedule.get_last_lr()[0])
+            rates = self.schedule.get_last_lr()
             self.advance(window, skipped=outcome.skipped)
             self.meter.step(window.samples)
             self.attempts.note(self.step, now=_is_due(self.step, self.save_every))
@@ -149,13 +150,13 @@ class Trainer(TrainState):
             last = self.step >= self.total_steps or self.stopped_by is not None
             # 6 Log, the only wait for the device; 7 evaluate; 8 callbacks, of which the last one saves.
             logs = last or self.step == 1 or self.step % self.config.log_every == 0
-            metrics = self._log(loss, reported, outcome.grad_norm, lr) if logs else None
+            metrics = self._log(loss, reported, outcome.grad_norm, rates) if logs else None
             # A run that a signal ends has no time for the second: what it is sure of is its checkpoint.
             due = self.data.evaluation is not None and (last or _is_due(self.step, eval_every))
             evaluation = (self.evaluate() or None) if due and not self.stopped_by else None
             self.evaluation_owed = due and bool(self.stopped_by) and not evaluation and _is_due(self.step, eval_every)
             if self.stopped_by and not last:
-                last, metrics = True, metrics or self._log(loss, reported, outcome.grad_norm, lr)
+                last, metrics = True, metrics or self._log(loss, reported, outcome.grad_norm, rates)
             more = {"shares": shares, "metrics": metrics, "evaluation": evaluation}
             yield self._tell(last=last, loss=loss, grad_norm=outcome.grad_norm, **more)
             if last:
@@ -192,12 +193,13 @@ class Trainer(TrainState):
             total = summed()
             if total <= 0:
                 raise DataError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
-            self.meter.count(total)
+            if self.task.counts_tokens:
+                self.meter.count(total)
             return total
 
         return read
 
-    def _log(self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, lr: float) -> dict[str, float]:
+    def _log(self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, rates: Sequence[Any]) -> dict[str, float]:
         """Return the global values of this step. Collective: call on every rank."""
         refuse_other_parameters(self.strategy)
         # Which names there are is told anew only where some rank's are others than those that all knew last.
@@ -210,7 +212,7 @@ class Trainer(TrainState):
             "epoch": round(self.train_data.epochs_at(self.samples), 6),
             "samples": self.samples,
             "loss": whole,
-            "lr": lr,
+            **logged_rates(rates, group_names(self.told["optimizer_groups"])),
             "grad_norm": float(grad_norm),
             "skipped_steps": self.skipped_steps,
             **self.meter.read(self.total_steps - self.step),
@@ -234,6 +236,7 @@ class Trainer(TrainState):
             **self.meter.summary(self.agreement.gather, operations, self.plan.world_size, compute),
             "attempts": self.attempts.account(self.step),
             "evaluation": self.last_evaluation,
+            **{key: value for callback in self.callbacks for key, value in callback.summary().items()},
             "machine": self.facts["machine"],
         }
 

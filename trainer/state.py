@@ -68,6 +68,8 @@ class TrainState:
             in ``with strategy.micro_step(boundary=whether it is the last)``, then ``strategy.finish_step()``.
         data: what ``Task.build_data`` returned.
         schedule: of the learning rate; ``advance`` steps it.
+        told: what is said of optimizer and schedule as they were built: the settings of each parameter group and its
+            number of trainable elements, the schedule's class, and in place of the plan's values what a task has built.
         step, samples: optimizer steps done, samples consumed by all ranks.
         step_began: samples consumed before the last of these steps.
         total_steps, steps_per_epoch: the step at which training ends; None for the length of a stream.
@@ -166,7 +168,7 @@ class TrainState:
         unfilled = Unfilled.of(model, task, config.seed, resumes=whole)
         check_storable(model)
         self._held = build.held_in_evaluation(model)
-        optimizer, of_optimizer = build.optimizer_of(task, model, plan)
+        optimizer, told_of_optimizer, of_optimizer = build.optimizer_of(task, config, model, plan)
         read_later = self.model_file.names is None and (start.found is not None or config.weights is not None)
         alike.check_model(model, optimizer, self.agreement, values_come_later=read_later)
         self.parameters = build.count_parameters(model)
@@ -179,7 +181,8 @@ class TrainState:
         offloaded = plan.device == "cuda" and strategy.steps_on_cpu(plan)
         of_device = [build.share_cores(self.agreement)] if offloaded else []
         set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between batches
-        self.schedule = build.schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
+        self.schedule, told = build.schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
+        self.told = {**told_of_optimizer, **told}
         # Live views: taken once, they follow the weights.
         self._shards = [shard for shard in strategy.shards() if shard.tensor.numel()] if config.ema_decay else []
         self.average = Average([shard.tensor for shard in self._shards], strategy.write_back, config.ema_decay)
@@ -233,9 +236,10 @@ class TrainState:
 
     def _facts(self, notices: Sequence[str]) -> dict[str, Any]:
         """Return what plan.json and the banner say of a training that is ready to start."""
-        plan, optimizer, own = self.plan, self.strategy.optimizer, own_optimizer(self.task)
+        plan = self.plan
         return facts(
             plan,
+            **self.told,
             model_class=type(self.model).__name__,
             distributed_type=str(self.accelerator.distributed_type).rsplit(".", 1)[-1],
             machine=self.machine,
@@ -247,7 +251,6 @@ class TrainState:
             total_steps=self.total_steps,
             parameters=self.parameters,
             trainable_parameters=self.trainable,
-            optimizer=plan.optimizer if own is None else f"{type(optimizer).__name__} of {own}",
             state_bytes_per_rank=max(self.agreement.gather(self.strategy.state_bytes())),
             output_dir=str(self.directory.path),
             checkpoint_bytes=self.saver.bytes,
@@ -325,7 +328,7 @@ class TrainState:
             settings=hidden(vars(self.config) | self.plan.as_dict() | settings),
             config=hidden(asdict(self.config)),
             plan=self.plan.as_dict(),
-            run=facts(self.plan, machine=self.machine, step=self.step, **counters),
+            run=facts(self.plan, **self.told, machine=self.machine, step=self.step, **counters),
         )
 
     def _look_for_odd_values(self, *, resumed: bool) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .errors import DataError
 from .text import kind_of
@@ -62,7 +62,12 @@ class Task:
 
     The same task runs in one process and on many GPUs: nothing here knows how it is distributed.
     ``build_data`` and ``build_model`` are called once on every rank, under the same seed.
+
+    Attributes:
+        counts_tokens: whether ``weight`` counts tokens; then speed is told in tokens a second as well.
     """
+
+    counts_tokens: ClassVar[bool] = False
 
     def build_data(self) -> Data:
         """Build the data sets."""
@@ -106,7 +111,8 @@ class Task:
     def weight(self, batch: Any) -> Tensor | float:
         """Count the items that the mean of ``training_step`` is over; by default the number of examples.
 
-        A language model returns the number of unmasked target tokens. The batch is still on the CPU.
+        A language model returns the number of unmasked target tokens, and sets ``counts_tokens``. The batch is still on
+        the CPU.
         """
         return batch_size(batch)
 
@@ -174,6 +180,12 @@ def own_optimizer(task: Task) -> str | None:
     """Return the method by which a task builds an optimizer of its own; None where the config's is taken."""
     build = type(task).build_optimizer
     return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
+
+
+def own_schedule(task: Task) -> str:
+    """Return the method by which a task builds a schedule of its own."""
+    build = type(task).build_schedule
+    return f"{build.__module__}:{build.__qualname__}"
 
 
 def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:

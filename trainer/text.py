@@ -140,6 +140,16 @@ def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[s
     return ["  ".join(map(format, row, formats)).rstrip() for row in rows]
 
 
+def is_headline(name: str) -> bool:
+    """Tell whether a metric is shown to people: values per class and the like (``eval/recall/3``) are too many."""
+    return not name.rpartition("/")[2].isdigit()
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Return the metrics that are shown, in one line."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if is_headline(name))
+
+
 def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
     """Write names and values between two rules, with notices below them."""
     lines = [*columns(rows), *(f"note: {notice}" for notice in notices)]

@@ -17,10 +17,11 @@ from ..data.batches import Layout, TrainData, is_stream, sized
 from ..data.indexed import IndexedData
 from ..distributed.agreement import Agreement
 from ..errors import ConfigError, DataError, LaunchError, Origin, Problem
+from ..optim.groups import check_settings_run, describe_optimizer, describe_schedule
 from ..optim.optimizers import MatricesAndOthers
 from ..optim.schedule import build_schedule
 from ..strategies.base import compute_in
-from ..task import Data, Task, own_optimizer
+from ..task import Data, Task, own_optimizer, own_schedule
 from ..text import listed
 from .brought import have_hooks_see_full_precision, laid_out, refuse_what_would_be_lost, uncovered
 from .returned import data_of, model_of, optimizer_by
@@ -161,15 +162,18 @@ def held_in_evaluation(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if model.training and not module.training]
 
 
-def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, list[str]]:
+def optimizer_of(
+    task: Task, config: TrainConfig, model: nn.Module, plan: Plan
+) -> tuple[Optimizer, dict[str, Any], list[str]]:
     """Build the task's optimizer, by default the plan's; what it does not hold is frozen.
 
     Returns:
-        The optimizer, and a notice where parameters were frozen.
+        The optimizer, what is told of it, and a notice where parameters were frozen.
 
     Raises:
-        ConfigError: the task has one of its own, and a launch file another. ``launch`` says so as well where it is told
-            of the task; a script that launches by itself need not tell it.
+        ConfigError: the task has one of its own, and a launch file another, or the config says what it is not.
+            ``launch`` says so of a file as well where it is told of the task; a script that launches by itself need
+            not tell it.
         LaunchError: it is no optimizer, or holds a parameter that is not the model's: nobody would exchange its
             gradient, or save it.
     """
@@ -178,6 +182,8 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
         rule = f"{built_by} builds the optimizer already; remove one of the two"
         raise ConfigError(Problem(origin=origin.named("optimizer"), value=plan.optimizer, rule=rule))
     optimizer = optimizer_by(task, model, plan)
+    if built_by is not None:
+        check_settings_run(config, plan, optimizer, built_by)
     own = {id(parameter) for parameter in model.parameters()}
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for number, group in enumerate(optimizer.param_groups):
@@ -195,14 +201,18 @@ def optimizer_of(task: Task, model: nn.Module, plan: Plan) -> tuple[Optimizer, l
     if not optimizer.param_groups:
         raise LaunchError("the optimizer holds no parameter that learns")
     notices = [optimizer.notice] if isinstance(optimizer, MatricesAndOthers) else []
-    return optimizer, [*notices, *([f"not in the optimizer, so frozen: {listed(left_out)}"] if left_out else [])]
+    told = describe_optimizer(optimizer, plan, built_by)
+    return optimizer, told, [*notices, *([f"not in the optimizer, so frozen: {listed(left_out)}"] if left_out else [])]
 
 
-def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    """Build the schedule that the task gives, else the plan's."""
+def schedule_of(
+    task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int
+) -> tuple[LRScheduler, dict[str, Any]]:
+    """Build the schedule that the task gives, else the plan's; return it, and what is told of it."""
     own = task.build_schedule(optimizer, plan, total_steps)
     if own is None:
-        return build_schedule(optimizer, plan, total_steps)
+        schedule = build_schedule(optimizer, plan, total_steps)
+        return schedule, describe_schedule(schedule, None)
     built_by = f"{type(task).__name__}.build_schedule"
     if type(own).__name__ == PLATEAU:
         rule = "follows a metric and not the optimizer steps; not offered"
@@ -211,7 +221,7 @@ def schedule_of(task: Task, config: TrainConfig, plan: Plan, optimizer: Optimize
     if config.schedule is not None or origin.source in plan.files:
         rule = f"{built_by} builds a schedule already; remove one of the two"
         raise ConfigError(Problem(origin=origin.named("schedule"), value=plan.schedule, rule=rule))
-    return own
+    return own, describe_schedule(own, own_schedule(task))
 
 
 def evaluation_size(dataset: Any) -> int | None:

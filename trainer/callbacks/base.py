@@ -55,6 +55,10 @@ class Callback:
     def on_end(self, trainer: TrainState, summary: Mapping[str, Any]) -> None:
         """Look at ``summary`` (of summary.json) after the last step and the export; not called when training fails."""
 
+    def summary(self) -> Mapping[str, Any]:
+        """Return what summary.json is to say of it, the same on every rank. Asked after the last step."""
+        return {}
+
     def state_dict(self) -> Mapping[str, Any]:
         """Return what a checkpoint should keep of it: JSON with tensors in it, the same on every rank.
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from ..errors import CheckpointError, TrainerError
 from ..state import TrainState
-from ..text import clock, size
+from ..text import clock, metrics_text, size
 from .base import Callback, StepInfo
 from .numbers import is_saved, refuse
 
@@ -49,8 +49,7 @@ class Progress(Callback):
             )
             self._tell(trainer, text, quiet=self.bar is not None)
         if info.evaluation is not None:
-            # Values per class and the like (eval/recall/3) are many: they stand in metrics.jsonl.
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in info.evaluation.items() if name.count("/") == 1)
+            shown = metrics_text(info.evaluation)
             if tokens := info.evaluation.get("eval/tokens"):
                 shown += f"  {tokens / trainer.meter.lasted:.0f} tokens/s"
             self._tell(trainer, f"step {info.step}/{trainer.total_steps}  {shown}")
@@ -105,6 +104,11 @@ class Best(Callback):
 
     def pinned_steps(self) -> Collection[int]:
         return () if self.best_step is None else (self.best_step,)
+
+    def summary(self) -> Mapping[str, Any]:
+        if self.best_step is None:
+            return {}
+        return {"best": {"metric": self.metric, "value": self.sign * self.best, "step": self.best_step}}
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"metric": self.metric, "best": self.best, "waited": self.waited, "best_step": self.best_step}

@@ -9,6 +9,7 @@ import torch
 
 from ..building.returned import data_of, optimizer_by
 from ..errors import Origin, Problem, TrainerError
+from ..optim.groups import check_settings_run
 from ..strategies import strategy_class
 from ..strategies.trial import refusal
 from ..task import own_optimizer
@@ -38,12 +39,15 @@ def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
     if not any(parameter.requires_grad for parameter in model.parameters()):
         lines.found.append("the model has no trainable parameters")
         return lines.found
+    built_by = own_optimizer(task)
     for plan in plans:
         kind = strategy_class(plan.strategy)
         lines.found += map(str, kind.model_problems(plan, model))
         optimizer = lines.attempt("build_optimizer", optimizer_by, task, model, plan)
         if optimizer is not None and (problem := kind.optimizer_problem_alone(plan, optimizer)):
-            lines.found.append(str(refusal(problem, optimizer, plan, own_optimizer(task))))
+            lines.found.append(str(refusal(problem, optimizer, plan, built_by)))
+        if optimizer is not None and built_by is not None:
+            lines.attempt("build_optimizer", check_settings_run, config, plan, optimizer, built_by)
     if data is not None and (data.evaluation is not None or config.best_metric is not None):
         names = lines.attempt("evaluation_step", _evaluation_names, task, loaded, data, model)
         if names is not None and config.best_metric is not None and config.best_metric not in names:

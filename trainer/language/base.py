@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -122,6 +122,8 @@ class TokenTask(LanguageTask):
         text_column: of rows with columns, what is learnt.
         bad_rows: ``leave_out`` goes on without rows that cannot be learnt from; by default the first one ends the run.
     """
+
+    counts_tokens: ClassVar[bool] = True
 
     data: Annotated[str | list[str], About(path=True)]
     evaluation: Annotated[str | float | None, About(path=True)] = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config.annotations import plain
+from ..optim.groups import group_texts
 from ..reporting.machine import machine_text
 
 if TYPE_CHECKING:
@@ -51,13 +52,14 @@ def model_card(task: TokenTask | SequenceClassifier, run: Mapping[str, Any], pip
 def _training(run: Mapping[str, Any]) -> dict[str, str]:
     """Return what a run says of itself, by name."""
     spent, machines = run["spent"], f" on {run['num_machines']} machines" if run["num_machines"] > 1 else ""
+    shared, groups = group_texts(run["optimizer_groups"], {"lr": run["lr"]})
     tokens = {"tokens learnt": f"{spent['tokens']:,.0f}"} if spent["tokens"] else {}
     return {
         "strategy": run["strategy"],
         "processes": f"{run['world_size']}{machines}",
         "precision": ", ".join(f"{part} {dtype}" for part, dtype in run["precision"].items()),
         "global batch": f"{run['global_batch_size']} rows",
-        "optimizer": f"{run['optimizer']}, lr {run['lr']:g}, {run['schedule']}",
+        "optimizer": f"{run['optimizer']}, lr {run['lr']:g}, {run['schedule']}; {'; '.join([shared, *groups])}",
         "steps": f"{run['step']:,}",
         **tokens,
         "time": f"{spent['seconds'] / 3600:.2f} hours",

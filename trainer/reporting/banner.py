@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..optim.groups import group_texts
 from ..plan import Plan
 from ..text import size, table, versions
 from .machine import machine_text
@@ -20,6 +21,9 @@ def banner(facts: Mapping[str, Any]) -> str:
     f = facts
     rows = [("launcher", f["launcher"]), *plan_rows(f)]
     rows[1] = ("strategy", f"{f['strategy']} ({f['model_class']})")
+    at = next(number for number, (name, _) in enumerate(rows) if name == "optimizer")
+    shared, groups = group_texts(f["optimizer_groups"], {"lr": f["lr"], "parameters": f["trainable_parameters"]})
+    rows[at : at + 1] = [("optimizer", f"{rows[at][1]}; {shared}"), *(("", text) for text in groups)]
     rows += [
         ("machine", machine_text(f["machine"])),
         ("data", f"{_count(f['train_samples'])} training, {_count(f['evaluation_samples'])} evaluation samples"),

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
-from ..text import size
+from ..text import metrics_text, size
 from .memory import PeakMemory
+from .speed import UNITS, Speed, steady_speed
 
 T = TypeVar("T")
 
@@ -31,6 +32,7 @@ class Meter:
         self.total_tokens = self.tokens = 0.0
         self.before = {"tokens": 0.0, "seconds": 0.0}  # in the processes that this one goes on from
         self.away = 0.0
+        self.readings: list[dict[str, float]] = []
         self._apart, self._moves = "", 0
 
     @property
@@ -123,6 +125,7 @@ class Meter:
             "eta_seconds": round(busy / max(1, self.steps) * steps_left, 1),
             "peak_memory_bytes": self.memory.read(),
         }
+        self.readings.append({key: value for key, value in values.items() if "second" in key})
         self.since, self.away, self.samples, self.steps, self.tokens = now, 0.0, 0, 0, 0.0
         self._settle()
         return values
@@ -150,14 +153,20 @@ class Meter:
         seconds = {**self.spent, **self.within, "forward and backward": rest, "training": training, "wall": wall}
         found: dict[str, Any] = {
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
-            "samples_per_second": round(self.total_samples / training, 3),
+            **self._speed("samples", self.total_samples / training).as_dict("samples"),
             "peak_memory_bytes": gather(self.memory.read()),
             "memory": self._memory_of_phases(gather(self.memory.peaks)),
         }
         if self.total_tokens:
-            found["tokens_per_second"] = round(self.total_tokens / training, 1)
-            found |= self._utilisation(operations * self.total_tokens / training / world_size, precision)
+            speed = self._speed("tokens", self.total_tokens / training)
+            found |= speed.as_dict("tokens")
+            found |= self._utilisation(operations * speed.median / world_size, precision)
         return found
+
+    def _speed(self, unit: str, overall: float) -> Speed:
+        """Return the speed in steady state; the overall one where too little was logged to know it."""
+        nothing = Speed(median=overall, low=overall, high=overall, readings=0)
+        return steady_speed(self.readings, unit) or nothing
 
     def _memory_of_phases(self, ranks: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, list[int]]]:
         """Turn ``PeakMemory.peaks`` of all ranks into bytes of every rank, by phase and measure."""
@@ -187,10 +196,14 @@ def summary_text(summary: Mapping[str, Any], model: object) -> str:
     inside = [name for name in ("data", "forward and backward", "optimizer") if name in seconds]
     parts = ", ".join(f"{name} {seconds.pop(name):.1f}" for name in inside)
     others = ", ".join(f"{name} {spent:.1f} s" for name, spent in sorted(seconds.items()))
-    results = "  ".join(f"{name} {value:.4f}" for name, value in summary["evaluation"].items() if name.count("/") == 1)
-    speed = f"{summary['samples_per_second']:.0f} samples/s"
-    if "tokens_per_second" in summary:
-        speed += f", {summary['tokens_per_second']:,.0f} tokens/s"
+    results = metrics_text(summary["evaluation"])
+    best = summary.get("best")
+    if best is not None:
+        results += f", best {best['metric']} {best['value']:.4f} at step {best['step']}"
+    speeds = [(unit, Speed.of_summary(summary, unit)) for unit in UNITS]
+    speed = ", ".join(one.text(unit) for unit, one in speeds if one is not None)
+    if not summary.get("readings_of_speed"):
+        speed += " (the first step included)"
     if "mfu" in summary:
         speed += f", MFU {summary['mfu']:.1%} (6 operations a parameter and token)"
     done = summary["steps"] >= summary["total_steps"]

@@ -43,6 +43,7 @@ def test_the_wall_time_is_split_without_rest() -> None:
     assert whole == pytest.approx(seconds["wall"], abs=2e-3)
     assert seconds["start-up"] > 0.1, "from the start of the process, with what it imports"
     assert summary["tokens_per_second"] == pytest.approx(300 / seconds["training"], rel=0.02)
+    assert summary["readings_of_speed"] == 0 and "(the first step included)" in summary_text(summary, "x")
     assert "mfu" not in summary, "no peak is known for a CPU"
 
     lines = summary_text(summary, "runs/x/model").splitlines()
@@ -66,6 +67,34 @@ def test_speed_is_that_since_the_last_reading() -> None:
     assert "tokens_per_second" not in first
     time.sleep(0.02)
     assert meter.read(steps_left=9)["samples_per_second"] == 0
+
+
+def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
+    meter = Meter(torch.device("cpu"))
+    meter.start(0)
+    for samples in (1, 100, 300, 200):
+        meter.step(samples)
+        meter.count(10 * samples)
+        time.sleep(0.02)
+        meter.read(steps_left=0)
+    summary = meter.summary(lambda value: [value], operations=6e6, world_size=1, precision="fp32")
+    values = sorted(reading["samples_per_second"] for reading in meter.readings[1:])
+    low, high = summary["samples_per_second_quartiles"]
+    assert (summary["samples_per_second"], summary["readings_of_speed"]) == (values[1], 3)
+    assert values[0] <= low < values[1] < high <= values[2]
+    assert summary["tokens_per_second"] == pytest.approx(10 * values[1], rel=1e-3)
+    told = summary_text({"steps": 4, "total_steps": 4, "samples": 601, "evaluation": {}, **summary}, "m")
+    assert f"{values[1]:,.0f} samples/s (middle half of 3 readings: {low:,.0f} to {high:,.0f}), " in told
+
+
+def test_metrics_of_several_sets_and_the_best_value_stand_in_the_last_lines() -> None:
+    meter = Meter(torch.device("cpu"))
+    of_meter = meter.summary(lambda value: [value], operations=6e6, world_size=1, precision="fp32")
+    evaluation = {"eval/clean/accuracy": 0.75, "eval/recall/3": 0.5}
+    best = {"metric": "eval/clean/accuracy", "value": 0.875, "step": 40}
+    summary = {"steps": 50, "total_steps": 50, "samples": 1, "evaluation": evaluation, "best": best, **of_meter}
+    first = summary_text(summary, "m").splitlines()[0]
+    assert first == "done: 50 steps, 1 samples, eval/clean/accuracy 0.7500, best eval/clean/accuracy 0.8750 at step 40"
 
 
 class RecordingGpu:

@@ -1,0 +1,83 @@
+"""The speed of a run: one definition, for its last lines, summary.json and for comparing runs.
+
+Each logged row says how many samples (and tokens) a second passed since the row before, without pauses for evaluation
+and saving. The first row of a process also holds what is paid once (compiling, the first allocations): it does not
+count. The speed is the median of the others, its spread the middle half of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+UNITS = ("samples", "tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """A speed in steady state.
+
+    Args:
+        median: of the readings, a second.
+        low, high: first and third quartile of the readings.
+        readings: how many there are.
+    """
+
+    median: float
+    low: float
+    high: float
+    readings: int
+
+    def text(self, unit: str) -> str:
+        """Return it for people, with its spread."""
+        said = f"{_short(self.median)} {unit}/s"
+        if self.readings < 2:
+            return said
+        return f"{said} (middle half of {self.readings} readings: {_short(self.low)} to {_short(self.high)})"
+
+    def as_dict(self, unit: str) -> dict[str, Any]:
+        """Return it as summary.json holds it."""
+        found: dict[str, Any] = {f"{unit}_per_second": round(self.median, 3)}
+        if self.readings:
+            found[f"{unit}_per_second_quartiles"] = [round(self.low, 3), round(self.high, 3)]
+        return found | {"readings_of_speed": self.readings}
+
+    @classmethod
+    def of_summary(cls, summary: Mapping[str, Any], unit: str) -> Speed | None:
+        """Read what ``as_dict`` gave out of a summary; None where it has no speed in this unit."""
+        value = summary.get(f"{unit}_per_second")
+        if value is None:
+            return None
+        low, high = summary.get(f"{unit}_per_second_quartiles", (value, value))
+        return cls(median=value, low=low, high=high, readings=summary.get("readings_of_speed", 0))
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> Speed | None:
+    """Return the speed of a run from its logged rows, in their order; None where no row was read in steady state.
+
+    Args:
+        rows: with ``seconds`` since the process began to train, which begin anew in a process that goes on.
+        unit: ``samples`` or ``tokens``.
+    """
+    values = []
+    before = math.inf
+    for row in rows:
+        if row.get("samples_per_second") is None:
+            continue  # an evaluation
+        seconds = float(row.get("seconds", 0.0))
+        is_first = seconds < before  # of a process
+        before = seconds
+        value = row.get(f"{unit}_per_second")
+        if value and not is_first:
+            values.append(float(value))
+    if not values:
+        return None
+    low, high = (values[0], values[0]) if len(values) == 1 else quantiles(values, n=4, method="inclusive")[::2]
+    return Speed(median=median(values), low=low, high=high, readings=len(values))
