@@ -59,6 +59,25 @@ def test_a_task_that_depends_on_the_layout_differs(task: str) -> None:
     assert "NOT the same" in done.stdout
 
 
+@pytest.mark.slow
+def test_batch_statistics_are_the_same_for_the_same_micro_batch() -> None:
+    """Whatever the number of processes, as long as no batch is short."""
+    done = parity("accel_configs/ddp.yaml", *DIGITS, "--task", "tests.workers.failing:NormalisedByBatch")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16 x 4 x 1" in done.stdout and "16 x 2 x 2" in done.stdout and verdicts(done) == ["reference", "same"]
+
+
+@pytest.mark.slow
+def test_a_network_with_kinks_goes_where_rounding_leads() -> None:
+    """Two processes leave the strict bounds at the fourth step; so does one process from nudged weights."""
+    words = ["--config", "examples/configs/digits_cnn.yaml", "--steps", "30", "--micro_batch_size", "16"]
+    done = parity("accel_configs/ddp.yaml", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second, *nudged = verdicts(done)
+    assert (first, second) == ("reference", "rounding") and set(nudged) == {"nudged"}
+    assert "the same within what rounding does to this model: not within 1e-05 of loss and norm" in done.stdout
+
+
 @pytest.mark.slow  # test_compare.py shows one that the same code started
 def test_a_run_that_fails_is_shown_with_its_error() -> None:
     done = parity("accel_configs/ddp.yaml", *DIGITS, "--task", "tests.workers.failing:FailsOnOneRank")

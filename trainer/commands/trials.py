@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,9 @@ class Bounds:
 
     Args:
         first: of the loss of the first step: the model is the same, only sums are taken in another order.
-        step: of the loss and the gradient norm of any step of a short trial.
-        mean: of the loss, averaged over the logged steps of a whole training: an optimizer amplifies differences.
+        step: of the loss and the gradient norm of any step.
+        mean: of the loss, averaged over the logged steps of a whole training: beyond it rounding is no explanation
+            that anybody would take without a nudged run.
         weights: of all weights together after a short trial, relative to the way they moved.
     """
 
@@ -152,14 +154,69 @@ class Gap:
 
 
 Curve = Mapping[int, float | None]
+# Of what a nudged run does; another rounding may do somewhat more, and somewhat earlier.
+NUDGE_FACTOR, NUDGE_AHEAD = 4.0, 2
+
+
+class Sameness(Enum):
+    """Whether a run is the same as another."""
+
+    SAME = "same"
+    ROUNDING = "rounding"
+    UNKNOWN = "unknown"
+    DIFFERS = "differs"
+
+
+def judge(run: Run, reference: Run, keys: Sequence[str], bounds: Bounds, nudged: Sequence[Run]) -> Sameness | None:
+    """Hold the curves of a run against those of another: the one rule of ``parity`` and ``compare``.
+
+    Every step within the strict bound is the same. A network that chooses (ReLU, max pooling, experts) may leave it by
+    rounding alone: then the reference itself, started from weights that are nudged in their last place, says how far
+    rounding leads it. What strays no further than ``NUDGE_FACTOR`` times that, at no step earlier than half
+    way there, may be rounding; the first loss must be within its bound in any case.
+
+    Args:
+        keys: of the rows, such as ``loss``.
+        nudged: runs of the reference from nudged weights; none where nobody made them.
+
+    Returns:
+        None where they share no step. UNKNOWN where it could be rounding, and there is no nudged run to tell.
+    """
+    apart = {key: relative_gaps(run.curve(key), reference.curve(key)) for key in keys}
+    losses = apart["loss"]
+    if not losses:
+        return None
+    if not losses[min(losses)] <= bounds.first:
+        return Sameness.DIFFERS
+    far = {key: {step: gap for step, gap in gaps.items() if not gap <= bounds.step} for key, gaps in apart.items()}
+    if not any(far.values()):
+        return Sameness.SAME
+    if any(math.isnan(gap) for gaps in far.values() for gap in gaps.values()):
+        return Sameness.DIFFERS
+    if not nudged:
+        mean = sum(losses.values()) / len(losses)
+        return Sameness.UNKNOWN if mean <= bounds.mean else Sameness.DIFFERS
+    for key, gaps in far.items():
+        carried = [relative_gaps(one.curve(key), reference.curve(key)) for one in nudged]
+        for step, gap in gaps.items():
+            seen = [value for one in carried for at, value in one.items() if at <= NUDGE_AHEAD * step]
+            if not gap <= NUDGE_FACTOR * max(seen, default=0.0):
+                return Sameness.DIFFERS
+    return Sameness.ROUNDING
+
+
+def relative_gaps(curve: Curve, reference: Curve) -> dict[int, float]:
+    """Return the relative difference at each step that both have; NaN where a value was not a number."""
+    steps = sorted(curve.keys() & reference.keys())
+    return {step: _relative(curve[step], reference[step]) for step in steps}
 
 
 def measure_gap(curve: Curve, reference: Curve) -> Gap | None:
     """Measure a curve against another; None where they share no step. A value of None was not a number."""
-    steps = sorted(curve.keys() & reference.keys())
-    if not steps:
+    apart = relative_gaps(curve, reference)
+    if not apart:
         return None
-    apart = {step: _relative(curve[step], reference[step]) for step in steps}
+    steps = list(apart)
     worst = max(steps, key=lambda step: math.inf if math.isnan(apart[step]) else apart[step])
     return Gap(
         first_step=steps[0],

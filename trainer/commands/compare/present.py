@@ -47,22 +47,39 @@ def as_table(report: Mapping[str, Any]) -> str:
 
 
 def _rows(report: Mapping[str, Any]) -> list[list[str]]:
-    heads = ["run", "strategy", "world", "samples/s", "peak memory", "states", "sent a step", "final loss"]
+    counts_tokens = any(run["tokens_per_second"] for run in report["runs"])
+    units = ["samples", *(["tokens"] if counts_tokens else [])]
+    speeds = [f"{unit}/s (middle half)" for unit in units]
+    heads = ["run", "strategy", "world", *speeds, "peak memory", "states", "sent a step", "final loss"]
     metrics = list(dict.fromkeys(key for run in report["runs"] for key in run["final"] if key != "loss"))
-    rows = [[*heads, *metrics]]
+    watched = any(run["best"] for run in report["runs"])
+    rows = [[*heads, *metrics, *(["best"] if watched else [])]]
     for run in report["runs"]:
-        speed = run["samples_per_second"]
         counts = (max(run["peak_memory_bytes"], default=None), run["state_bytes_per_rank"], run["sent_bytes_per_step"])
         rows.append(
             [
                 run["name"],
                 *("" if run[key] is None else str(run[key]) for key in ("strategy", "world_size")),
-                f"{speed:.0f}" if speed else "",
+                *(_speed(run, unit) for unit in units),
                 *("" if count is None else size(count) for count in counts),
                 *(f"{run['final'][key]:.4f}" if key in run["final"] else "" for key in ("loss", *metrics)),
+                *([_best(run)] if watched else []),
             ]
         )
     return rows
+
+
+def _speed(run: Mapping[str, Any], unit: str) -> str:
+    speed = run[f"{unit}_per_second"]
+    if not speed:
+        return ""
+    low, high = run[f"{unit}_per_second_quartiles"]
+    return f"{speed:.0f} ({low:.0f}-{high:.0f})"
+
+
+def _best(run: Mapping[str, Any]) -> str:
+    best = run["best"]
+    return "" if best is None else f"{best['metric']} {best['value']:.4f} at step {best['step']}"
 
 
 def _plain(value: object) -> str:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from ...config.fingerprint import fingerprint
 from ...errors import ConfigError, Origin, Problem
+from ...optim.groups import group_names
+from ...plan import Plan
 from ...reporting.machine import machine_text
-from ...text import size
+from ...reporting.speed import UNITS, steady_speed
+from ...text import is_headline
+from ..nudged import is_nudged
 from ..planner.costs import sent_by_plan
 from ..runs import Run
-from ..trials import BOUNDS, Bounds, measure_gap, precision_of
+from ..trials import BOUNDS, NUDGE_FACTOR, Bounds, Sameness, judge, measure_gap, precision_of
+from .choice import recommend
 
 # Settings that say how a run is laid out; what it learns does not depend on them.
 _LAYOUT = ("strategy", "world_size", "launcher", "device", "distributed_type", "micro_batch_size", "accumulation_steps")
@@ -32,6 +38,7 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
     if not any(map(_logged, runs)):
         paths = ", ".join(run.path for run in runs)
         raise ConfigError(Problem(origin=Origin(paths), rule="no step was logged; there is nothing to compare"))
+    runs = _known_alike(runs)
     names = _distinct_names(runs)
     groups = _group_by_settings(runs)
     main = max(groups, key=len)
@@ -48,7 +55,7 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
         "groups": judged,
         "main": groups.index(main),
         "settings": _split_settings(runs, names),
-        "recommendation": _recommend([entries[at] for at in main], judged[groups.index(main)], len(entries)),
+        "recommendation": recommend([entries[at] for at in main], judged[groups.index(main)], len(entries)),
     }
 
 
@@ -72,7 +79,27 @@ def _group_by_settings(runs: Sequence[Run]) -> list[list[int]]:
 
 def _settings(run: Run) -> dict[str, Any]:
     """Return the settings that decide the numbers by dotted key, without those that are not set."""
-    return {key: value for key, value in _flat(fingerprint(run.plan)) if value is not None}
+    found = fingerprint(run.plan)
+    if is_nudged(run):  # of a run that is the same but for its last places
+        found["weights"] = None
+    groups = found.pop("optimizer_groups", None)
+    if groups:  # what the settings of the optimizer became, whoever built it
+        found.pop("optimizer_settings", None)
+        named = zip(group_names(groups), groups, strict=True)
+        found["optimizer_groups"] = {name: _beside(group, found.get("lr")) for name, group in named}
+    return {key: value for key, value in _flat(found) if value is not None}
+
+
+def _beside(group: Mapping[str, Any], lr: object) -> dict[str, Any]:
+    """Return what a group says beside the run's own rate."""
+    return {key: value for key, value in group.items() if key != "name" and (key, value) != ("lr", lr)}
+
+
+def _known_alike(runs: Sequence[Run]) -> list[Run]:
+    """Leave out what only some runs say of how they were built: those of older versions do not."""
+    said = [run.plan.keys() for run in runs if run.plan]
+    partly = [key for key in ("optimizer_groups", "schedule_class") if not all(key in keys for keys in said)]
+    return [replace(run, plan={key: run.plan[key] for key in run.plan if key not in partly}) for run in runs]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -106,8 +133,6 @@ def _split_settings(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict
 def _entry(run: Run, name: str) -> dict[str, Any]:
     logged = [row for row in run.rows if row.get("loss") is not None]
     last = logged[-1] if logged else {"step": 0}
-    # The first reading also holds what is paid once.
-    steady = sorted(row["samples_per_second"] for row in logged[1:] if row.get("samples_per_second"))
     sent = sent_by_plan(run.plan)
     return {
         "name": name,
@@ -117,8 +142,8 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
         **{key: run.plan.get(key) for key in ("strategy", "world_size", "mixed_precision", "global_batch_size", "lr")},
         "device": run.plan.get("device"),
         "steps": int(last["step"]),
-        "samples_per_second": steady[len(steady) // 2] if steady else None,
-        "tokens_per_second": run.summary.get("tokens_per_second"),
+        **_speeds(run),
+        "layout": _layout(run),
         "peak_memory_bytes": run.summary.get("peak_memory_bytes") or _known(last.get("peak_memory_bytes")),
         "memory": {phase: max(next(iter(one.values()))) for phase, one in run.summary.get("memory", {}).items()},
         "machine": machine_text(run.plan["machine"]) if "machine" in run.plan else None,
@@ -128,8 +153,9 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
         "seconds": run.summary.get("seconds", {}),
         "final": {
             **({"loss": last["loss"]} if logged else {}),
-            **{key: value for key, value in run.evaluation.items() if key.count("/") == 1 and value is not None},
+            **{key: value for key, value in run.evaluation.items() if is_headline(key) and value is not None},
         },
+        "best": _best(run),
         "curves": {
             "train": [[row["step"], row["samples"], row.get("seconds", 0), row["loss"]] for row in logged],
             "eval": [
@@ -139,6 +165,33 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
             ],
         },
     }
+
+
+def _speeds(run: Run) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for unit in UNITS:
+        speed = steady_speed(run.rows, unit)
+        found[f"{unit}_per_second"] = None if speed is None else speed.median
+        found[f"{unit}_per_second_quartiles"] = None if speed is None else [speed.low, speed.high]
+    return found
+
+
+def _layout(run: Run) -> str:
+    """Return what two runs have in common that only repeat each other."""
+    told = ("origins", "files", "notices", "launcher")
+    keys = [field.name for field in fields(Plan) if field.name not in told] + ["machine"]
+    return json.dumps({key: run.plan.get(key) for key in keys}, sort_keys=True, default=str)
+
+
+def _best(run: Run) -> dict[str, Any] | None:
+    """Return the best value of the metric that a run was asked to watch, and its step; None where there is none."""
+    metric = run.plan.get("best_metric")
+    values = {step: value for step, value in run.curve(metric).items() if value is not None} if metric else {}
+    if not values:
+        return None
+    better = max if run.plan.get("best_mode") == "max" else min
+    step = better(values, key=lambda at: float(values[at] or 0.0))
+    return {"metric": metric, "value": values[step], "step": step}
 
 
 def _state(run: Run, step: int) -> str:
@@ -164,18 +217,26 @@ def _seconds_at(logged: Sequence[Mapping[str, Any]], step: int) -> float:
 
 
 def _judge(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
-    """Compare the curves of a group with that of its first run."""
-    precision = precision_of(runs[0].plan)
-    bounds, reference = BOUNDS[precision], runs[0].curve("loss")
+    """Compare the curves of a group with that of its first run that is not nudged."""
+    nudged = [run for run in runs if is_nudged(run)]
+    named = [(run, name) for run, name in zip(runs, names, strict=True) if not is_nudged(run)]
+    if not named:
+        return {"runs": list(names), "verdict": "nudged runs", "why": "without the one that they repeat", "against": []}
+    (reference, first), *others = named
+    precision = precision_of(reference.plan)
+    bounds = BOUNDS[precision]
     against: list[dict[str, Any]] = []
-    for run, name in zip(runs[1:], names[1:], strict=True):
-        gap = measure_gap(run.curve("loss"), reference)
-        if gap is None:
-            against.append({"name": name, "same": None})
-            continue
-        same = gap.first <= bounds.first and gap.mean <= bounds.mean
-        against.append({"name": name, "same": same, **{k: _finite(v) for k, v in vars(gap).items()}})
-    verdict, why = _verdict(names[0], against, bounds, precision)
+    for run, name in others:
+        found = judge(run, reference, ("loss",), bounds, nudged)
+        gap = measure_gap(run.curve("loss"), reference.curve("loss"))
+        entry: dict[str, Any] = {"name": name, "same": None, "found": None}
+        if found is not None and gap is not None:
+            same = {Sameness.DIFFERS: False, Sameness.UNKNOWN: None}.get(found, True)
+            entry |= {"same": same, "found": found.value, **{k: _finite(v) for k, v in vars(gap).items()}}
+        against.append(entry)
+    carried = [measure_gap(one.curve("loss"), reference.curve("loss")) for one in nudged]
+    rounding = max((gap.largest for gap in carried if gap is not None), default=None)
+    verdict, why = _verdict(first, against, bounds, precision, rounding)
     return {"runs": list(names), "verdict": verdict, "why": why, "against": against}
 
 
@@ -183,65 +244,43 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None  # JSON has no NaN
 
 
-def _verdict(first: str, against: Sequence[Mapping[str, Any]], bounds: Bounds, precision: str) -> tuple[str, str]:
-    within = f"bounds for {_PRECISIONS[precision]}: first step {bounds.first:g}, mean {bounds.mean:g}"
-    apart = [entry for entry in against if entry["same"] is False]
-    alike = [entry for entry in against if entry["same"]]
-    unlike = "; ".join(
-        f"{entry['name']} logged no step that {first} logged" for entry in against if entry["same"] is None
-    )
+def _verdict(
+    first: str, against: Sequence[Mapping[str, Any]], bounds: Bounds, precision: str, rounding: float | None
+) -> tuple[str, str]:
+    """Return the verdict and its reasons. ``rounding``: how far nudged runs stray from the reference, if there are."""
+    within = f"bounds for {_PRECISIONS[precision]}: first step {bounds.first:g}, each step {bounds.step:g}"
+    if rounding is not None:
+        within += f"; or {NUDGE_FACTOR:g} times where nudged runs of {first} lead, {rounding:.1e} at most"
+    by = {found: [e for e in against if e["found"] == found.value] for found in Sameness}
+    strangers = [f"{e['name']} logged no step that {first} logged" for e in against if e["found"] is None]
+    unlike = "; ".join(strangers)
+    apart, open_, alike = by[Sameness.DIFFERS], by[Sameness.UNKNOWN], by[Sameness.SAME] + by[Sameness.ROUNDING]
     if apart:
         numbers = ", ".join(
-            f"{e['name']} (first step {_scientific(e['first'])}, mean {_scientific(e['mean'])})" for e in apart
+            f"{e['name']} (first step {_scientific(e['first'])}, mean {_scientific(e['mean'])}, largest "
+            f"{_scientific(e['largest'])} at step {e['largest_step']})"
+            for e in apart
         )
         return "different curves", "; ".join(filter(None, [f"apart from {first}: {numbers}", within, unlike]))
+    if open_:
+        worst = max(open_, key=lambda entry: float(entry["largest"]))
+        why = (
+            f"the same as {first} at the first step, later up to {worst['largest']:.1e} apart ({worst['name']}, step "
+            f"{worst['largest_step']}); rounding may lead a network that chooses (ReLU, max pooling) so far, and "
+            "so may a fault: trainer parity FILES --config CONFIG tells, by runs from nudged weights"
+        )
+        return "close curves", "; ".join(filter(None, [why, within, unlike]))
     if alike:
         worst = max(alike, key=lambda entry: float(entry["largest"]))
         why = (
             f"relative differences to {first}: first step at most {max(e['first'] for e in alike):.1e}, at any step "
             f"at most {worst['largest']:.1e} ({worst['name']}, step {worst['largest_step']})"
         )
+        if by[Sameness.ROUNDING]:
+            why += ", which is what rounding does to this model"
         return "the same curve", "; ".join(filter(None, [why, within, unlike]))
     return ("no common step", unlike) if unlike else ("one run", "no other run has these settings")
 
 
 def _scientific(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.1e}"
-
-
-def _recommend(entries: Sequence[Mapping[str, Any]], group: Mapping[str, Any], runs: int) -> str:
-    if runs == 1:
-        return "One run alone: there is nothing to choose."
-    if len(entries) == 1:
-        return "No two runs learn under the same settings: there is nothing to choose by speed or memory."
-    measured = [e for e in entries if e["ended"] and e["samples_per_second"] and e["peak_memory_bytes"]]
-    if len(measured) < 2:
-        return "Fewer than two runs with the same settings came to an end and measured their speed: nothing to choose."
-    among = "" if len(measured) == runs else f"Of the {len(measured)} that ended with the same settings: "
-    speed = sorted(measured, key=lambda entry: -float(entry["samples_per_second"]))
-    fastest, second = speed[0], speed[1]
-    ahead = fastest["samples_per_second"] / second["samples_per_second"] - 1
-    text = (
-        f"take {fastest['name']}: {fastest['samples_per_second']:.0f} samples/s, {ahead:.0%} ahead of {second['name']}"
-    )
-    if ahead < 0.05:
-        text += " (so little that a repeat may turn it around)"
-    smallest = min(speed, key=lambda entry: max(entry["peak_memory_bytes"]))
-    memory = {entry["name"]: max(entry["peak_memory_bytes"]) for entry in (fastest, smallest)}
-    if memory[smallest["name"]] < 0.98 * memory[fastest["name"]]:
-        slower = 1 - smallest["samples_per_second"] / fastest["samples_per_second"]
-        text += (
-            f"; where memory is short, {smallest['name']} needs {size(memory[smallest['name']])} a rank instead of "
-            f"{size(memory[fastest['name']])} and is {slower:.0%} slower"
-        )
-    else:
-        text += f", and no other needs noticeably less memory ({size(memory[fastest['name']])} a rank)"
-    if group["verdict"] == "the same curve":
-        text += "; what is learnt is the same, so speed and memory decide"
-    elif group["verdict"] == "different curves":
-        text += "; but the curves differ: find out why before choosing by speed"
-    if len({entry["machine"] for entry in speed} - {None}) > 1:
-        text += "; but not on the same machine: speed and memory say as much of the machines as of the strategies"
-    if any(entry["device"] == "cpu" for entry in speed):
-        text += "; measured on CPUs, so measure again on the GPUs that will be used"
-    return f"{among or text[0].upper()}{text if among else text[1:]}."

@@ -1,0 +1,135 @@
+"""What is told of an optimizer and a schedule is what was built."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from brought_tasks import Plain
+from from_launcher import configured
+from one_process import fit, rows
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
+
+from trainer import ConfigError, Plan, TrainConfig, Trainer
+from trainer.commands.compare.present import as_table
+from trainer.commands.compare.report import make_report
+from trainer.commands.runs import read_run
+from trainer.optim.groups import group_names, group_texts, logged_rates
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+class TwoRates(Plain):
+    """The head has a rate of its own, and nothing is left of the config's decay."""
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        body, head = list(model[0].parameters()), list(model[2].parameters())  # type: ignore[index, union-attr]
+        groups: list[dict[str, Any]] = [{"params": body}, {"params": head, "lr": 10 * plan.lr, "name": "head"}]
+        return AdamW(groups, lr=plan.lr, weight_decay=0.05)
+
+    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> Any:
+        return ExponentialLR(optimizer, 0.5)
+
+
+def plan_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "plan.json").read_text()))
+
+
+def test_an_optimizer_of_a_task_is_told_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path / "own", TwoRates(), max_steps=3, log_every=1)
+    banner = capsys.readouterr().out
+    assert "AdamW of " in banner and "test_groups:TwoRates.build_optimizer, lr 0.05, ExponentialLR of " in banner
+    assert "betas 0.9 0.999, eps 1e-08, weight_decay 0.05" in banner
+    assert "group 0: " in banner and "group head: " in banner and "lr 0.5" in banner
+    plan = plan_of(tmp_path / "own")
+    first, second = plan["optimizer_groups"]
+    assert (first["lr"], second["lr"], second["name"]) == (0.05, 0.5, "head")
+    assert first["weight_decay"] == second["weight_decay"] == 0.05 and plan["optimizer_settings"] == {}
+    assert first["parameters"] + second["parameters"] == plan["trainable_parameters"]
+    assert (plan["schedule_class"], plan["warmup_steps"]) == ("ExponentialLR", None)
+
+
+def test_every_rate_is_logged_where_they_differ(tmp_path: Path) -> None:
+    fit(tmp_path / "own", TwoRates(), max_steps=3, log_every=1)
+    logged = [(row["lr"], row["lr/head"]) for row in rows(tmp_path / "own") if "loss" in row]
+    assert logged == [pytest.approx((0.05 * f, 0.5 * f)) for f in (1, 0.5, 0.25)]
+    fit(tmp_path / "usual", Plain(), max_steps=3, log_every=1)
+    assert not any(key.startswith("lr/") for row in rows(tmp_path / "usual") for key in row)
+
+
+def test_runs_are_compared_by_what_ran(tmp_path: Path) -> None:
+    for name, task in (("own", TwoRates()), ("usual", Plain())):
+        fit(tmp_path / name, task, max_steps=2)
+    now = [read_run(tmp_path / name) for name in ("own", "usual")]
+    table = as_table(make_report(now))
+    assert "optimizer_groups.0.weight_decay" in table and "optimizer_groups.head.weight_decay" in table
+    assert "0.05" in table and "optimizer_settings" not in table
+    # A folder of an older version says nothing of groups: the same run of today is no other for that.
+    old = replace(
+        now[1], plan={k: v for k, v in now[1].plan.items() if k not in ("optimizer_groups", "schedule_class")}
+    )
+    [group] = make_report([old, replace(now[1], name="today")])["groups"]
+    assert group["runs"] == ["usual", "today"]
+
+
+class Own(Plain):
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return Adam(model.parameters(), lr=plan.lr, weight_decay=0.05)
+
+
+class AsSaid(Plain):
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        return super().build_optimizer(model, plan)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"weight_decay": 0.2}, "TrainConfig: weight_decay: 0.2: has no effect: OWN builds "
+         "the optimizer, whose groups have 0.05; remove it"),
+        ({"optimizer": "sgd"}, "TrainConfig: optimizer: 'sgd': OWN builds Adam instead; "
+         "remove one of the two"),
+        ({"betas": (0.8, 0.9)}, "betas: [0.8, 0.9]: has no effect"),
+        ({"momentum": 0.5, "optimizer": "sgd"}, "momentum: 0.5: has no effect: OWN builds "
+         "the optimizer, whose groups have none; remove it"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_run_are_refused(given: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Trainer(Own(), replace(configured(tmp_path), **given))
+    assert line.replace("OWN", f"{__name__}:Own.build_optimizer") in str(caught.value)
+
+
+def test_settings_that_a_task_uses_are_not_refused(tmp_path: Path) -> None:
+    config = replace(configured(tmp_path / "sgd"), optimizer="sgd", weight_decay=0.2, momentum=0.5)
+    trainer = Trainer(AsSaid(), config)
+    assert isinstance(trainer.strategy.optimizer, SGD)
+    Trainer(Own(), replace(configured(tmp_path / "own"), weight_decay=0.05, optimizer="adam"))
+
+
+def test_a_schedule_of_the_task_beside_a_key_without_a_value(tmp_path: Path) -> None:
+    """``schedule: null`` names none."""
+    from trainer.config.load import load_config
+
+    (tmp_path / "train.yaml").write_text("task: a:B\nmax_steps: 2\nschedule: null\n")
+    loaded = load_config([str(tmp_path / "train.yaml")])
+    config: TrainConfig = replace(loaded.config, output_dir=str(tmp_path / "run"))
+    assert Trainer(TwoRates(), config, origins=loaded.origins).told["schedule_class"] == "ExponentialLR"
+
+
+def test_names_and_texts_of_groups() -> None:
+    assert group_names([{"name": "a"}, {}, {"name": "b"}]) == ["a", "1", "b"]
+    assert group_names([{"name": "a"}, {"name": "a"}]) == ["0", "1"]
+    assert logged_rates([torch.tensor(1.0), 2.0, 1.0], ["0", "b", "2"]) == {"lr": 1.0, "lr/b": 2.0, "lr/2": 1.0}
+    assert logged_rates([1.0, 1.0], ["0", "1"]) == {"lr": 1.0}
+    one = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": False, "weight_decay": 0, "parameters": 1000}
+    assert group_texts([one], {"lr": 0.1}) == ("1,000 parameters, momentum 0.9, nesterov true, weight_decay 0", [])
+    together, texts = group_texts([one, {**one, "lr": 0.2, "parameters": 7}], {"lr": 0.1})
+    assert together == "momentum 0.9, nesterov true, weight_decay 0"
+    assert texts == ["group 0: 1,000 parameters, lr 0.1", "group 1: 7 parameters, lr 0.2"]
