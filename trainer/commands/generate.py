@@ -57,7 +57,6 @@ def _generate(args: argparse.Namespace, prompts: Sequence[str]) -> list[str]:
     import torch
 
     from ..language.adapters import load_adapted
-    from ..language.ends import end_tokens
     from ..language.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(args.model, "model")
