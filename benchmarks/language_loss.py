@@ -57,13 +57,14 @@ def main() -> None:
 
 
 def make(given: Path, folder: str) -> None:
-    """Save a model of a GGUF file, and its tokenizer."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Save a model of a GGUF file in float32, and its tokenizer."""
+    from trainer.commands.whole_model import build_whole
+    from trainer.language import CausalLM
 
-    options: dict[str, Any] = {"gguf_file": next(given.glob("*.gguf")).name}
-    AutoTokenizer.from_pretrained(given, **options).save_pretrained(folder)
-    AutoModelForCausalLM.from_pretrained(given, dtype=torch.float32, **options).save_pretrained(folder)
+    task = CausalLM(model=str(given), data="", cache_dir=f"{folder}/cache")
+    model: Any = build_whole(task)
+    model.float().save_pretrained(folder)
+    task.save_extras(Path(folder))
 
 
 def coordinate(args: argparse.Namespace) -> None:

@@ -21,7 +21,7 @@ from .building import parts as build
 from .building.unfilled import Unfilled
 from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.disk import check_shared
-from .checkpoint.export import ModelFile, check_storable, export_model
+from .checkpoint.export import ModelFile, check_storable, export_dtypes, export_model
 from .checkpoint.proof import base_weights
 from .checkpoint.restarted import restart_notices, start_of_attempt
 from .config.dump import to_yaml
@@ -40,6 +40,7 @@ from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
 from .reporting.meter import Meter
+from .strategies.blank import is_blank
 from .strategies.in_place import whole_parameters
 from .strategies.trial import check_divisible
 from .task import Task, own_optimizer
@@ -163,7 +164,12 @@ class TrainState:
         self.plan = plan = plan.with_length(self.total_steps)
         model, of_model = build.build_model(task, config, plan)
         of_data = build.lone_example_notices(model, self.train_data, self.total_steps)
-        self.model_file = ModelFile.of(model)
+        source = task.pretrained(model) if is_blank(model) else None
+        self.model_file = ModelFile.of(model, export_dtypes(model, config.export_dtype, source))
+        rounded = self.model_file.most_of()
+        if rounded is not None:
+            reason = "as the files that it starts from; " if config.export_dtype == "auto" else ""
+            of_model.append(f"the exported model is in {rounded}, {reason}checkpoints keep what learns in float32")
         whole = start.found is not None and self.model_file.names is None  # is in the checkpoint
         unfilled = Unfilled.of(model, task, config.seed, resumes=whole)
         check_storable(model)

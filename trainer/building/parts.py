@@ -12,6 +12,7 @@ import torch
 from accelerate.utils import set_seed
 from torch import nn
 
+from ..checkpoint.export import set_config_dtype
 from ..config.schedules import PLATEAU
 from ..data.batches import Layout, TrainData, is_stream, sized
 from ..data.indexed import IndexedData
@@ -120,11 +121,7 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
         for key, buffer in module._buffers.items():
             if buffer is not None and buffer.dtype in (torch.bfloat16, torch.float16):
                 module._buffers[key] = buffer.float()
-    config: Any = getattr(model, "config", None)
-    parts: list[Any] = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
-    for part in parts:
-        if hasattr(part, "dtype"):  # of a transformers model: what its exported files say of themselves
-            part.dtype = torch.float32
+    set_config_dtype(getattr(model, "config", None), torch.float32)
     if plan.mixed_precision == "no":
         compute_in(model, torch.float32)  # inputs that were meant for the narrow weights
     return [f"{len(narrow)} parameters of {', '.join(dtypes)} are kept in float32"]

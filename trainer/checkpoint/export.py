@@ -7,10 +7,12 @@ are written once. For a transformers model the folder also holds its configurati
 
 from __future__ import annotations
 
+import copy
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,8 +26,10 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
+from ..task import Pretrained
 from ..text import listed
 from .disk import delete, part_of, publish, write_file
+from .ranges import of_model_folder
 from .safetensors_io import METADATA, can_hold, header, raw, read_header
 
 MODEL_FILE = "model.safetensors"
@@ -55,20 +59,36 @@ class ModelFile:
     Args:
         file: its name.
         names: what the tensors are called in it, by their names in the model; None: all of them, as they are.
+        dtypes: what tensors are rounded to in it, by their names in the model; the others stay as they are.
     """
 
     file: str = MODEL_FILE
     names: Mapping[str, str] | None = None
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module) -> ModelFile:
+    def of(cls, model: nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> ModelFile:
         """Look at an unprepared model: of an adapted one only the adapter is written."""
+        dtypes = dtypes or {}
         if not _is_adapted(model):
-            return cls()
+            return cls(dtypes=dtypes)
         from .adapters import adapter_names
 
         names = adapter_names(model)
-        return cls(file=ADAPTER_FILE, names=names) if names else cls()
+        return cls(file=ADAPTER_FILE, names=names, dtypes=dtypes) if names else cls(dtypes=dtypes)
+
+    def dtype(self, name: str, own: torch.dtype) -> torch.dtype:
+        """Return the dtype of a tensor in the file.
+
+        Args:
+            own: what it would be as it is.
+        """
+        return self.dtypes.get(name, own)
+
+    def most_of(self) -> torch.dtype | None:
+        """Return the dtype that most of the rounded tensors get; None where none is rounded."""
+        counts = Counter(dtype for name, dtype in self.dtypes.items() if self.name(name) is not None)
+        return counts.most_common(1)[0][0] if counts else None
 
     def name(self, name: str) -> str | None:
         """Return what a tensor is called in the file; None where it is left out."""
@@ -95,10 +115,10 @@ def export_model(
         raise CheckpointError(problem)
     strategy.sync_buffers()
     named = [entry for entry in strategy.named_tensors() if form.name(entry[0]) is not None]
-    tensors = (strategy.gather(name, handle).to(dtype) for name, _, dtype, handle in named)
+    tensors = (strategy.gather(name, handle).to(form.dtype(name, dtype)) for name, _, dtype, handle in named)
 
     if strategy.accelerator.is_main_process:
-        entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype, _ in named]
+        entries = [(str(form.name(name)), shape, form.dtype(name, dtype)) for name, shape, dtype, _ in named]
         try:
             write_model(directory, form.file, entries, tensors, save_beside)
         except CheckpointError as error:
@@ -194,14 +214,49 @@ def _is_adapted(model: nn.Module) -> bool:
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def save_config(model: nn.Module, directory: Path) -> None:
-    """Write the configuration of a transformers model, or of a peft model's adapter; other models have none."""
+def export_dtypes(model: nn.Module, wanted: str, source: Pretrained | None) -> dict[str, torch.dtype]:
+    """Choose what the tensors of an unprepared model are rounded to in its exported file, by name.
+
+    Args:
+        wanted: a dtype, or auto: that of the files which each tensor comes from.
+        source: where they stand; None for a model that begins anew or is built with its values.
+    """
+    own = {name: tensor.dtype for name, tensor in canonical_state(model) if tensor.is_floating_point()}
+    if wanted != "auto":
+        return dict.fromkeys(own, getattr(torch, wanted))
+    if source is None:
+        return {}
+    try:
+        store, _ = of_model_folder(Path(source.folder), source.names)
+    except CheckpointError:  # a run that goes on from a checkpoint does without these files
+        return {}
+    stored = {name: store.dtype("parameter", name) for name in store.names("parameter") if name in own}
+    return {name: dtype for name, dtype in stored.items() if dtype in (torch.bfloat16, torch.float16)}
+
+
+def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:
+    """Write the configuration of a transformers model, or of a peft model's adapter; other models have none.
+
+    Args:
+        dtype: of the exported file; None: as the configuration says.
+    """
     model = unwrapped(model)
     configs: list[Any] = [getattr(model, name, None) for name in ("config", "generation_config")]
     if _is_adapted(model):
         from .adapters import save_adapter_config
 
         return save_adapter_config(model, directory)
+    if dtype is not None and hasattr(configs[0], "save_pretrained"):
+        configs[0] = copy.deepcopy(configs[0])
+        set_config_dtype(configs[0], dtype)
     if hasattr(configs[0], "save_pretrained"):
         for config in filter(None, configs):
             config.save_pretrained(directory)
+
+
+def set_config_dtype(config: Any, dtype: torch.dtype) -> None:
+    """Have a transformers configuration, and those of its parts, say in which dtype the model is."""
+    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    for part in parts:
+        if hasattr(part, "dtype"):
+            part.dtype = dtype

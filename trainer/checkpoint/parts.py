@@ -80,7 +80,7 @@ class Parts:
 
     def save_beside(self, folder: Path) -> None:
         """Write the small files beside an exported model: its configuration, the task's, the model card."""
-        save_config(self.strategy.model, folder)
+        save_config(self.strategy.model, folder, self.model_file.most_of())
         self.task.save_extras(folder)
         if card := self.task.model_card(self.run):
             (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")

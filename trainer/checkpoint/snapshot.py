@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -94,6 +93,8 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     """Return state.json and the tensors that it names; ``CheckpointError`` if some state in it cannot be saved."""
     tensors: dict[str, Tensor] = {}
     named = (entry for entry in parts.strategy.named_tensors() if not parts.leaves_out(entry[3]))
+    form = parts.model_file
+    dtypes = ((name, list(shape), form.dtype(name, dtype)) for name, shape, dtype, _ in named)
     groups, callbacks = map(settings, parts.strategy.optimizer.param_groups), parts.named_callbacks()
     try:
         state = {
@@ -106,8 +107,8 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
             "group_settings": encode(list(groups), tensors, "group_settings"),
             "task": encode(parts.task.state_dict(), tensors, "task"),
             "callbacks": {name: encode(one.state_dict(), tensors, name) for name, one in callbacks.items()},
-            "model": [[name, list(shape), str(dtype).removeprefix("torch.")] for name, shape, dtype, _ in named],
-            **({} if parts.model_file.names is None else {"export": dataclasses.asdict(parts.model_file)}),
+            "model": [[name, shape, str(dtype).removeprefix("torch.")] for name, shape, dtype in dtypes],
+            **({} if form.names is None else {"export": {"file": form.file, "names": form.names}}),
             "mathematics": fingerprint(parts),
             "config": encode_plain(parts.config, "config"),
             "plan": encode_plain(parts.plan, "plan"),

@@ -48,7 +48,13 @@ if TYPE_CHECKING:
 
 ONE_PROCESS = "one process"
 # Settings off, because what ends, measures or keeps a model on the way says nothing about the steps.
-_OFF = {"eval_every": "null", "save_every": "null", "best_metric": "null", "early_stop_patience": "null"}
+_OFF = {
+    "export_dtype": "float32",
+    "eval_every": "null",
+    "save_every": "null",
+    "best_metric": "null",
+    "early_stop_patience": "null",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,6 +132,10 @@ class TrainConfig:
         bool, About("exchange gradients in each micro-batch: more traffic, and no rank keeps whole ones")
     ] = False
     ema_decay: Annotated[float | None, About("keep a moving average of the weights", above=0, below=1)] = None
+    export_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        About("of the exported model; auto: that of the files which it started from, else float32"),
+    ] = "auto"
     on_nan: Annotated[
         Literal["stop", "skip"], About("what a gradient that is not finite does: end the run, or leave the step out")
     ] = "stop"
