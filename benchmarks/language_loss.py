@@ -81,7 +81,10 @@ def coordinate(args: argparse.Namespace) -> None:
         for number in range(args.steps + 1):
             order = args.ways if number % 2 else args.ways[::-1]
             for way in order:
-                found[way].append(ask(children[way]))
+                step = ask(children[way])
+                print(number, way, json.dumps(step), file=sys.stderr, flush=True)
+                if number > 0:  # the first one warms up
+                    found[way].append(step)
     finally:
         for child in children.values():
             child.kill()
@@ -89,7 +92,6 @@ def coordinate(args: argparse.Namespace) -> None:
 
     tokens = args.rows * args.length
     for way, steps in found.items():
-        del steps[0]
         line = f"{way:6} peak {steps[-1]['rss']:5.2f} GiB"
         for clock in ("wall", "cpu"):
             speed = tokens / statistics.median(step[clock] for step in steps)

@@ -169,7 +169,8 @@ class TrainState:
         rounded = self.model_file.most_of()
         if rounded is not None:
             reason = "as the files that it starts from; " if config.export_dtype == "auto" else ""
-            of_model.append(f"the exported model is in {rounded}, {reason}checkpoints keep what learns in float32")
+            kind = str(rounded).removeprefix("torch.")
+            of_model.append(f"the exported model is in {kind}, {reason}checkpoints keep what learns in float32")
         whole = start.found is not None and self.model_file.names is None  # is in the checkpoint
         unfilled = Unfilled.of(model, task, config.seed, resumes=whole)
         check_storable(model)
