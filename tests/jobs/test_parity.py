@@ -61,8 +61,11 @@ def test_a_task_that_depends_on_the_layout_differs(task: str) -> None:
 
 @pytest.mark.slow
 def test_batch_statistics_are_the_same_for_the_same_micro_batch() -> None:
-    """Whatever the number of processes, as long as no batch is short."""
-    done = parity("accel_configs/ddp.yaml", *DIGITS, "--task", "tests.workers.failing:NormalisedByBatch")
+    """Whatever the number of processes, as long as no batch is short. Not with Adam: the gradient of a bias before
+    BatchNorm is rounding alone, and Adam steps by its sign.
+    """
+    sgd = ["--optimizer", "sgd", "--lr", "0.05"]
+    done = parity("accel_configs/ddp.yaml", *DIGITS, *sgd, "--task", "tests.workers.failing:NormalisedByBatch")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16 x 4 x 1" in done.stdout and "16 x 2 x 2" in done.stdout and verdicts(done) == ["reference", "same"]
 
