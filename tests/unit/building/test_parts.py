@@ -120,7 +120,7 @@ def test_a_schedule_of_the_tasks_own_may_stand_beside_null() -> None:
     optimizer, config = torch.optim.SGD([torch.zeros(1)], lr=1.0), TrainConfig(task="m:T", max_steps=4)
     made = plan(schedule=None)
     assert str(made.origin("schedule")).startswith("train.yaml")
-    assert type(schedule_of(Mine(), config, made, optimizer, 4)).__name__ == "ConstantLR"
+    assert type(schedule_of(Mine(), config, made, optimizer, 4)[0]).__name__ == "ConstantLR"
     named = TrainConfig(task="m:T", max_steps=4, schedule="cosine")
     with pytest.raises(ConfigError, match="builds a schedule already; remove one of the two"):
         schedule_of(Mine(), named, plan(schedule="cosine"), optimizer, 4)
