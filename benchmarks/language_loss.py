@@ -11,7 +11,9 @@ so that what else the machine does meets all of them. The first step of each is 
 Prints each way's tokens per second of wall time and of CPU time, and the ratios of its steps to those of ``plain``
 beside them: median, lowest, highest. TRL (``pip install --no-deps trl``) is compared where it is asked for.
 
-RESULTS
+measured (2026-11-23, SmolLM2-135M, 2 x 256, two x86 CPU cores on which some thirty other processes ran, torch 2.13, TRL
+1.16): too little to take ratios from. CPU seconds of the first step, and of one behind it: auto 9.1 and 7.7, plain 8.9
+and 7.1, which compute the same there, and TRL 10.9 and 8.4.
 """
 
 from __future__ import annotations
