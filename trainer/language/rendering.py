@@ -91,23 +91,27 @@ class Renderer:
             self._marked = _compile_with_marks(self.text)
         given = _alias_reasoning_fields(_without_nothing(messages))
         numbers = {id(message): number for number, message in enumerate(given)}
-        entered: set[int] = set()
+        current: dict[int, int | None] = {}  # of each loop that came to a message, where it is
 
         def enter(loop: int, item: object) -> str:
             number = numbers.get(id(item))
-            if number is None and loop not in entered:
+            if number is None and loop not in current:
                 return ""
-            entered.add(loop)
+            current[loop] = number
             return f"{OPEN}+{loop} {'' if number is None else number}{CLOSE}"
 
+        def assign(loop: int, item: object) -> str:
+            # The first message that a loop over numbers takes is the one that it is at.
+            return enter(loop, item) if current.get(loop) is None and id(item) in numbers else ""
+
         def leave(loop: int) -> str:
-            return f"{OPEN}-{loop} {CLOSE}" if loop in entered else ""
+            return f"{OPEN}-{loop} {CLOSE}" if loop in current else ""
 
         beside = {**self.tokenizer.special_tokens_map, "tools": None, "documents": None, **settings}
         marked = self._marked.render(
-            messages=given, add_generation_prompt=asks, enter_item=enter, leave_loop=leave, **beside
+            messages=given, add_generation_prompt=asks, enter_item=enter, assign_item=assign, leave_loop=leave, **beside
         )
-        text, parts = _take_marks_out(marked)
+        text, parts = _take_marks_out(marked, [message.get("role") for message in given])
         if text != self.render(messages, settings, asks=asks):
             raise Unclear
         return text, parts
@@ -150,6 +154,12 @@ def _compile_with_marks(text: str) -> Template:
     tree = environment.parse(text)
     loops = [loop for loop in tree.find_all(nodes.For) if isinstance(loop.target, nodes.Name)]
     for number, loop in enumerate(loops):
+        for body in _bodies(loop, nodes):
+            for at in reversed(range(len(body))):
+                target = getattr(body[at], "target", None)
+                if isinstance(body[at], nodes.Assign) and isinstance(target, nodes.Name):
+                    item = nodes.Name(target.name, "load")
+                    body.insert(at + 1, _write(nodes, "assign_item", nodes.Const(number), item))
         assert isinstance(loop.target, nodes.Name)
         item = nodes.Name(loop.target.name, "load")
         loop.body.insert(0, _write(nodes, "enter_item", nodes.Const(number), item))
@@ -182,7 +192,12 @@ def _bodies(tree: nodes.Node, nodes: Any) -> list[list[Any]]:
     return found
 
 
-def _take_marks_out(marked: str) -> tuple[str, list[Part]]:
+def _take_marks_out(marked: str, roles: Sequence[object]) -> tuple[str, list[Part]]:
+    """Return a text without its marks, and its parts.
+
+    In a loop over the messages within one of them (a search for a call's name) that one writes. But what a tool answers
+    is the tool's, also where it is written with the call.
+    """
     parts: list[Part] = []
     pieces: list[str] = []
     around: list[tuple[int, int]] = []  # loops that we are in, each with the message that it is at
@@ -208,8 +223,9 @@ def _take_marks_out(marked: str) -> tuple[str, list[Part]]:
         if loop in inside:
             del around[inside.index(loop) :]
         if mark[1] == "+":
-            # A loop over the messages within one of them, such as a search for a call's name, writes for that one.
             outer = around[-1][1] if around else NOBODY
-            around.append((loop, int(mark[3]) if mark[3] and outer == NOBODY else outer))
+            number = int(mark[3]) if mark[3] else outer
+            inner_writes = outer == NOBODY or (roles[outer] == "assistant" and roles[number] == "tool")
+            around.append((loop, number if inner_writes else outer))
     add(marked[at:])
     return "".join(pieces), parts

@@ -50,6 +50,17 @@ ENDS_TURNS = """{%- for m in messages %}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant' }}{%- endif %}"""
+# What tools answer is written into the turn that called them, by a loop over numbers (Gemma 4).
+ANSWERS_IN_TURN = """{%- for m in messages %}{%- if m.role != 'tool' %}
+    {%- set before = messages[loop.index0 - 1] %}
+    {{- '<|im_start|>' + m.role + '|' + m.content }}
+    {%- if m.tool_calls %}{{- m.tool_calls[0].function.name + m.tool_calls[0].function.arguments | tojson }}
+        {%- for k in range(loop.index0 + 1, messages | length) %}{%- set follow = messages[k] %}
+            {%- if follow.role == 'tool' %}{{- '[' + follow.content + ']' }}{%- endif %}
+        {%- endfor %}
+    {%- endif %}{{- '<|im_end|>' }}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant|' }}{%- endif %}"""
 # No mark ends a turn (GLM-4).
 ENDLESS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
 # Content is a list of parts, and text is written as nothing (SmolVLM).
@@ -150,6 +161,11 @@ def test_tokens_over_a_border_are_learnt() -> None:
 def test_calls_of_tools_are_learnt_and_their_answers_are_not() -> None:
     """Also where the template looks a call up from the answer, and wants its arguments as a mapping."""
     assert learnt(ENDS_TURNS, {"messages": CALLING}) == [' to=get_time{"zone": "CET"}<|im_end|>', "|Noon.<|end|>"]
+    assert learnt(ANSWERS_IN_TURN, {"messages": CALLING}) == [
+        'get_time{"zone": "CET"}',
+        "<|im_end|>",
+        "Noon.<|im_end|>",
+    ]
 
 
 def test_tools_and_settings_of_a_row_reach_the_template() -> None:
@@ -210,6 +226,13 @@ HALF = [*conversation("a", "b")["messages"], {"role": "assistant", "content": "c
         (CHATML, {"messages": CALLING}, "row message 2': the template leaves its tool calls out"),
         (CHATML, {**conversation("a", "b"), "tools": [CALL]}, "'row': the template leaves the row's tools out"),
         (CHATML, {**conversation("a", "b"), "tools": "["}, "tools: is no JSON"),
+        (
+            ENDS_TURNS.replace("{%- for other", "{%- if false %}{%- for other")
+            .replace("{{- ':' + m.content + '<|im_end|>' }}", "{%- endif %}")
+            .replace("arguments | tojson }}", "arguments | tojson + messages[loop.index].content }}"),
+            {"messages": CALLING},
+            "row message 3': the template writes the answer of a tool into the assistant's turn",
+        ),
         (FILTERED, conversation("a", "b"), "does not show whose text is whose: put {% generation %}"),
         (CHATML.replace("+ message.content", ""), conversation("why", ""), "does not write what the user says"),
         (
