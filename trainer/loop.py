@@ -18,12 +18,11 @@ from torch import Tensor
 
 from .callbacks.base import Callback, StepInfo
 from .callbacks.configured import configured_callbacks
-from .checkpoint.restarted import how_to_go_on
 from .config.train_config import every_steps
 from .data.batches import Window
 from .data.evaluation import EvaluationBatches
 from .distributed.exit import Stopped
-from .distributed.watchdog import Watchdog
+from .distributed.waits import waits_outside
 from .errors import DataError, Origin
 from .metrics import Layout, WeightedSums, agreed
 from .optim.groups import group_names, logged_rates
@@ -80,16 +79,17 @@ class Trainer(TrainState):
         """
         if self.finished:
             return self.last_evaluation
-        with self.agreement.listening(), self._watchdog():
+        with self.agreement.listening(), self._watched(self._position, log=self._log_from_any):
             for _ in self.steps():
                 pass
             self.export(self.directory.path / "model")
             summary = self._summary()
-            self.meter.memory.enter("ending")  # what comes may wait for others than ranks
+            self.meter.memory.enter("ending")
             self.directory.write_json("summary.json", summary)
             self.say(summary_text(summary, self.directory.path / "model"))
-            for callback in self.callbacks:
-                callback.on_end(self, summary)
+            with waits_outside("the end of a callback"):  # uploads, trackers
+                for callback in self.callbacks:
+                    callback.on_end(self, summary)
             self.agreement.close()
         self.directory.release()
         if self.stopped_by is not None and self.stopped_by > 0:
@@ -242,16 +242,12 @@ class Trainer(TrainState):
 
     # -- around it --------------------------------------------------------------------------------
 
-    def _watchdog(self) -> Watchdog:
-        return Watchdog(
-            rank=self.agreement.rank,
-            world_size=self.agreement.world_size,
-            position=lambda: (self.step, *self.meter.position),
-            hang_seconds=self.config.hang_seconds,
-            gpu=self.plan.device == "cuda",
-            advice=lambda: how_to_go_on(self.directory.path / "checkpoints"),
-            log=lambda text: self.directory.line(text, from_any=True),
-        )
+    def _position(self) -> tuple[int, str, int]:
+        """Return the step, what goes on, and a number that grows as the run goes on. Any thread may call it."""
+        return self.step, *self.meter.position
+
+    def _log_from_any(self, text: str) -> None:
+        self.directory.line(text, from_any=True)
 
     def evaluate(self) -> dict[str, float]:
         """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank.

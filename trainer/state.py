@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
@@ -23,7 +23,7 @@ from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, Stateful
 from .checkpoint.disk import check_shared
 from .checkpoint.export import ModelFile, check_storable, export_dtypes, export_model
 from .checkpoint.proof import base_weights
-from .checkpoint.restarted import restart_notices, start_of_attempt
+from .checkpoint.restarted import how_to_go_on, restart_notices, start_of_attempt
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts
 from .config.train_config import TrainConfig, every_steps, profiled_steps
@@ -32,6 +32,7 @@ from .data.batches import Layout, Window
 from .data.indexed import IndexedData
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
+from .distributed.watchdog import Watchdog
 from .errors import DEFAULT, ConfigError, Origin, Problem
 from .launching import Launched, launch
 from .optim.ema import Average
@@ -105,6 +106,12 @@ class TrainState:
         self.plan, self.accelerator = launched.plan, launched.accelerator
         # One of its own: several trainings may share a launch, one after the other or side by side.
         self.strategy = type(launched.strategy)(launched.plan, launched.accelerator)
+        with self._watched(lambda: (0, "set-up", 0), log=lambda text: None):  # there may be no folder to log to
+            self._set_up(origins)
+
+    def _set_up(self, origins: Mapping[str, Origin]) -> None:
+        """Claim the folder, build the parts, and begin where the config says."""
+        config = self.config
         self.is_main = self.accelerator.is_main_process
         self.agreement = Agreement(timedelta(minutes=config.timeout_minutes))
         alike.check_settings(config, self.plan, self.task_facts, self.agreement)
@@ -133,6 +140,18 @@ class TrainState:
         loaded = self.load(start)
         odd = self._look_for_odd_values(resumed=start.found is not None)
         self._announce([*notices, *filled, *loaded, *odd, *warnings, *self.directory.notices])
+
+    def _watched(self, position: Callable[[], tuple[int, str, int]], *, log: Callable[[str], None]) -> Watchdog:
+        """Return a watch over the ranks, for a block that all enter."""
+        return Watchdog(
+            rank=self.accelerator.process_index,
+            world_size=self.accelerator.num_processes,
+            position=position,
+            hang_seconds=self.config.hang_seconds,
+            gpu=self.plan.device == "cuda",
+            advice=lambda: how_to_go_on(Path(self.config.output_dir) / "checkpoints"),
+            log=log,
+        )
 
     def _all_callbacks(self, added: Sequence[Any], origins: Mapping[str, Origin]) -> Sequence[StatefulCallback]:
         """Return the callbacks that this training has; a class above this one adds its own."""

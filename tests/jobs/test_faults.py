@@ -22,7 +22,7 @@ ARGUMENTS = [
 GONE, STOPPED, STILL = "is gone without a word", "is stopped, or its machine is", "stands still"
 FULL = "^rank 0: .*/run/.*: cannot be written: No space left on device; once it can, resume: auto goes on"
 NOT_SAVED = "the checkpoint of step 6 was not saved: .*"
-HUNG = "nothing in the job went on for 10 s"
+HUNG = "for 10 s (hang_seconds)"
 
 
 def train(

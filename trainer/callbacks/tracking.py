@@ -14,6 +14,7 @@ from typing import Any
 
 from ..config.fingerprint import fingerprint
 from ..distributed.exit import when_failing
+from ..distributed.waits import waits_outside
 from ..errors import ConfigError, Origin, Problem, TrainerError
 from ..state import TrainState
 from ..text import did_you_mean, hidden_words, is_secret
@@ -45,7 +46,7 @@ class Tracking(Callback):
             return
         values = {"step": info.step, "epoch": info.epoch, "samples": info.samples, **(info.evaluation or {})}
         values |= {f"train/{name}": value for name, value in (info.metrics or {}).items() if name not in _AXES}
-        with trainer.meter.paused("trackers"):  # which the watchdog lets wait for a server
+        with trainer.meter.paused("trackers"), waits_outside("a tracker"):
             if self.patience is None:
                 self._start(trainer)
                 self.patience = Patience(trainer.say)

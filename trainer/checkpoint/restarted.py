@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..distributed.agreement import Agreement
+from ..distributed.report import resume_command
 from ..distributed.restarts import restarts
-from ..distributed.watchdog import resume_command
 from ..errors import Origin
 from .discover import Start, find_start, listing
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..distributed.agreement import Agreement
 from ..distributed.votes import AsyncMax
+from ..distributed.waits import waits_outside
 from ..errors import CheckpointError, TrainerError
 from ..text import size
 from . import discover, store
@@ -171,7 +172,8 @@ class Saver:
             CheckpointError: as ``poll``.
         """
         while self._task is not None:
-            self._task.thread.join()
+            with waits_outside("a disk"):  # a bucket that is mounted as a folder takes its time
+                self._task.thread.join()
             self.poll()
 
     def poll(self) -> None:

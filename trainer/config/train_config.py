@@ -84,7 +84,8 @@ class TrainConfig:
         float, About("how long ranks wait for one another before the job fails", above=0, maximum=1e6)
     ] = 30.0
     hang_seconds: Annotated[
-        float | None, About("end the job where a rank stands still so long; null: wait for timeout_minutes", above=0)
+        float | None,
+        About("end the job where a rank is stopped or stuck so long; null: wait for timeout_minutes", above=0),
     ] = 10.0
 
     optimizer: Annotated[

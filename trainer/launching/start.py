@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..distributed.imports import uncollected
 from ..distributed.launcher import RANKS, Launcher, detect
+from ..distributed.watchdog import Watchdog
 from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
 from ..plan import Plan
 from ..strategies import Strategy, strategy_class
@@ -80,7 +82,9 @@ def launch(
     in_file = request.mixed_precision if request else None
     asked = config.mixed_precision or (in_file.value if in_file else plan.mixed_precision)
     check_environment(plan, launcher, asked, deepspeed_file=request is not None and request.stage_0)
-    accelerator = _accelerator(plan, launcher, timedelta(minutes=config.timeout_minutes))
+    _connect(plan, launcher, timedelta(minutes=config.timeout_minutes))
+    with _watched(plan, config):
+        accelerator = _accelerator(plan)
     _check_accelerator(plan, accelerator)
     return Launched(plan=plan, accelerator=accelerator, strategy=strategy_class(plan.strategy)(plan, accelerator))
 
@@ -174,10 +178,9 @@ def _take_gpu(plan: Plan, launcher: Launcher) -> None:
         raise LaunchError(f"{place}: {torch.cuda.get_device_name()} has no bf16; set mixed_precision: fp16 or 'no'")
 
 
-def _accelerator(plan: Plan, launcher: Launcher, timeout: timedelta) -> Accelerator:
-    import torch
-    import torch._dynamo  # every optimizer of torch imports it when it is made
-    from accelerate import Accelerator, PartialState
+def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
+    """Prepare this process for its strategy and device, and connect it to the others."""
+    from accelerate import PartialState
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import DistributedType
 
@@ -202,10 +205,34 @@ def _accelerator(plan: Plan, launcher: Launcher, timeout: timedelta) -> Accelera
             # believes that there is nothing distributed: tell its shared state what it has become.
             becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
             state._shared_state["distributed_type"] = becomes
+
+
+def _watched(plan: Plan, config: TrainConfig) -> AbstractContextManager[object]:
+    """Return a watch over the ranks that are connected; nobody watches one process."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return nullcontext()
+    return Watchdog(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        position=lambda: (0, "set-up", 0),
+        hang_seconds=config.hang_seconds,
+        gpu=plan.device == "cuda",
+        advice=lambda: "training had not begun: start it again",
+        log=lambda text: None,
+    )
+
+
+def _accelerator(plan: Plan) -> Accelerator:
+    import torch
+    import torch._dynamo  # every optimizer of torch imports it when it is made
+    from accelerate import Accelerator
+
     tf32 = plan.float32 == "tf32" and plan.device == "cuda"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32  # which is torch's default: convolutions are not exact
-    arguments = strategy.accelerator_arguments(plan)
+    arguments = strategy_class(plan.strategy).accelerator_arguments(plan)
     # With a rank in the environment, and a GPU there, Accelerate takes one process for several.
     hidden = {name: os.environ.pop(name) for name in RANKS if plan.strategy == "single" and name in os.environ}
     accelerator = Accelerator(

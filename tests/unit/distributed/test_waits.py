@@ -1,0 +1,79 @@
+"""What a process says of its main thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.distributed.waits import Doing, collectives_begun, doing, waits_outside
+
+
+def doing_of(work: Callable[[], object]) -> Doing:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    time.sleep(0.3)
+    return doing(thread.ident or 0, thread.native_id or 0)
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_an_answer_is(timeout: float | None) -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(timeout)
+    with ours, theirs:
+        found = doing_of(lambda: ours.recv(1))
+        theirs.send(b"x")
+        time.sleep(0.2)
+    assert found.outside.startswith("system call")
+
+
+def test_a_pipe_a_process_and_a_sleep_are() -> None:
+    source, sink = os.pipe()
+    with subprocess.Popen(["sleep", "20"]) as child:
+        for work in (lambda: os.read(source, 1), child.wait, lambda: time.sleep(2)):
+            assert doing_of(work).outside.startswith("system call")
+        os.write(sink, b"x")
+        child.kill()
+    os.close(sink)
+
+
+def test_what_says_that_it_waits_outside_does() -> None:
+    event = threading.Event()
+    with waits_outside("a disk"):
+        assert doing_of(event.wait).outside == "a disk"
+    assert doing_of(event.wait).outside == ""
+    event.set()
+
+
+def test_doing_names_the_own_line() -> None:
+    event = threading.Event()
+
+    def waits_here() -> None:
+        event.wait()
+
+    found = doing_of(waits_here)
+    event.set()
+    assert found.text.startswith("waits_here (") and os.path.basename(__file__) in found.text
+
+
+def test_a_group_that_counts_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Group:
+        def __init__(self, name: str, desc: str, count: int | None) -> None:
+            self.group_name, self.group_desc, self.count = name, desc, count
+
+        def _get_sequence_number_for_group(self) -> int:
+            if self.count is None:
+                raise RuntimeError("Backend fake does not implement getSequenceNumberForGroup")
+            return self.count
+
+    groups = {Group("0", "default_pg", 7): None, Group("1", "undefined", 3): None, Group("2", "fake", None): None}
+    connected = SimpleNamespace(distributed_c10d=SimpleNamespace(_world=SimpleNamespace(pg_map=groups)))
+    monkeypatch.setitem(sys.modules, "torch.distributed", connected)
+    assert collectives_begun() == {"0": ("default_pg", 7), "1": ("1", 3)}
