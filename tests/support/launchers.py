@@ -82,8 +82,8 @@ def free_port() -> int:
 def command(launcher: str, how: str, world: int = 2, script: str = "examples/train.py") -> list[str]:
     """The command that starts ``script`` under ``how`` (a strategy's committed file, or a path) with a launcher."""
     yaml = how if "/" in how else f"accel_configs/{how}.yaml"
+    named = ["--deepspeed", how] if how.endswith(".json") else ["--accel_config", yaml]
     if launcher == "ranks":  # without a launcher, and without its seconds
-        named = ["--deepspeed", how] if how.endswith(".json") else ["--accel_config", yaml]
         return ["ranks", str(world), script, *named]
     port = str(free_port())
     if launcher == "accelerate":
@@ -91,7 +91,7 @@ def command(launcher: str, how: str, world: int = 2, script: str = "examples/tra
         return [*words, *([] if world in (0, 2) else ["--num_processes", str(world)]), script]
     if launcher == "torchrun":
         words = [str(BIN / "torchrun"), "--nproc_per_node", str(world), "--master_port", port, script]
-        return [*words, "--accel_config", yaml]
+        return [*words, *named]
     if launcher == "deepspeed":
         json_file = how if "/" in how else f"ds_configs/{how}.json"
         words = [str(BIN / "deepspeed"), "--num_gpus", str(world), "--master_port", port, script]

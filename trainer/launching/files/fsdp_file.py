@@ -13,7 +13,7 @@ from typing import Any
 from ...config.documents import Document
 from ...config.validate import Validator
 from ...errors import ConfigError, Origin, Problem, Sourced
-from .tables import Entries, annotation, checked, table
+from .tables import Entries, accelerate_keys, annotation, checked, deepspeed_keys, table
 
 _CLASSES = "fsdp_transformer_layer_cls_to_wrap"
 _OTHERS = {
@@ -137,11 +137,21 @@ def refuse_other_files(doc: Document, own: str = "") -> None:
     keys = {str(key).removeprefix("fsdp_") for key in {**doc.data, **(section if isinstance(section, dict) else {})}}
     prefixed = any(str(key).startswith("fsdp_") for key in doc.data.keys() - {"fsdp_config"})
     typical = keys & {"fsdp", *known["transformers"]}
-    other = next((key for key in _OTHERS if key in doc.data), None)
-    if own and other and own not in doc.data:
-        rule = _OTHERS[other]
-    elif (typical or prefixed) and not other and "compute_environment" not in doc.data:
+    named = next((key for key in _OTHERS if key in doc.data), None)
+    other = named or _by_all_keys(doc)
+    if (typical or prefixed) and not named and "compute_environment" not in doc.data:
         rule = f"a file for transformers' own Trainer; {known['transformers_fsdp']}"
+    elif own and own not in doc.data and other not in (None, own):
+        rule = _OTHERS[other]
     else:
         return
     raise ConfigError(Problem(origin=Origin(doc.path), rule=f"this is {rule}"))
+
+
+def _by_all_keys(doc: Document) -> str | None:
+    """Return the key of ``_OTHERS`` that is left out; None where it has keys of both or of neither."""
+    deepspeed = deepspeed_keys() or {}
+    accelerate = {*accelerate_keys(), *table("accelerate")["sections"]} - deepspeed.keys()
+    found = {"distributed_type": doc.data.keys() & accelerate, "zero_optimization": doc.data.keys() & deepspeed.keys()}
+    names = [name for name, keys in found.items() if keys]
+    return names[0] if len(names) == 1 else None

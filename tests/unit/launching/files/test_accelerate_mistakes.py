@@ -104,6 +104,10 @@ MISTAKES = [
         "processes, 2",
     ),
     ("zero_optimization: {stage: 2}", "a.yaml: this is a DeepSpeed config: give it with --deepspeed"),
+    (
+        '{"train_batch_size": "auto", "fp16": {"enabled": false}, "optimizer": {"type": "Adam"}, "_comment": 1}',
+        "a.yaml: this is a DeepSpeed config: give it with --deepspeed",
+    ),
     (f"{DDP}fsdp_config: [1]", "a.yaml:3: fsdp_config: [1]: must be a mapping"),
     (
         f"{FSDP}  2: true",

@@ -165,8 +165,9 @@ def test_both_ways_beside_each_other_is_what_accelerate_refuses() -> None:
     assert refused - {"config_ds_fields"} == {"mixed_precision", *table("deepspeed")["inline"]}
 
 
-def test_an_accelerate_file_that_is_given_as_a_json_of_deepspeed(write: Write) -> None:
-    path = write("a.yaml", DDP)
+@pytest.mark.parametrize("text", [DDP, "num_processes: 2\nmixed_precision: bf16", "fsdp_config: {fsdp_version: 2}"])
+def test_an_accelerate_file_that_is_given_as_a_json_of_deepspeed(text: str, write: Write) -> None:
+    path = write("a.yaml", text)
     assert complaint(lambda: read_deepspeed_file(path)) == (
         "a.yaml: this is an accelerate config: give it to accelerate launch, or with --accel_config"
     )
