@@ -2,7 +2,6 @@ from .callbacks.base import Callback as Callback
 from .callbacks.base import StepInfo as StepInfo
 from .callbacks.numbers import LossSpikes as LossSpikes
 from .checkpoint.export import load_export as load_export
-from .config.load import load_config as load_config
 from .config.train_config import TrainConfig as TrainConfig
 from .data.cache import prepare_once as prepare_once
 from .distributed.exit import run_and_exit as run_and_exit
@@ -15,6 +14,7 @@ from .launching import Launched as Launched
 from .launching import launch as launch
 from .loop import Trainer as Trainer
 from .plan import Plan as Plan
+from .script import load_config as load_config
 from .script import load_task as load_task
 from .script import main as main
 from .state import TrainState as TrainState

@@ -12,6 +12,7 @@ Users' mistakes are exceptions of this tree; broken invariants are asserts.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,11 +64,13 @@ class Origin:
         source: a file, ``command line``, or what else said it, such as ``TrainConfig``.
         line: the line of the file.
         key: the dotted key or the flag there; "" for the source as a whole.
+        is_default: nobody set the value: whatever else says one holds instead.
     """
 
     source: str
     line: int | None = None
     key: str = ""
+    is_default: bool = False
 
     @property
     def place(self) -> str:
@@ -76,14 +79,14 @@ class Origin:
 
     def named(self, key: str) -> Origin:
         """Return the same place under another key."""
-        return Origin(self.source, self.line, key)
+        return dataclasses.replace(self, key=key)
 
     def __str__(self) -> str:
         return f"{self.place} ({self.key})" if self.key else self.place
 
 
 COMMAND_LINE = "command line"
-DEFAULT = Origin("default")  # of a value that nobody set
+DEFAULT = Origin("default", is_default=True)  # of a value that nobody set
 
 
 @dataclass(frozen=True)

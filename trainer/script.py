@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .config.annotations import plain
-from .config.load import Loaded, check_settings, load_config
-from .config.train_config import TrainConfig
+from .config.load import Loaded, check_settings
+from .config.load import load_config as read_config
+from .config.train_config import WARMUPS, TrainConfig
 from .distributed.exit import run_and_exit
 from .distributed.imports import uncollected
 from .errors import COMMAND_LINE, ConfigError, Origin, Problem
@@ -53,8 +54,20 @@ def train(argv: Sequence[str]) -> dict[str, float]:
     return evaluation
 
 
+def load_config(argv: Sequence[str]) -> Loaded:
+    """Read the training config that ``argv`` (without the program's name) asks for.
+
+    Raises:
+        ConfigError: everything that is wrong with the file and the command line.
+        SystemExit: with 0, after ``--help`` or ``--print_config`` was answered; the latter with the task's defaults.
+    """
+    return read_config(argv, complete=lambda loaded: load_task(loaded)[1])
+
+
 def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     """Return the task that a config names, and the config with all of its settings.
+
+    Keys that nobody set have the values of ``Task.fine_tuning_defaults``, and ``loaded.origins`` says so afterwards.
 
     Raises:
         ConfigError: there is no such task, or it cannot have these settings.
@@ -65,7 +78,29 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise _task_problem(loaded, "does not name a subclass of trainer.Task")
     task = check_settings(cls, loaded.config.task_settings, loaded)
-    return task, dataclasses.replace(loaded.config, task_settings=plain(task))  # what is saved is complete
+    defaults = _task_defaults(task, loaded.origins)
+    origin = Origin(f"default of {cls.__name__}", is_default=True)
+    loaded.origins.update({key: origin.named(key) for key in defaults})
+    return task, dataclasses.replace(loaded.config, **defaults, task_settings=plain(task))  # what is saved is complete
+
+
+def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
+    """Return the defaults of a task for the keys that nobody set.
+
+    A warm-up goes with its schedule: who sets one of the keys of either has none from the task.
+    """
+    from .optim.groups import OF_GROUPS
+    from .task import own_optimizer, own_schedule
+
+    said = {key for key, origin in origins.items() if not origin.is_default}
+    left_out = {*said}
+    if said & {"schedule", *WARMUPS}:
+        left_out.update(WARMUPS)
+    if own_optimizer(task) is not None:
+        left_out.update(OF_GROUPS)
+    if own_schedule(task) is not None:
+        left_out.update(("schedule", *WARMUPS))
+    return {key: value for key, value in task.fine_tuning_defaults().items() if key not in left_out}
 
 
 def _find_task(loaded: Loaded) -> object:

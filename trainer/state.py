@@ -139,7 +139,7 @@ class TrainState:
         self.base_weights = base_weights(self._parts(), self.agreement)
         loaded = self.load(start)
         odd = self._look_for_odd_values(resumed=start.found is not None)
-        self._announce([*notices, *filled, *loaded, *odd, *warnings, *self.directory.notices])
+        self._announce([*notices, *filled, *loaded, *odd, *warnings, *self.directory.notices], origins)
 
     def _watched(self, position: Callable[[], tuple[int, str, int]], *, log: Callable[[str], None]) -> Watchdog:
         """Return a watch over the ranks, for a block that all enter."""
@@ -251,12 +251,15 @@ class TrainState:
             raise ConfigError(Problem(origin=Origin("resume", key=key), value=getattr(config, key), rule=rule))
         return end
 
-    def _announce(self, notices: Sequence[str]) -> None:
+    def _announce(self, notices: Sequence[str], origins: Mapping[str, Origin]) -> None:
         self.facts = self._facts(notices)
         if self.finished:
             self.directory.main = False  # every file stays as it is
             return self.say(f"finished already at step {self.step}; nothing to do")
-        self.directory.write("config.yaml", to_yaml(self.config))
+        # Defaults of the task in whose place a launch file says something: as the config's own they would disagree.
+        defaults = [key for key, origin in origins.items() if origin.is_default]
+        replaced = [key for key in defaults if not self.plan.origin(key).is_default]
+        self.directory.write("config.yaml", to_yaml(self.config, without=replaced))
         self.directory.write_json("plan.json", self.facts)
         self.say(banner(self.facts))
 

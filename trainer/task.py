@@ -69,6 +69,15 @@ class Task:
 
     counts_tokens: ClassVar[bool] = False
 
+    def fine_tuning_defaults(self) -> Mapping[str, Any]:
+        """Return values of config keys, where the task starts from pretrained weights; {}: the config's defaults hold.
+
+        They hold for keys that neither the config file nor the command line nor a launch file sets; banner, plan.json
+        and ``--print_config`` say which. A ``TrainConfig`` made in code is taken as it is: nobody can tell there what
+        was set.
+        """
+        return {}
+
     def build_data(self) -> Data:
         """Build the data sets."""
         raise NotImplementedError(f"{type(self).__name__}.build_data")
@@ -182,10 +191,10 @@ def own_optimizer(task: Task) -> str | None:
     return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
 
 
-def own_schedule(task: Task) -> str:
-    """Return the method by which a task builds a schedule of its own."""
+def own_schedule(task: Task) -> str | None:
+    """Return the method by which a task builds a schedule of its own; None where the config's is taken."""
     build = type(task).build_schedule
-    return f"{build.__module__}:{build.__qualname__}"
+    return None if build is Task.build_schedule else f"{build.__module__}:{build.__qualname__}"
 
 
 def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:

@@ -22,6 +22,7 @@ from trainer.language.packing import IGNORED
 
 STEPS = 12
 TUNING = {"micro_batch_size": 2, "global_batch_size": 8, "max_steps": STEPS, "log_every": 1, "lr": 3e-3, "eps": 1e-4}
+TUNING |= {"weight_decay": 0.01, "max_grad_norm": 0, "schedule": "constant"}  # not those of a fine-tuner
 # SmolLM2-135M, cut to two of its thirty layers and to few words: tied, three query heads to each of keys and values.
 SMOLLM2 = {
     **{"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "rms_norm_eps": 1e-5},
@@ -68,6 +69,72 @@ def tuned(case: str, strategy: str, folder: Path) -> Job:
     file = folder / f"{case}.yaml"
     file.write_text(yaml.safe_dump(config))
     return run([*words(strategy, "examples/train.py"), "--config", str(file)], folder / f"{case}-{strategy}").ok()
+
+
+DEFAULTS = "note: defaults of CausalLM, which starts from a pretrained model: lr 2e-05, weight_decay 0.0, schedule "
+HOW = "; set them in the config to change them"
+
+
+def by_defaults(folder: Path) -> list[str]:
+    """The script and the config of a fine-tune that says nothing of rate, decay, schedule and clipping."""
+    given = folder / "given"
+    if not (given / "llama").exists():
+        save_model(given / "llama")
+        save_texts(given / "texts.jsonl")
+    settings = {"model": str(given / "llama"), "data": str(given / "texts.jsonl"), "sequence_length": 96}
+    settings |= {"cache_dir": str(folder / "cache")}
+    config = {"task": "trainer.language:CausalLM", "task_settings": settings, "max_steps": 4, "save_every": 2}
+    (folder / "defaults.yaml").write_text(yaml.safe_dump({**config, "global_batch_size": 4, "micro_batch_size": 2}))
+    return ["examples/train.py", "--config", str(folder / "defaults.yaml"), "--log_every", "1"]
+
+
+def under_file(file: Path, script: str) -> list[str]:
+    return ["ranks", "2", script, "--deepspeed", str(file)]
+
+
+def test_a_fine_tune_has_its_tasks_defaults_and_a_launch_file_goes_before_them(folder: Path) -> None:
+    """The config that a run writes goes on with the same file, also where that replaces a default."""
+    script, *words_of_config = by_defaults(folder)
+    jobs = {}
+    for name, clipping in (("open", {}), ("clips", {"gradient_clipping": 0.25})):
+        (folder / f"{name}.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, **clipping}))
+        jobs[name] = run([*under_file(folder / f"{name}.json", script), *words_of_config], folder / name).ok()
+    jobs["ddp"] = run([*words("ddp", script), *words_of_config], folder / "defaults-ddp").ok()
+    for name in ("open", "ddp"):
+        plan = jobs[name].plan
+        assert (plan["lr"], plan["max_grad_norm"], plan["schedule"], plan["warmup_steps"]) == (2e-5, 1.0, "linear", 1)
+        assert plan["optimizer_settings"]["weight_decay"] == 0.0
+        assert plan["origins"]["max_grad_norm"] == "default of CausalLM (max_grad_norm)"
+        assert f"{DEFAULTS}linear, warmup_fraction 0.03, max_grad_norm 1.0{HOW}" in jobs[name].out
+    assert jobs["open"].losses == pytest.approx(jobs["ddp"].losses, rel=2e-6)
+    clips = jobs["clips"]
+    assert clips.plan["max_grad_norm"] == 0.25
+    assert f"{DEFAULTS}linear, warmup_fraction 0.03{HOW}" in clips.out
+    written = yaml.safe_load((clips.output_dir / "config.yaml").read_text())
+    assert written["lr"] == 2e-5 and "max_grad_norm" not in written
+    [early, _] = sorted((clips.output_dir / "checkpoints").glob("step*"))
+    again = ["--config", str(clips.output_dir / "config.yaml"), "--resume", str(early)]
+    resumed = run([*under_file(folder / "clips.json", script), *again], folder / "clips-again").ok()
+    assert resumed.losses == clips.losses[2:] and resumed.plan["max_grad_norm"] == 0.25
+
+
+def test_a_run_that_had_other_defaults_goes_on_by_its_own_config(folder: Path) -> None:
+    """As those of before tasks had any; by a config that leaves them open it is refused with what keeps them."""
+    script, *config = by_defaults(folder)
+    alone = words("single", script)
+    before = ["--lr", "1e-3", "--weight_decay", "0.01", "--schedule", "null", "--max_grad_norm", "null"]
+    old = run([*alone, *config, *before], folder / "old").ok()
+    [early, _] = sorted((old.output_dir / "checkpoints").glob("step*"))
+    resume = ["--resume", str(early)]
+    refused = run([*alone, *config, *resume], folder / "refused")
+    assert refused.code == 2
+    assert "lr: 0.001 -> 2e-05" in refused.err
+    kept = "lr: 0.001, weight_decay: 0.01, schedule: null, warmup_fraction: null, max_grad_norm: null"
+    line = f"a key that is not set has the default of CausalLM, and these are the checkpoint's: {kept}"
+    assert line in refused.err
+    own = ["--config", str(old.output_dir / "config.yaml")]
+    resumed = run([*alone, *own, *resume], folder / "old-again").ok()
+    assert resumed.losses == old.losses[2:] and "defaults of CausalLM" not in resumed.out
 
 
 def test_hidden_words_are_the_same_ones_on_two_processes(folder: Path) -> None:

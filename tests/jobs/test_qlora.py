@@ -41,7 +41,7 @@ def settings(folder: Path) -> dict[str, Any]:
 def tune(strategy: str, folder: Path, output_dir: Path, *more: str) -> Job:
     file = folder / "qlora.yaml"
     task = {"task": "trainer.language:CausalLM", "task_settings": {**settings(folder), "adapter": ADAPTER}}
-    file.write_text(yaml.safe_dump({**task, **RUN, **OPTIMIZER}))
+    file.write_text(yaml.safe_dump({**task, **RUN, **OPTIMIZER, "schedule": "constant", "max_grad_norm": 0}))
     return run([*words(strategy, "examples/train.py"), "--config", str(file), *more], output_dir).ok()
 
 

@@ -87,9 +87,18 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def check_same(
-    before: Mapping[str, Any], now: Mapping[str, Any], others: Sequence[str], *, allowed: bool, source: Path
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    others: Sequence[str],
+    *,
+    allowed: bool,
+    source: Path,
+    advice: str = "",
 ) -> list[str]:
     """Return the differences and ``others`` that were found elsewhere, where they are allowed.
+
+    Args:
+        advice: a text behind them, about where the values of now come from.
 
     Raises:
         ConfigError: there are some, and they are not allowed.
@@ -99,7 +108,7 @@ def check_same(
     if found and not allowed:
         rule = (
             f"the checkpoint {source} belongs to a run with other numbers; restore these values, or set "
-            f"allow_config_change: true to go on with the new ones: {'; '.join(found)}"
+            f"allow_config_change: true to go on with the new ones: {'; '.join(found)}{advice}"
         )
         raise ConfigError(Problem(origin=Origin("resume", key="allow_config_change"), rule=rule))
     return found

@@ -5,6 +5,7 @@ Each rank reads the ranges that it owns, so no rank ever holds the whole model.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -22,7 +23,7 @@ from ..errors import CheckpointError
 from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
-from .codec import decode
+from .codec import decode, encode_plain
 from .compatibility import changed_rates, check_same, fingerprint
 from .contents import WEIGHTS
 from .discover import MANIFEST, CheckpointInfo, inspect, verify
@@ -59,7 +60,8 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     elsewhere = _frozen_otherwise(parts, places)
     elsewhere += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
     elsewhere += parts.sampled.changes(state.get("content", {}))
-    changes = check_same(before, now, elsewhere, allowed=allow_change, source=info.path)
+    advice = _how_to_keep(state["config"], parts)
+    changes = check_same(before, now, elsewhere, allowed=allow_change, source=info.path, advice=advice)
     notices = [f"changed since the checkpoint: {line}" for line in changes]
     notices += _load_tensors(parts, store, places, with_state=(same := before["optimizer"] == now["optimizer"]))
     notices += ["the optimizer is another one: its state starts anew"] * (not same)
@@ -80,6 +82,17 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     counters = {name: decode(state[name]) for name in parts.counters if name in state}
     notices += told + _restore_rng(parts, store, state["step"])
     return {**counters, "step": state["step"], "samples": samples}, notices
+
+
+def _how_to_keep(before: Mapping[str, Any], parts: Parts) -> str:
+    """Return the lines of a config that say what a checkpoint's config said where the task's defaults differ."""
+    now: Mapping[str, Any] = encode_plain(parts.config, "config")
+    defaults = {key: origin for key, origin in parts.strategy.plan.origins.items() if origin.is_default}
+    lines = [f"{key}: {json.dumps(before[key])}" for key in defaults if key in before and before[key] != now[key]]
+    if not lines:
+        return ""
+    owner = next(iter(defaults.values())).source
+    return f"; a key that is not set has the {owner}, and these are the checkpoint's: {', '.join(lines)}"
 
 
 def load_weights(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..config.arguments import split_command_line
 from ..config.documents import read_document
-from ..config.load import Loaded, load_config, load_task_part
+from ..config.load import Loaded, load_task_part
 from ..distributed.launcher import Launcher
 from ..errors import COMMAND_LINE, ConfigError, Origin, Problem, TrainerError
 from ..launching.cpu_rehearsal import rehearsal_notices
@@ -21,7 +21,7 @@ from ..launching.request import Request, visible_gpus
 from ..launching.resolve import check_partitions, resolve
 from ..plan import Plan
 from ..reporting.banner import plan_rows
-from ..script import load_task
+from ..script import load_config, load_task
 from ..task import Task, own_optimizer
 from ..text import table
 from .check_build import build_problems
@@ -79,8 +79,8 @@ class _Check:
             loaded.append((COMMAND_LINE, self._load(settings)))
         for path, config in loaded:
             if config is not None:
-                task_and_config = self.catch(load_task, config)
-                self.configs.append((path, config, task_and_config and task_and_config[0]))
+                task, whole = self.catch(load_task, config) or (None, config.config)
+                self.configs.append((path, dataclasses.replace(config, config=whole), task))
 
     def _load(self, words: Sequence[str]) -> Loaded | None:
         """Read a training config; where something in it is wrong, its task's settings are looked at all the same."""

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.load import Loaded, load_config
+from ..config.load import Loaded
 from ..errors import ConfigError, Origin, Problem, Sourced
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.request import Request
+from ..script import load_config
 from ..text import columns
 from .nudged import NUDGED, UNITS, FirstWeights
 from .runs import Run

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from ..config.load import load_config
-from ..script import load_task
+from ..script import load_config, load_task
 from .usage import usage_error
 
 GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"

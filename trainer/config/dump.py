@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -27,13 +27,16 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.text)
 
 
-def to_yaml(config: TrainConfig, comment: Callable[[Key], str] = lambda key: "") -> str:
+def to_yaml(
+    config: TrainConfig, comment: Callable[[Key], str] = lambda key: "", *, without: Collection[str] = ()
+) -> str:
     """Write the resolved config; keys without effect on its optimizer are left out, secrets are hidden.
 
     Args:
         comment: what stands behind the value of a key.
+        without: keys that are left out as well.
     """
-    idle = without_effect(config.optimizer)
+    idle = {*without_effect(config.optimizer), *without}
     settings = hidden({key: value for key, value in vars(config).items() if key not in idle})
     rows = [(row, comment(key) if key else "") for key, row in _rows(settings)]
     width = min(60, max(len(row) for row, _ in rows))

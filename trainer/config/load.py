@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -32,14 +32,14 @@ class Loaded:
 
     Args:
         config: the resolved values.
-        origins: by dotted key; absent for what is left at its default.
+        origins: by dotted key; absent for what is left at its default. ``load_task`` adds those of the task's defaults.
         config_file: the training config, as named on the command line.
         accel_config, deepspeed: the files that say how to run, as named there.
         texts: what was typed, by dotted key: the type of a task's setting is only known with the task.
     """
 
     config: TrainConfig
-    origins: Mapping[str, Origin]
+    origins: dict[str, Origin]
     config_file: str | None = None
     accel_config: str | None = None
     deepspeed: str | None = None
@@ -52,8 +52,11 @@ class Loaded:
         return self.origins
 
 
-def load_config(argv: Sequence[str]) -> Loaded:
+def load_config(argv: Sequence[str], *, complete: Callable[[Loaded], TrainConfig] | None = None) -> Loaded:
     """Read the training config that ``argv`` (without the program's name) asks for.
+
+    Args:
+        complete: returns what ``--print_config`` is to show; by default what was read.
 
     Raises:
         ConfigError: everything that is wrong with the file and the command line.
@@ -65,10 +68,12 @@ def load_config(argv: Sequence[str]) -> Loaded:
         raise ConfigError(check.problems)
 
     config = TrainConfig(**read.values)
+    loaded = Loaded(config=config, origins=read.origins, config_file=read.config_file, texts=read.texts, **read.files)
     if "print_config" in read.switches:
-        print(to_yaml(config, lambda key: _origin(read.origins, key, DEFAULT.source).place), end="")
+        shown = config if complete is None else complete(loaded)
+        print(to_yaml(shown, lambda key: _origin(loaded.origins, key, DEFAULT.source).place), end="")
         raise SystemExit(0)
-    return Loaded(config=config, origins=read.origins, config_file=read.config_file, texts=read.texts, **read.files)
+    return loaded
 
 
 def load_task_part(argv: Sequence[str]) -> Loaded | None:
@@ -97,7 +102,7 @@ class _Read:
 
     check: Validator
     values: Mapping[str, Any]
-    origins: Mapping[str, Origin]
+    origins: dict[str, Origin]
     config_file: str | None
     files: Mapping[str, str]
     texts: Mapping[str, str]

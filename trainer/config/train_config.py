@@ -20,6 +20,7 @@ from .annotations import About, plain
 from .schedules import SCHEDULES, TO_FINAL, check_schedule
 from .validate import Validator, default_of
 
+WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # one length, in three units
 _INTERVAL = "steps such as 100, or epochs such as '1 epoch'"
 _EPOCHS = re.compile(r"([1-9][0-9]*) epochs?")
 OPTIMIZERS = ("adamw", "adam", "sgd")  # those with keys of their own; any other is named by its class
@@ -250,7 +251,7 @@ def _rules(c: SimpleNamespace, given: Collection[str]) -> Iterator[tuple[tuple[s
     yield ("epochs", "max_steps"), c.epochs is None and c.max_steps is None, "epochs or max_steps is required"
     rule = "must be a time such as 90s, 45m, 1h30m or 2d"
     yield ("max_time",), c.max_time is not None and not seconds_of(c.max_time), rule
-    warmups = [key for key in ("warmup_steps", "warmup_samples", "warmup_fraction") if vars(c)[key]]
+    warmups = [key for key in WARMUPS if vars(c)[key]]
     rule = f"says in another unit what {warmups[0]} says; keep one of them" if warmups else ""
     yield tuple(warmups[-1:] or ["warmup_steps"]), len(warmups) > 1, rule
     rule = "needs warm-up, after which it falls: set warmup_steps, warmup_samples or warmup_fraction"

@@ -62,6 +62,17 @@ class LanguageTask(Task):
         if check.problems:
             raise ConfigError(check.problems)
 
+    def fine_tuning_defaults(self) -> dict[str, Any]:
+        if self.model is None:
+            return {}
+        return {
+            "lr": 2e-5 if self.adapter is None else 2e-4,
+            "weight_decay": 0.0,
+            "schedule": "linear",
+            "warmup_fraction": 0.03,
+            "max_grad_norm": 1.0,
+        }
+
     def load_tokenizer(self) -> Any:
         """Return the tokenizer, loaded on the first call."""
         if "tokenizer" not in self.memory:

@@ -25,8 +25,20 @@ class Reconciler(Validator):
         self.origins = dict(origins)
 
     def says(self, key: str) -> bool:
-        """Tell whether the training config says a value, and not its default; one made in code has no origins."""
-        return key in self.origins or getattr(self.config, key, None) != DEFAULTS.get(key)
+        """Tell whether the training config says a value, and not a default; one made in code has no origins."""
+        origin = self.origins.get(key)
+        if origin is None:
+            return getattr(self.config, key, None) != DEFAULTS.get(key)
+        return not origin.is_default
+
+    def is_task_default(self, key: str) -> bool:
+        """Tell whether a value is one that the task gives where nobody says any."""
+        return key in self.origins and self.origins[key].is_default
+
+    def found(self, key: str, origin: Origin) -> None:
+        """Note the launch file that says a value, unless the training config says the same."""
+        if key not in self.origins or self.is_task_default(key):
+            self.origins[key] = origin
 
     def origin_of(self, key: str) -> Origin:
         """Return where the training config says a value; of a setting in a mapping, at least where the mapping is."""
@@ -45,12 +57,13 @@ class Reconciler(Validator):
         if self.says(key) and ours.value not in (None, asked.value):
             rule = f"disagrees with {asked.value!r} at {asked.origin}; keep one of the two, or make them equal"
             self.refuse(ours, rule)
-        self.origins.setdefault(key, asked.origin)
+        self.found(key, asked.origin)
         return asked.value
 
     def type_of(self, key: str, section: Section) -> str:
         """Return the type of a section. ``key``, optimizer or schedule, is the training config's for it."""
-        if (ours := getattr(self.config, key)) not in (None, section.name):
+        ours = getattr(self.config, key)
+        if self.says(key) and ours not in (None, section.name):
             self.disagree(section.typed, key, ours)
         self.origins[key] = section.origin
         return section.name
@@ -58,16 +71,21 @@ class Reconciler(Validator):
     def take(self, key: str, ours: Any, section: Section) -> Any:
         """Return what a section says, else what it means where it is silent, else ``ours``, the training config's.
 
-        A value that both say, and differently, is recorded as a problem; a default that changes one, as a notice.
+        A value that both say, and differently, is recorded as a problem; a default that changes one, as a notice. The
+        task's own default goes before the engine's, and the notice says so.
         """
         said, default = section.values.get(key), section.defaults.get(key)
         listed = list(ours) if isinstance(ours, tuple) else ours
         if said is not None:
             if self.says(key) and listed != said.value:
                 self.disagree(said, key, ours)
-            self.origins.setdefault(key, said.origin)
+            self.found(key, said.origin)
             return said.value
         if default is None or self.says(key) or listed == default.value:
+            return ours
+        if self.is_task_default(key):
+            owner = self.origins[key].source
+            self.silent(default, f"DeepSpeed would take its default, {default.value}; {ours}, the {owner}, holds")
             return ours
         self.silent(default, f"DeepSpeed's default holds, {default.value}")
         self.origins[key] = section.origin
@@ -121,8 +139,12 @@ def choose_schedule(config: TrainConfig, request: Request, both: Reconciler, lr:
     section = request.scheduler
     name, settings = config.schedule or "constant", dict(config.schedule_settings)
     warmup, ratio = config.warmup_steps, config.final_lr_ratio
+    fraction = config.warmup_fraction
     if section is not None:
         name = both.type_of("schedule", section)
+        if both.is_task_default("warmup_fraction"):  # it belongs to the task's schedule, which does not run
+            both.origins["warmup_fraction"] = section.origin
+            fraction = None
         peak = section.defaults.get("lr")
         if peak is not None and both.says("lr") and peak.value != lr:
             at = both.ours("lr").origin.place
@@ -131,7 +153,8 @@ def choose_schedule(config: TrainConfig, request: Request, both: Reconciler, lr:
         length, key = section.values.get("max_steps"), "max_steps" if config.epochs is None else "epochs"
         if length is not None and (key == "epochs" or length.value != config.max_steps):
             both.disagree(length, key, getattr(config, key))
-        other = next((key for key in ("warmup_samples", "warmup_fraction") if getattr(config, key)), None)
+        in_other_units = {"warmup_samples": config.warmup_samples, "warmup_fraction": fraction}
+        other = next((key for key, asked in in_other_units.items() if asked), None)
         if other is None:
             warmup = both.take("warmup_steps", warmup, section)
         elif (said := section.values.get("warmup_steps")) is not None:
@@ -145,4 +168,5 @@ def choose_schedule(config: TrainConfig, request: Request, both: Reconciler, lr:
     elif asked and section is not None and "final_lr_ratio" not in {**section.values, **section.defaults}:
         rule = f"{section.typed.value} at {section.origin} ends at 0; remove one of the two"
         both.refuse(both.ours("final_lr_ratio"), rule)
-    return {"schedule": name, "schedule_settings": settings, "warmup_steps": warmup, "final_lr_ratio": ratio}, lr
+    chosen = {"schedule": name, "schedule_settings": settings, "warmup_steps": warmup, "warmup_fraction": fraction}
+    return {**chosen, "final_lr_ratio": ratio}, lr

@@ -19,7 +19,7 @@ from .request import Request
 
 # Fields of the plan that are as in the training config.
 _AS_CONFIGURED = (
-    "lr_scaling", "warmup_samples", "warmup_fraction", "find_unused_parameters", "sync_each_batch", "float32",
+    "lr_scaling", "warmup_samples", "find_unused_parameters", "sync_each_batch", "float32",
     "bucket_cap_mb",
 )  # fmt: skip
 
@@ -98,7 +98,7 @@ def resolve(
     reference = config.reference_batch_size or batch
     fsdp, deepspeed = request.fsdp, request.deepspeed
     rehearsal = device == "cpu" and strategy != "single"
-    notices = [*request.notices, *both.notices]
+    notices = [*request.notices, *both.notices, *_task_defaults(both)]
     if rehearsal:
         asked = request.mixed_precision or Sourced(precision, both.origins.get("mixed_precision", DEFAULT))
         notices += rehearsal_notices(replace(request, mixed_precision=asked))
@@ -130,9 +130,19 @@ def resolve(
         **schedule,
         **{key: getattr(config, key) for key in _AS_CONFIGURED},
     )
-    if config.max_steps is None or (config.epochs is not None and config.warmup_fraction is not None):
+    if config.max_steps is None or (config.epochs is not None and plan.warmup_fraction is not None):
         return plan
     return plan.with_length(config.max_steps)  # which ends the run at the latest
+
+
+def _task_defaults(both: Reconciler) -> list[str]:
+    """Tell in one line the values that hold because the task gives them and nobody says others; none: no line."""
+    keys = [key for key in both.origins if both.is_task_default(key)]
+    if not keys:
+        return []
+    owner = both.origins[keys[0]].source.replace("default", "defaults", 1)
+    values = ", ".join(f"{key} {getattr(both.config, key)}" for key in keys)
+    return [f"{owner}, which starts from a pretrained model: {values}; set them in the config to change them"]
 
 
 def _check_world(request: Request, launcher: Launcher) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 _NOT_TOLD = ("params", "initial_lr", "decoupled_weight_decay", *_HOW)  # of the decay the class says it (torch 2.13)
 # Keys of the training config that say what an optimizer is given beside its rate.
-_OF_GROUPS = ("weight_decay", "betas", "eps", "momentum")
+OF_GROUPS = ("weight_decay", "betas", "eps", "momentum")
 
 
 def describe_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ def _problems(config: TrainConfig, plan: Plan, optimizer: Optimizer, built_by: s
         yield problem("optimizer", config.optimizer, f"{built_by} builds {kinds[0]} instead; remove one of the two")
     groups = [_settings(group) for group in optimizer.param_groups]
     # A default may have been written down by nobody but an earlier run, whose config.yaml has all keys.
-    said = {key: value for key in _OF_GROUPS if (value := getattr(config, key)) != DEFAULTS[key]}
+    said = {key: value for key in OF_GROUPS if (value := getattr(config, key)) != DEFAULTS[key]}
     said |= {f"optimizer_settings.{key}": value for key, value in config.optimizer_settings.items()}
     for key, value in said.items():
         value = list(value) if isinstance(value, tuple) else value

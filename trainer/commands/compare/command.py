@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...config.load import load_config
 from ...launching.files.accelerate_file import read_accelerate_file
+from ...script import load_config
 from ...text import printable
 from ..runs import Run, read_run
 from ..trials import Trial, check_script

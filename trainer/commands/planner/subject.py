@@ -130,17 +130,16 @@ def _measure_config(args: argparse.Namespace) -> Subject:
 def _measure_task(args: argparse.Namespace) -> Subject:
     from torch.utils.data import default_collate
 
-    from ...config.load import load_config
     from ...data.batches import is_stream
     from ...data.seeds import generator_of
-    from ...script import load_task
+    from ...script import load_config, load_task
     from ...strategies.base import compute_in
     from ...task import split_loss
     from ..whole_model import build_whole
 
     loaded = load_config(["--config", args.what])
-    task, _ = load_task(loaded)
-    settle(args, loaded.config)
+    task, config = load_task(loaded)
+    settle(args, config)
     data = task.build_data()
     rows = iter(data.train) if is_stream(data.train) else map(data.train.__getitem__, range(len(data.train)))
     samples = list(itertools.islice(itertools.cycle(rows), args.micro_batch))
