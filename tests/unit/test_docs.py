@@ -73,9 +73,11 @@ def test_api_examples_run(module_folder: Path) -> None:
 
 
 def test_task_methods_are_called_in_the_order_of_the_page(module_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without those of checkpoints, which may be asked for their state at any time, and of blank models."""
+    """Without those of configs that were read, of checkpoints, whose state may be asked for at any time, and of blank
+    models.
+    """
     [(_, order)] = re.findall(r"<!-- api (Task) (.+) -->", API)
-    others = ("save_extras", "model_card", "pretrained", "initialize")
+    others = ("fine_tuning_defaults", "save_extras", "model_card", "pretrained", "initialize")
     methods = [name for name in order.split() if "state_dict" not in name and name not in others]
     write_files(API)
     from line import Line  # type: ignore[import-not-found]

@@ -123,6 +123,29 @@ def test_what_only_building_tells_of_divided_layers_is_said(check: Check) -> Non
     )
 
 
+def test_defaults_of_the_task_are_those_of_training(check: Check) -> None:
+    words = [
+        "--task",
+        "trainer.language:CausalLM",
+        "--max_steps",
+        "100",
+        "--task_settings.data",
+        "a.txt",
+        "--lr",
+        "3e-5",
+    ]
+    done = check("accel_configs/zero2.yaml", *words, "--task_settings.model", "m")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "optimizer   adamw, lr 3e-05, linear, 3 warm-up steps (0.03 of the run)\nclipping    global norm 1\n"
+        in done.stdout
+    )
+    told = (
+        "weight_decay 0.0, schedule linear, warmup_fraction 0.03, max_grad_norm 1.0; set them in the config to change"
+    )
+    assert f"note: defaults of CausalLM, which starts from a pretrained model: {told}" in done.stdout
+
+
 def test_settings_may_be_typed_as_for_training() -> None:
     """Files and settings in any order; with the device and the notices of this machine, and nothing of libraries'."""
     done = command(
