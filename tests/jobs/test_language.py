@@ -77,7 +77,7 @@ HOW = "; set them in the config to change them"
 
 def by_defaults(folder: Path) -> list[str]:
     """The script and the config of a fine-tune that says nothing of rate, decay, schedule and clipping."""
-    given = folder / "given"
+    given = folder / "by_defaults"
     if not (given / "llama").exists():
         save_model(given / "llama")
         save_texts(given / "texts.jsonl")
