@@ -27,10 +27,9 @@ import os, sys, time, pathlib
 from trainer.reporting.lock import FolderLock
 lock = FolderLock(pathlib.Path(sys.argv[1]))
 if sys.argv[2] == "leave a child":
-    child = os.fork()
-    if child:
-        print(child, flush=True)
+    if os.fork():
         os._exit(0)
+    print(os.getpid(), flush=True)  # from the child: by then it has let go of what it forked with
 else:
     print("locked", flush=True)
 time.sleep(600)

@@ -61,6 +61,7 @@ from brought_tasks import (
 import trainer
 from trainer import Task, TrainConfig, Trainer, TrainState
 from trainer.launching import Launched, launch
+from trainer.task import own_optimizer
 
 CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "plain": (Plain, {}),
@@ -148,6 +149,7 @@ def configured(world: int, **settings: Any) -> TrainConfig:
             "lr": 0.01,
             "eps": 1e-4,  # far above rounding, of which Adam would take the sign
             "log_every": 1,
+            "export_dtype": "float32",  # files in bfloat16 would hide what differs, or round it apart
             **settings,
         }
     )
@@ -155,9 +157,11 @@ def configured(world: int, **settings: Any) -> TrainConfig:
 
 def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) -> dict[str, Any]:
     build, settings = CASES[name]
-    config = configured(launched.plan.world_size, output_dir=str(folder / name), **settings)
     try:
         task = build()
+        if own_optimizer(task) is not None:
+            settings = {"eps": 1e-8, **settings}  # the default, which is not meant for it
+        config = configured(launched.plan.world_size, output_dir=str(folder / name), **settings)
         callbacks = task.callbacks() if hasattr(task, "callbacks") else ()
         file = {key: FILES.get((name, path), path) for key, path in told["file"].items()}
         run = Trainer(task, config, launch(config, **file), callbacks=callbacks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import uuid
@@ -105,18 +106,26 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
         CheckpointError: the folder cannot be written.
     """
     [name, *_] = agreement.gather(f".probe-{uuid.uuid4().hex}")
+    changed: list[int] = []  # when the folder was, in nanoseconds
 
     def write() -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            changed.append(folder.stat().st_mtime_ns)
             (folder / name).touch()
         except OSError as error:
             raise CheckpointError(f"{folder}: no checkpoint can be written there: {error.strerror}") from None
 
+    def remove() -> None:
+        (folder / name).unlink()
+        # A finished run that is started again stays as it is, its folder's date too. Not everybody may set that.
+        with contextlib.suppress(OSError):
+            os.utime(folder, ns=(folder.stat().st_atime_ns, changed[0]))
+
     agreement.run_on_main(write)
     # Listing the folder makes a network file system look anew, where asking for the file may answer from its cache.
     seen = agreement.gather(folder.is_dir() and any(entry.name == name for entry in folder.iterdir()))
-    agreement.run_on_main((folder / name).unlink)
+    agreement.run_on_main(remove)
     blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
     if blind:
         raise LaunchError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import torch
 
 from ..text import metrics_text, size
 from .memory import PeakMemory
-from .speed import UNITS, Speed, steady_speed
+from .speed import UNITS, Speed
 
 T = TypeVar("T")
 
@@ -32,7 +33,9 @@ class Meter:
         self.total_tokens = self.tokens = 0.0
         self.before = {"tokens": 0.0, "seconds": 0.0}  # in the processes that this one goes on from
         self.away = 0.0
-        self.readings: list[dict[str, float]] = []
+        # Eight bytes each: a run of months logs some millions.
+        self.readings = {unit: array("d") for unit in UNITS}
+        self._has_read = False
         self._apart, self._moves = "", 0
 
     @property
@@ -125,10 +128,19 @@ class Meter:
             "eta_seconds": round(busy / max(1, self.steps) * steps_left, 1),
             "peak_memory_bytes": self.memory.read(),
         }
-        self.readings.append({key: value for key, value in values.items() if "second" in key})
+        self._keep_reading(values)
         self.since, self.away, self.samples, self.steps, self.tokens = now, 0.0, 0, 0, 0.0
         self._settle()
         return values
+
+    def _keep_reading(self, values: Mapping[str, float]) -> None:
+        """Keep a reading, but for the first one of the process, which holds what is paid once."""
+        if self._has_read:
+            for unit, readings in self.readings.items():
+                value = values.get(f"{unit}_per_second")
+                if value:
+                    readings.append(value)
+        self._has_read = True
 
     def _settle(self) -> None:
         done = [(name, begin, end) for name, begin, end in self.events if end.query()]
@@ -166,7 +178,7 @@ class Meter:
     def _speed(self, unit: str, overall: float) -> Speed:
         """Return the speed in steady state; the overall one where too little was logged to know it."""
         nothing = Speed(median=overall, low=overall, high=overall, readings=0)
-        return steady_speed(self.readings, unit) or nothing
+        return Speed.of_readings(self.readings[unit]) or nothing
 
     def _memory_of_phases(self, ranks: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, list[int]]]:
         """Turn ``PeakMemory.peaks`` of all ranks into bytes of every rank, by phase and measure."""

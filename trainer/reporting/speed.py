@@ -8,7 +8,7 @@ count. The speed is the median of the others, its spread the middle half of them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -46,6 +46,18 @@ class Speed:
         return found | {"readings_of_speed": self.readings}
 
     @classmethod
+    def of_readings(cls, values: Sequence[float]) -> Speed | None:
+        """Return the speed of readings in steady state; None where there are none."""
+        if not values:
+            return None
+        middle = median(values)
+        if len(values) == 1:
+            return cls(median=middle, low=middle, high=middle, readings=1)
+
+        low, _, high = quantiles(values, n=4, method="inclusive")
+        return cls(median=middle, low=low, high=high, readings=len(values))
+
+    @classmethod
     def of_summary(cls, summary: Mapping[str, Any], unit: str) -> Speed | None:
         """Read what ``as_dict`` gave out of a summary; None where it has no speed in this unit."""
         value = summary.get(f"{unit}_per_second")
@@ -77,7 +89,4 @@ def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> Speed | None:
         value = row.get(f"{unit}_per_second")
         if value and not is_first:
             values.append(float(value))
-    if not values:
-        return None
-    low, high = (values[0], values[0]) if len(values) == 1 else quantiles(values, n=4, method="inclusive")[::2]
-    return Speed(median=median(values), low=low, high=high, readings=len(values))
+    return Speed.of_readings(values)
