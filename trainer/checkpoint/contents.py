@@ -48,6 +48,7 @@ _STATE = {
     "last_evaluation": dict_of(lambda value: is_number(value) or dict_of(is_text)(value)),
 }
 _LATER = {  # which checkpoints did not always keep
+    "config": dict_of(),
     "not_finite_at_start": list_of(is_text),
     "content": dict_of(dict_of(is_count)),
     "evaluation_owed": lambda value: isinstance(value, bool),

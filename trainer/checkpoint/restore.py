@@ -60,7 +60,7 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     elsewhere = _frozen_otherwise(parts, places)
     elsewhere += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
     elsewhere += parts.sampled.changes(state.get("content", {}))
-    advice = _how_to_keep(state["config"], parts)
+    advice = _how_to_keep(state.get("config", {}), parts)
     changes = check_same(before, now, elsewhere, allowed=allow_change, source=info.path, advice=advice)
     notices = [f"changed since the checkpoint: {line}" for line in changes]
     notices += _load_tensors(parts, store, places, with_state=(same := before["optimizer"] == now["optimizer"]))
