@@ -424,6 +424,10 @@ class Watchdog:
 
     def _end_others(self) -> None:
         """Have the others end; what is stopped takes no signal, and its launcher would wait for it."""
+        if not self._has_store:
+            # That it is told the others learn from the observer of the rank that holds the store, which ends with that
+            # rank. They come to the same verdict within a second or so.
+            time.sleep(_FOUND_SECONDS)
         if self._crash:
             Path(self._crash).unlink(missing_ok=True)
         board = self._board
