@@ -96,15 +96,24 @@ class Board:
         self.heard: dict[int, float] = {}
         self._read_all = 0.0
         self._all_period = world_size**2 * _BYTES_OF_A_ROW / _BYTES_A_SECOND
-        c10d = sys.modules["torch.distributed"].distributed_c10d
-        self.shared: Any = c10d._get_default_store().clone()
-        self.shared.set_timeout(timedelta(seconds=answer_seconds))
-        self._store: Any = c10d.PrefixStore(f"samecurve/watch/{name}", self.shared)
+        self._name, self._answer_seconds = name, answer_seconds
+        self.shared: Any = None
+        self._store: Any = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether this rank has introduced itself."""
+        return self._store is not None
 
     def introduce(self, who: Who) -> None:
-        """Tell the others who this rank is, once for all uses of the board."""
+        """Connect to the store, and tell the others who this rank is. It waits for ever where the store is stopped."""
+        c10d = sys.modules["torch.distributed"].distributed_c10d
+        shared = c10d._get_default_store().clone()
+        shared.set_timeout(timedelta(seconds=self._answer_seconds))
         self.who[self.rank] = who
-        self.shared.set(f"{_WHO}/{self.rank}", json.dumps(asdict(who)))
+        shared.set(f"{_WHO}/{self.rank}", json.dumps(asdict(who)))
+        self.shared = shared
+        self._store = c10d.PrefixStore(f"samecurve/watch/{self._name}", shared)
 
     def read_who(self) -> None:
         """Learn who the others are, as far as they have come."""

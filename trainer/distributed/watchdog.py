@@ -103,6 +103,11 @@ class Watchdog:
             self._start(f"{_serial}")
         return self
 
+    def _write(self, board: Board) -> None:
+        if not board.is_connected:
+            board.introduce(self._who)
+        board.write(self._row())
+
     def _start(self, name: str) -> None:
         self._main, self._native_main = threading.get_ident(), threading.get_native_id()
         if not faulthandler.is_enabled():
@@ -112,9 +117,8 @@ class Watchdog:
             faulthandler.enable(self._crash_file)
         board = self._board = Board(name, rank=self.rank, world_size=self.world_size, answer_seconds=_FOUND_SECONDS)
         self._has_store = True
-        who = Who(host=socket.gethostname(), identity=Identity.own(), observer=own_observer())
-        self._ask(lambda: board.introduce(who))
-        self._ask(lambda: board.write(self._row()))
+        self._who = Who(host=socket.gethostname(), identity=Identity.own(), observer=own_observer())
+        self._ask_briefly(lambda: self._write(board))
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -130,7 +134,7 @@ class Watchdog:
         self._ended.set()
         self._thread.join(timeout=_FOUND_SECONDS)
         self._left = "finished" if error is None else f"left with {type(error).__name__}"
-        self._ask(lambda: board.write(self._row()))
+        self._ask_briefly(lambda: self._write(board))
         if self._crash:
             faulthandler.disable()
             self._crash_file.close()
@@ -187,11 +191,17 @@ class Watchdog:
         except (OSError, ValueError):
             return
 
+    def _ask_briefly(self, work: Callable[[], object]) -> None:
+        """Do what asks the store from the main thread, which must not wait for ever where that is stopped."""
+        asking = threading.Thread(target=self._ask, args=(work,), daemon=True)
+        asking.start()
+        asking.join(timeout=_FOUND_SECONDS)
+
     def _look(self) -> None:
         board = self._board
         assert board is not None
         if self._has_store:
-            board.write(self._row())
+            self._write(board)
             if board.has_verdict():
                 self._is_told = True
                 self._end("")
@@ -212,7 +222,7 @@ class Watchdog:
 
     def _others_tell(self, *, take: bool = False) -> bool:
         """Tell whether another rank tells what happened."""
-        if self._board is None or not self._has_store:
+        if self._board is None or not (self._has_store and self._board.is_connected):
             return False
         owner = claim_first_error(self._board.shared, take=take)
         return owner not in (None, "", str(self.rank))
