@@ -111,14 +111,19 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
 
 def _check_numbers(env: Mapping[str, str]) -> None:
     """Raise ``LaunchError`` where a variable of torchrun's is no number, or a rank is not one of the job's."""
-    for name in (*RANKS, *_LOCAL_SIZES, *_MACHINES, "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"):
-        empty = "0" if name not in RANKS else ""  # nothing stands for nothing
-        if name in env and not re.fullmatch(r"[0-9]{1,9}", env[name] or empty):
-            raise LaunchError(f"{name}={env[name]!r} is set, which must be a whole number; unset it, or correct it")
-    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        if env.get(rank) and env.get(size) and int(env[rank]) >= int(env[size]):
-            last = int(env[size]) - 1
-            raise LaunchError(f"{rank}={env[rank]} is set beside {size}={env[size]}: ranks go from 0 to {last}")
+    numbers = (*RANKS, *_LOCAL_SIZES, *_MACHINES, "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    for name in numbers:
+        value = env.get(name)
+        if value is None or (value == "" and name not in RANKS):  # an empty one counts as not set
+            continue
+        if not re.fullmatch(r"[0-9]{1,9}", value):
+            raise LaunchError(f"{name}={value!r} is set, which must be a whole number; unset it, or correct it")
+
+    for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        rank, size = env.get(name), env.get(of)
+        if rank and size and int(rank) >= int(size):
+            last = int(size) - 1
+            raise LaunchError(f"{name}={rank} is set beside {of}={size}: ranks go from 0 to {last}")
 
 
 def _refuse_half_a_rank(env: Mapping[str, str]) -> None:

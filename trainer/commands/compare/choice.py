@@ -100,15 +100,19 @@ def _choice(layouts: Sequence[Measured]) -> str:
     smallest = min(layouts, key=lambda layout: layout.memory)
     needs_less = smallest.memory < 0.98 * fastest.memory
     memory = f"{smallest.name} needs {size(smallest.memory)} a rank instead of {size(fastest.memory)}"
-    if fastest.low <= second.high or ahead <= noise:
+
+    readings_overlap = fastest.low <= second.high
+    if readings_overlap or ahead <= noise:
         alike = [one for one in layouts if one.high >= fastest.low or fastest.speed / one.speed - 1 <= noise]
         text = f"no difference in speed that can be told: {', '.join(one.text() for one in alike)}"
         return text + (f"; {memory}" if needs_less else "; and none needs noticeably less memory")
+
     text = f"take {fastest.name}: {fastest.speed:.0f} samples/s, {ahead:.0%} ahead of {second.name}"
     text += f"; half of the readings lie within {fastest.low:.0f} to {fastest.high:.0f}"
     text += f", of {second.name} within {second.low:.0f} to {second.high:.0f}"
     if all(len(layout.entries) == 1 for layout in layouts):
         text += "; each ran once: a repeat of each, compared with these, shows how far the machine moves a speed"
+
     if not needs_less:
         return f"{text}; and no other needs noticeably less memory ({size(fastest.memory)} a rank)"
     return f"{text}; where memory is short, {memory} and is {1 - smallest.speed / fastest.speed:.0%} slower"
