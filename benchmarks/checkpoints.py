@@ -5,15 +5,17 @@
 
     ... --keep PATH, and under another layout ... --of PATH      # loading what that one wrote
 
-Prints, for each rank: the bytes that it wrote; seconds to write and flush the same bytes raw, to save, to resume; the
-stall of a background save beside a plain copy of the same memory; seconds to read what it holds raw and to load it, out
-of the system's cache (of CPU time as well) and from the disk, and what the disk gave to all ranks; the ratios of what
-was measured in turn, with the quarter below and above; how much the resident memory rose while saving and loading, as a
-multiple of the rank's own bytes; and the time to resume at step 10 and at step 10 million. Loading is on the page
+Prints, for each rank: the bytes that it wrote; seconds to write and flush the same bytes raw, to
+save, to resume; the stall of a background save beside a plain copy of the same memory; seconds to
+read what it holds raw and to load it, out of the system's cache (of CPU time as well) and from the
+disk, and what the disk gave to all ranks; the ratios of what was measured in turn, with the quarter
+below and above; how much the resident memory rose while saving and loading, as a multiple of the
+rank's own bytes; and the time to resume at step 10 and at step 10 million. Loading is on the page
 ``docs/benchmarks.md``.
 
-What was measured is on that page too. Building and resuming takes as much memory as the model, its gradients and its
-optimizer's state: loading itself adds nothing to that. A machine that lends its memory returns pages slowly (1 s for
+What was measured is on that page too. Building and resuming takes as much memory as the model, its
+gradients and its optimizer's state: loading itself adds nothing to that. A machine that lends its
+memory returns pages slowly (1 s for
 480 MB was seen): so before each timed write a file of that size is written and deleted.
 """
 
@@ -91,7 +93,9 @@ def raw_write(path: Path, content: list[Tensor]) -> None:
 
 
 def have_pages(path: Path, content: list[Tensor]) -> None:
-    """Have as much memory at hand for the cache of a file: pages that a virtual machine gave back return slowly."""
+    """Have as much memory at hand for the cache of a file: pages that a virtual machine gave back
+    return slowly.
+    """
     with open(path, "wb", buffering=0) as file:
         for tensor in content:
             file.write(tensor.numpy().data)
@@ -99,7 +103,9 @@ def have_pages(path: Path, content: list[Tensor]) -> None:
 
 
 def trim() -> None:
-    """Give freed memory back to the system, so that what is asked for next is new, as in a process that begins."""
+    """Give freed memory back to the system, so that what is asked for next is new, as in a process
+    that begins.
+    """
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -119,8 +125,12 @@ def held(one: Trainer) -> tuple[list[Tensor], list[Tensor]]:
     """Return copies of what this rank loads: weights, and the optimizer's state of them."""
     shards, optimizer = [*one.strategy.shards()], one.strategy.optimizer
     form = one._parts().optimizer_form
-    state = [tensor for shard in shards for _, tensor in state_of(optimizer, shard, form) if tensor.dim()]
-    return [shard.tensor.detach().clone() for shard in shards], [tensor.detach().clone() for tensor in state]
+    state = [
+        tensor for shard in shards for _, tensor in state_of(optimizer, shard, form) if tensor.dim()
+    ]
+    return [shard.tensor.detach().clone() for shard in shards], [
+        tensor.detach().clone() for tensor in state
+    ]
 
 
 def forget(*paths: Path) -> None:
@@ -138,24 +148,38 @@ def bytes_from_disk() -> int:
 
 
 def ratios(ours: list[float], raw: list[float]) -> str:
-    """Compare measurements that were taken in turn: the middle of the pairs' ratios, the quarter below and above."""
+    """Compare measurements that were taken in turn: the middle of the pairs' ratios, the quarter
+    below and above.
+    """
     low, half, high = statistics.quantiles((a / b for a, b in zip(ours, raw, strict=True)), n=4)
     return f"{half:.2f} x ({low:.2f} to {high:.2f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--megabytes", type=int, default=480, help="of weights and optimizer state, of all ranks")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the system's temporary folder")
+    parser.add_argument(
+        "--megabytes", type=int, default=480, help="of weights and optimizer state, of all ranks"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk to measure; default: the system's temporary folder"
+    )
     parser.add_argument("--accel_config")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--keep", type=Path, help="leave the checkpoint there, for --of")
     parser.add_argument("--of", type=Path, help="load this checkpoint, which another layout wrote")
     args = parser.parse_args()
     task = Wide(layers=max(1, args.megabytes * 1_000_000 // (12 * WIDTH * WIDTH)))
-    config = TrainConfig(task="benchmark:Wide", max_steps=1, micro_batch_size=1, save_in_background=False, keep_last=2)
+    config = TrainConfig(
+        task="benchmark:Wide",
+        max_steps=1,
+        micro_batch_size=1,
+        save_in_background=False,
+        keep_last=2,
+    )
     launched = launch(config, accel_config=args.accel_config)
-    [root, *_] = _everyone(launched, tempfile.mkdtemp(dir=args.folder) if launched.accelerator.is_main_process else "")
+    [root, *_] = _everyone(
+        launched, tempfile.mkdtemp(dir=args.folder) if launched.accelerator.is_main_process else ""
+    )
     try:
         measure(launched, task, config, Path(root), args)
     finally:
@@ -179,7 +203,9 @@ def begin(one: Trainer, step: int) -> None:
     one.samples = one.train_data.restore({"samples": step * one.plan.global_batch_size})
 
 
-def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, args: argparse.Namespace) -> None:
+def measure(
+    launched: Launched, task: Task, config: TrainConfig, root: Path, args: argparse.Namespace
+) -> None:
     one: Any = build(launched, task, replace(config, output_dir=str(root / "run")))
     rank = launched.accelerator.process_index
     for _ in one.steps():  # so that the optimizer has its state; saves step 1
@@ -270,7 +296,10 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, arg
     begin(one, 0)
     places = (10, 10_000_000)
     for step in places:
-        one.step, one.samples = step, one.train_data.restore({"samples": step * one.plan.global_batch_size})
+        one.step, one.samples = (
+            step,
+            one.train_data.restore({"samples": step * one.plan.global_batch_size}),
+        )
         one.save()
     one.close()  # Accelerate's clipping takes the only model that it has prepared
     one = None  # and its memory
@@ -278,10 +307,16 @@ def measure(launched: Launched, task: Task, config: TrainConfig, root: Path, arg
     resumed = []
     for step in places:
         path = root / "run" / "checkpoints" / f"step-{step:08d}"
-        settings = {"output_dir": str(root / f"from-{step}"), "resume": str(path), "max_steps": step + 1}
+        settings = {
+            "output_dir": str(root / f"from-{step}"),
+            "resume": str(path),
+            "max_steps": step + 1,
+        }
 
         def resume(settings: dict[str, Any] = settings) -> None:
-            two = build(launched, task, replace(config, keep_last=0, allow_config_change=True, **settings))
+            two = build(
+                launched, task, replace(config, keep_last=0, allow_config_change=True, **settings)
+            )
             next(iter(two.steps()))
             two.close()
 

@@ -1,9 +1,11 @@
-"""The same global batch under every strategy, world size and accumulation: the loss curves side by side.
+"""The same global batch under every strategy, world size and accumulation: the loss curves side by
+side.
 
     python benchmarks/curves.py --to docs/curves.md
 
-takes some ten minutes on two cores. Each strategy and world size is one job of torchrun, which trains every task with
-every accumulation one after the other; started with ``--worker`` this file is that job.
+takes some ten minutes on two cores. Each strategy and world size is one job of torchrun, which
+trains every task with every accumulation one after the other; started with ``--worker`` this file
+is that job.
 """
 
 from __future__ import annotations
@@ -43,16 +45,22 @@ TASKS: dict[str, dict[str, Any]] = {
         "lr": 3e-3,
     },
 }
-# Relative differences of loss and gradient norm that are put down to float32: sums in another order differ by 1e-7 at
-# the first step; in fifty steps training amplifies that some ten times. It holds for networks without kinks (see
-# smooth_cnn.py and kinks.py), and for Adam where its eps is above the rounding of the gradients (see the page).
+# Relative differences of loss and gradient norm that are put down to float32: sums in another order
+# differ by 1e-7 at the first step; in fifty steps training amplifies that some ten times. It holds
+# for networks without kinks (see smooth_cnn.py and kinks.py), and for Adam where its eps is above
+# the rounding of the gradients (see the page).
 FIRST_STEP, BOUND = 1e-6, 1e-5
 
 Curves = dict[str, dict[str, list[float]]]  # task and accumulation -> losses, norms
 
 
 def run_layout(
-    strategy: str, world: int, folder: Path, *, steps: int = STEPS, accumulations: Sequence[int] = ACCUMULATIONS
+    strategy: str,
+    world: int,
+    folder: Path,
+    *,
+    steps: int = STEPS,
+    accumulations: Sequence[int] = ACCUMULATIONS,
 ) -> Curves:
     """Train every task under one strategy and world size.
 
@@ -63,10 +71,27 @@ def run_layout(
     place.mkdir(parents=True)
     text = (ROOT / "accel_configs" / f"{strategy}.yaml").read_text()
     (place / "accel.yaml").write_text(text.replace("num_processes: 2", f"num_processes: {world}"))
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
-    words += [__file__, "--worker", str(place), "--steps", str(steps), "--accumulations", *map(str, accumulations)]
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        str(world),
+    ]
+    words += [
+        __file__,
+        "--worker",
+        str(place),
+        "--steps",
+        str(steps),
+        "--accumulations",
+        *map(str, accumulations),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(
             f"{strategy} on {world}: exit code {done.returncode}\n{done.stdout[-1000:]}{done.stderr[-5000:]}"
@@ -109,7 +134,10 @@ def train(name: str, accumulation: int, place: Path, steps: int) -> dict[str, li
     rows = [info.metrics for info in running.steps()]
     running.agreement.close()
     running.close()
-    return {"loss": [row["loss"] for row in rows if row], "norm": [row["grad_norm"] for row in rows if row]}
+    return {
+        "loss": [row["loss"] for row in rows if row],
+        "norm": [row["grad_norm"] for row in rows if row],
+    }
 
 
 def difference(curve: Sequence[float], reference: Sequence[float]) -> list[float]:
@@ -154,7 +182,9 @@ def page(found: Mapping[tuple[str, int], Curves], command: str, machine: str) ->
                 off = difference(losses, reference)
                 worst = max(worst, *off)
                 shown = " | ".join(f"{losses[step - 1]:.7f}" for step in SHOWN)
-                rows.append(f"| {strategy_} | {world_} | {steps} | {shown} | {off[0]:.1e} | {max(off):.1e} |")
+                rows.append(
+                    f"| {strategy_} | {world_} | {steps} | {shown} | {off[0]:.1e} | {max(off):.1e} |"
+                )
         heads = " | ".join(f"step {step}" for step in SHOWN)
         lines += [
             "",
@@ -169,7 +199,9 @@ def page(found: Mapping[tuple[str, int], Curves], command: str, machine: str) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--to", type=Path, help="write the page there; else it is printed")
     parser.add_argument("--machine", default="two x86 CPU cores, torch 2.13, gloo")
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -179,7 +211,9 @@ def main() -> None:
     if arguments.worker:
         import trainer
 
-        trainer.run_and_exit(lambda: worker(arguments.worker, arguments.steps, arguments.accumulations))
+        trainer.run_and_exit(
+            lambda: worker(arguments.worker, arguments.steps, arguments.accumulations)
+        )
     with tempfile.TemporaryDirectory() as folder:
         found = {}
         for strategy, world in LAYOUTS:

@@ -1,10 +1,11 @@
-"""nn.DataParallel beside DDP on the same GPUs: why there is no DataParallel here (docs/strategies.md).
+"""nn.DataParallel beside DDP on the same GPUs: why there is no DataParallel here
+(docs/strategies.md).
 
     python benchmarks/data_parallel.py
     python benchmarks/data_parallel.py --device cpu     # its own code: DataParallel is then the model itself
 
-The same Llama of 124 million parameters, the same global batch, bf16 autocast, fused AdamW. Prints milliseconds a step
-and the peak memory of each GPU. Not measured yet: it needs two GPUs.
+The same Llama of 124 million parameters, the same global batch, bf16 autocast, fused AdamW. Prints
+milliseconds a step and the peak memory of each GPU. Not measured yet: it needs two GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class WithLoss(nn.Module):
-    """A model that returns its loss as a vector, which is what DataParallel can collect from its devices."""
+    """A model that returns its loss as a vector, which is what DataParallel can collect from its
+    devices.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -53,7 +56,11 @@ def seconds_per_step(model: nn.Module, batch: Tensor) -> float:
 
 
 def peaks(devices: range) -> list[int]:
-    return [torch.cuda.max_memory_allocated(number) for number in devices] if torch.cuda.is_available() else []
+    return (
+        [torch.cuda.max_memory_allocated(number) for number in devices]
+        if torch.cuda.is_available()
+        else []
+    )
 
 
 def one_rank(name: str) -> None:
@@ -70,7 +77,10 @@ def one_rank(name: str) -> None:
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, peaks(range(local, local + 1)))
     if dist.get_rank() == 0:
-        print(json.dumps({"seconds": each, "peaks": [peak for of_rank in every for peak in of_rank]}), flush=True)
+        print(
+            json.dumps({"seconds": each, "peaks": [peak for of_rank in every for peak in of_rank]}),
+            flush=True,
+        )
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)
@@ -80,12 +90,16 @@ def made(name: str, devices: int) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     task = Llama(name=name)
     examples, length, _, shape = MODELS[name]
-    return WithLoss(task.build_model()), torch.randint(0, shape["vocab_size"], (examples * devices, length))
+    return WithLoss(task.build_model()), torch.randint(
+        0, shape["vocab_size"], (examples * devices, length)
+    )
 
 
 def line(name: str, seconds: float, memory: list[int]) -> str:
     shown = ", ".join(f"{peak / 2**30:.2f}" for peak in memory)
-    return f"{name:16} {1e3 * seconds:8.1f} ms a step" + (f"  peak GiB of each GPU: {shown}" if shown else "")
+    return f"{name:16} {1e3 * seconds:8.1f} ms a step" + (
+        f"  peak GiB of each GPU: {shown}" if shown else ""
+    )
 
 
 def main() -> None:
@@ -100,17 +114,32 @@ def main() -> None:
         print(f"nn.DataParallel needs two GPUs, and here are {gpus}: on one it is the model itself")
         return
     name = "tiny" if args.device == "cpu" else "124M"
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={gpus}", "--standalone", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc_per_node={gpus}",
+        "--standalone",
+        __file__,
+    ]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if args.device == "cpu" else {}
     done = subprocess.run(
-        [*command, "--rank", name], env={**os.environ, **hidden}, capture_output=True, text=True, check=False
+        [*command, "--rank", name],
+        env={**os.environ, **hidden},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         sys.exit(done.stderr)
     ddp = json.loads(done.stdout.strip().splitlines()[-1])
     model, batch = made(name, gpus)
     first = torch.device("cuda", 0) if args.device == "cuda" else torch.device("cpu")
-    threads = nn.DataParallel(model.to(first)) if args.device == "cuda" else nn.DataParallel(model, device_ids=[])
+    threads = (
+        nn.DataParallel(model.to(first))
+        if args.device == "cuda"
+        else nn.DataParallel(model, device_ids=[])
+    )
     each = seconds_per_step(threads, batch.to(first))
     print(f"{name}, {gpus} devices, {batch.shape[0]} x {batch.shape[1]} tokens a step")
     print(line("nn.DataParallel", each, peaks(range(gpus))))

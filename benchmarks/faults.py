@@ -3,8 +3,8 @@
     python benchmarks/faults.py [torchrun ddp killed step ...]
 
 Starts two processes for each row through the real launcher, lets one of them have the fault
-(``tests/workers/faults.py``), and takes the time from there until the message is on the terminal, and until the job has
-ended. Without arguments all rows.
+(``tests/workers/faults.py``), and takes the time from there until the message is on the terminal,
+and until the job has ended. Without arguments all rows.
 """
 
 from __future__ import annotations
@@ -62,11 +62,25 @@ ROWS = [
 
 
 def row(
-    launcher: str, strategy: str, fault: str, at: str, message: str, folder: Path, inside: list[str], seen: Path
+    launcher: str,
+    strategy: str,
+    fault: str,
+    at: str,
+    message: str,
+    folder: Path,
+    inside: list[str],
+    seen: Path,
 ) -> str:
     """Run a job in ``folder``, which is ``seen`` from here, and say when it told what."""
-    settings = {"fault": fault, "at": at, "rank": "0" if at == "export" else "1", "stamp": folder / "stamp"}
-    typed = [word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))]
+    settings = {
+        "fault": fault,
+        "at": at,
+        "rank": "0" if at == "export" else "1",
+        "stamp": folder / "stamp",
+    }
+    typed = [
+        word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))
+    ]
     words = [
         *command(launcher, strategy), "--config", "examples/configs/digits_cnn.yaml", "--warmup_steps", "0",
         "--task", "tests.workers.faults:Faulty", "--max_steps", "60" if fault.startswith("SIGTERM") else "12",
@@ -77,7 +91,12 @@ def row(
     told, text = 0.0, "nothing"
     environment = clean_environment({"PYTHONFAULTHANDLER": ""})  # it would take crashes to stderr
     with subprocess.Popen(
-        [*inside, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*inside, *words],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as job:
         assert job.stdout is not None
         for line in job.stdout:
@@ -85,15 +104,16 @@ def row(
                 told, text = time.time(), line.strip()
     ended, began = time.time(), float((seen / "stamp").read_text())
     when = f"{told - began:.1f} s" if told else "never"
-    return (
-        f"| {fault} | {at} | {strategy}, {launcher} | {when} | {ended - began:.1f} s | {job.returncode} | {text[:90]} |"
-    )
+    return f"| {fault} | {at} | {strategy}, {launcher} | {when} | {ended - began:.1f} s | {job.returncode} | {text[:90]} |"
 
 
 def main() -> None:
     words = sys.argv[1:]
     asked = [tuple(words[at : at + 4]) for at in range(0, len(words), 4)]
-    print("| rank 1 | in | | told after | job ended after | code | as |\n|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| rank 1 | in | | told after | job ended after | code | as |\n|---|---|---|---|---|---|---|",
+        flush=True,
+    )
     for launcher, strategy, fault, at, message in ROWS:
         if asked and (launcher, strategy, fault, at) not in asked:
             continue

@@ -1,10 +1,12 @@
-"""What a refactoring must leave as it is, to the bit: losses, norms, model files and checkpoints of twelve short runs.
+"""What a refactoring must leave as it is, to the bit: losses, norms, model files and checkpoints of
+twelve short runs.
 
     python benchmarks/golden.py write before.json      # on the commit before
     python benchmarks/golden.py check before.json      # after: names what differs, exit code 1
 
-The digits CNN (12 steps, saved at 6, and again from there) and the small Llama, in one process and under every strategy
-on two. Run it on one machine with one set of packages: other kernels round in another way. 12 minutes on two cores.
+The digits CNN (12 steps, saved at 6, and again from there) and the small Llama, in one process and
+under every strategy on two. Run it on one machine with one set of packages: other kernels round in
+another way. 12 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -23,8 +25,22 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 STRATEGIES = ("single", "ddp", "fsdp", "zero1", "zero2", "zero3")
 RUNS = {
-    "digits": ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", "12", "--save_every", "6"],
-    "llama": ["--config", "examples/configs/llama_stdlib.yaml", "--max_steps", "6", "--save_every", "3"],
+    "digits": [
+        "--config",
+        "examples/configs/digits_cnn.yaml",
+        "--max_steps",
+        "12",
+        "--save_every",
+        "6",
+    ],
+    "llama": [
+        "--config",
+        "examples/configs/llama_stdlib.yaml",
+        "--max_steps",
+        "6",
+        "--save_every",
+        "3",
+    ],
 }
 COMMON = ["--log_every", "1", "--warmup_steps", "2", "--keep_last", "9", "--mixed_precision", "no"]
 SETTINGS = {"digits": [], "llama": ["--task_settings.max_bytes", "300000"]}
@@ -41,7 +57,9 @@ def train(strategy: str, folder: Path, words: list[str]) -> None:
         words = [*words, "--accel_config", f"accel_configs/{strategy}.yaml"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [*start, "examples/train.py", *words, "--output_dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
 
@@ -51,7 +69,11 @@ def facts(folder: Path) -> dict[str, Any]:
     kept = ("loss", "grad_norm", "lr")
     found: dict[str, Any] = {
         "rows": [
-            {k: float(v).hex() for k, v in row.items() if (k in kept or k.startswith("eval/")) and v is not None}
+            {
+                k: float(v).hex()
+                for k, v in row.items()
+                if (k in kept or k.startswith("eval/")) and v is not None
+            }
             for row in rows
         ],
         "model": digest(folder / "model" / "model.safetensors"),
@@ -59,7 +81,9 @@ def facts(folder: Path) -> dict[str, Any]:
     for checkpoint in sorted((folder / "checkpoints").glob("step-*")):
         state = json.loads((checkpoint / "state.json").read_text())
         state = {key: value for key, value in state.items() if key not in CHANGES_WITH_THE_CODE}
-        found[checkpoint.name] = {path.name: digest(path) for path in sorted(checkpoint.glob("*.safetensors"))}
+        found[checkpoint.name] = {
+            path.name: digest(path) for path in sorted(checkpoint.glob("*.safetensors"))
+        }
         found[checkpoint.name]["state.json"] = state
     return found
 
@@ -77,7 +101,11 @@ def measure(folder: Path) -> dict[str, Any]:
             train(strategy, out, whole)
             found[f"{name}-{strategy}"] = facts(out)
             if name == "digits":
-                train(strategy, again, [*whole, "--resume", str(out / "checkpoints" / "step-00000006")])
+                train(
+                    strategy,
+                    again,
+                    [*whole, "--resume", str(out / "checkpoints" / "step-00000006")],
+                )
                 found[f"{name}-{strategy}-again"] = facts(again)
             print(f"{name} {strategy}", flush=True)
     return found

@@ -1,12 +1,14 @@
-"""Tokens a second and memory of a Llama on GPUs, beside a loop written by hand and transformers.Trainer.
+"""Tokens a second and memory of a Llama on GPUs, beside a loop written by hand and
+transformers.Trainer.
 
     python benchmarks/gpu_speed.py 124M                                    # one GPU
     torchrun --nproc_per_node 2 benchmarks/gpu_speed.py 1B --json out.json
     python benchmarks/gpu_speed.py tiny                                    # its own code, on a CPU
 
-bf16 by autocast over float32 weights, compiled, fused AdamW, clipping; the same batches from memory. Each loop trains
-some steps, which compile and warm up, then times the rest, from one synchronised moment to another. Beside the speed:
-the allocator's peak, and what ``trainer plan`` says that it needs. Not measured on a GPU yet; `make gpu` does.
+bf16 by autocast over float32 weights, compiled, fused AdamW, clipping; the same batches from
+memory. Each loop trains some steps, which compile and warm up, then times the rest, from one
+synchronised moment to another. Beside the speed: the allocator's peak, and what ``trainer plan``
+says that it needs. Not measured on a GPU yet; `make gpu` does.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Llama(Task):
         from transformers import LlamaConfig
 
         length, shape = MODELS[self.name][1], MODELS[self.name][3]
-        return LlamaConfig(**shape, max_position_embeddings=length, tie_word_embeddings=True, use_cache=False)
+        return LlamaConfig(
+            **shape, max_position_embeddings=length, tie_word_embeddings=True, use_cache=False
+        )
 
     def build_data(self) -> Data:
         examples, length, _, shape = MODELS[self.name]
@@ -104,7 +108,11 @@ def synchronize() -> None:
 
 
 def device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 def by_hand(task: Llama, compiled: bool, clock: Clock) -> None:
@@ -112,17 +120,22 @@ def by_hand(task: Llama, compiled: bool, clock: Clock) -> None:
     torch.manual_seed(0)
     rows = task.build_data().train
     batches = [
-        torch.stack([row["input_ids"] for row in rows[at : at + examples]]) for at in range(0, len(rows), examples)
+        torch.stack([row["input_ids"] for row in rows[at : at + examples]])
+        for at in range(0, len(rows), examples)
     ]
     model: Any = task.build_model().to(device())
     if compiled:
         model.forward = torch.compile(model.forward)
     if dist.is_initialized() and dist.get_world_size() > 1:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+        model = DistributedDataParallel(
+            model, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
     while True:
         for batch in batches:
-            ids = (batch.pin_memory() if torch.cuda.is_available() else batch).to(device(), non_blocking=True)
+            ids = (batch.pin_memory() if torch.cuda.is_available() else batch).to(
+                device(), non_blocking=True
+            )
             with torch.autocast(device().type, dtype=torch.bfloat16):
                 loss = task.training_step(model, {"input_ids": ids, "labels": ids})
             loss.backward()
@@ -161,7 +174,9 @@ def transformers_trainer(task: Llama, compiled: bool, clock: Clock) -> None:
         logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False,
         use_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
-    Other(task.build_model(), arguments, train_dataset=task.build_data().train, callbacks=[Tick()]).train()
+    Other(
+        task.build_model(), arguments, train_dataset=task.build_data().train, callbacks=[Tick()]
+    ).train()
 
 
 CONTESTANTS: dict[str, Callable[[Llama, bool, Clock], None]] = {
@@ -172,11 +187,21 @@ CONTESTANTS: dict[str, Callable[[Llama, bool, Clock], None]] = {
 
 
 def planned_bytes(task: Llama, world: int) -> int:
-    """Return what `trainer plan` says that a GPU needs for this training with replicas of the model."""
+    """Return what `trainer plan` says that a GPU needs for this training with replicas of the
+    model.
+    """
     examples, length = MODELS[task.name][:2]
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
         task.config().save_pretrained(folder)
-        words = ["--micro_batch", str(examples), "--sequence", str(length), "--precision", "bf16", "--json"]
+        words = [
+            "--micro_batch",
+            str(examples),
+            "--sequence",
+            str(length),
+            "--precision",
+            "bf16",
+            "--json",
+        ]
         assert cli.main(["plan", folder, "--gpus", str(world), *words]) == 0
     rows = json.loads(said.getvalue())["rows"]
     [row] = [row for row in rows if row["strategy"] in ("single", "ddp") and not row["recompute"]]
@@ -187,7 +212,12 @@ def measure(name: str, *, compiled: bool) -> dict[str, Any]:
     task, world = Llama(name=name), dist.get_world_size() if dist.is_initialized() else 1
     tokens = MODELS[name][0] * MODELS[name][1] * world
     parameters = sum(p.numel() for p in task.build_model().parameters())
-    found: dict[str, Any] = {"parameters": parameters, "tokens_per_step": tokens, "compiled": compiled, "world": world}
+    found: dict[str, Any] = {
+        "parameters": parameters,
+        "tokens_per_step": tokens,
+        "compiled": compiled,
+        "world": world,
+    }
     for contestant, loop in CONTESTANTS.items():
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
@@ -219,16 +249,19 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name in args.models:
         wanted = MODELS[name][2]
-        if torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < wanted * 2**30:
+        if (
+            torch.cuda.is_available()
+            and torch.cuda.get_device_properties(0).total_memory < wanted * 2**30
+        ):
             found[name] = {"error": f"wants a GPU of {wanted} GiB"}
             continue
         found[name] = measure(name, compiled=not args.not_compiled)
         for contestant in CONTESTANTS if main_process else ():
             measured = found[name][contestant]
-            speed = (
-                f"{1e3 * measured['seconds_per_step']:9.2f} ms a step {measured['tokens_per_second']:12,.0f} tokens/s"
+            speed = f"{1e3 * measured['seconds_per_step']:9.2f} ms a step {measured['tokens_per_second']:12,.0f} tokens/s"
+            print(
+                f"{name:6} {contestant:22} {speed}  peak {measured['peak_bytes'] / 2**30:6.2f} GiB"
             )
-            print(f"{name:6} {contestant:22} {speed}  peak {measured['peak_bytes'] / 2**30:6.2f} GiB")
     if args.json and main_process:
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
 

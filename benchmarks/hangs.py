@@ -1,15 +1,17 @@
-"""Ranks that are stopped at random moments, and jobs in which nothing is wrong: what the watch says, and when.
+"""Ranks that are stopped at random moments, and jobs in which nothing is wrong: what the watch
+says, and when.
 
     python benchmarks/hangs.py moments 200 --at-once 2    # stops a random rank at a random moment, 200 times
     python benchmarks/hangs.py calm 1000 --at-once 2      # short jobs that nobody disturbs
     python benchmarks/hangs.py cases                      # one job each that looks like a hang, and is none
     python benchmarks/hangs.py stuck 50 --at-once 2       # one thread of a rank waits for ever, at a random step
 
-The ranks are forked from a process that has imported the packages (``tests/workers/rank_starter.py``), one such process
-for each of the jobs that run at once; rank 0 holds the store. ``moments`` and ``stuck`` go around five strategies on
-two and three processes, with layers of 250,000 elements, which ZeRO-3 divides. A third of the moments lie in the
-start-up, from the moment on that all ranks are connected, the others in the first seconds of training, evaluating and
-saving.
+The ranks are forked from a process that has imported the packages
+(``tests/workers/rank_starter.py``), one such process for each of the jobs that run at once; rank 0
+holds the store. ``moments`` and ``stuck`` go around five strategies on two and three processes,
+with layers of 250,000 elements, which ZeRO-3 divides. A third of the moments lie in the start-up,
+from the moment on that all ranks are connected, the others in the first seconds of training,
+evaluating and saving.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ TRAINS_FOR = 6.0  # seconds of it in which the moments lie
 
 @dataclass
 class Job:
-    """A job that runs: its folder, the processes of its ranks by rank, what it printed and its exit code."""
+    """A job that runs: its folder, the processes of its ranks by rank, what it printed and its exit
+    code.
+    """
 
     folder: Path
     starter: psutil.Process
@@ -75,7 +79,9 @@ class Job:
 
     @property
     def ranks(self) -> list[psutil.Process]:
-        return [psutil.Process(pid) for pid in sorted(children_of(self.starter.pid))]  # they are forked in order
+        return [
+            psutil.Process(pid) for pid in sorted(children_of(self.starter.pid))
+        ]  # they are forked in order
 
     @property
     def text(self) -> str:
@@ -110,7 +116,11 @@ class Job:
 def children_of(pid: int) -> list[int]:
     """List the processes that a process started; without a look at all processes of the machine."""
     with suppress(OSError):
-        return [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
+        return [
+            int(one)
+            for file in Path(f"/proc/{pid}/task").glob("*/children")
+            for one in file.read_text().split()
+        ]
     return []
 
 
@@ -127,12 +137,16 @@ class Starter:
         words = [sys.executable, str(ROOT / "tests" / "workers" / "rank_starter.py")]
         environment = clean_environment(ENVIRONMENT)
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
+        self.process = subprocess.Popen(
+            words, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True
+        )
         if cores is not None:
             os.sched_setaffinity(self.process.pid, cores)
 
     @contextmanager
-    def job(self, words: list[str], world: int, folder: Path, timeout: float = 300) -> Iterator[Job]:
+    def job(
+        self, words: list[str], world: int, folder: Path, timeout: float = 300
+    ) -> Iterator[Job]:
         """Run ``examples/train.py`` with words; at the end of the block wait for its end."""
         job = {
             "words": ["examples/train.py", *words, "--output_dir", str(folder / "run")],
@@ -181,7 +195,9 @@ class Seen:
     text: str
 
 
-def stop_somewhere(starter: Starter, layout: tuple[str, int], draw: random.Random, folder: Path) -> Seen:
+def stop_somewhere(
+    starter: Starter, layout: tuple[str, int], draw: random.Random, folder: Path
+) -> Seen:
     strategy, world = layout
     rank = draw.randrange(world)
     words = [*launch_words(strategy, world, folder), *TASK, *BUSY, "--task_settings.width", "500"]
@@ -214,7 +230,9 @@ def seen_in(job: Job, layout: tuple[str, int], rank: int, began: float) -> Seen:
 def get_stuck(starter: Starter, layout: tuple[str, int], draw: random.Random, folder: Path) -> Seen:
     strategy, world = layout
     rank, stamp = draw.randrange(world), folder / "stamp"
-    settings = does("waits for ever", rank=rank, after=draw.randrange(2, 40), stamp=stamp, width=500)
+    settings = does(
+        "waits for ever", rank=rank, after=draw.randrange(2, 40), stamp=stamp, width=500
+    )
     words = [*launch_words(strategy, world, folder), *TASK, *BUSY, "--max_steps", "100000"]
     words += [word for pair in settings.items() for word in pair]
     with starter.job(words, world, folder) as job:
@@ -226,14 +244,20 @@ def get_stuck(starter: Starter, layout: tuple[str, int], draw: random.Random, fo
 
 
 def print_moments(results: list[Seen]) -> None:
-    print("| | processes | noticed | seconds to the message (least, median, most) | the right rank named |")
+    print(
+        "| | processes | noticed | seconds to the message (least, median, most) | the right rank named |"
+    )
     print("|---|---|---|---|---|")
     rows: dict[tuple[str, int], list[Seen]] = defaultdict(list)
     for seen in results:
         rows[seen.layout].append(seen)
     for (strategy, world), moments in [*sorted(rows.items()), (("all", 0), results)]:
         seconds = sorted(seen.after for seen in moments if seen.after is not None)
-        spread = f"{seconds[0]:.1f}, {statistics.median(seconds):.1f}, {seconds[-1]:.1f}" if seconds else ""
+        spread = (
+            f"{seconds[0]:.1f}, {statistics.median(seconds):.1f}, {seconds[-1]:.1f}"
+            if seconds
+            else ""
+        )
         named = sum(seen.named for seen in moments)
         print(
             f"| {strategy} | {world or ''} | {len(seconds)} of {len(moments)} | {spread} | {named} of {len(moments)} |"
@@ -247,8 +271,19 @@ def print_moments(results: list[Seen]) -> None:
 
 def run_calmly(starter: Starter, layout: tuple[str, int], draw: random.Random, folder: Path) -> str:
     strategy, world = layout
-    words = [*launch_words(strategy, world, folder), *TASK, *BUSY, "--task_settings.width", draw.choice(["16", "500"])]
-    words += ["--max_steps", str(draw.randint(2, 9)), "--save_in_background", draw.choice(["true", "false"])]
+    words = [
+        *launch_words(strategy, world, folder),
+        *TASK,
+        *BUSY,
+        "--task_settings.width",
+        draw.choice(["16", "500"]),
+    ]
+    words += [
+        "--max_steps",
+        str(draw.randint(2, 9)),
+        "--save_in_background",
+        draw.choice(["true", "false"]),
+    ]
     words += ["--workers", draw.choice(["0", "0", "0", "1"])]
     with starter.job(words, world, folder, timeout=1200) as job:
         pass
@@ -262,7 +297,11 @@ def problem_of(job: Job) -> str:
 
 def stop_all_and_continue(job: Job, *, observers: bool) -> None:
     """Stop what a laptop's lid, or a scheduler that suspends a job, stops."""
-    below = [child for rank in job.ranks for child in rank.children(recursive=True)] if observers else []
+    below = (
+        [child for rank in job.ranks for child in rank.children(recursive=True)]
+        if observers
+        else []
+    )
     processes = [*job.ranks, *below]
     for process in processes:
         process.suspend()
@@ -288,7 +327,9 @@ def debug(job: Job) -> None:
 
 def does(what: str, **settings: object) -> dict[str, str]:
     """Return the words by which rank 1 does what ``tests/workers/hanging.py`` names."""
-    return {f"--task_settings.{key}": str(value) for key, value in {"does": what, **settings}.items()}
+    return {
+        f"--task_settings.{key}": str(value) for key, value in {"does": what, **settings}.items()
+    }
 
 
 LONG = {"--task_settings.step_seconds": "0.3", "--max_steps": "60"}
@@ -296,15 +337,27 @@ CASES: dict[str, tuple[int, Mapping[str, str], Callable[[Job], None] | None]] = 
     "a long first compile": (2, {"--compile": "true", "--task_settings.width": "500"}, None),
     "build_data of one rank takes 25 s": (2, does("sleeps", at="data", after=1), None),
     "the first item of one rank takes 25 s": (2, does("sleeps", at="item", after=1), None),
-    "the same in a loader process": (2, {**does("sleeps", at="item", after=1), "--workers": "1"}, None),
+    "the same in a loader process": (
+        2,
+        {**does("sleeps", at="item", after=1), "--workers": "1"},
+        None,
+    ),
     "one rank computes for 25 s": (2, does("computes"), None),
     "one rank keeps Python's lock for 25 s or more": (2, does("keeps the lock"), None),
     "one rank waits for an answer for 25 s": (2, does("asks"), None),
     "one rank reads a pipe for 25 s": (2, does("reads a pipe"), None),
     "one rank runs a program for 25 s": (2, does("runs a program"), None),
     "one rank is in a debugger for 20 s": (2, LONG, debug),
-    "all ranks stopped for 25 s": (2, LONG, lambda job: stop_all_and_continue(job, observers=False)),
-    "the whole job stopped for 25 s": (3, LONG, lambda job: stop_all_and_continue(job, observers=True)),
+    "all ranks stopped for 25 s": (
+        2,
+        LONG,
+        lambda job: stop_all_and_continue(job, observers=False),
+    ),
+    "the whole job stopped for 25 s": (
+        3,
+        LONG,
+        lambda job: stop_all_and_continue(job, observers=True),
+    ),
     "16 processes on two cores": (16, {"--task_settings.width": "500", "--max_steps": "20"}, None),
 }
 
@@ -326,7 +379,9 @@ def run_case(name: str, strategy: str, folder: Path) -> str:
 # -- the command ----------------------------------------------------------------------------------
 
 
-def several(count: int, at_once: int, seed: int, work: Callable[..., object], strategies: list[str]) -> list[object]:
+def several(
+    count: int, at_once: int, seed: int, work: Callable[..., object], strategies: list[str]
+) -> list[object]:
     """Do ``work`` for as many moments, around all layouts, some at once; the results in any order."""
     layouts = [(strategy, world) for world in (2, 3) for strategy in strategies]
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -340,7 +395,12 @@ def several(count: int, at_once: int, seed: int, work: Callable[..., object], st
             while True:
                 number = waiting.get_nowait()
                 folder = Path(tempfile.mkdtemp(prefix="hangs-"))
-                result = work(starter, layouts[number % len(layouts)], random.Random(f"{seed}/{number}"), folder)
+                result = work(
+                    starter,
+                    layouts[number % len(layouts)],
+                    random.Random(f"{seed}/{number}"),
+                    folder,
+                )
                 shutil.rmtree(folder, ignore_errors=True)
                 results.append(result)
                 tell(number, layouts[number % len(layouts)], result)
@@ -357,18 +417,28 @@ def several(count: int, at_once: int, seed: int, work: Callable[..., object], st
 def tell(number: int, layout: tuple[str, int], result: object) -> None:
     if isinstance(result, Seen):
         after = "never" if result.after is None else f"{result.after:.1f} s"
-        line = f"{number}: {layout[0]} on {layout[1]}: rank {result.rank} in {result.phase}: {after}"
-        print(line if result.named else f"{line}; NOT NAMED\n{result.text[-3000:]}", file=sys.stderr, flush=True)
+        line = (
+            f"{number}: {layout[0]} on {layout[1]}: rank {result.rank} in {result.phase}: {after}"
+        )
+        print(
+            line if result.named else f"{line}; NOT NAMED\n{result.text[-3000:]}",
+            file=sys.stderr,
+            flush=True,
+        )
     elif result:
         print(f"{number}: {layout[0]} on {layout[1]}: {result}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["moments", "stuck", "calm", "cases"])
     parser.add_argument("count", type=int, nargs="?", default=30)
     parser.add_argument("--at-once", type=int, default=1, help="jobs")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and ranks that are drawn")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the moments and ranks that are drawn"
+    )
     parser.add_argument("--only", nargs="+", default=list(STRATEGIES), help="strategies")
     parser.add_argument("--case", nargs="+", default=list(CASES), help="of cases")
     typed = parser.parse_args()
@@ -380,7 +450,10 @@ def main() -> None:
                 begin = time.monotonic()
                 problem = run_case(name, strategy, Path(folder))
                 seconds = time.monotonic() - begin
-                print(f"| {name} | {strategy} | {seconds:.0f} s | {problem or 'no alarm'} |", flush=True)
+                print(
+                    f"| {name} | {strategy} | {seconds:.0f} s | {problem or 'no alarm'} |",
+                    flush=True,
+                )
         return
     work = {"moments": stop_somewhere, "stuck": get_stuck, "calm": run_calmly}[typed.what]
     results = several(typed.count, typed.at_once, typed.seed, work, typed.only)

@@ -1,10 +1,12 @@
-"""How far one rounding of the weights carries in fifty steps of one process: a network with kinks, and one without.
+"""How far one rounding of the weights carries in fifty steps of one process: a network with kinks,
+and one without.
 
     python benchmarks/kinks.py
 
-ReLU and max pooling choose. Where two pooled values, or a ReLU's input and zero, are as close as a rounding, a
-difference of 1e-7 takes the other branch, and the gradient of that sample jumps. No strategy has a part in it: here
-there is one process and no trainer. The same network with SiLU and mean pooling has nothing to choose.
+ReLU and max pooling choose. Where two pooled values, or a ReLU's input and zero, are as close as a
+rounding, a difference of 1e-7 takes the other branch, and the gradient of that sample jumps. No
+strategy has a part in it: here there is one process and no trainer. The same network with SiLU and
+mean pooling has nothing to choose.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ STEPS, BATCH, RUNS = 50, 32, 5
 
 
 def build(smooth: bool, perturbed_by: int) -> nn.Module:
-    """The CNN of the example from seed 0; its weights are changed by up to half of float32's last place."""
+    """The CNN of the example from seed 0; its weights are changed by up to half of float32's last
+    place.
+    """
     torch.manual_seed(0)
     model = (SmoothCNN if smooth else DigitsCNN)().build_model()
     generator = torch.Generator().manual_seed(perturbed_by)
@@ -60,9 +64,14 @@ def main() -> None:
     print("| optimizer | network | loss differs by | norm differs by |\n|---|---|---|---|")
     for name, optimizer in kinds.items():
         for smooth in (False, True):
-            reference, *runs = (train(m, optimizer(m)) for m in (build(smooth, k) for k in range(RUNS + 1)))
+            reference, *runs = (
+                train(m, optimizer(m)) for m in (build(smooth, k) for k in range(RUNS + 1))
+            )
             off = [
-                [max(abs(a / b - 1) for a, b in zip(run[kind], reference[kind], strict=True)) for run in runs]
+                [
+                    max(abs(a / b - 1) for a, b in zip(run[kind], reference[kind], strict=True))
+                    for run in runs
+                ]
                 for kind in (0, 1)
             ]
             shown = (", ".join(f"{value:.0e}" for value in sorted(values)) for values in off)

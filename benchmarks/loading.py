@@ -5,13 +5,14 @@
     torchrun --nproc_per_node 2 benchmarks/loading.py FOLDER accel_configs/zero3.yaml
     torchrun --nproc_per_node 4 benchmarks/loading.py FOLDER accel_configs/hsdp.yaml
 
-The first makes a Llama of 592 million random weights in bf16 files (1.1 GiB); it learns in float32. The others load it
-as ``task: trainer.language:CausalLM`` does, on CPUs over gloo, where the shards lie in host memory too. (For four
-processes take ``num_processes`` out of the files.) Prints MiB, of the rank with the most: its shards of the
-parameters, the anonymous memory that stays when the training is ready to start, the peak of it until then, and the
-largest tensor in float32.
+The first makes a Llama of 592 million random weights in bf16 files (1.1 GiB); it learns in float32.
+The others load it as ``task: trainer.language:CausalLM`` does, on CPUs over gloo, where the shards
+lie in host memory too. (For four processes take ``num_processes`` out of the files.) Prints MiB, of
+the rank with the most: its shards of the parameters, the anonymous memory that stays when the
+training is ready to start, the peak of it until then, and the largest tensor in float32.
 
-measured (2026-11-23, two x86 CPU cores that other jobs shared, OMP_NUM_THREADS=1, torch 2.13, deepspeed 0.19.8):
+measured (2026-11-23, two x86 CPU cores that other jobs shared, OMP_NUM_THREADS=1, torch 2.13,
+deepspeed 0.19.8):
 
                                    shards   stays    peak   largest tensor 96
     FSDP2, 2 processes              1,128   1,149   1,149
@@ -19,9 +20,9 @@ measured (2026-11-23, two x86 CPU cores that other jobs shared, OMP_NUM_THREADS=
     HSDP, 2 groups of 2             1,128   1,150   1,150
     ZeRO-3, 2 processes             1,128   3,408   3,408
     ZeRO-3, 4 processes               564   1,717   1,717
-ZeRO-3 keeps three times the shards from its start: the parameters as they are computed with, the optimizer's own, and
-the gradients. DeepSpeed makes them in pieces, of which glibc would keep 1.6 GiB more (``give_back_freed``), and would
-fetch each parameter whole once more (``engine_start``).
+ZeRO-3 keeps three times the shards from its start: the parameters as they are computed with, the
+optimizer's own, and the gradients. DeepSpeed makes them in pieces, of which glibc would keep 1.6
+GiB more (``give_back_freed``), and would fetch each parameter whole once more (``engine_start``).
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ from trainer import TrainConfig, TrainState
 from trainer.language import CausalLM
 from trainer.launching import launch
 
-SIZES = {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 20, "num_attention_heads": 12}
+SIZES = {
+    "hidden_size": 1536,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 12,
+}
 WORDS, MIB = 16_384, 1 << 20
 
 
@@ -53,7 +59,9 @@ def make(folder: Path) -> None:
     config = LlamaConfig(vocab_size=WORDS, tie_word_embeddings=True, **SIZES)
     torch.set_default_dtype(torch.bfloat16)
     LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="500MB")
-    tokenizer = Tokenizer(models.WordLevel({str(word): word for word in range(WORDS)}, unk_token="0"))
+    tokenizer = Tokenizer(
+        models.WordLevel({str(word): word for word in range(WORDS)}, unk_token="0")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="1").save_pretrained(folder)
     (folder / "text.txt").write_text(" ".join(str(word) for word in range(2, 4096)))
@@ -80,7 +88,9 @@ def measure(folder: str, accel_config: str) -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401  (packages are not what is measured)
 
     text = str(Path(folder) / "text.txt")
-    task = CausalLM(model=folder, data=text, sequence_length=64, cache_dir=f"{folder}/cache", loss="plain")
+    task = CausalLM(
+        model=folder, data=text, sequence_length=64, cache_dir=f"{folder}/cache", loss="plain"
+    )
     config = TrainConfig(
         task="trainer.language:CausalLM", max_steps=1, micro_batch_size=1, keep_last=0, overwrite=True,
         output_dir=f"{folder}/run",
@@ -100,7 +110,11 @@ def measure(folder: str, accel_config: str) -> None:
     dist.all_gather_object(ranks, mine)
     if state.is_main:
         told = {"strategy": launched.plan.strategy, "ranks": len(ranks)}
-        told |= zip(("shard", "stays", "peak"), (round(max(of) / MIB) for of in zip(*ranks, strict=True)), strict=True)
+        told |= zip(
+            ("shard", "stays", "peak"),
+            (round(max(of) / MIB) for of in zip(*ranks, strict=True)),
+            strict=True,
+        )
         print(json.dumps({**told, "largest": WORDS * SIZES["hidden_size"] * 4 // MIB}), flush=True)
     state.close()
 

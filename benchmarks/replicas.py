@@ -2,8 +2,9 @@
 
     torchrun --nproc_per_node 2 benchmarks/replicas.py accel_configs/ddp.yaml
 
-Prints one JSON object: medians of a step and of a comparison of a Llama of 8.7 million parameters, one comparison after
-each step, in milliseconds, and what part of the time the comparison is where it is made every 1,000 steps.
+Prints one JSON object: medians of a step and of a comparison of a Llama of 8.7 million parameters,
+one comparison after each step, in milliseconds, and what part of the time the comparison is where
+it is made every 1,000 steps.
 """
 
 from __future__ import annotations
@@ -52,9 +53,15 @@ def main() -> None:
         assert ranks == []
         seconds["step"].append(stepped - begin)
         seconds["comparison"].append(time.perf_counter() - stepped)
-    step, comparison = (1000 * statistics.median(values[STEPS // 6 :]) for values in seconds.values())
+    step, comparison = (
+        1000 * statistics.median(values[STEPS // 6 :]) for values in seconds.values()
+    )
     if launched.accelerator.is_main_process:
-        found = {"parameters": parameters, "step_ms": round(step, 1), "comparison_ms": round(comparison, 1)}
+        found = {
+            "parameters": parameters,
+            "step_ms": round(step, 1),
+            "comparison_ms": round(comparison, 1),
+        }
         share = comparison / (comparison + 1000 * step)
         print(json.dumps({**found, "every_1000_percent": round(100 * share, 4)}), flush=True)
     strategy.close()

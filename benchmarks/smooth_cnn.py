@@ -1,4 +1,6 @@
-"""The CNN of the example without kinks: rounding stays rounding (see kinks.py for what happens with them)."""
+"""The CNN of the example without kinks: rounding stays rounding (see kinks.py for what happens with
+them).
+"""
 
 from __future__ import annotations
 

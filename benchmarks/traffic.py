@@ -1,9 +1,12 @@
-"""Bytes that a rank really sends in one optimizer step, beside the planner's formula: gloo over loopback, counted by
-the kernel. Needs a network namespace of its own, so that nothing else is counted:
+"""Bytes that a rank really sends in one optimizer step, beside the planner's formula: gloo over
+loopback, counted by the kernel. Needs a network namespace of its own, so that nothing else is
+counted:
 
-    unshare -n sh -c 'ip link set lo up && torchrun --nproc_per_node 2 benchmarks/traffic.py accel_configs/zero2.yaml'
+    unshare -n sh -c 'ip link set lo up && torchrun --nproc_per_node 2 benchmarks/traffic.py
+    accel_configs/zero2.yaml'
 
-Prints one JSON object: means over ten steps of a Llama of 2.6 million parameters, in bytes a rank and step.
+Prints one JSON object: means over ten steps of a Llama of 2.6 million parameters, in bytes a rank
+and step.
 """
 
 from __future__ import annotations
@@ -27,7 +30,11 @@ STEPS = 10
 
 def sent_so_far() -> int:
     """Bytes sent over loopback so far, with the headers of the packets."""
-    [line] = [line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")]
+    [line] = [
+        line
+        for line in Path("/proc/net/dev").read_text().splitlines()
+        if line.strip().startswith("lo:")
+    ]
     return int(line.split(":")[1].split()[8])
 
 
@@ -55,7 +62,12 @@ def main() -> None:
     dist.barrier()
     measured = (sent_so_far() - begin) / STEPS / plan.world_size
     if launched.accelerator.is_main_process:
-        print(json.dumps({"strategy": plan.strategy, "measured": round(measured), "formula": formula}), flush=True)
+        print(
+            json.dumps(
+                {"strategy": plan.strategy, "measured": round(measured), "formula": formula}
+            ),
+            flush=True,
+        )
     strategy.close()
 
 

@@ -3,8 +3,9 @@
     python docs/house.py            # the figures of docs/architecture.md
     python docs/house.py arrows     # every import between rooms, with the file that has it
 
-A room is a file or a folder directly in ``trainer/``. An arrow leads from a room to one that it imports, for types or
-at run time, at the top of a file or inside a function. A floor is the length of the longest way down.
+A room is a file or a folder directly in ``trainer/``. An arrow leads from a room to one that it
+imports, for types or at run time, at the top of a file or inside a function. A floor is the length
+of the longest way down.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "trainer"
-# The names that `import trainer` offers and the two ways to start a command lead anywhere, and are no rooms.
+# The names that `import trainer` offers and the two ways to start a command lead anywhere, and are
+# no rooms.
 DOORS = ("__init__", "__main__")
-Arrows = dict[str, dict[str, list[str]]]  # room -> room that it imports -> "file:line" of each import
+Arrows = dict[
+    str, dict[str, list[str]]
+]  # room -> room that it imports -> "file:line" of each import
 
 
 def modules() -> list[Path]:
@@ -63,7 +67,9 @@ def floors(graph: Arrows) -> dict[str, int]:
         graphlib.CycleError: rooms import each other in a circle.
     """
     floor: dict[str, int] = {}
-    for room in TopologicalSorter({room: list(below) for room, below in graph.items()}).static_order():
+    for room in TopologicalSorter(
+        {room: list(below) for room, below in graph.items()}
+    ).static_order():
         floor[room] = 1 + max((floor[below] for below in graph.get(room, {})), default=0)
     return floor
 
@@ -80,7 +86,9 @@ def main() -> None:
         raise SystemExit(f"a circle: {' <- '.join(error.args[1])}") from None
     for number in range(1, max(floor.values()) + 1):
         print(f"{number:2}  {', '.join(sorted(room for room in floor if floor[room] == number))}")
-    print(f"{len(floor)} rooms, {max(floor.values())} floors, {sum(map(len, graph.values()))} arrows")
+    print(
+        f"{len(floor)} rooms, {max(floor.values())} floors, {sum(map(len, graph.values()))} arrows"
+    )
 
 
 if __name__ == "__main__":

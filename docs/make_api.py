@@ -1,14 +1,15 @@
 """Fill in docs/api.md from the docstrings: ``make docs``, or ``python docs/make_api.py``.
 
-What stands between ``<!-- api ... -->`` and ``<!-- end -->`` is made here; the text and the examples around it are
-written by hand. A marker holds a public name (followed by its members where their order matters), or one of
+What stands between ``<!-- api ... -->`` and ``<!-- end -->`` is made here; the text and the
+examples around it are written by hand. A marker holds a public name (followed by its members where
+their order matters), or one of
 
     errors       the table of all errors
     callbacks    the built-in callbacks, in the order of their calls
     commands     what ``trainer --help`` and each command's ``--help`` print
 
-This script knows ``trainer.__all__``, the public members of the classes in it, and the command ``trainer``; it does not
-know in which file anything lives.
+This script knows ``trainer.__all__``, the public members of the classes in it, and the command
+``trainer``; it does not know in which file anything lives.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def make(page: str) -> str:
     """Fill in all blocks of the page.
 
     Raises:
-        ValueError: a public name is not on the page, a marker names what does not exist, or a docstring is missing.
+        ValueError: a public name is not on the page, a marker names what does not exist, or a
+            docstring is missing.
     """
     markers = [words.split() for _, words, _ in BLOCK.findall(page)]
     shown = {words[0] for words in markers}
@@ -72,7 +74,9 @@ def entry(name: str, order: list[str]) -> str:
     parts = [_signature(name, thing), described(name, thing)]
     members = public_members(thing) if inspect.isclass(thing) else {}
     if order and set(order) != set(members):
-        raise ValueError(f"docs/api.md: {name} has the members {sorted(members)}, its marker says {sorted(order)}")
+        raise ValueError(
+            f"docs/api.md: {name} has the members {sorted(members)}, its marker says {sorted(order)}"
+        )
     for member in order or members:
         value, full = members[member], f"{name}.{member}"
         function = value.fget if isinstance(value, property) else value
@@ -91,7 +95,9 @@ def public_members(cls: type) -> dict[str, Any]:
 
 def described(name: str, thing: Any) -> str:
     """The docstring as Markdown: its text, and a list for each of its sections."""
-    if not (thing.__doc__ or "").strip() or thing.__doc__.startswith(f"{name}("):  # which dataclasses make themselves
+    if not (thing.__doc__ or "").strip() or thing.__doc__.startswith(
+        f"{name}("
+    ):  # which dataclasses make themselves
         raise ValueError(f"{name} has no docstring")
     text = re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(thing.__doc__)) + "\n"
 
@@ -99,7 +105,10 @@ def described(name: str, thing: Any) -> str:
         entries = ENTRY.findall(found[2])
         if not entries:
             return f"*{found[1]}*: {' '.join(found[2].split())}\n"
-        lines = [f"- `{names.replace(', ', '`, `')}`: {' '.join(about.split())}" for names, about in entries]
+        lines = [
+            f"- `{names.replace(', ', '`, `')}`: {' '.join(about.split())}"
+            for names, about in entries
+        ]
         return "\n".join([f"*{found[1]}*", "", *lines, "", ""])
 
     return SECTION.sub(section, text).strip()
@@ -117,7 +126,11 @@ def _signature(name: str, thing: Any) -> str:
         return _code(f"{name}: {thing.fget.__annotations__['return']}")
     cls = inspect.isclass(thing)
     is_data = cls and dataclasses.is_dataclass(thing)
-    factories = {field.name: field.default_factory for field in dataclasses.fields(thing)} if is_data else {}
+    factories = (
+        {field.name: field.default_factory for field in dataclasses.fields(thing)}
+        if is_data
+        else {}
+    )
     found = inspect.signature(thing)
     words, keyword_only = [], False
     for parameter in found.parameters.values():
@@ -134,7 +147,9 @@ def _signature(name: str, thing: Any) -> str:
             default = parameter.default if factory is dataclasses.MISSING else factory()
             text += f" = {default!r}"
         words.append(text)
-    result = "" if cls or found.return_annotation is found.empty else f" -> {found.return_annotation}"
+    result = (
+        "" if cls or found.return_annotation is found.empty else f" -> {found.return_annotation}"
+    )
     head = f"{'class ' if cls else ''}{name}"
     line = f"{head}({', '.join(words)}){result}"
     if len(line) > WIDTH:
@@ -145,7 +160,11 @@ def _signature(name: str, thing: Any) -> str:
 def _plain(annotation: str) -> str:
     """An annotation as written, without what ``Annotated`` says beside the type."""
     tree = ast.parse(annotation, mode="eval").body
-    if isinstance(tree, ast.Subscript) and ast.unparse(tree.value) == "Annotated" and isinstance(tree.slice, ast.Tuple):
+    if (
+        isinstance(tree, ast.Subscript)
+        and ast.unparse(tree.value) == "Annotated"
+        and isinstance(tree.slice, ast.Tuple)
+    ):
         return ast.unparse(tree.slice.elts[0])
     return annotation
 
@@ -158,7 +177,9 @@ def keys() -> str:
     for field in dataclasses.fields(trainer.TrainConfig):
         about = next(note for note in hints[field.name].__metadata__ if hasattr(note, "help"))
         limits = [
-            f"{sign} {getattr(about, limit):g}" if abs(getattr(about, limit)) < 2**20 else f"{sign} 2³² - 1"
+            f"{sign} {getattr(about, limit):g}"
+            if abs(getattr(about, limit)) < 2**20
+            else f"{sign} 2³² - 1"
             for limit, sign in LIMITS.items()
             if getattr(about, limit) is not None
         ]
@@ -173,10 +194,14 @@ def keys() -> str:
 def errors() -> str:
     """The table of all errors with their exit codes."""
     rows = ["| error | is also | exit code | what is wrong |", "|---|---|---:|---|"]
-    found = [getattr(trainer, name) for name in trainer.__all__ if _is_error(getattr(trainer, name))]
+    found = [
+        getattr(trainer, name) for name in trainer.__all__ if _is_error(getattr(trainer, name))
+    ]
     for error in sorted(found, key=lambda error: len(error.__mro__)):
         bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
-        rows.append(f"| `{error.__name__}` | {bases} | {error.exit_code} | {described(error.__name__, error)} |")
+        rows.append(
+            f"| `{error.__name__}` | {bases} | {error.exit_code} | {described(error.__name__, error)} |"
+        )
     return "\n".join(rows)
 
 
@@ -207,7 +232,9 @@ def callbacks() -> str:
         run.close()
     lines = []
     for number, kind in enumerate(map(type, run.callbacks), 1):
-        text, *_ = described(kind.__name__, kind).partition("\n\n*")  # without its arguments: the config gives them
+        text, *_ = described(kind.__name__, kind).partition(
+            "\n\n*"
+        )  # without its arguments: the config gives them
         lines.append(f"{number}. **{kind.__name__}.** {' '.join(text.split())}")
     return "\n".join(lines)
 

@@ -44,20 +44,31 @@ def speed(figures: dict[str, Any]) -> list[str]:
         if not name.startswith("test_a_step_costs") or "error" in found or model is None:
             continue
         for loop in ("by hand", "samecurve", "transformers.Trainer"):
-            told, times = found[loop], found[loop]["seconds_per_step"] / found["by hand"]["seconds_per_step"]
+            told, times = (
+                found[loop],
+                found[loop]["seconds_per_step"] / found["by hand"]["seconds_per_step"],
+            )
             rows.append(
                 f"| {model[1]} | {loop} | {1e3 * told['seconds_per_step']:.1f} | {times:.2f} "
                 f"| {told['tokens_per_second']:,.0f} | {told['peak_bytes'] / 2**30:.1f} |"
             )
         rows.append(f"| {model[1]} | `trainer plan` | | | | {found['planned_bytes'] / 2**30:.1f} |")
-    head = ["| model | loop | ms a step | beside by hand | tokens/s | peak GiB |", "|---|---|---:|---:|---:|---:|"]
+    head = [
+        "| model | loop | ms a step | beside by hand | tokens/s | peak GiB |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
     return [*head, *rows, ""] if rows else []
 
 
 def curves(figures: dict[str, Any]) -> list[str]:
     """Return how far each curve was from the one that it was held against."""
-    found = {name: told["furthest_loss"] for name, told in figures.items() if "furthest_loss" in told}
-    rows = [f"| {name.removeprefix('test_').replace('_', ' ')} | {gap:.1e} |" for name, gap in found.items()]
+    found = {
+        name: told["furthest_loss"] for name, told in figures.items() if "furthest_loss" in told
+    }
+    rows = [
+        f"| {name.removeprefix('test_').replace('_', ' ')} | {gap:.1e} |"
+        for name, gap in found.items()
+    ]
     return ["| test | largest relative difference of a loss |", "|---|---:|", *rows] if rows else []
 
 

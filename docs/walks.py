@@ -2,7 +2,8 @@
 
     python docs/walks.py
 
-The digits on one process, followed with ``sys.setprofile``: a room is entered when a function of it is called.
+The digits on one process, followed with ``sys.setprofile``: a room is entered when a function of it
+is called.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ def followed(rooms: list[str]) -> Iterator[None]:
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         name = frame.f_code.co_filename
-        if event == "call" and name.startswith(inside) and (room := room_of(Path(name))) not in rooms:
+        if (
+            event == "call"
+            and name.startswith(inside)
+            and (room := room_of(Path(name))) not in rooms
+        ):
             rooms.append(room)
 
     inside = f"{PACKAGE}/"
@@ -44,7 +49,16 @@ def walks(output_dir: str) -> dict[str, list[str]]:
 
     found: dict[str, list[str]] = {"start": [], "batch": [], "save": [], "resume": []}
     words = ["--config", str(ROOT / "examples/configs/digits_cnn.yaml"), "--output_dir", output_dir]
-    words += ["--max_steps", "4", "--save_in_background", "false", "--eval_every", "null", "--resume", "auto"]
+    words += [
+        "--max_steps",
+        "4",
+        "--save_in_background",
+        "false",
+        "--eval_every",
+        "null",
+        "--resume",
+        "auto",
+    ]
 
     def make() -> Trainer:
         loaded = load_config(words)

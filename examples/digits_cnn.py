@@ -1,4 +1,5 @@
-"""A small convolutional network on real handwritten digits: scikit-learn's 1,797 images of 8x8 pixels.
+"""A small convolutional network on real handwritten digits: scikit-learn's 1,797 images of 8x8
+pixels.
 
 Needs the extra ``examples`` (scikit-learn ships the images, nothing is downloaded).
 """
@@ -19,7 +20,9 @@ GROUPS = 8
 
 
 class Digits(Dataset[dict[str, Tensor]]):
-    """Images (1, 8, 8), scaled to [0, 1], with their labels 0 to 9; ``rows`` picks some of scikit-learn's."""
+    """Images (1, 8, 8), scaled to [0, 1], with their labels 0 to 9; ``rows`` picks some of
+    scikit-learn's.
+    """
 
     def __init__(self, pixels: Tensor, labels: Tensor, rows: Tensor) -> None:
         self.images = pixels[rows, None] / 16  # the pixels count to 16
@@ -37,7 +40,8 @@ class DigitsCNN(Task):
     """Tell which digit an image shows.
 
     Args:
-        width: channels of the first two convolutions (the third has twice as many); a multiple of 8.
+        width: channels of the first two convolutions (the third has twice as many); a multiple of
+            8.
         split_seed: picks which fifth of the images is held out.
     """
 
@@ -55,7 +59,9 @@ class DigitsCNN(Task):
         digits = load_digits()
         pixels = torch.from_numpy(digits.images).float()
         labels = torch.from_numpy(digits.target).long()
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.split_seed))
+        order = torch.randperm(
+            len(labels), generator=torch.Generator().manual_seed(self.split_seed)
+        )
         held_out = len(order) // 5
         return Data(
             train=Digits(pixels, labels, order[held_out:]),
@@ -63,7 +69,8 @@ class DigitsCNN(Task):
         )
 
     def build_model(self) -> nn.Module:
-        # Normalising over channels, never over the batch: the loss must not depend on how the batch is dealt out.
+        # Normalising over channels, never over the batch: the loss must not depend on how the batch
+        # is dealt out.
         width = self.width
         return nn.Sequential(
             *_convolution(1, width),
@@ -87,10 +94,17 @@ class DigitsCNN(Task):
             "loss": F.cross_entropy(logits, labels, reduction="none"),
             "accuracy": right.float(),
             "top3": (logits.topk(3).indices == labels[:, None]).any(-1).float(),
-            "recall": (confusion.diagonal(), confusion.sum(1)),  # per class: eval/recall/0 ... eval/recall/9
+            "recall": (
+                confusion.diagonal(),
+                confusion.sum(1),
+            ),  # per class: eval/recall/0 ... eval/recall/9
             "confusion": (confusion, None),  # counts: eval/confusion/<label>/<prediction>
         }
 
 
 def _convolution(channels_in: int, channels_out: int) -> tuple[nn.Module, ...]:
-    return nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.GroupNorm(GROUPS, channels_out), nn.ReLU()
+    return (
+        nn.Conv2d(channels_in, channels_out, 3, padding=1),
+        nn.GroupNorm(GROUPS, channels_out),
+        nn.ReLU(),
+    )

@@ -1,6 +1,8 @@
-"""A GAN on real handwritten digits: two models and two optimizers on one launch, in a loop of your own.
+"""A GAN on real handwritten digits: two models and two optimizers on one launch, in a loop of your
+own.
 
-accelerate launch --config_file accel_configs/fsdp.yaml examples/gan.py --config examples/configs/gan.yaml
+accelerate launch --config_file accel_configs/fsdp.yaml examples/gan.py --config
+examples/configs/gan.yaml
 
 `--resume auto` goes on from the newest checkpoint of each; a path would be one for both.
 """
@@ -19,15 +21,21 @@ from torch import Tensor, nn
 import trainer
 
 LATENT, PIXELS, IMAGES = 32, 64, 1797
-BLUR = 0.3  # deviation of the noise on all that the discriminator sees: so few images are soon known by heart
+# deviation of the noise on all that the discriminator sees: so few images are soon known by heart
+BLUR = 0.3
 
 
 class Generator(trainer.Task):
-    """Turns noise into images. Its data is the noise: it depends on (seed, epoch, sample), and not on the layout."""
+    """Turns noise into images. Its data is the noise: it depends on (seed, epoch, sample), and not
+    on the layout.
+    """
 
     def build_data(self) -> trainer.Data:
         sizes = (LATENT, PIXELS)
-        return trainer.Data(train=range(IMAGES), augment=lambda _, rng: [torch.randn(n, generator=rng) for n in sizes])
+        return trainer.Data(
+            train=range(IMAGES),
+            augment=lambda _, rng: [torch.randn(n, generator=rng) for n in sizes],
+        )
 
     def build_model(self) -> nn.Module:
         return network(LATENT, PIXELS).append(nn.Sigmoid())
@@ -40,20 +48,26 @@ class Discriminator(trainer.Task):
         from sklearn.datasets import load_digits
 
         images = torch.from_numpy(load_digits().data).float() / 16
-        return trainer.Data(train=images, augment=lambda image, rng: image + BLUR * torch.randn(PIXELS, generator=rng))
+        return trainer.Data(
+            train=images,
+            augment=lambda image, rng: image + BLUR * torch.randn(PIXELS, generator=rng),
+        )
 
     def build_model(self) -> nn.Module:
         return network(PIXELS, 1)
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, outputs)
+    )
 
 
 def train(discriminator: trainer.TrainState, generator: trainer.TrainState) -> None:
     """Alternate steps of the two until their windows end. Collective: call on every rank."""
     accelerator, world = generator.accelerator, generator.plan.world_size
-    # The discriminator without its wrapper, which would wait for gradients (DDP) or scale them (DeepSpeed).
+    # The discriminator without its wrapper, which would wait for gradients (DDP) or scale them
+    # (DeepSpeed).
     critic = getattr(discriminator.model, "module", discriminator.model)
 
     def of_discriminator(real: Tensor, latent: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +79,8 @@ def train(discriminator: trainer.TrainState, generator: trainer.TrainState) -> N
 
     def of_generator(_: Tensor, latent: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         fake = generator.model(latent)
-        # The chain rule in two halves: the first ends at the images, so the discriminator's parameters collect nothing.
+        # The chain rule in two halves: the first ends at the images, so the discriminator's
+        # parameters collect nothing.
         shown = (fake.detach() + BLUR * noise).requires_grad_()
         with discriminator.strategy.micro_step(boundary=False):
             loss = F.softplus(-critic(shown)).mean()
@@ -74,20 +89,34 @@ def train(discriminator: trainer.TrainState, generator: trainer.TrainState) -> N
 
     for reals, noises in zip(discriminator.windows(), generator.windows(), strict=True):
         row: dict[str, float] = {"step": generator.step + 1}
-        for state, window, losses in ((discriminator, reals, of_discriminator), (generator, noises, of_generator)):
+        for state, window, losses in (
+            (discriminator, reals, of_discriminator),
+            (generator, noises, of_generator),
+        ):
             mean = torch.zeros((), device=accelerator.device)
-            for number, (real, noise) in enumerate(zip(reals.micros, noises.micros, strict=True), 1):
-                share = real.weight / window.samples  # of the mean over the global batch, also in a short last window
+            for number, (real, noise) in enumerate(
+                zip(reals.micros, noises.micros, strict=True), 1
+            ):
+                share = (
+                    real.weight / window.samples
+                )  # of the mean over the global batch, also in a short last window
                 with state.strategy.micro_step(boundary=number == len(window.micros)):
-                    objective, loss = losses(*send_to_device((real.batch, *noise.batch), accelerator.device))
-                    state.strategy.backward(objective * share * world)  # strategies average over ranks
+                    objective, loss = losses(
+                        *send_to_device((real.batch, *noise.batch), accelerator.device)
+                    )
+                    state.strategy.backward(
+                        objective * share * world
+                    )  # strategies average over ranks
                 mean += loss.detach() * share
             state.advance(window, skipped=state.strategy.finish_step().skipped)
             row[type(state.task).__name__.lower()] = accelerator.reduce(mean, "sum").item()
         generator.directory.row(row)
         if generator.step % generator.config.log_every == 0:
             generator.say("  ".join(f"{name} {value:.6g}" for name, value in row.items()))
-        if generator.step == generator.total_steps or generator.step % (generator.save_every or sys.maxsize) == 0:
+        if (
+            generator.step == generator.total_steps
+            or generator.step % (generator.save_every or sys.maxsize) == 0
+        ):
             generator.save()
             discriminator.save()
 
@@ -100,10 +129,14 @@ def main() -> None:
     )
     states, folder = [], Path(config.output_dir)
     for name, task in (("discriminator", Discriminator()), ("generator", Generator())):
-        own = dataclasses.replace(config, task=f"gan:{type(task).__name__}", output_dir=str(folder / name))
+        own = dataclasses.replace(
+            config, task=f"gan:{type(task).__name__}", output_dir=str(folder / name)
+        )
         states.append(trainer.TrainState(task, own, launched, origins=loaded.origins))
     if states[0].step != states[1].step:  # the run was killed between the two saves
-        raise trainer.CheckpointError(f"{folder}: saved at steps {[s.step for s in states]}; delete the newer one")
+        raise trainer.CheckpointError(
+            f"{folder}: saved at steps {[s.step for s in states]}; delete the newer one"
+        )
     train(*states)
     states[1].export(folder / "model")
     for state in states:

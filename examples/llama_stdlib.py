@@ -1,7 +1,8 @@
-"""A small Llama, trained from scratch on the source of Python's standard library, or on a text of yours.
+"""A small Llama, trained from scratch on the source of Python's standard library, or on a text of
+yours.
 
-Needs the extra ``llm``. The standard library is always there, so nothing is downloaded. Its text differs between
-Python versions: training on several nodes wants the same Python on all of them.
+Needs the extra ``llm``. The standard library is always there, so nothing is downloaded. Its text
+differs between Python versions: training on several nodes wants the same Python on all of them.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ class LlamaStdlib(Task):
     """Predict the next token of a text.
 
     Args:
-        corpus: ``stdlib``, or a file or folder of UTF-8 text, or ``hf:NAME`` for a Hugging Face data set.
+        corpus: ``stdlib``, or a file or folder of UTF-8 text, or ``hf:NAME`` for a Hugging Face
+            data set.
         subset, split, column: which part of a Hugging Face data set, and its column of text.
         max_bytes: the corpus is cut off there; it is held in memory while it is prepared.
         held_out: one document (file, row) in this many is kept for evaluation.
         cache_dir: the prepared tokens and the tokenizer lie here, one folder for each corpus.
         vocab_size: tokens of the byte-level BPE tokenizer that is trained on the corpus.
         sequence_length: tokens of one example.
-        hidden_size, intermediate_size, layers, heads, key_value_heads, tie_word_embeddings: as in LlamaConfig.
+        hidden_size, intermediate_size, layers, heads, key_value_heads, tie_word_embeddings: as in
+            LlamaConfig.
     """
 
     counts_tokens: ClassVar[bool] = True
@@ -67,16 +70,26 @@ class LlamaStdlib(Task):
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        least = {"max_bytes": 1, "held_out": 2, "vocab_size": BYTES + 1, "sequence_length": 2, "intermediate_size": 1}
+        least = {
+            "max_bytes": 1,
+            "held_out": 2,
+            "vocab_size": BYTES + 1,
+            "sequence_length": 2,
+            "intermediate_size": 1,
+        }
         least |= dict.fromkeys(("layers", "heads", "key_value_heads"), 1)
         for key, minimum in least.items():
             if getattr(self, key) < minimum:
                 raise ValueError(f"{key}: {getattr(self, key)}: must be at least {minimum}")
         if self.hidden_size < 1 or self.hidden_size % (2 * self.heads):
-            rule = "must be a multiple of 2 x heads: rotary positions turn pairs of a head's channels"
+            rule = (
+                "must be a multiple of 2 x heads: rotary positions turn pairs of a head's channels"
+            )
             raise ValueError(f"hidden_size: {self.hidden_size}: {rule} (heads: {self.heads})")
         if self.heads % self.key_value_heads:
-            raise ValueError(f"key_value_heads: {self.key_value_heads}: must divide heads ({self.heads})")
+            raise ValueError(
+                f"key_value_heads: {self.key_value_heads}: must divide heads ({self.heads})"
+            )
 
     def build_data(self) -> Data:
         folder = self.prepare()
@@ -99,7 +112,8 @@ class LlamaStdlib(Task):
             tie_word_embeddings=self.tie_word_embeddings,
             bos_token_id=None,
             eos_token_id=END_OF_TEXT_ID,
-            pad_token_id=None,  # nn.Embedding would never train the padding's row, and here it ends every text
+            # nn.Embedding would never train the padding's row, and here it ends every text
+            pad_token_id=None,
             use_cache=False,  # keys and values of past tokens serve generation only
         )
         return LlamaForCausalLM(config)
@@ -114,13 +128,20 @@ class LlamaStdlib(Task):
         logits, targets = _predictions(model, batch)
         weight = self.weight(batch)
         return {
-            "loss": (F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum"), weight),
+            "loss": (
+                F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum"),
+                weight,
+            ),
             "accuracy": ((logits.argmax(-1) == targets).sum(), weight),
         }
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how they are cut.
-        return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}  # exp(710) is no float any more
+        # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how
+        # they are cut.
+        return {
+            **metrics,
+            "perplexity": math.exp(min(metrics["loss"], 700.0)),
+        }  # exp(710) is no float any more
 
     def save_extras(self, directory: Path) -> None:
         """The tokenizer, so that ``AutoTokenizer.from_pretrained`` finds it beside the model."""
@@ -133,7 +154,8 @@ class LlamaStdlib(Task):
         tokenizer.save_pretrained(directory)
 
     def prepare(self) -> Path:
-        """The folder with ``train.npy``, ``evaluation.npy`` and ``tokenizer.json``, made on the first call.
+        """The folder with ``train.npy``, ``evaluation.npy`` and ``tokenizer.json``, made on the
+        first call.
 
         Of the processes of a node that call it at once, one makes it and the others wait.
 
@@ -143,10 +165,14 @@ class LlamaStdlib(Task):
         """
         documents = list(_cut_off(self._sources(), self.max_bytes))
         if len(documents) < self.held_out:
-            documents = [text[at : at + PIECE] for text in documents for at in range(0, len(text), PIECE)]
+            documents = [
+                text[at : at + PIECE] for text in documents for at in range(0, len(text), PIECE)
+            ]
         if len(documents) < self.held_out:
             few = f"{len(documents)} pieces of {PIECE} characters"
-            raise DataError(f"corpus {self.corpus!r}: {few} are too few to hold one in {self.held_out} out")
+            raise DataError(
+                f"corpus {self.corpus!r}: {few} are too few to hold one in {self.held_out} out"
+            )
         made_of = [CACHE_FORMAT, self.vocab_size, self.held_out, documents]
 
         def make(folder: Path) -> None:
@@ -161,7 +187,11 @@ class LlamaStdlib(Task):
             return _files(Path(sysconfig.get_path("stdlib")), ".py")
         path = Path(self.corpus).expanduser()
         if not path.exists():
-            raise _wrong("corpus", self.corpus, "does not exist; give a file, a folder, 'stdlib' or 'hf:NAME'")
+            raise _wrong(
+                "corpus",
+                self.corpus,
+                "does not exist; give a file, a folder, 'stdlib' or 'hf:NAME'",
+            )
         return _files(path, "") if path.is_dir() else [path.read_bytes()]
 
     def _rows(self, name: str) -> Iterable[bytes]:
@@ -172,22 +202,31 @@ class LlamaStdlib(Task):
         except (OSError, ValueError) as error:  # no such data set, subset or split; no network
             raise _wrong("corpus", self.corpus, f"cannot be loaded: {error}") from error
         if self.column not in rows.column_names:
-            raise _wrong("column", self.column, f"no such column; {did_you_mean(self.column, rows.column_names)}")
+            raise _wrong(
+                "column",
+                self.column,
+                f"no such column; {did_you_mean(self.column, rows.column_names)}",
+            )
         return ((row[self.column] or "").encode() for row in rows)
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
-    """Tokens on disk, in blocks of ``length`` int64; the last block is filled up and its labels there ignored."""
+    """Tokens on disk, in blocks of ``length`` int64; the last block is filled up and its labels
+    there ignored.
+    """
 
     def __init__(self, path: Path, length: int) -> None:
         self.tokens, self.length = np.load(path, mmap_mode="r"), length
 
     def __len__(self) -> int:
-        # A last block of one token would have no target, hence no mean loss; that token is left out.
+        # A last block of one token would have no target, hence no mean loss; that token is left
+        # out.
         return -(-(len(self.tokens) - 1) // self.length)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        block = torch.from_numpy(self.tokens[index * self.length : (index + 1) * self.length].astype(np.int64))
+        block = torch.from_numpy(
+            self.tokens[index * self.length : (index + 1) * self.length].astype(np.int64)
+        )
         missing = (0, self.length - len(block))
         return {
             "input_ids": F.pad(block, missing, value=END_OF_TEXT_ID),
@@ -196,7 +235,9 @@ class Blocks(Dataset[dict[str, Tensor]]):
 
 
 def _predictions(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """``(logits, targets)`` of all positions in a row: the logits of a position answer for the token after it."""
+    """``(logits, targets)`` of all positions in a row: the logits of a position answer for the
+    token after it.
+    """
     logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
     return logits.flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
 
@@ -212,7 +253,9 @@ def _files(folder: Path, suffix: str) -> Iterator[bytes]:
 
 
 def _cut_off(sources: Iterable[bytes], max_bytes: int) -> Iterator[str]:
-    """The texts up to ``max_bytes`` bytes in all, without empty ones. What is not UTF-8 is left out."""
+    """The texts up to ``max_bytes`` bytes in all, without empty ones. What is not UTF-8 is left
+    out.
+    """
     for data in sources:
         if text := data[:max_bytes].decode("utf-8", errors="ignore"):
             yield text
@@ -237,9 +280,15 @@ def _write(folder: Path, documents: Sequence[str], *, held_out: int, vocab_size:
     tokenizer.train_from_iterator(train, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, texts in (("train", train), ("evaluation", documents[held_out - 1 :: held_out])):
-        tokens = [token for coded in tokenizer.encode_batch(texts) for token in (*coded.ids, END_OF_TEXT_ID)]
+        tokens = [
+            token
+            for coded in tokenizer.encode_batch(texts)
+            for token in (*coded.ids, END_OF_TEXT_ID)
+        ]
         np.save(folder / f"{name}.npy", np.array(tokens, np.min_scalar_type(vocab_size)))
 
 
 def _wrong(key: str, value: str, rule: str) -> ConfigError:
-    return ConfigError(Problem(origin=Origin("LlamaStdlib", key=f"task_settings.{key}"), value=value, rule=rule))
+    return ConfigError(
+        Problem(origin=Origin("LlamaStdlib", key=f"task_settings.{key}"), value=value, rule=rule)
+    )

@@ -1,7 +1,8 @@
 """The one script: the training config says what is learnt, the launch files say how it runs.
 
-    accelerate launch --config_file accel_configs/ddp.yaml examples/train.py --config examples/configs/digits_cnn.yaml
-    accelerate launch --config_file accel_configs/zero3.yaml examples/train.py \\
+    accelerate launch --config_file accel_configs/ddp.yaml examples/train.py --config
+    examples/configs/digits_cnn.yaml accelerate launch --config_file accel_configs/zero3.yaml
+    examples/train.py \\
         --config examples/configs/llama_stdlib.yaml --lr 3e-4
     torchrun --nproc_per_node 2 examples/train.py --accel_config accel_configs/fsdp.yaml \\
         --config examples/configs/digits_cnn.yaml

@@ -14,11 +14,14 @@ import launchers
 import psutil
 import pytest
 
-hypothesis.settings.register_profile("any machine", deadline=None)  # on a busy one every example is slow
+hypothesis.settings.register_profile(
+    "any machine", deadline=None
+)  # on a busy one every example is slow
 hypothesis.settings.load_profile("any machine")
 os.environ.update(launchers.HIDE_GPUS)  # before torch counts them
 
-# pytest's own note of the test that runs; what torch and deepspeed set when they are imported for the first time.
+# pytest's own note of the test that runs; what torch and deepspeed set when they are imported for
+# the first time.
 _FREE_TO_CHANGE = (
     "PYTEST_CURRENT_TEST",
     "KMP_",
@@ -30,19 +33,30 @@ _FREE_TO_CHANGE = (
 
 
 def left_behind() -> dict[str, Any]:
-    """What of this process others can see, and no test may change: signal handlers, environment, processes."""
+    """What of this process others can see, and no test may change: signal handlers, environment,
+    processes.
+    """
     starter = launchers.starter_id()
     return {
-        "signal handlers": {number.name: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)},
+        "signal handlers": {
+            number.name: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+        },
         "environment": {k: v for k, v in os.environ.items() if not k.startswith(_FREE_TO_CHANGE)},
         # A process of Python's own that cleans up shared memory lives as long as this one.
-        "processes": {p.pid for p in psutil.Process().children() if p.pid != starter and not _is_pythons_own(p)},
+        "processes": {
+            p.pid
+            for p in psutil.Process().children()
+            if p.pid != starter and not _is_pythons_own(p)
+        },
     }
 
 
 def _is_pythons_own(process: psutil.Process) -> bool:
     try:
-        return "multiprocessing.resource_tracker" in " ".join(process.cmdline()) or process.status() == "zombie"
+        return (
+            "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+            or process.status() == "zombie"
+        )
     except psutil.NoSuchProcess:
         return True
 
@@ -59,7 +73,9 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_accelerate() -> Iterator[None]:
-    """Trainings in this process: Accelerator and float32 switches of one test do not reach the next."""
+    """Trainings in this process: Accelerator and float32 switches of one test do not reach the
+    next.
+    """
     import torch
 
     kept = dict(os.environ)

@@ -1,7 +1,7 @@
 """samecurve: one training script, any strategy, numbers you can trust.
 
-The public names stand in ``__init__.pyi``, once: type checkers read it, and so does this module. Each is imported at
-its first use, so that a wrong config is answered before torch is loaded.
+The public names stand in ``__init__.pyi``, once: type checkers read it, and so does this module.
+Each is imported at its first use, so that a wrong config is answered before torch is loaded.
 """
 
 import ast
@@ -27,7 +27,11 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
-        warnings.warn(f"trainer.{name} is called trainer.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"trainer.{name} is called trainer.{_RENAMED[name]} now",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         name = _RENAMED[name]
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

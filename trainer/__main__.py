@@ -1,4 +1,6 @@
-"""``python -m trainer`` is the command ``trainer``; launchers start it as ``accelerate launch -m trainer train``."""
+"""``python -m trainer`` is the command ``trainer``; launchers start it as ``accelerate launch -m
+trainer train``.
+"""
 
 import sys
 

@@ -47,7 +47,9 @@ class CheckpointError(TrainerError, ValueError):
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Turn an ``OSError`` of the block into a ``CheckpointError``: that a disk is full is told in one line."""
+    """Turn an ``OSError`` of the block into a ``CheckpointError``: that a disk is full is told in
+    one line.
+    """
     try:
         yield path
     except OSError as error:
@@ -58,7 +60,8 @@ def writing(path: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Origin:
-    """The place that a value comes from; prints as ``file:line (key)`` or ``command line (--flag)``.
+    """The place that a value comes from; prints as ``file:line (key)`` or ``command line
+    (--flag)``.
 
     Args:
         source: a file, ``command line``, or what else said it, such as ``TrainConfig``.
@@ -140,10 +143,13 @@ class ConfigError(TrainerError, ValueError):
         super().__init__("\n".join(map(str, self.problems)))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
-        # An exception is sent to other ranks as its class and its text; this class is made from problems.
+        # An exception is sent to other ranks as its class and its text; this class is made from
+        # problems.
         return ConfigError, (self.problems,)
 
 
 def _shown(value: object) -> str:
     text = repr(value) if not isinstance(value, bool) else str(value).lower()
-    return text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"  # the end of a path says more than its middle
+    return (
+        text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"
+    )  # the end of a path says more than its middle

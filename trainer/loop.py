@@ -52,9 +52,13 @@ class Trainer(TrainState):
     """
 
     callbacks: list[Callback]
-    stopped_by: int | None = None  # the signal of a stop that was agreed on; 0 where the code asked for it
+    stopped_by: int | None = (
+        None  # the signal of a stop that was agreed on; 0 where the code asked for it
+    )
 
-    def _all_callbacks(self, added: Sequence[Callback], origins: Mapping[str, Origin]) -> list[Callback]:
+    def _all_callbacks(
+        self, added: Sequence[Callback], origins: Mapping[str, Origin]
+    ) -> list[Callback]:
         return configured_callbacks(self.config, added, origins)
 
     @cached_property
@@ -72,7 +76,8 @@ class Trainer(TrainState):
     # -- the loop ---------------------------------------------------------------------------------
 
     def fit(self) -> dict[str, float]:
-        """Train to the end, export the model, and return the last evaluation. Collective: call on every rank.
+        """Train to the end, export the model, and return the last evaluation. Collective: call on
+        every rank.
 
         Raises:
             Stopped: a signal asked to stop; the model was exported.
@@ -97,7 +102,9 @@ class Trainer(TrainState):
         return self.last_evaluation
 
     def steps(self) -> Iterator[StepInfo]:
-        """Train, one optimizer step at a time. Collective: iterate on every rank, in step with the others."""
+        """Train, one optimizer step at a time. Collective: iterate on every rank, in step with the
+        others.
+        """
         world, strategy, task = self.plan.data_parallel_size, self.strategy, self.task
         eval_every = every_steps(self.config.eval_every, self.steps_per_epoch)
         strategy.on_nan = self.config.on_nan
@@ -108,7 +115,11 @@ class Trainer(TrainState):
         self.train_mode()
         self.meter.start(self.samples)
         # A signal came before it, or in it: the callbacks see the step again, with its evaluation.
-        if self.evaluation_owed and self.data.evaluation is not None and (made_up := self.evaluate()):
+        if (
+            self.evaluation_owed
+            and self.data.evaluation is not None
+            and (made_up := self.evaluate())
+        ):
             nothing = torch.zeros(())
             self._tell(last=False, loss=nothing, grad_norm=nothing, evaluation=made_up)
         if self.stopped_by is not None:
@@ -120,22 +131,35 @@ class Trainer(TrainState):
             total = self._total_weight(window)
             reported, shares, counted = WeightedSums(), [], []
             buffers.take()
-            # 2 Forward and backward of each, weighted to the global mean; gradients meet at the last one.
+            # 2 Forward and backward of each, weighted to the global mean; gradients meet at the
+            # last one.
             for number, micro in enumerate(window.micros, 1):
                 batch = self._on_device(micro.batch)
                 unseen = nullcontext() if micro.weight else restored_buffers(self.model)
-                with one_backward, unseen, strategy.micro_step(boundary=number == len(window.micros)):
+                with (
+                    one_backward,
+                    unseen,
+                    strategy.micro_step(boundary=number == len(window.micros)),
+                ):
                     mean, values = split_loss(task.training_step(self.model, batch))
                     if self.step == began_at:
                         refuse_independent(mean)
-                    part = micro.weight / total()  # known by now: asked before the first forward pass
+                    part = (
+                        micro.weight / total()
+                    )  # known by now: asked before the first forward pass
                     strategy.backward(_times(mean, part * world))
-                shares.append(mean.detach() * part)  # a tensor of its own: a compiled step may write over its loss
+                shares.append(
+                    mean.detach() * part
+                )  # a tensor of its own: a compiled step may write over its loss
                 if micro.counts:
                     counted.append(shares[-1])
                 if values:
                     reported.add(weighted((mean, values), micro.weight), counts=micro.counts)
-            loss = reduce(torch.add, counted) if counted else torch.zeros((), device=self.accelerator.device)
+            loss = (
+                reduce(torch.add, counted)
+                if counted
+                else torch.zeros((), device=self.accelerator.device)
+            )
             # 3 Clip by global norm, step, zero the gradients.
             with self.meter.part("optimizer"):
                 outcome = strategy.finish_step()
@@ -148,13 +172,17 @@ class Trainer(TrainState):
             # 5 Agree on stopping.
             self.stopped_by = self.agreement.poll(strategy.fingerprint)
             last = self.step >= self.total_steps or self.stopped_by is not None
-            # 6 Log, the only wait for the device; 7 evaluate; 8 callbacks, of which the last one saves.
+            # 6 Log, the only wait for the device; 7 evaluate; 8 callbacks, of which the last one
+            # saves.
             logs = last or self.step == 1 or self.step % self.config.log_every == 0
             metrics = self._log(loss, reported, outcome.grad_norm, rates) if logs else None
-            # A run that a signal ends has no time for the second: what it is sure of is its checkpoint.
+            # A run that a signal ends has no time for the second: what it is sure of is its
+            # checkpoint.
             due = self.data.evaluation is not None and (last or _is_due(self.step, eval_every))
             evaluation = (self.evaluate() or None) if due and not self.stopped_by else None
-            self.evaluation_owed = due and bool(self.stopped_by) and not evaluation and _is_due(self.step, eval_every)
+            self.evaluation_owed = (
+                due and bool(self.stopped_by) and not evaluation and _is_due(self.step, eval_every)
+            )
             if self.stopped_by and not last:
                 last, metrics = True, metrics or self._log(loss, reported, outcome.grad_norm, rates)
             more = {"shares": shares, "metrics": metrics, "evaluation": evaluation}
@@ -172,7 +200,8 @@ class Trainer(TrainState):
         return info
 
     def _on_device(self, batch: Any) -> Any:
-        """Send a batch to where the model is, in containers of its own: a task may take labels out of them.
+        """Send a batch to where the model is, in containers of its own: a task may take labels out
+        of them.
 
         On a CPU its tensors are there, and looking for them costs as much as a layer.
         """
@@ -183,7 +212,8 @@ class Trainer(TrainState):
 
     def _total_weight(self, window: Window) -> Callable[[], float]:
         """Ask for the total weight; the result waits for it. Collective: call on every rank."""
-        # Examples are counted by the plan of the data; tokens are known to each rank for its own part only.
+        # Examples are counted by the plan of the data; tokens are known to each rank for its own
+        # part only.
         if self.train_data.weight_of is None:
             return lambda: float(window.samples)
         summed = self.agreement.begin_sum(window.weight)
@@ -192,17 +222,22 @@ class Trainer(TrainState):
         def read() -> float:
             total = summed()
             if total <= 0:
-                raise DataError(f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight")
+                raise DataError(
+                    f"step {self.step + 1}: no item of the global batch has a weight; check Task.weight"
+                )
             if self.task.counts_tokens:
                 self.meter.count(total)
             return total
 
         return read
 
-    def _log(self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, rates: Sequence[Any]) -> dict[str, float]:
+    def _log(
+        self, loss: Tensor, reported: WeightedSums, grad_norm: Tensor, rates: Sequence[Any]
+    ) -> dict[str, float]:
         """Return the global values of this step. Collective: call on every rank."""
         refuse_other_parameters(self.strategy)
-        # Which names there are is told anew only where some rank's are others than those that all knew last.
+        # Which names there are is told anew only where some rank's are others than those that all
+        # knew last.
         others = loss.new_full((), float(reported.layout() != self._reported))
         whole, others = self.accelerator.reduce(torch.stack([loss, others]), "sum").tolist()
         if others:
@@ -220,44 +255,62 @@ class Trainer(TrainState):
         more = reported.reduce(self.accelerator, self._reported)
         more.pop("loss", None)
         if taken := sorted(own.keys() & more.keys()):
-            raise DataError(f"training_step reports {taken[0]!r}, a name of the trainer's own; give it another one")
+            raise DataError(
+                f"training_step reports {taken[0]!r}, a name of the trainer's own; give it another one"
+            )
         return own | more
 
     def _summary(self) -> dict[str, Any]:
         """Return what summary.json holds. Collective: call on every rank."""
-        # Two operations a parameter and token forward, as many for the activations' gradients, and for the weights'.
+        # Two operations a parameter and token forward, as many for the activations' gradients, and
+        # for the weights'.
         operations = 4 * self.parameters + 2 * self.trainable
         compute = self.plan.precision["compute"]
         return {
             "steps": self.step,
             "total_steps": self.total_steps,
             "samples": self.samples,
-            "stopped_by": Signals(self.stopped_by).name if self.stopped_by else self.stop_reason or None,
+            "stopped_by": Signals(self.stopped_by).name
+            if self.stopped_by
+            else self.stop_reason or None,
             **self.meter.summary(self.agreement.gather, operations, self.plan.world_size, compute),
             "attempts": self.attempts.account(self.step),
             "evaluation": self.last_evaluation,
-            **{key: value for callback in self.callbacks for key, value in callback.summary().items()},
+            **{
+                key: value
+                for callback in self.callbacks
+                for key, value in callback.summary().items()
+            },
             "machine": self.facts["machine"],
         }
 
     # -- around it --------------------------------------------------------------------------------
 
     def _position(self) -> tuple[int, str, int]:
-        """Return the step, what goes on, and a number that grows as the run goes on. Any thread may call it."""
+        """Return the step, what goes on, and a number that grows as the run goes on. Any thread may
+        call it.
+        """
         return self.step, *self.meter.position
 
     def _log_from_any(self, text: str) -> None:
         self.directory.line(text, from_any=True)
 
     def evaluate(self) -> dict[str, float]:
-        """Measure on the whole evaluation set; every world size gives the same. Collective: call on every rank.
+        """Measure on the whole evaluation set; every world size gives the same. Collective: call on
+        every rank.
 
-        A signal ends it between two batches: nothing is returned then, and the step before is the last one.
+        A signal ends it between two batches: nothing is returned then, and the step before is the
+        last one.
         """
         device, task = self.accelerator.device, type(self.task)
-        # The loader knows how many examples a batch has; the first tensor of a batch need not begin with them.
-        counts_examples = task.evaluation_step is Task.evaluation_step and task.weight is Task.weight
-        sums = WeightedSums({name: metric.to(device) for name, metric in self.task.build_metrics().items()})
+        # The loader knows how many examples a batch has; the first tensor of a batch need not begin
+        # with them.
+        counts_examples = (
+            task.evaluation_step is Task.evaluation_step and task.weight is Task.weight
+        )
+        sums = WeightedSums(
+            {name: metric.to(device) for name, metric in self.task.build_metrics().items()}
+        )
         means: Mapping[str, Any] = {}
         stopped_by = 0
         self.strategy.sync_buffers()
@@ -266,14 +319,18 @@ class Trainer(TrainState):
             for batch, examples in self._evaluation_batches:
                 batch = self._on_device(batch)
                 if counts_examples:
-                    values: Mapping[str, Any] = weighted(self.task.training_step(self.model, batch), float(examples))
+                    values: Mapping[str, Any] = weighted(
+                        self.task.training_step(self.model, batch), float(examples)
+                    )
                 else:
                     values = self.task.evaluation_step(self.model, batch)
                 sums.add(values, counts=examples > 0)
                 if not self.stopped_by and (stopped_by := self.agreement.poll_evaluation()):
                     break
             else:
-                means = self.task.summarize(sums.reduce(self.accelerator, agreed(self.agreement.gather(sums.layout()))))
+                means = self.task.summarize(
+                    sums.reduce(self.accelerator, agreed(self.agreement.gather(sums.layout())))
+                )
         self.train_mode()
         self.strategy.settle()
         if stopped_by:

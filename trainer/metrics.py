@@ -27,7 +27,9 @@ Value = Tensor | tuple[Tensor, Tensor | float | None] | Mapping[str, Any]
 
 
 class Metric(Protocol):
-    """What is used of a ``torchmetrics.Metric``: states that it gathers over ranks itself, once, in ``compute``."""
+    """What is used of a ``torchmetrics.Metric``: states that it gathers over ranks itself, once, in
+    ``compute``.
+    """
 
     dist_sync_fn: Any
 
@@ -40,7 +42,8 @@ class WeightedSums:
     """Sum of values and sum of weights for each name, in float64 where the device has it.
 
     Args:
-        objects: torchmetrics by name, fresh ones on the device; what is added under these names updates them.
+        objects: torchmetrics by name, fresh ones on the device; what is added under these names
+            updates them.
     """
 
     def __init__(self, objects: Mapping[str, Metric] = MappingProxyType({})) -> None:
@@ -66,7 +69,9 @@ class WeightedSums:
         """
         if not isinstance(metrics, Mapping):
             form = kind_of(metrics)
-            raise DataError(f"evaluation_step must return values by name, {{name: value}}; it returned {form}")
+            raise DataError(
+                f"evaluation_step must return values by name, {{name: value}}; it returned {form}"
+            )
         for name, value in metrics.items():
             if name not in self._objects:
                 self._add(name, value, counts)
@@ -95,20 +100,34 @@ class WeightedSums:
         return {key: tuple(pair.shape[1:]) for key, pair in self._sums.items()}
 
     def reduce(self, accelerator: Accelerator, layout: Layout | None = None) -> dict[str, float]:
-        """Compute the values over all ranks, from one packed reduction. Collective: call on every rank.
+        """Compute the values over all ranks, from one packed reduction. Collective: call on every
+        rank.
 
-        A name of weight 0 gives nan; the parts of a sum with a shape get names such as ``recall/3``, ``confusion/3/5``.
+        A name of weight 0 gives nan; the parts of a sum with a shape get names such as
+        ``recall/3``, ``confusion/3/5``.
 
         Args:
-            layout: what the ranks hold together, as ``agreed`` says; by default all hold what this one does.
+            layout: what the ranks hold together, as ``agreed`` says; by default all hold what this
+                one does.
         """
         layout, values = self.layout() if layout is None else layout, {}
         if layout:
             device = accelerator.device
-            none = {key: _wide(torch.zeros(2, *shape, device=device)) for key, shape in layout.items()}
-            mine = {**none, **{key: pair.to(device) for key, pair in self._sums.items()}}  # numbers, from the host
-            packed = accelerator.reduce(torch.cat([mine[key].reshape(2, -1) for key in layout], dim=1), "sum").tolist()
-            labels = [(plain, label) for (name, plain), shape in layout.items() for label in _labels(name, shape)]
+            none = {
+                key: _wide(torch.zeros(2, *shape, device=device)) for key, shape in layout.items()
+            }
+            mine = {
+                **none,
+                **{key: pair.to(device) for key, pair in self._sums.items()},
+            }  # numbers, from the host
+            packed = accelerator.reduce(
+                torch.cat([mine[key].reshape(2, -1) for key in layout], dim=1), "sum"
+            ).tolist()
+            labels = [
+                (plain, label)
+                for (name, plain), shape in layout.items()
+                for label in _labels(name, shape)
+            ]
             for (plain, label), total, weight in zip(labels, *packed, strict=True):
                 values[label] = total if plain else total / weight if weight else float("nan")
         for name in sorted(self._objects):
@@ -126,7 +145,9 @@ def agreed(layouts: Iterable[Layout]) -> Layout:
     for own in layouts:
         for key, shape in own.items():
             if found.setdefault(key, shape) != shape:
-                raise DataError(f"metric {key[0]!r} has shape {shape} in one batch and {found[key]} in another")
+                raise DataError(
+                    f"metric {key[0]!r} has shape {shape} in one batch and {found[key]} in another"
+                )
     return dict(sorted(found.items()))
 
 
@@ -135,7 +156,9 @@ def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
         sums, weight = _wide(torch.as_tensor(value[0])), value[1]
         if weight is None or isinstance(weight, Tensor):
             return sums, None if weight is None else _wide(weight).to(sums.device)
-        return sums, torch.full((), float(weight), dtype=sums.dtype, device=sums.device)  # a number is not copied there
+        return sums, torch.full(
+            (), float(weight), dtype=sums.dtype, device=sums.device
+        )  # a number is not copied there
     if not isinstance(value, Tensor) or value.ndim == 0:
         rule = "one number for a whole batch has no known weight; give a value for each example, or (sum, weight)"
         raise ConfigError(Problem(origin=Origin("evaluation_step", key=name), rule=rule))
@@ -150,14 +173,23 @@ def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
 
 def _computed(name: str, metric: Metric) -> dict[str, float]:
     with warnings.catch_warnings():
-        # A rank whose batches did not count has nothing of its own to compute from, and that is right.
-        warnings.filterwarnings("ignore", "The ``compute`` method of metric .* was called before the ``update``")
+        # A rank whose batches did not count has nothing of its own to compute from, and that is
+        # right.
+        warnings.filterwarnings(
+            "ignore", "The ``compute`` method of metric .* was called before the ``update``"
+        )
         result = metric.compute()
-    named = {f"{name}/{key}": value for key, value in result.items()} if isinstance(result, Mapping) else {name: result}
+    named = (
+        {f"{name}/{key}": value for key, value in result.items()}
+        if isinstance(result, Mapping)
+        else {name: result}
+    )
     return {
         label: number
         for key, value in named.items()
-        for label, number in zip(_labels(key, tuple(value.shape)), value.double().flatten().tolist(), strict=True)
+        for label, number in zip(
+            _labels(key, tuple(value.shape)), value.double().flatten().tolist(), strict=True
+        )
     }
 
 

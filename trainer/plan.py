@@ -16,7 +16,8 @@ class Plan:
 
     Args:
         strategy: ``single``, ``ddp``, ``fsdp``, ``zero1``, ``zero2`` or ``zero3``.
-        launcher: ``python``, ``accelerate``, ``torchrun``, ``deepspeed``, ``srun``, ``mpirun`` or ``environment``.
+        launcher: ``python``, ``accelerate``, ``torchrun``, ``deepspeed``, ``srun``, ``mpirun`` or
+            ``environment``.
         world_size: processes in all.
         num_machines: that share the processes, as the launcher says, or else the launch file.
         device: ``cuda`` or ``cpu``.
@@ -24,20 +25,25 @@ class Plan:
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         micro_batch_size: examples per process and backward.
         accumulation_steps: backwards per optimizer step.
-        global_batch_size: examples per optimizer step, the product of these two and ``data_parallel_size``.
+        global_batch_size: examples per optimizer step, the product of these two and
+            ``data_parallel_size``.
         max_grad_norm: the global norm is clipped to it; None does not clip.
-        optimizer, optimizer_settings: ``adamw``, ``adam``, ``sgd`` or a class, with all of its settings but the rate.
+        optimizer, optimizer_settings: ``adamw``, ``adam``, ``sgd`` or a class, with all of its
+            settings but the rate.
         lr: the learning rate that runs, scaled from ``lr_reference`` by ``lr_scaling``.
-        lr_reference, lr_scaling, reference_batch_size: the rate that was asked for, the rule, the batch it belongs to.
+        lr_reference, lr_scaling, reference_batch_size: the rate that was asked for, the rule, the
+            batch it belongs to.
         schedule, schedule_settings, final_lr_ratio: as in the training config.
-        warmup_steps: in optimizer steps; from ``warmup_fraction`` once the length of the run is known.
+        warmup_steps: in optimizer steps; from ``warmup_fraction`` once the length of the run is
+            known.
         warmup_samples, warmup_fraction: as in the training config.
         compile, dynamo: whether the model is compiled, and what ``torch.compile`` is given.
         find_unused_parameters, sync_each_batch, bucket_cap_mb, float32: as in the training config.
         fsdp, deepspeed: settings of the engine; empty for the others.
         files: the launch files that were read.
         notices: what was changed or has no effect, one line each.
-        origins: of each value, by key; absent for what is left at its default. Text in ``plan.json``.
+        origins: of each value, by key; absent for what is left at its default. Text in
+            ``plan.json``.
     """
 
     strategy: str
@@ -91,22 +97,29 @@ class Plan:
 
     @property
     def precision(self) -> dict[str, str]:
-        """Return dtypes: of kept parameters, of computing, of gradients on their way and as they add up, of buffers."""
+        """Return dtypes: of kept parameters, of computing, of gradients on their way and as they
+        add up, of buffers.
+        """
         full = "tf32" if self.float32 == "tf32" and self.device == "cuda" else "fp32"
         compute = {"no": full, "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
         reduction = str(self.deepspeed.get("communication_data_type") or "fp32").lower()
         gradients = "fp32"
         if self.deepspeed:
-            # A single micro-batch leaves nothing to add up, and whole gradients that wait have the dtype of the model.
+            # A single micro-batch leaves nothing to add up, and whole gradients that wait have the
+            # dtype of the model.
             adds_up = self.accumulation_steps > 1 and not self.find_unused_parameters
             asked = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
-            gradients = asked or (self.mixed_precision if self.mixed_precision != "no" and not adds_up else "fp32")
+            gradients = asked or (
+                self.mixed_precision if self.mixed_precision != "no" and not adds_up else "fp32"
+            )
         return {
             "parameters": "fp32", "compute": compute, "reduction": reduction, "gradients": gradients, "buffers": "fp32"
         }  # fmt: skip
 
     def with_length(self, total_steps: int) -> Plan:
-        """Return the plan of a run of known length: warm-up in steps, and a notice where the run ends within it."""
+        """Return the plan of a run of known length: warm-up in steps, and a notice where the run
+        ends within it.
+        """
         warmup, notices = self.warmup_steps, self.notices
         if self.warmup_fraction is not None:
             warmup = max(1, round(self.warmup_fraction * total_steps))

@@ -59,7 +59,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
 
     Raises:
         ConfigError: everything that is wrong with the file and the command line.
-        SystemExit: with 0, after ``--help`` or ``--print_config`` was answered; the latter with the task's defaults.
+        SystemExit: with 0, after ``--help`` or ``--print_config`` was answered; the latter with the
+            task's defaults.
     """
     return read_config(argv, complete=lambda loaded: load_task(loaded)[1])
 
@@ -67,7 +68,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
 def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     """Return the task that a config names, and the config with all of its settings.
 
-    Keys that nobody set have the values of ``Task.fine_tuning_defaults``, and ``loaded.origins`` says so afterwards.
+    Keys that nobody set have the values of ``Task.fine_tuning_defaults``, and ``loaded.origins``
+    says so afterwards.
 
     Raises:
         ConfigError: there is no such task, or it cannot have these settings.
@@ -81,7 +83,9 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     defaults = _task_defaults(task, loaded.origins)
     origin = Origin(f"default of {cls.__name__}", is_default=True)
     loaded.origins.update({key: origin.named(key) for key in defaults})
-    return task, dataclasses.replace(loaded.config, **defaults, task_settings=plain(task))  # what is saved is complete
+    return task, dataclasses.replace(
+        loaded.config, **defaults, task_settings=plain(task)
+    )  # what is saved is complete
 
 
 def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
@@ -104,7 +108,9 @@ def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
 
 
 def _find_task(loaded: Loaded) -> object:
-    """Import ``module:Class``: from the script's folder, what is installed, the working folder or the config's."""
+    """Import ``module:Class``: from the script's folder, what is installed, the working folder or
+    the config's.
+    """
     module_name, _, class_name = loaded.config.task.partition(":")
     sys.path += [folder for folder in _folders(loaded.config_file) if folder not in sys.path]
     try:
@@ -112,7 +118,9 @@ def _find_task(loaded: Loaded) -> object:
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
             raise  # the module was found; something that it imports was not
-        rule = f"no module {error.name!r} here, beside the config, in the script's folder or installed"
+        rule = (
+            f"no module {error.name!r} here, beside the config, in the script's folder or installed"
+        )
         raise _task_problem(loaded, rule) from None
     if hasattr(module, class_name):
         return getattr(module, class_name)

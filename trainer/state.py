@@ -1,4 +1,5 @@
-"""A training without its loop: its parts, built from a task, and its position, saved and gone on with.
+"""A training without its loop: its parts, built from a task, and its position, saved and gone on
+with.
 
 ``Trainer`` is one with a loop. A loop of your own takes this, and writes plain Accelerate around it
 (``examples/own_loop.py``): it has the exact data order and the checkpoints, under every strategy.
@@ -19,7 +20,16 @@ from torch import nn
 from .building import alike
 from .building import parts as build
 from .building.unfilled import Unfilled
-from .checkpoint import OptimizerForm, Parts, SavePolicy, Saver, Start, StatefulCallback, restore, store
+from .checkpoint import (
+    OptimizerForm,
+    Parts,
+    SavePolicy,
+    Saver,
+    Start,
+    StatefulCallback,
+    restore,
+    store,
+)
 from .checkpoint.disk import check_shared
 from .checkpoint.export import ModelFile, check_storable, export_dtypes, export_model
 from .checkpoint.proof import base_weights
@@ -48,13 +58,22 @@ from .task import Task, own_optimizer
 from .text import hidden, listed, renamed_arguments
 
 # Kept in checkpoints beside the step.
-COUNTERS = ("samples", "skipped_steps", "skipped_in_a_row", "last_evaluation", "evaluation_owed", "not_finite_at_start")
+COUNTERS = (
+    "samples",
+    "skipped_steps",
+    "skipped_in_a_row",
+    "last_evaluation",
+    "evaluation_owed",
+    "not_finite_at_start",
+)
 
 
 class TrainState:
-    """A task's data, model, optimizer and schedule, prepared under the strategy that was launched, and how far it is.
+    """A task's data, model, optimizer and schedule, prepared under the strategy that was launched,
+    and how far it is.
 
-    It goes on from a checkpoint where ``config.resume`` says so, and claims ``config.output_dir``. Every method is
+    It goes on from a checkpoint where ``config.resume`` says so, and claims ``config.output_dir``.
+    Every method is
     collective: call it on every rank.
 
     Args:
@@ -65,25 +84,31 @@ class TrainState:
         origins: of the config's values, by key, for messages.
 
     Attributes:
-        task, config, plan, accelerator: what it was made from; the plan, with warm-up in optimizer steps.
-        strategy: what computes, for loops over several models: forward and ``strategy.backward(loss)`` of a micro-batch
-            in ``with strategy.micro_step(boundary=whether it is the last)``, then ``strategy.finish_step()``.
+        task, config, plan, accelerator: what it was made from; the plan, with warm-up in optimizer
+            steps.
+        strategy: what computes, for loops over several models: forward and
+            ``strategy.backward(loss)`` of a micro-batch in ``with
+            strategy.micro_step(boundary=whether it is the last)``, then ``strategy.finish_step()``.
         data: what ``Task.build_data`` returned.
         schedule: of the learning rate; ``advance`` steps it.
-        told: what is said of optimizer and schedule as they were built: the settings of each parameter group and its
-            number of trainable elements, the schedule's class, and in place of the plan's values what a task has built.
+        told: what is said of optimizer and schedule as they were built: the settings of each
+            parameter group and its number of trainable elements, the schedule's class, and in place
+            of the plan's values what a task has built.
         step, samples: optimizer steps done, samples consumed by all ranks.
         step_began: samples consumed before the last of these steps.
-        total_steps, steps_per_epoch: the step at which training ends; None for the length of a stream.
+        total_steps, steps_per_epoch: the step at which training ends; None for the length of a
+            stream.
         save_every: the config's, in optimizer steps, or None.
         skipped_steps: steps that the fp16 scaler skipped, and those that ``on_nan: skip`` left out.
         last_evaluation: ``eval/...`` numbers of the last evaluation.
-        not_finite_at_start: buffers and frozen parameters that held values that are not finite before the first step (a
-            mask of -inf), and so may in checkpoints.
-        finished: whether a run has come to its end here already: nothing is left to do, and nothing is written.
+        not_finite_at_start: buffers and frozen parameters that held values that are not finite
+            before the first step (a mask of -inf), and so may in checkpoints.
+        finished: whether a run has come to its end here already: nothing is left to do, and nothing
+            is written.
         is_main: whether this is the main process, which writes.
         directory: the run's folder; its ``path`` is ``config.output_dir``.
-        callbacks: whose state belongs into checkpoints; a trainer's are in the order of their calls.
+        callbacks: whose state belongs into checkpoints; a trainer's are in the order of their
+            calls.
 
     Raises:
         ConfigError, LaunchError, DataError: before the first step, on every rank.
@@ -101,12 +126,18 @@ class TrainState:
     ) -> None:
         self.task, self.config, origins = task, config, origins or {}
         self.callbacks = self._all_callbacks(callbacks, origins)
-        launched = launched or launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
-        self.task_facts = task_facts(task, config.task)  # now: some tasks change while they are trained
+        launched = launched or launch(
+            config, origins=origins, optimizer_built_by=own_optimizer(task)
+        )
+        self.task_facts = task_facts(
+            task, config.task
+        )  # now: some tasks change while they are trained
         self.plan, self.accelerator = launched.plan, launched.accelerator
         # One of its own: several trainings may share a launch, one after the other or side by side.
         self.strategy = type(launched.strategy)(launched.plan, launched.accelerator)
-        with self._watched(lambda: (0, "set-up", 0), log=lambda text: None):  # there may be no folder to log to
+        with self._watched(
+            lambda: (0, "set-up", 0), log=lambda text: None
+        ):  # there may be no folder to log to
             self._set_up(origins)
 
     def _set_up(self, origins: Mapping[str, Origin]) -> None:
@@ -121,10 +152,16 @@ class TrainState:
         self.directory = RunDirectory(config.output_dir, main=self.is_main, origin=at)
         folder = self.directory.path / "checkpoints"
         with self.directory.locked(self.agreement):
-            if self.agreement.distributed and config.keep_last:  # before anything in it is looked for
+            if (
+                self.agreement.distributed and config.keep_last
+            ):  # before anything in it is looked for
                 check_shared(self.directory.path, self.agreement)
-            start = start_of_attempt(config.resume, folder, self.agreement, origin=origins.get("resume", DEFAULT))
-            self.directory.claim(self.agreement, overwrite=config.overwrite, continues=start.continues)
+            start = start_of_attempt(
+                config.resume, folder, self.agreement, origin=origins.get("resume", DEFAULT)
+            )
+            self.directory.claim(
+                self.agreement, overwrite=config.overwrite, continues=start.continues
+            )
         self.base_weights: str | None = None
         notices, unfilled = self._build(origins, start)
         policy = SavePolicy(
@@ -134,14 +171,20 @@ class TrainState:
             in_background=config.save_in_background,
         )
         self.saver = Saver(folder, self.agreement, policy, self.say)
-        warnings = self.saver.prepare(self._parts(), 0 if self.finished else self._most_checkpoints())
+        warnings = self.saver.prepare(
+            self._parts(), 0 if self.finished else self._most_checkpoints()
+        )
         filled = [] if unfilled is None else unfilled.fill(self._parts(), self.agreement)
         self.base_weights = base_weights(self._parts(), self.agreement)
         loaded = self.load(start)
         odd = self._look_for_odd_values(resumed=start.found is not None)
-        self._announce([*notices, *filled, *loaded, *odd, *warnings, *self.directory.notices], origins)
+        self._announce(
+            [*notices, *filled, *loaded, *odd, *warnings, *self.directory.notices], origins
+        )
 
-    def _watched(self, position: Callable[[], tuple[int, str, int]], *, log: Callable[[str], None]) -> Watchdog:
+    def _watched(
+        self, position: Callable[[], tuple[int, str, int]], *, log: Callable[[str], None]
+    ) -> Watchdog:
         """Return a watch over the ranks, for a block that all enter."""
         return Watchdog(
             rank=self.accelerator.process_index,
@@ -153,13 +196,17 @@ class TrainState:
             log=log,
         )
 
-    def _all_callbacks(self, added: Sequence[Any], origins: Mapping[str, Origin]) -> Sequence[StatefulCallback]:
+    def _all_callbacks(
+        self, added: Sequence[Any], origins: Mapping[str, Origin]
+    ) -> Sequence[StatefulCallback]:
         """Return the callbacks that this training has; a class above this one adds its own."""
         return added
 
-    def _build(self, origins: Mapping[str, Origin], start: Start) -> tuple[list[str], Unfilled | None]:
-        """Build everything, in the order and under the seeds that every layout shares; returns notices, and what is to
-        be filled yet.
+    def _build(
+        self, origins: Mapping[str, Origin], start: Start
+    ) -> tuple[list[str], Unfilled | None]:
+        """Build everything, in the order and under the seeds that every layout shares; returns
+        notices, and what is to be filled yet.
         """
         plan, config, task, strategy = self.plan, self.config, self.task, self.strategy
         check_schedule(plan)
@@ -172,7 +219,9 @@ class TrainState:
             counts=place == 0,
         )
         pin_memory = plan.device == "cuda"
-        self.data, self.train_data = build.build_data(task, config, self.layout, origins, pin_memory=pin_memory)
+        self.data, self.train_data = build.build_data(
+            task, config, self.layout, origins, pin_memory=pin_memory
+        )
         self.steps_per_epoch = self.train_data.steps_per_epoch  # None for a stream
         kept = config.keep_last > 0 or start.found is not None  # checkpoints are written, or read
         self.sampled = alike.sampled(config, self.data, self.train_data, self.agreement, kept=kept)
@@ -189,17 +238,23 @@ class TrainState:
         if rounded is not None:
             reason = "as the files that it starts from; " if config.export_dtype == "auto" else ""
             kind = str(rounded).removeprefix("torch.")
-            of_model.append(f"the exported model is in {kind}, {reason}checkpoints keep what learns in float32")
+            of_model.append(
+                f"the exported model is in {kind}, {reason}checkpoints keep what learns in float32"
+            )
         whole = start.found is not None and self.model_file.names is None  # is in the checkpoint
         unfilled = Unfilled.of(model, task, config.seed, resumes=whole)
         check_storable(model)
         self._held = build.held_in_evaluation(model)
         optimizer, told_of_optimizer, of_optimizer = build.optimizer_of(task, config, model, plan)
-        read_later = self.model_file.names is None and (start.found is not None or config.weights is not None)
+        read_later = self.model_file.names is None and (
+            start.found is not None or config.weights is not None
+        )
         alike.check_model(model, optimizer, self.agreement, values_come_later=read_later)
         self.parameters = build.count_parameters(model)
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self.optimizer_form = OptimizerForm.of(model, optimizer, saved=kept, device=strategy.step_device)
+        self.optimizer_form = OptimizerForm.of(
+            model, optimizer, saved=kept, device=strategy.step_device
+        )
         check_divisible(optimizer, strategy, own_optimizer(task))
         strategy.prepare(model, optimizer)
         strategy.verify()
@@ -207,11 +262,19 @@ class TrainState:
         offloaded = plan.device == "cuda" and strategy.steps_on_cpu(plan)
         of_device = [build.share_cores(self.agreement)] if offloaded else []
         set_seed(seed_of(config.seed, self.layout.rank))  # dropout differs between batches
-        self.schedule, told = build.schedule_of(task, config, plan, strategy.optimizer, self.total_steps)
+        self.schedule, told = build.schedule_of(
+            task, config, plan, strategy.optimizer, self.total_steps
+        )
         self.told = {**told_of_optimizer, **told}
         # Live views: taken once, they follow the weights.
-        self._shards = [shard for shard in strategy.shards() if shard.tensor.numel()] if config.ema_decay else []
-        self.average = Average([shard.tensor for shard in self._shards], strategy.write_back, config.ema_decay)
+        self._shards = (
+            [shard for shard in strategy.shards() if shard.tensor.numel()]
+            if config.ema_decay
+            else []
+        )
+        self.average = Average(
+            [shard.tensor for shard in self._shards], strategy.write_back, config.ema_decay
+        )
         self.step = self.samples = self.step_began = self.skipped_steps = self.skipped_in_a_row = 0
         self.last_evaluation: dict[str, float] = {}
         self.evaluation_owed = False  # at this step, since a signal asked to stop
@@ -229,7 +292,9 @@ class TrainState:
         return notices, unfilled
 
     def _untraced(self, start: Start) -> list[str]:
-        """Return a notice where the steps to be profiled are none of this run's; its first one never is."""
+        """Return a notice where the steps to be profiled are none of this run's; its first one
+        never is.
+        """
         steps = self.config.profile_steps
         if steps is None or start.step + 1 < profiled_steps(steps)[0] <= self.total_steps:
             return []
@@ -237,7 +302,9 @@ class TrainState:
         return [f"profile_steps {steps}: nothing is traced: this run {run}"]
 
     def _last_step(self, start: Start) -> int:
-        """Return the optimizer step at which training ends: by epochs from where it starts, or by max_steps."""
+        """Return the optimizer step at which training ends: by epochs from where it starts, or by
+        max_steps.
+        """
         config, ends = self.config, []
         if config.epochs is not None:
             assert isinstance(self.train_data, IndexedData), "epochs are refused for streams"
@@ -248,7 +315,9 @@ class TrainState:
         if start.found is not None and start.step > end:
             key = "max_steps" if config.max_steps == end else "epochs"
             rule = f"ends the run at step {end}, and {start.found.path} is at step {start.step} already; raise it"
-            raise ConfigError(Problem(origin=Origin("resume", key=key), value=getattr(config, key), rule=rule))
+            raise ConfigError(
+                Problem(origin=Origin("resume", key=key), value=getattr(config, key), rule=rule)
+            )
         return end
 
     def _announce(self, notices: Sequence[str], origins: Mapping[str, Origin]) -> None:
@@ -256,7 +325,8 @@ class TrainState:
         if self.finished:
             self.directory.main = False  # every file stays as it is
             return self.say(f"finished already at step {self.step}; nothing to do")
-        # Defaults of the task in whose place a launch file says something: as the config's own they would disagree.
+        # Defaults of the task in whose place a launch file says something: as the config's own they
+        # would disagree.
         defaults = [key for key, origin in origins.items() if origin.is_default]
         replaced = [key for key in defaults if not self.plan.origin(key).is_default]
         self.directory.write("config.yaml", to_yaml(self.config, without=replaced))
@@ -292,33 +362,47 @@ class TrainState:
         return self.strategy.model
 
     def whole_parameters(self, *names: str) -> AbstractContextManager[nn.Module]:
-        """Surround code that reads or changes parameters, which a strategy keeps in parts or in other precision.
+        """Surround code that reads or changes parameters, which a strategy keeps in parts or in
+        other precision.
 
-        ``with trainer.whole_parameters("teacher") as model:`` gives the model as ``build_model`` built it, with the
-        named modules' or parameters' values whole and in float32 on every rank (without a name all of them). What the
-        block changes, alike on all ranks, is kept. Elsewhere a change in place is refused where it would be lost.
+        ``with trainer.whole_parameters("teacher") as model:`` gives the model as ``build_model``
+        built it, with the named modules' or parameters' values whole and in float32 on every rank
+        (without a name all of them). What the block changes, alike on all ranks, is kept. Elsewhere
+        a change in place is refused where it would be lost.
         """
         return whole_parameters(self.strategy, names)
 
     def train_mode(self) -> None:
-        """Put the model into training mode, but for the parts that build_model left in evaluation mode."""
+        """Put the model into training mode, but for the parts that build_model left in evaluation
+        mode.
+        """
         self.model.train()
         for module in self._held:
             module.training = False
 
     @property
     def optimizer(self) -> Any:
-        """Return the optimizer as ``accelerator.prepare`` gives it, for loops that step it themselves."""
+        """Return the optimizer as ``accelerator.prepare`` gives it, for loops that step it
+        themselves.
+        """
         return self.strategy.prepared_optimizer
 
     def windows(self) -> Iterator[Window]:
-        """Yield the optimizer steps that are left: this rank's micro-batches, on the CPU, in the global order."""
+        """Yield the optimizer steps that are left: this rank's micro-batches, on the CPU, in the
+        global order.
+        """
         if skips := self.train_data.skips():
-            self.say(f"the stream keeps no state, or shuffles in a buffer: {skips:,} samples are read over first")
-        return held_alike(self.train_data.windows(self.samples, self.total_steps - self.step), self.agreement.gather)
+            self.say(
+                f"the stream keeps no state, or shuffles in a buffer: {skips:,} samples are read over first"
+            )
+        return held_alike(
+            self.train_data.windows(self.samples, self.total_steps - self.step),
+            self.agreement.gather,
+        )
 
     def advance(self, window: Window, *, skipped: bool = False) -> None:
-        """Count a step of the optimizer with this window: move schedule and average on, and a save in flight.
+        """Count a step of the optimizer with this window: move schedule and average on, and a save
+        in flight.
 
         Args:
             skipped: the fp16 scaler left the step out; then neither schedule nor average moves.
@@ -332,15 +416,24 @@ class TrainState:
         if not skipped:
             self.schedule.step()
             self.average.update()
-        if self.step < self.total_steps:  # the last step waits for it anyway, and is to leave its model
+        if (
+            self.step < self.total_steps
+        ):  # the last step waits for it anyway, and is to leave its model
             self.saver.poll()
 
     def _parts(self) -> Parts:
         """Return what a checkpoint of this step is made of."""
-        settings = {**self.task_facts, "train_samples": self.train_data.size, "total_steps": self.total_steps}
+        settings = {
+            **self.task_facts,
+            "train_samples": self.train_data.size,
+            "total_steps": self.total_steps,
+        }
         if self.base_weights is not None:
             settings["base_weights"] = self.base_weights
-        counters = {**{name: getattr(self, name) for name in COUNTERS}, "spent": self.meter.until_now()}
+        counters = {
+            **{name: getattr(self, name) for name in COUNTERS},
+            "spent": self.meter.until_now(),
+        }
         averages = list(zip(self._shards, self.average.average, strict=True))
         return Parts(
             step=self.step,
@@ -361,9 +454,11 @@ class TrainState:
         )
 
     def _look_for_odd_values(self, *, resumed: bool) -> list[str]:
-        """Note which buffers and frozen parameters are not finite before the first step, unless the checkpoint says it.
+        """Note which buffers and frozen parameters are not finite before the first step, unless the
+        checkpoint says it.
 
-        Returns notices: a checkpoint of an earlier version may hold statistics that a step without value has spoilt.
+        Returns notices: a checkpoint of an earlier version may hold statistics that a step without
+        value has spoilt.
         """
         if self.not_finite_at_start is not None or self.config.keep_last == 0:
             return []
@@ -372,7 +467,9 @@ class TrainState:
         self.not_finite_at_start = sorted({name for names in everywhere for name in names})
         if not (resumed and self.not_finite_at_start):
             return []
-        return [f"the checkpoint holds values that are not finite: {listed(self.not_finite_at_start)}"]
+        return [
+            f"the checkpoint holds values that are not finite: {listed(self.not_finite_at_start)}"
+        ]
 
     def _most_checkpoints(self) -> int:
         """Count the checkpoints that there will be at once, the one that is being written included."""
@@ -382,7 +479,8 @@ class TrainState:
         return kept + (total // config.keep_every if config.keep_every else 0)
 
     def load(self, start: Start) -> list[str]:
-        """Begin where ``start`` says, or with the weights that the config names; returns what is worth knowing.
+        """Begin where ``start`` says, or with the weights that the config names; returns what is
+        worth knowing.
 
         Raises:
             ConfigError: the configuration changes the numbers of the run, and that is not allowed.
@@ -396,10 +494,14 @@ class TrainState:
             vars(self).update(counters)
             notices += [f"resumed from {start.found.path}", *changes]
         elif start.continues:
-            notices.append(f"resume: auto: {self.directory.path} holds no checkpoint: starts at step 0")
+            notices.append(
+                f"resume: auto: {self.directory.path} holds no checkpoint: starts at step 0"
+            )
         notices += restart_notices()
         if start.found is None and self.config.weights is not None:
-            notices += restore.load_weights(self._parts(), Path(self.config.weights), self.agreement)
+            notices += restore.load_weights(
+                self._parts(), Path(self.config.weights), self.agreement
+            )
         if start.continues and start.found is not None:
             self.saver.last_step = self.step
         if start.continues and not self.finished:
@@ -428,7 +530,8 @@ class TrainState:
         """End training at a step boundary that all ranks agree on. Any rank may ask alone.
 
         Args:
-            agreed: every rank asks now, by numbers that are the same on all (an evaluation): the next step is the last.
+            agreed: every rank asks now, by numbers that are the same on all (an evaluation): the
+                next step is the last.
         """
         if reason:
             self.stop_reason = reason
@@ -436,7 +539,9 @@ class TrainState:
         self.agreement.stop(agreed=agreed)
 
     def close(self) -> None:
-        """Wait for the save in flight, and give the engine back. A script of your own calls it last."""
+        """Wait for the save in flight, and give the engine back. A script of your own calls it
+        last.
+        """
         self.saver.finish()
         self.agreement.close()
         self.strategy.close()

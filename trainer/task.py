@@ -21,16 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The data of a task: map-style data sets (``len`` and indexing by an int), or streams (iteration only).
+    """The data of a task: map-style data sets (``len`` and indexing by an int), or streams
+    (iteration only).
 
     Args:
         train: items to learn from.
         evaluation: items to measure on, or None.
         collate: turns a list of items into a batch; None for torch's ``default_collate``.
-        augment: ``augment(item, generator) -> item``, for training only. What it draws from the generator depends
-            on (seed, epoch, sample) alone, so it is the same on every layout and number of workers.
-        version: text that changes with the content of ``train``, where the task knows one (a hash, a revision). Ranks
-            must have the same, and so must a run that is resumed; without it some samples are compared.
+        augment: ``augment(item, generator) -> item``, for training only. What it draws from the
+            generator depends on (seed, epoch, sample) alone, so it is the same on every layout and
+            number of workers.
+        version: text that changes with the content of ``train``, where the task knows one (a hash,
+            a revision). Ranks must have the same, and so must a run that is resumed; without it
+            some samples are compared.
     """
 
     train: Any
@@ -46,9 +49,10 @@ class Pretrained:
 
     Args:
         folder: with safetensors files, of which each rank reads its own parts.
-        names: what tensors are called in the model, by their names in the files; the others are called the same.
-        new: parameters that do not come from the files: they have values, or ``initialize`` gives them their first ones
-            (an adapter, a head).
+        names: what tensors are called in the model, by their names in the files; the others are
+            called the same.
+        new: parameters that do not come from the files: they have values, or ``initialize`` gives
+            them their first ones (an adapter, a head).
     """
 
     folder: str | Path
@@ -64,17 +68,19 @@ class Task:
     ``build_data`` and ``build_model`` are called once on every rank, under the same seed.
 
     Attributes:
-        counts_tokens: whether ``weight`` counts tokens; then speed is told in tokens a second as well.
+        counts_tokens: whether ``weight`` counts tokens; then speed is told in tokens a second as
+            well.
     """
 
     counts_tokens: ClassVar[bool] = False
 
     def fine_tuning_defaults(self) -> Mapping[str, Any]:
-        """Return values of config keys, where the task starts from pretrained weights; {}: the config's defaults hold.
+        """Return values of config keys, where the task starts from pretrained weights; {}: the
+        config's defaults hold.
 
-        They hold for keys that neither the config file nor the command line nor a launch file sets; banner, plan.json
-        and ``--print_config`` say which. A ``TrainConfig`` made in code is taken as it is: nobody can tell there what
-        was set.
+        They hold for keys that neither the config file nor the command line nor a launch file sets;
+        banner, plan.json and ``--print_config`` say which. A ``TrainConfig`` made in code is taken
+        as it is: nobody can tell there what was set.
         """
         return {}
 
@@ -83,83 +89,101 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.build_data")
 
     def build_model(self) -> nn.Module:
-        """Build the model on the CPU, with its initial or pretrained weights; what learns is kept in float32.
+        """Build the model on the CPU, with its initial or pretrained weights; what learns is kept
+        in float32.
 
-        Or, for a model that no process can hold whole, build its form alone, under ``with torch.device("meta")``: it is
-        divided over the ranks first, and then gets what ``pretrained`` or ``initialize`` gives.
+        Or, for a model that no process can hold whole, build its form alone, under ``with
+        torch.device("meta")``: it is divided over the ranks first, and then gets what
+        ``pretrained`` or ``initialize`` gives.
         """
         raise NotImplementedError(f"{type(self).__name__}.build_model")
 
     def pretrained(self, model: nn.Module) -> Pretrained | None:
-        """Say where the values of a model on the meta device stand; None: ``initialize`` draws them."""
+        """Say where the values of a model on the meta device stand; None: ``initialize`` draws
+        them.
+        """
         return None
 
     def initialize(self, model: nn.Module, module: nn.Module) -> None:
-        """Give a module of a model on the meta device the first values of its own parameters and buffers.
+        """Give a module of a model on the meta device the first values of its own parameters and
+        buffers.
 
-        Called on modules from the inside out, with values that are the same on every layout; by default as transformers
-        and torch's layers do it.
+        Called on modules from the inside out, with values that are the same on every layout; by
+        default as transformers and torch's layers do it.
         """
         if draw := getattr(model, "_init_weights", None):
             draw(module)
-        elif reset := getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None):
+        elif reset := getattr(module, "reset_parameters", None) or getattr(
+            module, "_reset_parameters", None
+        ):
             reset()  # nn.MultiheadAttention has the second one
 
     def notices(self) -> Sequence[str]:
         """Return lines for the banner about what was built; asked for once data and model are."""
         return ()
 
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
-        """Return the scalar mean loss over the items of one micro-batch; ``weight`` says over how many.
+    def training_step(
+        self, model: nn.Module, batch: Any
+    ) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
+        """Return the scalar mean loss over the items of one micro-batch; ``weight`` says over how
+        many.
 
-        ``(loss, {name: value})`` reports more: a number is a mean over the same items, and 1-D tensors and
-        ``(sum, weight)`` mean what they mean in ``evaluation_step``. Logged steps show the means over the global batch.
+        ``(loss, {name: value})`` reports more: a number is a mean over the same items, and 1-D
+        tensors and ``(sum, weight)`` mean what they mean in ``evaluation_step``. Logged steps show
+        the means over the global batch.
         """
         raise NotImplementedError(f"{type(self).__name__}.training_step")
 
     def weight(self, batch: Any) -> Tensor | float:
-        """Count the items that the mean of ``training_step`` is over; by default the number of examples.
+        """Count the items that the mean of ``training_step`` is over; by default the number of
+        examples.
 
-        A language model returns the number of unmasked target tokens, and sets ``counts_tokens``. The batch is still on
-        the CPU.
+        A language model returns the number of unmasked target tokens, and sets ``counts_tokens``.
+        The batch is still on the CPU.
         """
         return batch_size(batch)
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         """Return the metrics of one batch by name: 1-D per-example values, or ``(sum, weight)``.
 
-        Reported as ``eval/<name>`` = sum of values / sum of weights over all examples on all ranks. Sums may have a
-        shape (per-class values: ``eval/<name>/0`` ...), ``(sum, None)`` stays a sum, and a name of
-        ``build_metrics`` takes the arguments of its ``update``: ``{"auroc": (scores, labels)}``.
+        Reported as ``eval/<name>`` = sum of values / sum of weights over all examples on all ranks.
+        Sums may have a shape (per-class values: ``eval/<name>/0`` ...), ``(sum, None)`` stays a
+        sum, and a name of ``build_metrics`` takes the arguments of its ``update``: ``{"auroc":
+        (scores, labels)}``.
         """
         return weighted(self.training_step(model, batch), float(self.weight(batch)))
 
     def build_metrics(self) -> Mapping[str, Metric]:
-        """Make torchmetrics by name, anew for each evaluation; ``evaluation_step`` returns what updates them.
+        """Make torchmetrics by name, anew for each evaluation; ``evaluation_step`` returns what
+        updates them.
 
         Their states are gathered over all ranks once, when all batches are through.
         """
         return {}
 
     def summarize(self, metrics: dict[str, float]) -> Mapping[str, float]:
-        """Return what is reported, from the metrics over all examples: the place for what is derived from a mean.
+        """Return what is reported, from the metrics over all examples: the place for what is
+        derived from a mean.
 
-        A perplexity is exp of the mean loss, not the mean of exp: ``{**metrics, "perplexity": exp(metrics["loss"])}``.
+        A perplexity is exp of the mean loss, not the mean of exp: ``{**metrics, "perplexity":
+        exp(metrics["loss"])}``.
         """
         return metrics
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         """Build the optimizer; its lr must be ``plan.lr``.
 
-        By default the one that the config names, over two groups: weights decay, biases and norms (below 2-D) do not;
-        over one without ``weight_decay``. What a class for matrices alone (torch.optim.Muon) does not take is AdamW's.
+        By default the one that the config names, over two groups: weights decay, biases and norms
+        (below 2-D) do not; over one without ``weight_decay``. What a class for matrices alone
+        (torch.optim.Muon) does not take is AdamW's.
         """
         from .optim.optimizers import build_optimizer
 
         return build_optimizer(model, plan)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what a checkpoint should keep of the task: JSON with tensors in it, the same on every rank.
+        """Return what a checkpoint should keep of the task: JSON with tensors in it, the same on
+        every rank.
 
         Asked for once before the first step as well, so that what cannot be saved is known then.
         """
@@ -168,37 +192,48 @@ class Task:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state_dict`` gave. Called before training goes on."""
 
-    def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler | None:
-        """Build a schedule of your own, stepped once per optimizer step; None for the one that the config names."""
+    def build_schedule(
+        self, optimizer: Optimizer, plan: Plan, total_steps: int
+    ) -> LRScheduler | None:
+        """Build a schedule of your own, stepped once per optimizer step; None for the one that the
+        config names.
+        """
         return None
 
     def save_extras(self, directory: Path) -> None:
         """Write what belongs beside an exported model (a tokenizer). Called on the main process."""
 
     def model_card(self, run: Mapping[str, Any]) -> str:
-        """Return the ``README.md`` of an exported model; empty for none. Called on the main process.
+        """Return the ``README.md`` of an exported model; empty for none. Called on the main
+        process.
 
         Args:
-            run: the plan as in plan.json with ``versions`` and ``machine``, and until now ``step``, ``samples``,
-                ``last_evaluation``, and ``spent``: ``tokens`` (0 where examples are counted) and ``seconds``.
+            run: the plan as in plan.json with ``versions`` and ``machine``, and until now ``step``,
+                ``samples``, ``last_evaluation``, and ``spent``: ``tokens`` (0 where examples are
+                counted) and ``seconds``.
         """
         return ""
 
 
 def own_optimizer(task: Task) -> str | None:
-    """Return the method by which a task builds an optimizer of its own; None where the config's is taken."""
+    """Return the method by which a task builds an optimizer of its own; None where the config's is
+    taken.
+    """
     build = type(task).build_optimizer
     return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
 
 
 def own_schedule(task: Task) -> str | None:
-    """Return the method by which a task builds a schedule of its own; None where the config's is taken."""
+    """Return the method by which a task builds a schedule of its own; None where the config's is
+    taken.
+    """
     build = type(task).build_schedule
     return None if build is Task.build_schedule else f"{build.__module__}:{build.__qualname__}"
 
 
 def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
-    """Take what ``training_step`` returned apart: the loss as a scalar, and the values that are reported beside it.
+    """Take what ``training_step`` returned apart: the loss as a scalar, and the values that are
+    reported beside it.
 
     Raises:
         DataError: it is no loss.
@@ -207,7 +242,11 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
 
     loss, values = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if getattr(loss, "numel", lambda: 0)() != 1 or not isinstance(values, Mapping):
-        form = f"a tensor of shape {tuple(result.shape)}" if hasattr(result, "shape") else kind_of(result)
+        form = (
+            f"a tensor of shape {tuple(result.shape)}"
+            if hasattr(result, "shape")
+            else kind_of(result)
+        )
         raise DataError(
             f"training_step must return the loss, one number, or (loss, {{name: value}}); it returned {form}"
         )
@@ -220,9 +259,11 @@ def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
 
 
 def refuse_independent(loss: Tensor) -> None:
-    """Raise ``DataError`` where no parameter has a part in a loss that has a gradient: it would train nothing.
+    """Raise ``DataError`` where no parameter has a part in a loss that has a gradient: it would
+    train nothing.
 
-    The graph is walked until the first parameter is met, or a function of somebody's own, behind which some may lie.
+    The graph is walked until the first parameter is met, or a function of somebody's own, behind
+    which some may lie.
     """
     from torch import nn
     from torch.autograd.function import BackwardCFunction
@@ -236,7 +277,9 @@ def refuse_independent(loss: Tensor) -> None:
         if node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction) or isinstance(getattr(node, "variable", None), nn.Parameter):
+        if isinstance(node, BackwardCFunction) or isinstance(
+            getattr(node, "variable", None), nn.Parameter
+        ):
             return
         left += [behind for behind, _ in node.next_functions]
     raise DataError(
@@ -246,13 +289,17 @@ def refuse_independent(loss: Tensor) -> None:
 
 
 class OneBackward:
-    """A block in which torch's complaint of a second backward pass is told in words of ``training_step``."""
+    """A block in which torch's complaint of a second backward pass is told in words of
+    ``training_step``.
+    """
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(error):
+        if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(
+            error
+        ):
             raise DataError(
                 "the gradient of this loss was computed before: training_step returns the loss, and must not call "
                 "backward, which the trainer does; what it keeps of an earlier batch (a hidden state) needs detach()"
@@ -260,10 +307,14 @@ class OneBackward:
 
 
 def weighted(result: Any, weight: float) -> dict[str, Any]:
-    """Give each single number of a training step the weight of its batch, as ``(sum, weight)``; the loss too."""
+    """Give each single number of a training step the weight of its batch, as ``(sum, weight)``; the
+    loss too.
+    """
     loss, values = split_loss(result)
     return {
-        name: (value * weight, weight) if getattr(value, "ndim", 0) == 0 and not isinstance(value, tuple) else value
+        name: (value * weight, weight)
+        if getattr(value, "ndim", 0) == 0 and not isinstance(value, tuple)
+        else value
         for name, value in {"loss": loss, **values}.items()
     }
 
@@ -276,10 +327,18 @@ def batch_size(batch: Any) -> int:
     """
     if getattr(batch, "ndim", 0):
         return int(batch.shape[0])
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    values = (
+        batch.values()
+        if isinstance(batch, Mapping)
+        else batch
+        if isinstance(batch, list | tuple)
+        else ()
+    )
     for value in values:
         try:
             return batch_size(value)
         except TypeError:
             continue
-    raise TypeError(f"no tensor with a batch dimension in a {type(batch).__name__}; override Task.weight")
+    raise TypeError(
+        f"no tensor with a batch dimension in a {type(batch).__name__}; override Task.weight"
+    )

@@ -35,7 +35,9 @@ def hidden(value: Any, *, secret: bool = False) -> Any:
         secret: hide all texts in it.
     """
     if isinstance(value, Mapping):
-        return {key: hidden(item, secret=secret or is_secret(str(key))) for key, item in value.items()}
+        return {
+            key: hidden(item, secret=secret or is_secret(str(key))) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         items = [hidden(item, secret=secret) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
@@ -43,7 +45,9 @@ def hidden(value: Any, *, secret: bool = False) -> Any:
 
 
 def hidden_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with ``(hidden)`` for the values of secrets: ``--name value``, ``name=value``."""
+    """Return the words of a command with ``(hidden)`` for the values of secrets: ``--name value``,
+    ``name=value``.
+    """
     shown: list[str] = []
     value_follows = False
     for word in words:
@@ -60,11 +64,16 @@ def hidden_words(words: Sequence[str]) -> list[str]:
 
 def printable(text: str) -> str:
     """Return a text of which a terminal obeys nothing: escape sequences are shown, lines stay."""
-    return "".join(one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
+        for one in text
+    )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?``, else the short list of what is known, else up to three that are close."""
+    """Return ``did you mean 'x'?``, else the short list of what is known, else up to three that are
+    close.
+    """
     names = sorted(set(known))
     near = nearest(name, names)
     if near:
@@ -74,13 +83,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if len(names) <= 24:
         return f"known: {', '.join(names)}"
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f"the closest are {', '.join(close)}" if close else f"none of the {len(names)} known ones is like it"
+    return (
+        f"the closest are {', '.join(close)}"
+        if close
+        else f"none of the {len(names)} known ones is like it"
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of ``known`` that ``name`` is a misspelling of: one letter away, or alike by three quarters."""
+    """Return the one of ``known`` that ``name`` is a misspelling of: one letter away, or alike by
+    three quarters.
+    """
     name, lower = name.lower(), {one.lower(): one for one in sorted(known)}
-    # difflib misses short names, and is misled by long ones that differ in one letter (cp_size, tp_size).
+    # difflib misses short names, and is misled by long ones that differ in one letter (cp_size,
+    # tp_size).
     close = [name] if name in lower else [one for one in lower if _one_letter_apart(name, one)]
     found = close or difflib.get_close_matches(name, lower, n=1, cutoff=0.75)
     return lower[found[0]] if found else None
@@ -88,7 +104,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def _one_letter_apart(one: str, other: str) -> bool:
     """Tell whether one letter was left out, put in, replaced, or exchanged with its neighbour."""
-    start = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    start = next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
     left, right = one[start:], other[start:]
     return right in (left[1:], left[1:2] + left[:1] + left[2:]) or right[1:] in (left, left[1:])
 
@@ -100,12 +119,18 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Say what a value is where it should be another: ``None``, ``a Tensor``, ``a tuple of (Tensor, Tensor)``."""
+    """Say what a value is where it should be another: ``None``, ``a Tensor``, ``a tuple of (Tensor,
+    Tensor)``.
+    """
     if value is None:
         return "None"
     name = type(value).__name__
     article = "an" if name[:1].lower() in "aeiou" else "a"
-    parts = f" of ({', '.join(type(part).__name__ for part in value)})" if isinstance(value, tuple) else ""
+    parts = (
+        f" of ({', '.join(type(part).__name__ for part in value)})"
+        if isinstance(value, tuple)
+        else ""
+    )
     return f"{article} {name}{parts}"
 
 
@@ -129,11 +154,17 @@ def seconds_of(duration: str) -> float:
     """Return the seconds of a time for people (``2d``, ``1h30m``, ``90s``); 0 where it is none."""
     found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", duration)
     units = (86400, 3600, 60, 1)
-    return sum(int(count or 0) * unit for count, unit in zip(found.groups(), units, strict=True)) if found else 0
+    return (
+        sum(int(count or 0) * unit for count, unit in zip(found.groups(), units, strict=True))
+        if found
+        else 0
+    )
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:
-    """Write rows as lines with aligned columns: the first ``left`` to the left (None: all), the others to the right."""
+    """Write rows as lines with aligned columns: the first ``left`` to the left (None: all), the
+    others to the right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = ["<" if left is None or at < left else ">" for at in range(len(widths))]
     formats = [f"{sign}{width}" for sign, width in zip(signs, widths, strict=True)]
@@ -141,7 +172,9 @@ def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[s
 
 
 def is_headline(name: str) -> bool:
-    """Tell whether a metric is shown to people: values per class and the like (``eval/recall/3``) are too many."""
+    """Tell whether a metric is shown to people: values per class and the like (``eval/recall/3``)
+    are too many.
+    """
     return not name.rpartition("/")[2].isdigit()
 
 
@@ -158,7 +191,8 @@ def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
 
 
 def versions(*, installed: bool = False) -> dict[str, str]:
-    """Return the versions of the packages that decide what runs: of those that this process has imported.
+    """Return the versions of the packages that decide what runs: of those that this process has
+    imported.
 
     Args:
         installed: of those that it could import as well.
@@ -181,13 +215,17 @@ def _version(package: str) -> str:
 
 
 def renamed_arguments(**names: str) -> Callable[[F], F]:
-    """Let a function take arguments under the names of the release before, with a warning: ``old="new"``."""
+    """Let a function take arguments under the names of the release before, with a warning:
+    ``old="new"``.
+    """
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             for old in names.keys() & kwargs.keys():
-                warnings.warn(f"{old}= is called {names[old]}= now", DeprecationWarning, stacklevel=2)
+                warnings.warn(
+                    f"{old}= is called {names[old]}= now", DeprecationWarning, stacklevel=2
+                )
                 kwargs[names[old]] = kwargs.pop(old)
             return function(*args, **kwargs)
 

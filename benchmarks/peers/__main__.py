@@ -26,10 +26,14 @@ def main() -> int:
     names = [*TABLES, "start"]
     every = [*names, "all"]
     parser.add_argument("tables", nargs="+", choices=every, metavar="TABLE", help=", ".join(every))
-    parser.add_argument("--contenders", nargs="+", metavar="NAME", help="these alone, beside the reference")
+    parser.add_argument(
+        "--contenders", nargs="+", metavar="NAME", help="these alone, beside the reference"
+    )
     parser.add_argument("--rounds", type=int, help="turns of each contender")
     parser.add_argument("--block", type=int, help="steps of a turn")
-    parser.add_argument("--results", type=Path, default=page.RESULTS, help="folder of the JSON files")
+    parser.add_argument(
+        "--results", type=Path, default=page.RESULTS, help="folder of the JSON files"
+    )
     args = parser.parse_args()
     command = shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]])
     args.results.mkdir(parents=True, exist_ok=True)
@@ -40,7 +44,9 @@ def main() -> int:
                 found = start.measure(command, args.rounds or start.ROUNDS)
             else:
                 table = chosen(TABLES[name], args.contenders)
-                found = run(name, table, args.block or table.block, args.rounds or table.rounds, command)
+                found = run(
+                    name, table, args.block or table.block, args.rounds or table.rounds, command
+                )
         except Failed as error:
             print(f"{name}: {error}", file=sys.stderr)
             invalid = 1

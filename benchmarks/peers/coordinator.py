@@ -85,17 +85,46 @@ def free_port() -> int:
 
 
 def start(contender: Contender, name: str, work: Work) -> Running:
-    """Start the ranks, connected by torchrun's variables; torchrun itself would look after them ten times a second."""
+    """Start the ranks, connected by torchrun's variables; torchrun itself would look after them ten
+    times a second.
+    """
     log = Path(work.folder) / f"{name}.log"
-    command = [contender.python(), "-m", "benchmarks.peers.contenders", work.folder, name, contender.place]
-    shared = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1"}
-    shared |= {"MASTER_PORT": str(free_port()), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    command = [
+        contender.python(),
+        "-m",
+        "benchmarks.peers.contenders",
+        work.folder,
+        name,
+        contender.place,
+    ]
+    shared = {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "DS_ACCELERATOR": "cpu",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    shared |= {
+        "MASTER_PORT": str(free_port()),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
     processes = []
     for rank in range(work.world):
-        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": work.world, "LOCAL_WORLD_SIZE": work.world}
-        env = {**os.environ, **shared, **({key: str(value) for key, value in ranks.items()} if work.world > 1 else {})}
+        ranks = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": work.world,
+            "LOCAL_WORLD_SIZE": work.world,
+        }
+        env = {
+            **os.environ,
+            **shared,
+            **({key: str(value) for key, value in ranks.items()} if work.world > 1 else {}),
+        }
         with open(log, "ab") as file:
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT))
+            processes.append(
+                subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT)
+            )
     return Running(name, log, processes)
 
 
@@ -108,7 +137,9 @@ def gather(listener: socket.socket, running: Mapping[str, Running]) -> None:
             if any(process.poll() is not None for process in one.processes):
                 raise Failed(one.why())
         if time.monotonic() > end:
-            raise Failed(f"{', '.join(one.name for one in late)}: no turn could begin within {START_SECONDS:.0f} s")
+            raise Failed(
+                f"{', '.join(one.name for one in late)}: no turn could begin within {START_SECONDS:.0f} s"
+            )
         try:
             connection, _ = listener.accept()
         except TimeoutError:
@@ -117,11 +148,15 @@ def gather(listener: socket.socket, running: Mapping[str, Running]) -> None:
         stream = connection.makefile("rw")
         running[json.loads(stream.readline())["name"]].streams.append(stream)
     if psutil.virtual_memory().available < 2**30:
-        raise Failed("less than 1 GiB of memory is left beside all contenders: name fewer of them (--contenders)")
+        raise Failed(
+            "less than 1 GiB of memory is left beside all contenders: name fewer of them (--contenders)"
+        )
 
 
 def measure(table: Table, work: Work) -> dict[str, Running]:
-    """Train with all contenders, the reference twice, in turns of a few steps; the order in each round is random."""
+    """Train with all contenders, the reference twice, in turns of a few steps; the order in each
+    round is random.
+    """
     contenders = {one.name: one for one in table.contenders}
     contenders[f"{table.contenders[0].name} again"] = table.contenders[0]
     running: dict[str, Running] = {}
@@ -169,7 +204,9 @@ def prepare(table: Table, folder: str, block: int, rounds: int) -> Work:
         model = build_model(table.model)
     weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
     count = work.steps * table.world * table.batch
-    epochs = [torch.from_numpy(epoch_order(SAMPLES, 0, epoch)) for epoch in range(-(-count // SAMPLES))]
+    epochs = [
+        torch.from_numpy(epoch_order(SAMPLES, 0, epoch)) for epoch in range(-(-count // SAMPLES))
+    ]
     work.write(weights, torch.cat(epochs)[:count])
     return work
 
@@ -186,13 +223,17 @@ def origin(command: str) -> dict[str, Any]:
 
 
 def run(name: str, table: Table, block: int, rounds: int, command: str) -> dict[str, Any]:
-    """Measure a table and judge it; ``problems`` says why nothing in it is to be believed, where that is so."""
+    """Measure a table and judge it; ``problems`` says why nothing in it is to be believed, where
+    that is so.
+    """
     about = origin(command)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         work = prepare(table, folder, block, rounds)
         begin = time.monotonic()
         running = measure(table, work)
-        weights: dict[str, dict[str, Tensor]] = {one: torch.load(Path(folder) / f"{one}.pt") for one in running}
+        weights: dict[str, dict[str, Tensor]] = {
+            one: torch.load(Path(folder) / f"{one}.pt") for one in running
+        }
         first = work.start["weights"]
     reference = table.contenders[0].name
     base = running[reference]
@@ -208,12 +249,17 @@ def run(name: str, table: Table, block: int, rounds: int, command: str) -> dict[
                 "interval": [round(low, 4), round(high, 4)],
                 "ms": round(1e3 * median(one.seconds) / block, 4),
                 "cpu_ratio": round(ratio(one.cpu, base.cpu)[0], 4),
-                "idle_cores": round(one.idle / sum(sum(other.seconds) for other in running.values()), 5),
+                "idle_cores": round(
+                    one.idle / sum(sum(other.seconds) for other in running.values()), 5
+                ),
                 **({"tokens_per_second": round(tokens / median(one.seconds))} if tokens else {}),
                 "apart": float(f"{max(distances.values()):.1e}"),
             }
         )
-        problems += [weight_problem(one.name, distances), idle_problem(one.name, rows[-1]["idle_cores"])]
+        problems += [
+            weight_problem(one.name, distances),
+            idle_problem(one.name, rows[-1]["idle_cores"]),
+        ]
     problems.append(control_problem(reference, rows[-1]["ratio"]))
     return {
         "table": name,
@@ -223,5 +269,6 @@ def run(name: str, table: Table, block: int, rounds: int, command: str) -> dict[
         "steps": {"warm_up": WARM_UP, "block": block, "rounds": rounds},
         "seconds": round(time.monotonic() - begin),
         **about,
-        "versions": about["versions"] | {key: value for one in table.contenders for key, value in one.pins()},
+        "versions": about["versions"]
+        | {key: value for one in table.contenders for key, value in one.pins()},
     }

@@ -26,4 +26,6 @@ class FirstStep(Turns):
 if __name__ == "__main__":
     folder, contender = sys.argv[1:]
     work = Work.read(folder)
-    importlib.import_module(f".contenders.{contender}", __package__).train(work, FirstStep("start", work))
+    importlib.import_module(f".contenders.{contender}", __package__).train(
+        work, FirstStep("start", work)
+    )

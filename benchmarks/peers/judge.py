@@ -1,4 +1,6 @@
-"""What the times and the weights of a run say: ratios with their intervals, and reasons not to believe them."""
+"""What the times and the weights of a run say: ratios with their intervals, and reasons not to
+believe them.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ from statistics import median
 from torch import Tensor
 
 CONTROL = 0.03  # how far from 1 the reference may be from itself
-IDLE = 0.02  # cores that a contender may use while others have their turns: a watch that looks twice a second
-# How far a tensor may end from the reference's, in parts of its way. Gradients that are rounded differently at each
-# step end at 8e-7 (MLP, 3,011 steps) and 6e-6 (GPT, 47). Where the MLP's last batch is another one it ends at 6e-4,
-# with a tenth more decay at 1e-3, with the schedule a step early at 6e-3, where biases decay at 4e-2; two batches that
-# change places in the middle are forgotten by the end (2e-5).
+# cores that a contender may use while others have their turns: a watch that looks twice a second
+IDLE = 0.02
+# How far a tensor may end from the reference's, in parts of its way. Gradients that are rounded
+# differently at each step end at 8e-7 (MLP, 3,011 steps) and 6e-6 (GPT, 47). Where the MLP's last
+# batch is another one it ends at 6e-4, with a tenth more decay at 1e-3, with the schedule a step
+# early at 6e-3, where biases decay at 4e-2; two batches that change places in the middle are
+# forgotten by the end (2e-5).
 SAME = 1e-4
 RESAMPLES = 2000
 
@@ -42,11 +46,14 @@ def control_problem(name: str, middle: float) -> str:
 def apart(
     weights: Mapping[str, Tensor], reference: Mapping[str, Tensor], start: Mapping[str, Tensor]
 ) -> dict[str, float]:
-    """Return how far each tensor is from the reference's, in parts of the way that this one went since the start."""
+    """Return how far each tensor is from the reference's, in parts of the way that this one went
+    since the start.
+    """
     if weights.keys() != reference.keys():
         return {name: inf for name in sorted(weights.keys() ^ reference.keys())}
     return {
-        name: float((weights[name] - other).norm() / (other - start[name]).norm()) for name, other in reference.items()
+        name: float((weights[name] - other).norm() / (other - start[name]).norm())
+        for name, other in reference.items()
     }
 
 

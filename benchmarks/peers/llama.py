@@ -1,4 +1,6 @@
-"""The small Llama that both language-model trainers fine-tune: a task of this framework, which writes its own files."""
+"""The small Llama that both language-model trainers fine-tune: a task of this framework, which
+writes its own files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from trainer.language import CausalLM
 from .work import SAMPLES
 
 WORDS, LENGTH = 4096, 128
-SIZES = {"hidden_size": 320, "intermediate_size": 800, "num_hidden_layers": 6, "num_attention_heads": 5}
+SIZES = {
+    "hidden_size": 320,
+    "intermediate_size": 800,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 5,
+}
 
 
 def task(folder: Path, **model: object) -> CausalLM:
@@ -35,12 +42,16 @@ def fine_tuned(folder: Path) -> CausalLM:
 
 
 def write(folder: Path) -> nn.Module:
-    """Write a tokenizer, documents that fill a row each, and a model to start from; return the model."""
+    """Write a tokenizer, documents that fill a row each, and a model to start from; return the
+    model.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     names = ["<unknown>", "<end>", *(f"w{number}" for number in range(2, WORDS))]
-    tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token=names[0]))
+    tokenizer = Tokenizer(
+        models.WordLevel({name: number for number, name in enumerate(names)}, unk_token=names[0])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=names[1]).save_pretrained(folder)
     draw = random.Random(0)
@@ -48,8 +59,15 @@ def write(folder: Path) -> nn.Module:
         for _ in range(SAMPLES):
             text = " ".join(names[int(2 + (WORDS - 2) * draw.random() ** 3)] for _ in range(LENGTH))
             file.write(json.dumps({"text": text}) + "\n")
-    config = {"model_type": "llama", "tie_word_embeddings": True, "max_position_embeddings": LENGTH, **SIZES}
+    config = {
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        "max_position_embeddings": LENGTH,
+        **SIZES,
+    }
     model = build_whole(task(folder, config=config))
     model.save_pretrained(folder / "pretrained")  # type: ignore[operator]
-    assert len(fine_tuned(folder).build_data().train) == SAMPLES  # and the tokens are kept for all processes
+    assert (
+        len(fine_tuned(folder).build_data().train) == SAMPLES
+    )  # and the tokens are kept for all processes
     return model

@@ -1,7 +1,9 @@
-"""How long a start takes: imports, help, a refused config, and the way from a launcher to the end of the first step.
+"""How long a start takes: imports, help, a refused config, and the way from a launcher to the end
+of the first step.
 
-Each command runs beside the one that it is held against, in turns of random order; their difference counts. The first
-step is one of the MLP, by the same launcher: with torch alone, and with samecurve.
+Each command runs beside the one that it is held against, in turns of random order; their difference
+counts. The first step is one of the MLP, by the same launcher: with torch alone, and with
+samecurve.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ BIN = Path(sys.executable).parent
 PYTHON = str(BIN / "python")
 LAUNCHERS = {
     "python": ("step", [PYTHON]),
-    "torchrun, two processes": ("step2", [str(BIN / "torchrun"), "--standalone", "--nproc_per_node=2"]),
+    "torchrun, two processes": (
+        "step2",
+        [str(BIN / "torchrun"), "--standalone", "--nproc_per_node=2"],
+    ),
     "accelerate launch, two processes": (
         "step2",
         [str(BIN / "accelerate"), "launch", "--config_file", "accel_configs/ddp.yaml"],
@@ -58,17 +63,24 @@ class Row:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         end = time.time()
         assert done.returncode == self.code, done.stdout + done.stderr
-        return (end if self.folder is None else float((self.folder / "first step").read_text())) - begin
+        return (
+            end if self.folder is None else float((self.folder / "first step").read_text())
+        ) - begin
 
     def turn(self, draw: random.Random) -> tuple[float, float]:
         """Run both, in random order; return the seconds of each."""
         commands = [self.command] if self.beside is None else [self.command, self.beside]
-        found = {number: self.seconds(commands[number]) for number in draw.sample(range(len(commands)), len(commands))}
+        found = {
+            number: self.seconds(commands[number])
+            for number in draw.sample(range(len(commands)), len(commands))
+        }
         return found[0], found.get(1, 0.0)
 
 
 def rows(folder: Path) -> list[Row]:
-    (folder / "wrong.yaml").write_text("task: digits_cnn:DigitsCNN\nmax_steps: 5\nmicro_batch_sise: 3\n")
+    (folder / "wrong.yaml").write_text(
+        "task: digits_cnn:DigitsCNN\nmax_steps: 5\nmicro_batch_sise: 3\n"
+    )
     trainer = str(BIN / "trainer")
     found = [
         Row(
@@ -102,7 +114,8 @@ def measure(command: str, rounds: int = ROUNDS) -> dict[str, Any]:
     """Run every row, the rows in turns as well."""
     begin, about = time.monotonic(), origin(command)
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-    # Packages are compiled when they are installed; what runs from a checkout is, in the round that is not counted.
+    # Packages are compiled when they are installed; what runs from a checkout is, in the round that
+    # is not counted.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     draw = random.Random(0)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:

@@ -1,4 +1,6 @@
-"""Which contenders stand in which table, the first of them being the reference, and where each one lives."""
+"""Which contenders stand in which table, the first of them being the reference, and where each one
+lives.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Contender:
     environment: str = ""
 
     def python(self) -> str:
-        """Return the Python that it runs under; sets up an environment of its own from its pinned file, once."""
+        """Return the Python that it runs under; sets up an environment of its own from its pinned
+        file, once.
+        """
         if not self.environment:
             return sys.executable
         pinned, folder = ENVIRONMENTS / f"{self.environment}.txt", ROOT / "build" / self.environment
@@ -29,7 +33,9 @@ class Contender:
         if not installed.exists() or installed.read_bytes() != pinned.read_bytes():
             print(f"setting up {folder.relative_to(ROOT)}", flush=True)
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", pinned], check=True)
+            subprocess.run(
+                [python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", pinned], check=True
+            )
             shutil.copy(pinned, installed)
         return python
 
@@ -39,7 +45,9 @@ class Contender:
             return []
         lines = (ENVIRONMENTS / f"{self.environment}.txt").read_text().splitlines()
         return [
-            (self.environment, line.partition("==")[2]) for line in lines if line.startswith(f"{self.environment}==")
+            (self.environment, line.partition("==")[2])
+            for line in lines
+            if line.startswith(f"{self.environment}==")
         ]
 
 
@@ -67,8 +75,12 @@ class Table:
 BY_HAND = Contender(name="by hand", place="by_hand:train")
 ACCELERATE = Contender(name="bare Accelerate", place="accelerate:train")
 SAMECURVE = Contender(name="samecurve", place="samecurve:train")
-FABRIC = Contender(name="Lightning Fabric", place="lightning:train_with_fabric", environment="lightning")
-LIGHTNING = Contender(name="Lightning Trainer", place="lightning:train_with_trainer", environment="lightning")
+FABRIC = Contender(
+    name="Lightning Fabric", place="lightning:train_with_fabric", environment="lightning"
+)
+LIGHTNING = Contender(
+    name="Lightning Trainer", place="lightning:train_with_trainer", environment="lightning"
+)
 TRANSFORMERS = Contender(name="transformers.Trainer", place="transformers:train")
 DEEPSPEED = Contender(name="DeepSpeed engine", place="deepspeed:train")
 TRANSFORMERS_LLAMA = Contender(name="transformers.Trainer", place="transformers:train_llama")
@@ -90,7 +102,9 @@ def mlp(title: str, strategy: str, world: int, rounds: int, target: float) -> Ta
     )
 
 
-def two(model: str, strategy: str, *contenders: Contender, block: int, rounds: int, target: float) -> Table:
+def two(
+    model: str, strategy: str, *contenders: Contender, block: int, rounds: int, target: float
+) -> Table:
     names = {"ddp": "DDP", "fsdp": "FSDP2", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
     titles = {"gpt": "GPT (8.2 million parameters)", "llama": "Llama (8.4 million parameters)"}
     return Table(
@@ -108,11 +122,15 @@ def two(model: str, strategy: str, *contenders: Contender, block: int, rounds: i
 
 
 def gpt(strategy: str, *contenders: Contender) -> Table:
-    return two("gpt", strategy, *contenders, block=3, rounds=60, target=1.0 if strategy == "ddp" else 1.01)
+    return two(
+        "gpt", strategy, *contenders, block=3, rounds=60, target=1.0 if strategy == "ddp" else 1.01
+    )
 
 
 def llama(strategy: str) -> Table:
-    return two("llama", strategy, TRANSFORMERS_LLAMA, SAMECURVE_LLAMA, block=2, rounds=60, target=1.0)
+    return two(
+        "llama", strategy, TRANSFORMERS_LLAMA, SAMECURVE_LLAMA, block=2, rounds=60, target=1.0
+    )
 
 
 TABLES = {

@@ -1,4 +1,6 @@
-"""A contender's side of the turns: it trains for as many steps as it is told, then waits without using a core."""
+"""A contender's side of the turns: it trains for as many steps as it is told, then waits without
+using a core.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from .work import Work
 
 
 class Turns:
-    """Counts this process's steps, and stands in a read of the coordinator's socket where a turn ends.
+    """Counts this process's steps, and stands in a read of the coordinator's socket where a turn
+    ends.
 
     Attributes:
-        waited: seconds spent waiting so far; the present wait, which began at ``waits_since``, comes on top.
+        waited: seconds spent waiting so far; the present wait, which began at ``waits_since``,
+            comes on top.
     """
 
     def __init__(self, name: str, work: Work) -> None:
@@ -27,7 +31,9 @@ class Turns:
         self.waits_since: float | None = None
 
     def step_done(self) -> None:
-        """Count an optimizer step. At the end of a turn answer with its seconds, and wait for the next."""
+        """Count an optimizer step. At the end of a turn answer with its seconds, and wait for the
+        next.
+        """
         self._left -= 1
         if not self._left:
             self._wait()
@@ -38,7 +44,10 @@ class Turns:
             connection = socket.socket(socket.AF_UNIX)
             connection.connect(str(self.folder / "socket"))
             self._stream = connection.makefile("rw")
-        print(json.dumps({**self._answer, "seconds": end - self._begin, "cpu": cpu - self._cpu}), file=self._stream)
+        print(
+            json.dumps({**self._answer, "seconds": end - self._begin, "cpu": cpu - self._cpu}),
+            file=self._stream,
+        )
         self.waits_since = time.perf_counter()
         self._stream.flush()
         self._left = int(self._stream.readline())

@@ -1,4 +1,5 @@
-"""The work that all contenders do: the same model, samples, optimizer and schedule. Needs nothing but torch.
+"""The work that all contenders do: the same model, samples, optimizer and schedule. Needs nothing
+but torch.
 
 The coordinator writes it to a folder: settings, first weights, and the order of the samples.
 """
@@ -50,7 +51,9 @@ class Work:
 
     @property
     def steps(self) -> int:
-        return self.warm_up + self.rounds * self.block + 1  # the last turn is not timed: it ends the training
+        return (
+            self.warm_up + self.rounds * self.block + 1
+        )  # the last turn is not timed: it ends the training
 
     @property
     def rank(self) -> int:
@@ -58,7 +61,9 @@ class Work:
 
     @cached_property
     def start(self) -> dict[str, Any]:
-        """Return ``weights`` by name, and ``order``: the samples of all steps and ranks, one after another."""
+        """Return ``weights`` by name, and ``order``: the samples of all steps and ranks, one after
+        another.
+        """
         return dict(torch.load(Path(self.folder) / "start.pt"))
 
     def write(self, weights: dict[str, Tensor], order: Tensor) -> None:
@@ -70,10 +75,14 @@ class Work:
         return cls(**json.loads((Path(folder) / "work.json").read_text()))
 
     def factor(self, step: int) -> float:
-        """Return what the learning rate is multiplied by: a linear warm-up, then half a cosine down to a tenth."""
+        """Return what the learning rate is multiplied by: a linear warm-up, then half a cosine down
+        to a tenth.
+        """
         if step < self.warm_up:
             return (step + 1) / (self.warm_up + 1)
-        falling = 0.5 * (1 + math.cos(math.pi * (step - self.warm_up) / (self.steps - self.warm_up)))
+        falling = 0.5 * (
+            1 + math.cos(math.pi * (step - self.warm_up) / (self.steps - self.warm_up))
+        )
         return FINAL + (1 - FINAL) * falling
 
     def build_model(self) -> nn.Module:
@@ -88,14 +97,18 @@ class Work:
         return LambdaLR(optimizer, self.factor)
 
     def samples(self, *, whole: bool = False) -> list[int]:
-        """Return this rank's samples in order, or those of all ranks, for who divides them on its own."""
+        """Return this rank's samples in order, or those of all ranks, for who divides them on its
+        own.
+        """
         order = self.start["order"].view(self.steps, self.world, self.batch)
         return list((order if whole else order[:, self.rank]).flatten().tolist())
 
     def loader(self, *, whole: bool = False) -> DataLoader[Any]:
         """Make torch's loader of ``samples``."""
         # A list is a sampler that yields it.
-        return DataLoader(build_data(self.model), batch_size=self.batch, sampler=self.samples(whole=whole))
+        return DataLoader(
+            build_data(self.model), batch_size=self.batch, sampler=self.samples(whole=whole)
+        )
 
 
 def groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
@@ -118,12 +131,21 @@ class Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
         # A bias of keys has no gradient but rounding, which Adam would make as large as any other.
-        self.attention, self.projection = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
-        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.attention, self.projection = (
+            nn.Linear(WIDTH, 3 * WIDTH, bias=False),
+            nn.Linear(WIDTH, WIDTH),
+        )
+        self.feed_forward = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.attention(self.norms[0](x)).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        x = x + self.projection(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
+        parts = (
+            self.attention(self.norms[0](x)).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        )
+        x = x + self.projection(
+            F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2)
+        )
         return x + self.feed_forward(self.norms[1](x))
 
 
@@ -144,16 +166,22 @@ class GPT(nn.Module):
 
 
 def build_model(name: str) -> nn.Module:
-    """Build a model with first values of the moment; the MLP has so little arithmetic that a step is overhead."""
+    """Build a model with first values of the moment; the MLP has so little arithmetic that a step
+    is overhead.
+    """
     # At the kink of a ReLU what is rounded differently learns differently.
-    return GPT() if name == "gpt" else nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 10))
+    return (
+        GPT() if name == "gpt" else nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 10))
+    )
 
 
 def build_data(name: str) -> list[dict[str, Tensor]]:
     """Make random samples that can be learnt, the same in every process."""
     draw = torch.Generator().manual_seed(1)
     if name == "gpt":
-        tokens = torch.randint(0, VOCABULARY, (SAMPLES, LENGTH + 1), generator=draw) // 4  # a few are frequent
+        tokens = (
+            torch.randint(0, VOCABULARY, (SAMPLES, LENGTH + 1), generator=draw) // 4
+        )  # a few are frequent
         return [{"x": row[:-1], "y": row[1:]} for row in tokens]
     points = torch.randn(SAMPLES, 32, generator=draw)
     return [{"x": x, "y": y} for x, y in zip(points, points[:, :10].argmax(1), strict=True)]

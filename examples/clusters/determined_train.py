@@ -1,10 +1,13 @@
-"""The training script of a trial of Determined (HPE MLDE): metrics, checkpoints and preemption through its Core API.
+"""The training script of a trial of Determined (HPE MLDE): metrics, checkpoints and preemption
+through its Core API.
 
     pip install determined
     torchrun --nproc_per_node 2 examples/clusters/determined_train.py --checkpoint_storage DIR \\
-        --accel_config examples/clusters/accel_configs/fsdp.yaml --config examples/configs/digits_cnn.yaml
+        --accel_config examples/clusters/accel_configs/fsdp.yaml --config
+        examples/configs/digits_cnn.yaml
 
-Off the cluster the Core API keeps checkpoints in the folder that is named, logs the metrics and never preempts.
+Off the cluster the Core API keeps checkpoints in the folder that is named, logs the metrics and
+never preempts.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ FILES = ("config.yaml", "plan.json", "metrics.jsonl", "log.txt")
 
 
 class CoreAPI(trainer.Callback):
-    """Reports logged steps and evaluations, hands complete checkpoints over, and stops where the cluster wants to.
+    """Reports logged steps and evaluations, hands complete checkpoints over, and stops where the
+    cluster wants to.
 
     Args:
         core: Determined's context.
-        asks_every: optimizer steps between two questions whether to stop; each is a broadcast among all processes.
+        asks_every: optimizer steps between two questions whether to stop; each is a broadcast among
+            all processes.
     """
 
     def __init__(self, core: det.core.Context, asks_every: int = 10) -> None:
@@ -51,7 +56,9 @@ class CoreAPI(trainer.Callback):
             self._upload(run)
 
     def _upload(self, run: trainer.TrainState) -> None:
-        """Copy the newest complete checkpoint into Determined's storage, and the files that make it that of a run."""
+        """Copy the newest complete checkpoint into Determined's storage, and the files that make it
+        that of a run.
+        """
         newest = max((run.directory.path / "checkpoints").glob("step-*"), default=None)
         if newest is None or newest.name in self.uploaded:
             return
@@ -64,9 +71,11 @@ class CoreAPI(trainer.Callback):
 
 
 def bring_back(core: det.core.Context, output_dir: Path) -> None:
-    """Copy the trial's newest checkpoint from Determined's storage to where ``--resume auto`` looks for it.
+    """Copy the trial's newest checkpoint from Determined's storage to where ``--resume auto`` looks
+    for it.
 
-    Needed where the run's folder is gone with a container's own disk. Collective: call on every rank.
+    Needed where the run's folder is gone with a container's own disk. Collective: call on every
+    rank.
     """
     newest = core.info.latest_checkpoint if core.info is not None else None
     if newest is not None and core.distributed.rank == 0 and not (output_dir / FILES[0]).exists():
@@ -89,7 +98,9 @@ def main() -> None:
     with det.core.init(distributed=distributed, checkpoint_storage=own.checkpoint_storage) as core:
         bring_back(core, Path(config.output_dir))
         launched = trainer.launch(config, origins=loaded.origins, accel_config=loaded.accel_config)
-        run = trainer.Trainer(task, config, launched, callbacks=[CoreAPI(core)], origins=loaded.origins)
+        run = trainer.Trainer(
+            task, config, launched, callbacks=[CoreAPI(core)], origins=loaded.origins
+        )
         run.fit()
         run.close()
 

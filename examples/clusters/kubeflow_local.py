@@ -1,9 +1,11 @@
-"""A TrainJob without a cluster, to try it out: Kubeflow's SDK runs it on this machine, in an environment of its own.
+"""A TrainJob without a cluster, to try it out: Kubeflow's SDK runs it on this machine, in an
+environment of its own.
 
     pip install kubeflow
     python examples/clusters/kubeflow_local.py --processes 2 --output_dir runs/digits
 
-Against a cluster the same call is ``TrainerClient().train(...)``, with an image that has this repository.
+Against a cluster the same call is ``TrainerClient().train(...)``, with an image that has this
+repository.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def work(mapping: dict | None = None, **settings) -> None:
     """Train; the SDK copies the text of this function into the job, so it imports what it needs.
 
-    The local backend calls it with one mapping of the settings, that of a cluster with each by its name.
+    The local backend calls it with one mapping of the settings, that of a cluster with each by its
+    name.
     """
     import os
     import sys

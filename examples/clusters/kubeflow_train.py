@@ -1,9 +1,11 @@
 """The training script of a TrainJob: it tells Kubeflow Trainer how far it is.
 
-    torchrun --nproc_per_node 2 examples/clusters/kubeflow_train.py --config examples/configs/digits_cnn.yaml
+    torchrun --nproc_per_node 2 examples/clusters/kubeflow_train.py --config
+    examples/configs/digits_cnn.yaml
 
-Where the cluster has the feature gate TrainJobStatus, each pod is given KUBEFLOW_TRAINER_SERVER_URL, the path of a
-token and that of a certificate; `kubectl get trainjob -o yaml` then shows the progress. Elsewhere nothing is sent.
+Where the cluster has the feature gate TrainJobStatus, each pod is given
+KUBEFLOW_TRAINER_SERVER_URL, the path of a token and that of a certificate; `kubectl get trainjob -o
+yaml` then shows the progress. Elsewhere nothing is sent.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ import trainer
 
 
 class KubeflowProgress(trainer.Callback):
-    """Pushes progress, remaining time and metrics of logged steps; a server that is slow or gone holds nothing up."""
+    """Pushes progress, remaining time and metrics of logged steps; a server that is slow or gone
+    holds nothing up.
+    """
 
     def __init__(self) -> None:
         self.url = os.environ.get("KUBEFLOW_TRAINER_SERVER_URL")
@@ -40,7 +44,9 @@ class KubeflowProgress(trainer.Callback):
             "progressPercentage": 100 * info.step // run.total_steps,
             "estimatedRemainingSeconds": int(info.metrics["eta_seconds"]),
             "lastUpdatedTime": datetime.now(timezone.utc).isoformat(),
-            "metrics": [{"name": name, "value": str(value)} for name, value in numbers.items()][:256],
+            "metrics": [{"name": name, "value": str(value)} for name, value in numbers.items()][
+                :256
+            ],
         }
         self.sending = threading.Thread(target=self._send, args=(status,), daemon=True)
         self.sending.start()
@@ -50,10 +56,14 @@ class KubeflowProgress(trainer.Callback):
             self.sending.join()
 
     def _send(self, status: Mapping[str, object]) -> None:
-        token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text().strip()  # it is renewed now and then
+        token = (
+            Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text().strip()
+        )  # it is renewed now and then
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         body = json.dumps({"trainerStatus": status}).encode()
-        context = ssl.create_default_context(cafile=os.environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT"))
+        context = ssl.create_default_context(
+            cafile=os.environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
+        )
         request = urllib.request.Request(str(self.url), body, headers, method="POST")
         try:
             urllib.request.urlopen(request, timeout=5, context=context).close()
@@ -67,7 +77,9 @@ def train(argv: Sequence[str]) -> None:
     launched = trainer.launch(
         config, origins=loaded.origins, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed
     )
-    run = trainer.Trainer(task, config, launched, callbacks=[KubeflowProgress()], origins=loaded.origins)
+    run = trainer.Trainer(
+        task, config, launched, callbacks=[KubeflowProgress()], origins=loaded.origins
+    )
     run.fit()
     run.close()
 

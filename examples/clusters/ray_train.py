@@ -1,10 +1,12 @@
-"""Ray Train: Ray starts a process for each worker and connects them; after a failure it starts them again.
+"""Ray Train: Ray starts a process for each worker and connects them; after a failure it starts them
+again.
 
     pip install 'ray[train]'
     python examples/clusters/ray_train.py --workers 2 --output_dir /shared/digits
 
-The number of workers may change from one run to the next: with ``global_batch_size`` in the config the curve stays. The
-strategy is DDP; another one: ``--accel_config examples/clusters/accel_configs/fsdp.yaml``.
+The number of workers may change from one run to the next: with ``global_batch_size`` in the config
+the curve stays. The strategy is DDP; another one: ``--accel_config
+examples/clusters/accel_configs/fsdp.yaml``.
 """
 
 from __future__ import annotations
@@ -47,10 +49,17 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--config", default="examples/configs/digits_cnn.yaml")
     parser.add_argument("--gpu", action="store_true", help="a GPU for each worker")
-    parser.add_argument("--max_failures", type=int, default=3, help="how often Ray starts the workers again")
-    parser.add_argument("--storage", default="runs/ray", help="folder of Ray's own notes, seen by all machines")
+    parser.add_argument(
+        "--max_failures", type=int, default=3, help="how often Ray starts the workers again"
+    )
+    parser.add_argument(
+        "--storage", default="runs/ray", help="folder of Ray's own notes, seen by all machines"
+    )
     own, arguments = parser.parse_known_args()
-    settings = {"folder": os.getcwd(), "arguments": ["--config", own.config, *arguments, "--resume", "auto"]}
+    settings = {
+        "folder": os.getcwd(),
+        "arguments": ["--config", own.config, *arguments, "--resume", "auto"],
+    }
     TorchTrainer(
         work,
         train_loop_config=settings,

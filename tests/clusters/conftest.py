@@ -1,7 +1,9 @@
-"""The files of examples/clusters, run by the engines that they are for, on this machine (make clusters).
+"""The files of examples/clusters, run by the engines that they are for, on this machine (make
+clusters).
 
-Their oracle is one process: every engine, on any number of machines and processes, learns the same curve. Needs root,
-and the Debian packages that ``PACKAGES`` names; each engine of Python gets an environment under build/clusters.
+Their oracle is one process: every engine, on any number of machines and processes, learns the same
+curve. Needs root, and the Debian packages that ``PACKAGES`` names; each engine of Python gets an
+environment under build/clusters.
 """
 
 from __future__ import annotations
@@ -50,8 +52,16 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     @cache
     def losses(steps: int) -> dict[int, float]:
-        words = ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", str(steps), *SETTINGS]
-        job = run([*command("python", "single"), *words], tmp_path_factory.mktemp("one") / "run").ok()
+        words = [
+            "--config",
+            "examples/configs/digits_cnn.yaml",
+            "--max_steps",
+            str(steps),
+            *SETTINGS,
+        ]
+        job = run(
+            [*command("python", "single"), *words], tmp_path_factory.mktemp("one") / "run"
+        ).ok()
         return by_step(job.output_dir)
 
     return losses

@@ -1,4 +1,6 @@
-"""Engines that come as Python packages: their files parsed by their own code, and what they start, run."""
+"""Engines that come as Python packages: their files parsed by their own code, and what they start,
+run.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,16 @@ def test_torchx_starts_two_processes(tmp_path: Path, one_process: Run) -> None:
     assert_same_curve(run, one_process(STEPS))
 
 
-def train_by_text(hosts: Hosts, text: str, variables: dict[str, str], run: Path, expected: dict[int, float]) -> None:
+def train_by_text(
+    hosts: Hosts, text: str, variables: dict[str, str], run: Path, expected: dict[int, float]
+) -> None:
     """Run what an engine would run on each machine, under the variables that it sets there."""
     more = " ".join(["--max_steps", str(STEPS), *SETTINGS])
     command = f"set -eu\n{text.rstrip()} {more}"
     jobs = [
-        hosts.start(name, ["bash", "-c", command], {**variables, "RUN": str(run), "NUMBER": str(number)})
+        hosts.start(
+            name, ["bash", "-c", command], {**variables, "RUN": str(run), "NUMBER": str(number)}
+        )
         for number, name in enumerate(NAMES)
     ]
     assert hosts.wait(jobs) == [0, 0], hosts.all_said()
@@ -50,7 +56,9 @@ def train_by_text(hosts: Hosts, text: str, variables: dict[str, str], run: Path,
     assert_same_curve(run, expected)
 
 
-def test_skypilot_reads_its_file_and_its_commands_train(hosts: Hosts, tmp_path: Path, one_process: Run) -> None:
+def test_skypilot_reads_its_file_and_its_commands_train(
+    hosts: Hosts, tmp_path: Path, one_process: Run
+) -> None:
     code = """
 import json, sky, sys
 task = sky.Task.from_yaml(sys.argv[1])
@@ -63,11 +71,17 @@ print(json.dumps([task.name, task.num_nodes, task.run, task.envs, resources.acce
     assert (name, nodes, gpus) == ("samecurve", 2, {"H100": 8})
     ranked = f'export SKYPILOT_NODE_RANK="$NUMBER"\n{text}'
     addresses = "\n".join(ADDRESSES.values())
-    variables |= {"SKYPILOT_NODE_IPS": addresses, "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "1"}
+    variables |= {
+        "SKYPILOT_NODE_IPS": addresses,
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "1",
+    }
     train_by_text(hosts, ranked, variables, tmp_path / "run", one_process(STEPS))
 
 
-def test_dstack_reads_its_file_and_its_commands_train(hosts: Hosts, tmp_path: Path, one_process: Run) -> None:
+def test_dstack_reads_its_file_and_its_commands_train(
+    hosts: Hosts, tmp_path: Path, one_process: Run
+) -> None:
     code = """
 import json, sys, yaml
 from dstack._internal.core.models.configurations import parse_apply_configuration
@@ -79,11 +93,17 @@ print(json.dumps([task.type, task.nodes, task.commands, task.env.as_dict()]))
     )
     assert (kind, nodes, len(commands)) == ("task", 2, 2) and commands[0].startswith("pip install")
     ranked = f'export DSTACK_NODE_RANK="$NUMBER"\n{commands[1]}'
-    variables |= {"DSTACK_NODES_NUM": "2", "DSTACK_GPUS_PER_NODE": "1", "DSTACK_MASTER_NODE_IP": ADDRESSES["node1"]}
+    variables |= {
+        "DSTACK_NODES_NUM": "2",
+        "DSTACK_GPUS_PER_NODE": "1",
+        "DSTACK_MASTER_NODE_IP": ADDRESSES["node1"],
+    }
     train_by_text(hosts, ranked, variables, tmp_path / "run", one_process(STEPS))
 
 
-def test_kubeflow_takes_the_manifest_and_its_command_trains(hosts: Hosts, tmp_path: Path, one_process: Run) -> None:
+def test_kubeflow_takes_the_manifest_and_its_command_trains(
+    hosts: Hosts, tmp_path: Path, one_process: Run
+) -> None:
     """The models of the CRD keep what they know: what comes back is the whole manifest."""
     code = """
 import json, sys, yaml
@@ -91,7 +111,9 @@ from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob as Job
 written = yaml.safe_load(open(sys.argv[1]))
 print(json.dumps([written, Job.from_dict(written).to_dict()]))
 """
-    written, known = parsed(environment("kubeflow", *KUBEFLOW, trains=False), code, CLUSTERS / "kubeflow.yaml")
+    written, known = parsed(
+        environment("kubeflow", *KUBEFLOW, trains=False), code, CLUSTERS / "kubeflow.yaml"
+    )
     assert known == written
     container = written["spec"]["trainer"]
     text = " ".join([*container["command"], *container["args"]]).replace("/shared/digits", '"$RUN"')
@@ -99,7 +121,13 @@ print(json.dumps([written, Job.from_dict(written).to_dict()]))
     variables = {
         "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": ADDRESSES["node1"], "PET_MASTER_PORT": "29400",
     }  # fmt: skip
-    train_by_text(hosts, f'export PET_NODE_RANK="$NUMBER"\n{text}', variables, tmp_path / "run", one_process(STEPS))
+    train_by_text(
+        hosts,
+        f'export PET_NODE_RANK="$NUMBER"\n{text}',
+        variables,
+        tmp_path / "run",
+        one_process(STEPS),
+    )
 
 
 def test_kubeflow_is_told_the_progress(tmp_path: Path) -> None:
@@ -120,7 +148,11 @@ def test_kubeflow_is_told_the_progress(tmp_path: Path) -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        words = [str(BIN / "python"), "examples/clusters/kubeflow_train.py", *settings(tmp_path / "run", STEPS)]
+        words = [
+            str(BIN / "python"),
+            "examples/clusters/kubeflow_train.py",
+            *settings(tmp_path / "run", STEPS),
+        ]
         finished(
             [*words, "--config", "examples/configs/digits_cnn.yaml"],
             KUBEFLOW_TRAINER_SERVER_URL=f"http://127.0.0.1:{server.server_port}/status",
@@ -138,7 +170,9 @@ status = Request.from_json(open(sys.argv[1]).read()).trainer_status
 names = {metric.name: metric.value for metric in status.metrics}
 print(json.dumps([status.progress_percentage, status.estimated_remaining_seconds, names]))
 """
-    progress, seconds, names = parsed(environment("kubeflow", *KUBEFLOW, trains=False), code, tmp_path / "told.json")
+    progress, seconds, names = parsed(
+        environment("kubeflow", *KUBEFLOW, trains=False), code, tmp_path / "told.json"
+    )
     assert got[-1][0] == "Bearer secret" and (progress, seconds) == (100, 0)
     assert float(names["loss"]) == by_step(tmp_path / "run")[STEPS]
 
@@ -148,7 +182,13 @@ def test_kubeflow_runs_a_job_on_this_machine(tmp_path: Path, one_process: Run) -
     """The SDK makes an environment for the job, which takes minutes."""
     run = tmp_path / "run"
     python = environment("kubeflow", *KUBEFLOW, trains=False) / "python"
-    words = [str(python), "examples/clusters/kubeflow_local.py", "--processes", "2", *settings(run, STEPS)]
+    words = [
+        str(python),
+        "examples/clusters/kubeflow_local.py",
+        "--processes",
+        "2",
+        *settings(run, STEPS),
+    ]
     finished(words, seconds=1700, TMPDIR=str(tmp_path))
     assert json.loads((run / "plan.json").read_text())["world_size"] == 2
     assert_same_curve(run, one_process(STEPS))

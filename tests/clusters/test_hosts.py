@@ -36,7 +36,11 @@ def test_a_cut_cable_ends_both_sides_and_the_run_goes_on(
     run, steps = tmp_path / "run", 300
     words = [f"examples/clusters/{launcher}.sh", *settings(run, steps), "--timeout_minutes", "0.2"]
     jobs = [
-        hosts.start(name, words, {"MACHINE": str(number), "FIRST": NAMES[0], "PROCESSES": "1", "STRATEGY": "ddp"})
+        hosts.start(
+            name,
+            words,
+            {"MACHINE": str(number), "FIRST": NAMES[0], "PROCESSES": "1", "STRATEGY": "ddp"},
+        )
         for number, name in enumerate(NAMES)
     ]
     wait_for_step(run, 30)
@@ -58,7 +62,9 @@ def test_a_cut_cable_ends_both_sides_and_the_run_goes_on(
     assert_same_curve(run, one_process(steps))
 
 
-def test_a_list_of_machines_for_the_deepspeed_launcher(hosts: Hosts, tmp_path: Path, one_process: Run) -> None:
+def test_a_list_of_machines_for_the_deepspeed_launcher(
+    hosts: Hosts, tmp_path: Path, one_process: Run
+) -> None:
     """Over pdsh and ssh, as it starts the others itself."""
     keys = tmp_path / "keys"
     keys.mkdir(mode=0o700)
@@ -77,7 +83,9 @@ def test_a_list_of_machines_for_the_deepspeed_launcher(hosts: Hosts, tmp_path: P
     config.write_text(
         f"IdentityFile {keys / 'user'}\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
     )
-    ssh = tmp_path / "bin" / "ssh"  # pdsh and DeepSpeed start it by name; the user's own configuration stays as it is
+    ssh = (
+        tmp_path / "bin" / "ssh"
+    )  # pdsh and DeepSpeed start it by name; the user's own configuration stays as it is
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {config} "$@"\n')
     ssh.chmod(0o755)
@@ -89,7 +97,11 @@ def test_a_list_of_machines_for_the_deepspeed_launcher(hosts: Hosts, tmp_path: P
         "DS_ENV_FILE": str(tmp_path / "env"),
         "PATH": f"{ssh.parent}:{hosts.path}",
     }
-    job = hosts.start(NAMES[0], ["examples/clusters/deepspeed.sh", *settings(tmp_path / "run", STEPS)], environment)
+    job = hosts.start(
+        NAMES[0],
+        ["examples/clusters/deepspeed.sh", *settings(tmp_path / "run", STEPS)],
+        environment,
+    )
     assert hosts.wait([job]) == [0], hosts.all_said()
     assert machines(tmp_path / "run") == 2
     assert_same_curve(tmp_path / "run", one_process(STEPS))

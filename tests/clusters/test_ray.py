@@ -20,17 +20,36 @@ def test_ray_goes_on_with_fewer_workers_and_with_more(tmp_path: Path, one_proces
     run, steps = tmp_path / "run", 300
     python = environment("ray", *RAY) / "python"
     worlds = []
-    patient = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300"}  # a busy machine takes more than the minute it is given
+    patient = {
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300"
+    }  # a busy machine takes more than the minute it is given
     for workers, end in ((2, 100), (1, 200), (2, None)):
-        words = [str(python), "examples/clusters/ray_train.py", "--workers", str(workers), "--max_failures", "0"]
+        words = [
+            str(python),
+            "examples/clusters/ray_train.py",
+            "--workers",
+            str(workers),
+            "--max_failures",
+            "0",
+        ]
         words += ["--storage", str(tmp_path / "ray"), *settings(run, steps), "--eval_every", "100"]
         log = tmp_path / f"{len(worlds)}.log"
         with log.open("w") as file:
-            job = psutil.Popen(words, cwd=ROOT, env=clean_environment(patient), stdout=file, stderr=subprocess.STDOUT)
+            job = psutil.Popen(
+                words,
+                cwd=ROOT,
+                env=clean_environment(patient),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
         try:
             if end is not None:
                 wait_for_step(run, end, seconds=300)
-                trained_by = [one for one in job.children(recursive=True) if "RayTrainWorker" in one.cmdline()[0]]
+                trained_by = [
+                    one
+                    for one in job.children(recursive=True)
+                    if "RayTrainWorker" in one.cmdline()[0]
+                ]
                 assert len(trained_by) == workers
                 trained_by[0].kill()
             code = job.wait(300)

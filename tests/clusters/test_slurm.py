@@ -19,14 +19,18 @@ def slurm(hosts: Hosts, tmp_path: Path) -> Slurm:
     return Slurm(hosts, tmp_path / "slurm")
 
 
-def submit(slurm: Slurm, name: str, run: Path, steps: int, *options: str, strategy: str = "fsdp") -> str:
+def submit(
+    slurm: Slurm, name: str, run: Path, steps: int, *options: str, strategy: str = "fsdp"
+) -> str:
     words = [f"examples/clusters/{name}.sbatch", *settings(run, steps)]
     more = [f"--output={run.parent}/job.log", "--ntasks-per-node=1", "--export=ALL", *options]
     return slurm.submit(*more, *words, environment={"STRATEGY": strategy, "PROCESSES": "1"})
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_two_nodes_learn_what_one_process_learns(name: str, slurm: Slurm, tmp_path: Path, one_process: Run) -> None:
+def test_two_nodes_learn_what_one_process_learns(
+    name: str, slurm: Slurm, tmp_path: Path, one_process: Run
+) -> None:
     run = tmp_path / "run"
     job = submit(slurm, name, run, STEPS)
     slurm.wait(job, "COMPLETED", "FAILED")
@@ -50,7 +54,9 @@ def test_a_job_whose_time_is_over_is_saved_and_goes_on(
     log = (tmp_path / "job.log").read_text()
     assert reached < steps and f"stopped at step {reached} of {steps}" in log, log[-6000:]
     assert (run / "checkpoints" / f"step-{reached:08}").is_dir(), "what was trained was saved"
-    slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # it would wait for two minutes
+    slurm.ask(
+        "scontrol", "update", f"JobId={job}", "StartTime=now"
+    )  # it would wait for two minutes
     slurm.wait(job, "COMPLETED", "FAILED")
     assert slurm.state(job) == ("COMPLETED", "0:0"), (tmp_path / "job.log").read_text()[-6000:]
     assert_same_curve(run, one_process(steps))

@@ -1,6 +1,7 @@
 """The tests that need a GPU (make gpu), and their results as one JSON.
 
-DEVICE=cpu rehearses them on the CPU, on GPUS processes (default 2), so that their own code is known to run.
+DEVICE=cpu rehearses them on the CPU, on GPUS processes (default 2), so that their own code is known
+to run.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ RESULTS = ROOT / "runs" / "gpu" / ("rehearsal.json" if REHEARSAL else "results.j
 STARTED = time.time()
 found: dict[str, Any] = {"tests": {}, "figures": {}, "machine": {}, "not_run": []}
 if not importlib.util.find_spec("deepspeed"):
-    found["not_run"].append("ZeRO-1, 2 and 3, and the deepspeed launcher: DeepSpeed is not installed")
+    found["not_run"].append(
+        "ZeRO-1, 2 and 3, and the deepspeed launcher: DeepSpeed is not installed"
+    )
 if not importlib.util.find_spec("bitsandbytes"):
     found["not_run"].append("models in 4 bits: bitsandbytes is not installed")
 if REHEARSAL:
-    found["not_run"].append("waiting for the device, memory of the GPU, NCCL: this is a rehearsal on the CPU")
+    found["not_run"].append(
+        "waiting for the device, memory of the GPU, NCCL: this is a rehearsal on the CPU"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,7 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def gpus() -> Iterator[int]:
-    """Show the GPUs, which other tests do not see; yield how many processes train: two where there are two GPUs."""
+    """Show the GPUs, which other tests do not see; yield how many processes train: two where there
+    are two GPUs.
+    """
     from trainer.commands.check_machine import look_around
 
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +54,10 @@ def gpus() -> Iterator[int]:
         machine = look_around()
         found["machine"] = machine.as_dict()
         if not REHEARSAL and not machine.visible:
-            pytest.exit("make gpu needs a GPU; DEVICE=cpu make gpu rehearses the tests on the CPU", returncode=2)
+            pytest.exit(
+                "make gpu needs a GPU; DEVICE=cpu make gpu rehearses the tests on the CPU",
+                returncode=2,
+            )
         yield min(2, machine.visible) if not REHEARSAL else int(os.environ.get("GPUS", "2"))
 
 
@@ -77,7 +87,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish() -> None:
     if found["tests"]:
         found.update(
-            date=date.today().isoformat(), seconds=round(time.time() - STARTED), device="cpu" if REHEARSAL else "cuda"
+            date=date.today().isoformat(),
+            seconds=round(time.time() - STARTED),
+            device="cpu" if REHEARSAL else "cuda",
         )
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")

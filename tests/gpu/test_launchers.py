@@ -32,7 +32,12 @@ def stop(words: list[str], run: Path) -> tuple[int, str]:
     before = len(rows(run))
     full = [*words, *ARGUMENTS, "--output_dir", str(run)]
     with subprocess.Popen(
-        full, cwd=ROOT, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        full,
+        cwd=ROOT,
+        env=clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as job:
         deadline = time.monotonic() + 120
         while len(rows(run)) < before + MORE:
@@ -43,14 +48,20 @@ def stop(words: list[str], run: Path) -> tuple[int, str]:
     return job.returncode, err
 
 
-def test_each_launcher_stops_at_a_signal_and_the_next_goes_on(tmp_path: Path, gpus: int, note: Note) -> None:
+def test_each_launcher_stops_at_a_signal_and_the_next_goes_on(
+    tmp_path: Path, gpus: int, note: Note
+) -> None:
     run, one = tmp_path / "run", gpus == 1
     replicas = launch_file(tmp_path / "ddp.yaml", "ddp", gpus)
     jobs = {
         "python": command("python", "single"),
         "torchrun": command("torchrun", str(replicas), gpus),
         "accelerate": command("accelerate", "fsdp", 1 if one else 2),
-        **({"deepspeed": command("deepspeed", "zero2", gpus)} if importlib.util.find_spec("deepspeed") else {}),
+        **(
+            {"deepspeed": command("deepspeed", "zero2", gpus)}
+            if importlib.util.find_spec("deepspeed")
+            else {}
+        ),
     }
     last = 0
     for launcher, words in jobs.items():
@@ -62,7 +73,9 @@ def test_each_launcher_stops_at_a_signal_and_the_next_goes_on(tmp_path: Path, gp
                            "seconds": round(time.monotonic() - begun, 1)}})  # fmt: skip
         assert code != 0, err[-4000:]
         assert plan["launcher"] == launcher
-        assert steps == list(range(1, len(steps) + 1)) and steps[-1] > last, "no step is lost, none comes twice"
+        assert steps == list(range(1, len(steps) + 1)) and steps[-1] > last, (
+            "no step is lost, none comes twice"
+        )
         assert (run / "model").is_dir()
         assert (run / "checkpoints" / f"step-{steps[-1]:08}").is_dir(), "what was trained was saved"
         last = steps[-1]

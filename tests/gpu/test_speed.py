@@ -29,17 +29,25 @@ def measured(folder: Path, world: int) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_step_costs_what_a_loop_by_hand_costs(model: str, folder: Path, gpus: int, note: Callable[..., None]) -> None:
+def test_a_step_costs_what_a_loop_by_hand_costs(
+    model: str, folder: Path, gpus: int, note: Callable[..., None]
+) -> None:
     found = measured(folder, gpus)[model]
     note(**found)
     if "error" not in found and not REHEARSAL:
         assert found["samecurve"]["seconds_per_step"] <= 1.05 * found["by hand"]["seconds_per_step"]
-        assert found["samecurve"]["peak_bytes"] <= 1.1 * found["planned_bytes"], "what `trainer plan` calls enough"
+        assert found["samecurve"]["peak_bytes"] <= 1.1 * found["planned_bytes"], (
+            "what `trainer plan` calls enough"
+        )
 
 
-def test_data_parallel_says_what_it_needs_or_is_measured(gpus: int, note: Callable[..., None]) -> None:
+def test_data_parallel_says_what_it_needs_or_is_measured(
+    gpus: int, note: Callable[..., None]
+) -> None:
     words = [sys.executable, "benchmarks/data_parallel.py"]
-    done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     note(said=done.stdout.strip().splitlines())
     if gpus < 2 or REHEARSAL:

@@ -1,4 +1,6 @@
-"""Each strategy on the device: right numbers, checkpoints of the others, what users bring, no wait between steps."""
+"""Each strategy on the device: right numbers, checkpoints of the others, what users bring, no wait
+between steps.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ STRATEGIES = ["replicas", "fsdp", *ENGINE]
 IN_4_BITS = STRATEGIES if importlib.util.find_spec("bitsandbytes") else []
 COMPILED = ["replicas", "fsdp", *ENGINE[2:]]
 OFFLOADED = ["fsdp_offload", *(["zero3_offload"] if ENGINE else [])]
-# Kernels of other shapes add in another order; with eps 1e-4 Adam does not take the sign of what is left.
+# Kernels of other shapes add in another order; with eps 1e-4 Adam does not take the sign of what is
+# left.
 EXACT = 1e-4
 Note = Callable[..., None]
 Results = Mapping[str, dict[str, Any]]
@@ -30,7 +33,12 @@ def job(folder: Path, how: str, world: int) -> Results:
     """Train all cases of a launch file in one job, and return what they left."""
     pretrained, own = str(folder / "pretrained"), folder / how
     if how == "hand":
-        cases = [["write_pretrained", pretrained], ["hand", "no"], ["hand", "bf16"], ["hand", "fp16"]]
+        cases = [
+            ["write_pretrained", pretrained],
+            ["hand", "no"],
+            ["hand", "bf16"],
+            ["hand", "fp16"],
+        ]
         return start(own, cases, 0, {})
     if how == "repeats":
         return start(own, [["repeats"]], 0, {})
@@ -59,7 +67,11 @@ def launch_files(folder: Path, how: str, world: int) -> dict[str, str]:
     path = folder / f"{how}.yaml"
     launch_file(path, {"replicas": "ddp", "fsdp_offload": "fsdp"}.get(how, how), world)
     if how == "fsdp_offload":
-        path.write_text(path.read_text().replace("fsdp_config:\n", "fsdp_config:\n  fsdp_offload_params: true\n"))
+        path.write_text(
+            path.read_text().replace(
+                "fsdp_config:\n", "fsdp_config:\n  fsdp_offload_params: true\n"
+            )
+        )
     return {"accel_config": str(path)}
 
 
@@ -69,7 +81,9 @@ def start(own: Path, cases: list[list[str]], world: int, files: dict[str, str]) 
     done = ranks(["tests/workers/gpu_cases.py", asked], 0 if alone else world, timeout=400)
     left = {path.stem: json.loads(path.read_text()) for path in own.glob("*.json")}
     if done.returncode:
-        left["ended"] = {"error": f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"}
+        left["ended"] = {
+            "error": f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+        }
     return left
 
 
@@ -91,7 +105,9 @@ def furthest(one: Mapping[str, float], other: Mapping[str, float]) -> float:
 
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_losses_are_those_of_a_plain_loop(strategy: str, precision: str, folder: Path, gpus: int, note: Note) -> None:
+def test_losses_are_those_of_a_plain_loop(
+    strategy: str, precision: str, folder: Path, gpus: int, note: Note
+) -> None:
     told = result(job(folder, strategy, gpus), f"curve-{precision}")
     by_hand = result(job(folder, "hand", gpus), f"hand-{precision}")["losses"]
     gap = furthest(told["losses"], by_hand)
@@ -101,7 +117,9 @@ def test_losses_are_those_of_a_plain_loop(strategy: str, precision: str, folder:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
-def test_a_checkpoint_of_another_strategy_goes_on(strategy: str, folder: Path, gpus: int, note: Note) -> None:
+def test_a_checkpoint_of_another_strategy_goes_on(
+    strategy: str, folder: Path, gpus: int, note: Note
+) -> None:
     told = result(job(folder, strategy, gpus), "resume")["losses"]
     before = STRATEGIES[STRATEGIES.index(strategy) - 1]
     unbroken = result(job(folder, before, gpus), "curve-no")["losses"]
@@ -118,7 +136,9 @@ def test_a_pretrained_model_trains(strategy: str, folder: Path, gpus: int) -> No
 
 
 @pytest.mark.parametrize("strategy", IN_4_BITS)
-def test_adapters_learn_on_a_model_in_4_bits(strategy: str, folder: Path, gpus: int, note: Note) -> None:
+def test_adapters_learn_on_a_model_in_4_bits(
+    strategy: str, folder: Path, gpus: int, note: Note
+) -> None:
     losses = list(result(job(folder, strategy, gpus), "four_bits")["losses"].values())
     first = list(result(job(folder, STRATEGIES[0], gpus), "four_bits")["losses"].values())
     whole = list(result(job(folder, strategy, gpus), "pretrained")["losses"].values())
@@ -128,7 +148,9 @@ def test_adapters_learn_on_a_model_in_4_bits(strategy: str, folder: Path, gpus: 
 
 
 @pytest.mark.parametrize("strategy", COMPILED)
-def test_a_compiled_model_has_the_same_losses(strategy: str, folder: Path, gpus: int, note: Note) -> None:
+def test_a_compiled_model_has_the_same_losses(
+    strategy: str, folder: Path, gpus: int, note: Note
+) -> None:
     results = job(folder, strategy, gpus)
     gap = furthest(result(results, "compiled")["losses"], result(results, "curve-bf16")["losses"])
     note(furthest_loss=gap)
@@ -136,7 +158,9 @@ def test_a_compiled_model_has_the_same_losses(strategy: str, folder: Path, gpus:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:2])
-def test_channels_last_has_the_same_losses(strategy: str, folder: Path, gpus: int, note: Note) -> None:
+def test_channels_last_has_the_same_losses(
+    strategy: str, folder: Path, gpus: int, note: Note
+) -> None:
     results = job(folder, strategy, gpus)
     gap = furthest(result(results, "channels_last")["losses"], result(results, "rows")["losses"])
     note(furthest_loss=gap)
@@ -144,7 +168,9 @@ def test_channels_last_has_the_same_losses(strategy: str, folder: Path, gpus: in
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:2])
-def test_nothing_waits_for_the_device_between_logged_steps(strategy: str, folder: Path, gpus: int) -> None:
+def test_nothing_waits_for_the_device_between_logged_steps(
+    strategy: str, folder: Path, gpus: int
+) -> None:
     assert result(job(folder, strategy, gpus), "waits")["steps"] == 8
 
 
@@ -159,7 +185,9 @@ def test_offload_has_the_same_losses(how: str, folder: Path, gpus: int, note: No
 def test_deterministic_runs_repeat_bit_by_bit(folder: Path, gpus: int) -> None:
     first, second, third = result(job(folder, "repeats", gpus), "repeats")["losses"]
     assert first == second
-    assert third == {step: loss for step, loss in first.items() if int(step) > 4}, "gone on in the middle"
+    assert third == {step: loss for step, loss in first.items() if int(step) > 4}, (
+        "gone on in the middle"
+    )
 
 
 def test_the_repository_is_what_runs() -> None:

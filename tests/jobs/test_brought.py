@@ -1,4 +1,6 @@
-"""Models and tasks as users bring them: the same numbers under every strategy, or one clear line under all of them."""
+"""Models and tasks as users bring them: the same numbers under every strategy, or one clear line
+under all of them.
+"""
 
 from __future__ import annotations
 
@@ -34,28 +36,67 @@ REFUSED = {
     "backward_itself": "DataError: the gradient of this loss was computed before: training_step returns the loss, and",
 }
 UNSAID = {
-    **{("changed_in_place", f"zero{n}"): "LaunchError: 0.bias: changed in place, while" for n in (1, 2, 3)},
-    ("hooked_later", "fsdp"): "LaunchError: 0.weight: a hook on its gradient would not be called: register it in",
-    **{("changed_in_forward", name): "LaunchError: teacher.0.bias, teacher" for name in ("fsdp", "zero3")},
-    ("penalty_unsaid", "fsdp"): "takes gradients itself (torch.autograd.grad), wants fsdp_reshard_after_forward: false",
-    ("penalty_unsaid", "zero3"): "takes gradients itself (torch.autograd.grad), wants find_unused_parameters: true, or",
-    ("penalty_in_blocks_unsaid", "fsdp"): "LaunchError: FSDP2 brings a layer's values when the model's forward reaches",
-    ("penalty_in_blocks_unsaid", "zero3"): "takes gradients itself (torch.autograd.grad), wants find_unused_parameters",
-    ("past_the_wrapper", "ddp"): "training_step did not call the model that it was given, so no gradient was averaged",
+    **{
+        ("changed_in_place", f"zero{n}"): "LaunchError: 0.bias: changed in place, while"
+        for n in (1, 2, 3)
+    },
+    (
+        "hooked_later",
+        "fsdp",
+    ): "LaunchError: 0.weight: a hook on its gradient would not be called: register it in",
+    **{
+        ("changed_in_forward", name): "LaunchError: teacher.0.bias, teacher"
+        for name in ("fsdp", "zero3")
+    },
+    (
+        "penalty_unsaid",
+        "fsdp",
+    ): "takes gradients itself (torch.autograd.grad), wants fsdp_reshard_after_forward: false",
+    (
+        "penalty_unsaid",
+        "zero3",
+    ): "takes gradients itself (torch.autograd.grad), wants find_unused_parameters: true, or",
+    (
+        "penalty_in_blocks_unsaid",
+        "fsdp",
+    ): "LaunchError: FSDP2 brings a layer's values when the model's forward reaches",
+    (
+        "penalty_in_blocks_unsaid",
+        "zero3",
+    ): "takes gradients itself (torch.autograd.grad), wants find_unused_parameters",
+    (
+        "past_the_wrapper",
+        "ddp",
+    ): "training_step did not call the model that it was given, so no gradient was averaged",
     ("unused_unsaid", "ddp"): "the loss of this step does not depend on left.weight, left.bias",
     ("later_unsaid", "ddp"): "the loss of this step does not depend on two.weight, two.bias",
-    **{("later_unsaid", f"zero{n}"): "only some micro-batches use two.bias, two.weight; set" for n in (1, 2, 3)},
     **{
-        ("on_some_ranks_unsaid", f"zero{stage}"): "only some ranks use two.bias, two.weight; set" for stage in (1, 2, 3)
+        ("later_unsaid", f"zero{n}"): "only some micro-batches use two.bias, two.weight; set"
+        for n in (1, 2, 3)
+    },
+    **{
+        ("on_some_ranks_unsaid", f"zero{stage}"): "only some ranks use two.bias, two.weight; set"
+        for stage in (1, 2, 3)
     },
 }
-ENDS = ("ddp", "on_some_ranks_unsaid")  # one rank has its error while the other one is inside of an exchange
+ENDS = (
+    "ddp",
+    "on_some_ranks_unsaid",
+)  # one rank has its error while the other one is inside of an exchange
 DEEPSPEED = "zero3 by its launcher"
 # ZeRO-3 asks most of what is brought; the others are slow tests.
 QUICK = some_quick("zero3")
-# Slow tests: cases like others (a model of the same kind, or in bfloat16), and what strategies do not touch.
+# Slow tests: cases like others (a model of the same kind, or in bfloat16), and what strategies do
+# not touch.
 MORE = (
-    *("on_some_ranks_accumulated", "llama_tied", "gpt2", "pretrained_bf16", "lora_bf16", "lora_narrow_bf16"),
+    *(
+        "on_some_ranks_accumulated",
+        "llama_tied",
+        "gpt2",
+        "pretrained_bf16",
+        "lora_bf16",
+        "lora_narrow_bf16",
+    ),
     *("masked_rows_bf16", "blank_bert", "blank_head", "bert_masked", "generating"),
     *("reports", "tensor_summary", "edges", "shape_one", "empty", "frozen_in_optimizer"),
 )
@@ -70,7 +111,11 @@ def results(strategy: str, folder: Path, more: bool = False) -> dict[str, dict[s
 
 @cache
 def started(strategy: str, folder: Path, more: bool) -> dict[str, dict[str, Any]]:
-    names = MORE if more else [*(name for name in CASES if (strategy, name) != ENDS and name not in MORE), *SEVERAL]
+    names = (
+        MORE
+        if more
+        else [*(name for name in CASES if (strategy, name) != ENDS and name not in MORE), *SEVERAL]
+    )
     if strategy == DEEPSPEED:
         names = ["pretrained"]
     start(strategy, folder, list(names))
@@ -86,19 +131,36 @@ def start(strategy: str, folder: Path, names: list[str], **more: Any) -> str:
         hugging_face("llama")().to(torch.bfloat16).save_pretrained(folder / "pretrained")
     told |= {"names": names, **more}
     if strategy == DEEPSPEED:
-        words = [str(BIN / "deepspeed"), "--num_gpus", str(world), "--master_port", str(free_port())]
-        words += ["tests/workers/brought.py", json.dumps({**told, "file": {"deepspeed": "ds_configs/zero3.json"}})]
-        done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+        words = [
+            str(BIN / "deepspeed"),
+            "--num_gpus",
+            str(world),
+            "--master_port",
+            str(free_port()),
+        ]
+        words += [
+            "tests/workers/brought.py",
+            json.dumps({**told, "file": {"deepspeed": "ds_configs/zero3.json"}}),
+        ]
+        done = subprocess.run(
+            words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
+        )
     else:
         told["file"] = {"accel_config": f"accel_configs/{strategy}.yaml"}
-        done = ranks(["tests/workers/brought.py", json.dumps(told)], 0 if strategy == "single" else world, timeout=500)
+        done = ranks(
+            ["tests/workers/brought.py", json.dumps(told)],
+            0 if strategy == "single" else world,
+            timeout=500,
+        )
     assert bool(more) == bool(done.returncode), f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stderr
 
 
 @pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", QUICK)
-def test_what_users_bring_has_the_numbers_of_one_process(strategy: str, more: bool, folder: Path) -> None:
+def test_what_users_bring_has_the_numbers_of_one_process(
+    strategy: str, more: bool, folder: Path
+) -> None:
     alone, found = results("single", folder, more), results(strategy, folder, more)
     wrong = []
     for name in found.keys() - SEVERAL:
@@ -108,13 +170,19 @@ def test_what_users_bring_has_the_numbers_of_one_process(strategy: str, more: bo
             if rule not in theirs or (name in REFUSED and rule not in ours):
                 wrong.append(f"{name}: {theirs!r}")
             continue
-        problem = alone[name].get("error") or found[name].get("error") or difference(name, folder, strategy, more)
+        problem = (
+            alone[name].get("error")
+            or found[name].get("error")
+            or difference(name, folder, strategy, more)
+        )
         if problem:
             wrong.append(f"{name}: {problem}")
     assert wrong == []
     assert {found[name]["world_size"] for name in found if "world_size" in found[name]} == {2}
     kind = WRAPPED["zero" if strategy.startswith("zero") else strategy]
-    assert all(one["model_class"].startswith(kind) for one in found.values() if "model_class" in one)
+    assert all(
+        one["model_class"].startswith(kind) for one in found.values() if "model_class" in one
+    )
 
 
 def model_file(folder: Path) -> Path:
@@ -130,22 +198,32 @@ def difference(name: str, folder: Path, strategy: str, more: bool = False) -> st
         return f"{len(found['rows'])} steps instead of {len(alone['rows'])}"
     if alone["evaluation"].keys() != found["evaluation"].keys():
         return f"evaluates {sorted(found['evaluation'])} instead of {sorted(alone['evaluation'])}"
-    rows = zip([*alone["rows"], alone["evaluation"]], [*found["rows"], found["evaluation"]], strict=True)
+    rows = zip(
+        [*alone["rows"], alone["evaluation"]], [*found["rows"], found["evaluation"]], strict=True
+    )
     for step, (ours, theirs) in enumerate(rows, 1):
         for key, value in ours.items():
             if theirs[key] != pytest.approx(value, rel=bound, abs=1e-7, nan_ok=True):
                 return f"step {step}: {key} {theirs[key]} instead of {value}"
-    ours, theirs = (load_file(model_file(folder / one / name / "model")) for one in ("single", strategy))
-    if {k: (v.shape, v.dtype) for k, v in ours.items()} != {k: (v.shape, v.dtype) for k, v in theirs.items()}:
+    ours, theirs = (
+        load_file(model_file(folder / one / name / "model")) for one in ("single", strategy)
+    )
+    if {k: (v.shape, v.dtype) for k, v in ours.items()} != {
+        k: (v.shape, v.dtype) for k, v in theirs.items()
+    }:
         return "other tensors in the model file"
     for key, tensor in ours.items():
-        if key not in ("replaced", "changed") and not theirs[key].allclose(tensor, rtol=bound, atol=bound):
+        if key not in ("replaced", "changed") and not theirs[key].allclose(
+            tensor, rtol=bound, atol=bound
+        ):
             return f"{key} {theirs[key]} instead of {tensor}"
     return ""
 
 
 @pytest.mark.slow  # the launcher alone is another one
-def test_a_pretrained_model_under_the_deepspeed_launcher_has_the_numbers_of_one_process(folder: Path) -> None:
+def test_a_pretrained_model_under_the_deepspeed_launcher_has_the_numbers_of_one_process(
+    folder: Path,
+) -> None:
     found = results(DEEPSPEED, folder)["pretrained"]
     assert (found["model_class"], found["world_size"]) == ("DeepSpeedEngine", 2)
     assert difference("pretrained", folder, DEEPSPEED) == ""
@@ -155,7 +233,9 @@ def test_a_parameter_that_one_rank_does_not_use_ends_ddp_with_its_name(folder: P
     strategy, name = ENDS
     error = start(strategy, folder, [name], ends=[name])
     last = error.strip().splitlines()[-3:]
-    assert any("the loss of this step does not depend on two.weight, two.bias" in line for line in last), error[-3000:]
+    assert any(
+        "the loss of this step does not depend on two.weight, two.bias" in line for line in last
+    ), error[-3000:]
 
 
 @pytest.mark.parametrize("strategy", ["single", *QUICK])
@@ -178,11 +258,17 @@ def test_evaluation_metrics_are_those_of_all_samples(strategy: str, folder: Path
     assert evaluation == {"eval/all": 4.5, "eval/low": 2.0, "eval/high": 7.0, "eval/rare": 9.0}
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads the old name
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing`:FutureWarning"
+)  # peft reads the old name
+@pytest.mark.filterwarnings(
+    "ignore:Model has `tie_word_embeddings=True` and a tied layer:UserWarning"
+)
 @pytest.mark.parametrize("strategy", ["single", *QUICK])
 @pytest.mark.parametrize("name", ["lora", "lora_saved", "lora_narrow"])
-def test_an_adapted_model_is_exported_as_peft_loads_it(strategy: str, name: str, folder: Path) -> None:
+def test_an_adapted_model_is_exported_as_peft_loads_it(
+    strategy: str, name: str, folder: Path
+) -> None:
     """Its outputs are those of the model with the adapter's weights put in one by one."""
     from brought_language import Language
     from peft import PeftModel
@@ -206,11 +292,15 @@ def test_an_adapted_model_is_exported_as_peft_loads_it(strategy: str, name: str,
 
 
 @pytest.mark.parametrize("strategy", ["single", *QUICK])
-def test_a_pretrained_model_of_bfloat16_is_exported_as_the_float32_that_it_has(strategy: str, folder: Path) -> None:
+def test_a_pretrained_model_of_bfloat16_is_exported_as_the_float32_that_it_has(
+    strategy: str, folder: Path
+) -> None:
     results(strategy, folder)
     exported = folder / strategy / "pretrained" / "model"
     assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
-    assert {tensor.dtype for tensor in load_file(exported / "model.safetensors").values()} == {torch.float32}
+    assert {tensor.dtype for tensor in load_file(exported / "model.safetensors").values()} == {
+        torch.float32
+    }
     model = AutoModelForCausalLM.from_pretrained(exported)
     assert model.dtype == torch.float32 and not model.training
 
@@ -221,12 +311,18 @@ def test_a_model_that_is_filled_after_it_was_divided_has_the_numbers_of_a_loaded
 ) -> None:
     found = results(strategy, folder)
     loaded = found["pretrained"]["rows"]
-    assert found["blank_pretrained"]["rows"] == loaded  # to the bit: the same values, wherever they were read
-    assert found["blank"]["rows"][0]["loss"] == pytest.approx(math.log(40), rel=0.02)  # of a guess among 40 tokens
+    assert (
+        found["blank_pretrained"]["rows"] == loaded
+    )  # to the bit: the same values, wherever they were read
+    assert found["blank"]["rows"][0]["loss"] == pytest.approx(
+        math.log(40), rel=0.02
+    )  # of a guess among 40 tokens
 
 
 @pytest.mark.parametrize("strategy", ["single", *QUICK])
-def test_two_trainings_on_one_launch_have_the_numbers_of_each_alone(strategy: str, folder: Path) -> None:
+def test_two_trainings_on_one_launch_have_the_numbers_of_each_alone(
+    strategy: str, folder: Path
+) -> None:
     alone, both = results("single", folder), results(strategy, folder)["two"]
     for name in ("plain", "scalar"):
         assert both[name] == pytest.approx([row["loss"] for row in alone[name]["rows"]], rel=1e-6)
@@ -235,7 +331,9 @@ def test_two_trainings_on_one_launch_have_the_numbers_of_each_alone(strategy: st
 
 @pytest.mark.parametrize("strategy", QUICK)
 def test_layers_that_are_thawed_by_a_resume_learn_on(strategy: str, folder: Path) -> None:
-    """ZeRO keeps one step counter for a group: layers that join it have that of the others, on every rank."""
+    """ZeRO keeps one step counter for a group: layers that join it have that of the others, on
+    every rank.
+    """
     alone, found = results("single", folder)["thawed"], results(strategy, folder)["thawed"]
     assert found["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-6)
     said = [notice for notice in found["notices"] if "counts for all, also for" in notice]
@@ -253,6 +351,8 @@ def test_layers_that_are_thawed_have_one_curve_under_all_stages_of_zero(folder: 
 
 
 @pytest.mark.parametrize("strategy", ["single", *QUICK])
-def test_early_stop_ends_at_the_same_step_on_one_process_and_on_two(strategy: str, folder: Path) -> None:
+def test_early_stop_ends_at_the_same_step_on_one_process_and_on_two(
+    strategy: str, folder: Path
+) -> None:
     """Two evaluations without a better one are over at step 6; the next step is the last."""
     assert len(results(strategy, folder)["patience"]["rows"]) == 7

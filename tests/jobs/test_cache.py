@@ -31,7 +31,9 @@ print(prepare_once(cache, ["format 1", {"rows": 3}], make), flush=True)
 
 def ask(cache: Path, seconds: float) -> subprocess.Popen[str]:
     words = [sys.executable, "-c", MAKER, str(cache), str(seconds)]
-    return subprocess.Popen(words, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        words, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, text=True
+    )
 
 
 def answer(process: subprocess.Popen[str]) -> Path:

@@ -1,4 +1,6 @@
-"""Two real gloo processes: checkpoints that cannot be written or taken are the same to both, under each strategy."""
+"""Two real gloo processes: checkpoints that cannot be written or taken are the same to both, under
+each strategy.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from pathlib import Path
 import pytest
 from launchers import ranks
 
-OTHERS = [pytest.param(strategy, marks=pytest.mark.slow) for strategy in ("ddp", "zero1", "zero2", "zero3")]
+OTHERS = [
+    pytest.param(strategy, marks=pytest.mark.slow)
+    for strategy in ("ddp", "zero1", "zero2", "zero3")
+]
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", *OTHERS])
@@ -19,17 +24,30 @@ def test_every_rank_says_the_same(strategy: str, tmp_path: Path) -> None:
     assert said == second
 
     lost, kept = said["lost"]
-    assert lost.startswith("TrainerError: step 3: the loss on rank 1 is nan, of samples ") and kept == [2]
+    assert lost.startswith(
+        "TrainerError: step 3: the loss on rank 1 is nan, of samples "
+    ) and kept == [2]
     could_not = "no checkpoint of this run could be written: Holds.value: a set is neither JSON nor a tensor"
     assert said["state"].startswith(f"CheckpointError: {could_not}")
     assert said["go_on"] == ["", []]
     for name in ("thawed", "frozen", "other"):
         assert said[name] == [[], "", [4]], name
-    assert said["ends"].startswith("ConfigError: resume: max_steps: 1: ends the run at step 1, and ")
+    assert said["ends"].startswith(
+        "ConfigError: resume: max_steps: 1: ends the run at step 1, and "
+    )
     assert said["finished"] == 2
     line, kept = said["blind"]
-    assert "step-00000004: cannot be read on rank 1: " in line and " is missing there, and whole for the main" in line
+    assert (
+        "step-00000004: cannot be read on rank 1: " in line
+        and " is missing there, and whole for the main" in line
+    )
     assert kept == [4, 2], "nothing is renamed"
-    assert said["wrong"] == ["", [2]] and (tmp_path / "seen" / "checkpoints" / "step-00000004.damaged").is_dir()
+    assert (
+        said["wrong"] == ["", [2]]
+        and (tmp_path / "seen" / "checkpoints" / "step-00000004.damaged").is_dir()
+    )
     assert said["groups"], "the same bytes"
-    assert said["export"].startswith("CheckpointError: the model could not be written to ") and said["exported"]
+    assert (
+        said["export"].startswith("CheckpointError: the model could not be written to ")
+        and said["exported"]
+    )

@@ -21,8 +21,19 @@ def test_deepspeeds_launcher_starts_the_command(tmp_path: Path) -> None:
         "trainer",
         "train",
     ]
-    words += ["--deepspeed", "ds_configs/zero2.json", "--config", "examples/configs/digits_cnn.yaml"]
+    words += [
+        "--deepspeed",
+        "ds_configs/zero2.json",
+        "--config",
+        "examples/configs/digits_cnn.yaml",
+    ]
     job = run(
-        [*words, "--max_steps", "2", "--warmup_steps", "1"], tmp_path / "run", environment=clean_environment()
+        [*words, "--max_steps", "2", "--warmup_steps", "1"],
+        tmp_path / "run",
+        environment=clean_environment(),
     ).ok()
-    assert (job.plan["strategy"], job.plan["world_size"], job.plan["launcher"]) == ("zero2", 2, "deepspeed")
+    assert (job.plan["strategy"], job.plan["world_size"], job.plan["launcher"]) == (
+        "zero2",
+        2,
+        "deepspeed",
+    )

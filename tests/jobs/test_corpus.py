@@ -27,7 +27,12 @@ task = llama_stdlib.LlamaStdlib(corpus={str(text)!r}, vocab_size=2000, cache_dir
 data = task.build_data()
 print(len(made), len(data.train), data.train.tokens.sum())
 """
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": ENVIRONMENT}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "env": ENVIRONMENT,
+    }
     started = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
     assert [process.stdout.readline() for process in started] == ["ready\n"] * 2
     for process in started:

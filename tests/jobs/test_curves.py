@@ -1,4 +1,5 @@
-"""Fifty steps at the same global batch: the same losses under every strategy, world size and accumulation.
+"""Fifty steps at the same global batch: the same losses under every strategy, world size and
+accumulation.
 
 docs/curves.md holds the tables; ``benchmarks/curves.py`` makes them, and trains here.
 """
@@ -14,7 +15,18 @@ from launchers import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from curves import ACCUMULATIONS, BOUND, FIRST_STEP, LAYOUTS, REFERENCE, STEPS, TASKS, Curves, difference, run_layout
+from curves import (
+    ACCUMULATIONS,
+    BOUND,
+    FIRST_STEP,
+    LAYOUTS,
+    REFERENCE,
+    STEPS,
+    TASKS,
+    Curves,
+    difference,
+    run_layout,
+)
 
 QUICK_STEPS = 10
 QUICK = [("fsdp", 2), ("zero2", 2)]
@@ -34,8 +46,18 @@ def hold(strategy: str, world: int, steps: int, folder: Path) -> None:
         for accumulation in ACCUMULATIONS:
             curve = curves(strategy, world, steps, folder)[f"{name}, {accumulation}"]
             loss, norm = (difference(curve[key], reference[key]) for key in ("loss", "norm"))
-            assert loss[0] <= FIRST_STEP and norm[0] <= FIRST_STEP, (name, accumulation, loss[0], norm[0])
-            assert max(loss) <= BOUND and max(norm) <= BOUND, (name, accumulation, max(loss), max(norm))
+            assert loss[0] <= FIRST_STEP and norm[0] <= FIRST_STEP, (
+                name,
+                accumulation,
+                loss[0],
+                norm[0],
+            )
+            assert max(loss) <= BOUND and max(norm) <= BOUND, (
+                name,
+                accumulation,
+                max(loss),
+                max(norm),
+            )
 
 
 @pytest.mark.slow

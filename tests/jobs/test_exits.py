@@ -1,4 +1,6 @@
-"""How jobs end: finished ones with 0, every time; failed ones never, and with the cause as the last error."""
+"""How jobs end: finished ones with 0, every time; failed ones never, and with the cause as the last
+error.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def tracebacks(job: Job) -> list[str]:
         pytest.param("deepspeed", "zero2", 1, marks=pytest.mark.slow),
     ],
 )
-def test_the_first_error_is_the_last_thing_to_read(launcher: str, strategy: str, rank: int, tmp_path: Path) -> None:
+def test_the_first_error_is_the_last_thing_to_read(
+    launcher: str, strategy: str, rank: int, tmp_path: Path
+) -> None:
     task = ["--task", "tests.workers.failing:FailsOnOneRank", "--task_settings.bad_rank", str(rank)]
     job = train(launcher, strategy, tmp_path / "run", *DIGITS, "--max_steps", "40", *task)
     assert job.code == 1
@@ -55,7 +59,9 @@ def test_the_first_error_is_the_last_thing_to_read(launcher: str, strategy: str,
         # The launcher's report ends with the root cause, which the rank left in its error file.
         last = report.rpartition("Root Cause (first observed failure):")[2]
         assert f"rank      : {rank} " in last
-        assert [line.strip() for line in last.splitlines() if re.match(r"\s*\w+Error", line)] == [cause]
+        assert [line.strip() for line in last.splitlines() if re.match(r"\s*\w+Error", line)] == [
+            cause
+        ]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +82,15 @@ def test_a_rank_that_is_stuck_when_another_fails_is_ended(
 
 @pytest.mark.parametrize("strategy", some_quick("fsdp"))
 def test_a_loss_that_is_not_a_number_ends_the_job(strategy: str, tmp_path: Path) -> None:
-    job = train("torchrun", strategy, tmp_path / "run", *TINY, "--task", "tests.workers.failing:NotANumber")
+    job = train(
+        "torchrun", strategy, tmp_path / "run", *TINY, "--task", "tests.workers.failing:NotANumber"
+    )
     line = "step 1: the loss on rank 0 is nan, of samples "
     assert job.code == 1
     ours, _, report = job.err.partition("Traceback")
-    assert re.findall(rf"^rank [01]: {line}.* of Data.train, and others on rank 1; lower lr", ours, re.MULTILINE), (
-        job.err
-    )
+    assert re.findall(
+        rf"^rank [01]: {line}.* of Data.train, and others on rank 1; lower lr", ours, re.MULTILINE
+    ), job.err
     assert ours.count(line) == 1 and line in report
     assert job.losses == [None], "JSON has no NaN"
     assert not (tmp_path / "run" / "model").exists()
@@ -100,7 +108,8 @@ def exported(folder: Path) -> bool:
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
     task = ["--task", "tests.workers.failing:Terminated", "--max_steps", "40"]
     job = train("torchrun", "zero3", tmp_path / "run", *DIGITS, *task)
-    # Sent in step 3; told to the others in the vote after step 4 and known at the next, four steps later at most.
+    # Sent in step 3; told to the others in the vote after step 4 and known at the next, four steps
+    # later at most.
     last = job.rows[-1]["step"]
     assert 4 < last <= 8 and not any("eval/loss" in row for row in job.rows)
     assert job.code == 1, "torchrun gives 1 for whatever its ranks give"
@@ -109,7 +118,9 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
     assert f"stopped by SIGTERM at step {last} of 40; everything up to there was written" in cause
     assert tracebacks(job) == []
     assert exported(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{last:08}"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
+        f"step-{last:08}"
+    ]
 
 
 @pytest.mark.slow  # each rank gets it as the one in the test before
@@ -118,7 +129,12 @@ def test_a_signal_to_the_launcher_stops_the_job(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = [*command("torchrun", "ddp"), *DIGITS, "--epochs", "1000", "--output_dir", str(folder)]
     with subprocess.Popen(
-        words, cwd=ROOT, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        words,
+        cwd=ROOT,
+        env=clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as launcher:
         while not (folder / "metrics.jsonl").exists():
             assert launcher.poll() is None, launcher.communicate()
@@ -127,7 +143,9 @@ def test_a_signal_to_the_launcher_stops_the_job(tmp_path: Path) -> None:
         err = launcher.communicate(timeout=60)[1]
     job = Job(code=launcher.returncode, out="", err=err, output_dir=folder)
     assert job.code != 0 and tracebacks(job) == []
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{job.rows[-1]['step']:08}"]
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [
+        f"step-{job.rows[-1]['step']:08}"
+    ]
     assert exported(folder)
 
 
@@ -135,7 +153,9 @@ def test_a_signal_to_the_launcher_stops_the_job(tmp_path: Path) -> None:
 
 
 def repeated(strategy: str, times: int, folder: Path) -> list[int]:
-    return [train("torchrun", strategy, folder / str(number), *TINY).code for number in range(times)]
+    return [
+        train("torchrun", strategy, folder / str(number), *TINY).code for number in range(times)
+    ]
 
 
 @pytest.mark.slow  # that it is 0 once, each job shows that a quick test starts

@@ -14,7 +14,8 @@ import pytest
 from disks import small_disk
 from launchers import Job, command, run
 
-# The fault comes in step 8, or the evaluation at 7: the checkpoint of step 3 is complete since the save at 6.
+# The fault comes in step 8, or the evaluation at 7: the checkpoint of step 3 is complete since the
+# save at 6.
 ARGUMENTS = [
     "--config", "examples/configs/digits_cnn.yaml", "--task", "tests.workers.faults:Faulty", "--warmup_steps", "0",
     "--log_every", "1", "--save_every", "3", "--eval_every", "7", "--evaluation_batch_size", "4", "--keep_last", "9",
@@ -35,9 +36,21 @@ def train(
     **settings: object,
 ) -> Job:
     settings = {"stamp": folder / "stamp", **settings}
-    typed = [word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))]
-    words = [*inside, *command(launcher, strategy), *ARGUMENTS, "--max_steps", str(steps), *typed, *arguments]
-    return run(words, folder / "run", environment={"PYTHONFAULTHANDLER": ""})  # which would take crashes to stderr
+    typed = [
+        word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))
+    ]
+    words = [
+        *inside,
+        *command(launcher, strategy),
+        *ARGUMENTS,
+        "--max_steps",
+        str(steps),
+        *typed,
+        *arguments,
+    ]
+    return run(
+        words, folder / "run", environment={"PYTHONFAULTHANDLER": ""}
+    )  # which would take crashes to stderr
 
 
 def unbroken(strategy: str, folder: Path, steps: int = 12) -> Job:
@@ -50,7 +63,9 @@ def _unbroken(strategy: str, folder: Path, steps: int) -> Job:
 
 
 def assert_same_end(resumed: Job, whole: Job) -> None:
-    assert [row["step"] for row in resumed.rows if "loss" in row] == list(range(1, len(whole.losses) + 1))
+    assert [row["step"] for row in resumed.rows if "loss" in row] == list(
+        range(1, len(whole.losses) + 1)
+    )
     assert resumed.losses == whole.losses
     assert evaluations(resumed) == evaluations(whole)
     ours, theirs = (path.output_dir / "model" / "model.safetensors" for path in (resumed, whole))
@@ -59,13 +74,17 @@ def assert_same_end(resumed: Job, whole: Job) -> None:
 
 def evaluations(job: Job) -> list[dict[str, float]]:
     return [
-        {k: v for k, v in row.items() if k == "step" or k.startswith("eval/")} for row in job.rows if "eval/loss" in row
+        {k: v for k, v in row.items() if k == "step" or k.startswith("eval/")}
+        for row in job.rows
+        if "eval/loss" in row
     ]
 
 
 def quick_or_slow(*cases: tuple[str, ...]) -> list[object]:
     """The first with the quick tests."""
-    return [pytest.param(*case, marks=pytest.mark.slow if at else []) for at, case in enumerate(cases)]
+    return [
+        pytest.param(*case, marks=pytest.mark.slow if at else []) for at, case in enumerate(cases)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -89,15 +108,28 @@ def quick_or_slow(*cases: tuple[str, ...]) -> list[object]:
     ),
 )
 def test_a_rank_that_is_lost_is_named_and_the_run_goes_on(
-    launcher: str, strategy: str, fault: str, at: str, rank: str, said: str, tmp_path: Path, folder: Path
+    launcher: str,
+    strategy: str,
+    fault: str,
+    at: str,
+    rank: str,
+    said: str,
+    tmp_path: Path,
+    folder: Path,
 ) -> None:
     job = train(launcher, strategy, tmp_path, fault=fault, at=at, rank=rank)
-    seconds = time.time() - float((tmp_path / "stamp").read_text()) if (tmp_path / "stamp").exists() else 0.0
+    seconds = (
+        time.time() - float((tmp_path / "stamp").read_text())
+        if (tmp_path / "stamp").exists()
+        else 0.0
+    )
     assert job.code != 0
     named = re.search(rf"^rank {rank} {said}.*$", job.err, re.MULTILINE)
     assert named, job.err[-4000:]
     assert (HUNG in named[0]) == (fault not in ("aborts", "killed", "exits", "vanishes"))
-    assert re.search(rf"^{rank} +\S+ +\d+ +\d+ +(set-up|training|data|evaluation|saving) ", job.err, re.MULTILINE)
+    assert re.search(
+        rf"^{rank} +\S+ +\d+ +\d+ +(set-up|training|data|evaluation|saving) ", job.err, re.MULTILINE
+    )
     assert "FAILED" in job.err or launcher == "deepspeed"
     assert f"to go on from {job.output_dir / 'checkpoints'}/step-000000" in job.err
     assert " --resume auto" in job.err
@@ -115,16 +147,48 @@ def test_a_rank_that_is_lost_is_named_and_the_run_goes_on(
     ("launcher", "strategy", "fault", "at", "workers", "steps", "said"),
     [
         ("torchrun", "fsdp", "raises", "step", 0, 12, "RuntimeError: the cat sat on the keyboard"),
-        ("deepspeed", "zero2", "nan", "step", 0, 12, "step 8: the loss on rank 1 is nan, of samples "),
-        ("accelerate", "zero3", "loader killed", "data", 1, 12, r"worker \(pid \d+\) is killed by signal: Killed"),
+        (
+            "deepspeed",
+            "zero2",
+            "nan",
+            "step",
+            0,
+            12,
+            "step 8: the loss on rank 1 is nan, of samples ",
+        ),
+        (
+            "accelerate",
+            "zero3",
+            "loader killed",
+            "data",
+            1,
+            12,
+            r"worker \(pid \d+\) is killed by signal: Killed",
+        ),
         ("torchrun", "zero1", "SIGTERM", "step", 0, 60, "stopped by SIGTERM at step "),
-        ("torchrun", "zero2", "SIGTERM, slowly", "evaluation", 0, 12, "stopped by SIGTERM at step 7"),
+        (
+            "torchrun",
+            "zero2",
+            "SIGTERM, slowly",
+            "evaluation",
+            0,
+            12,
+            "stopped by SIGTERM at step 7",
+        ),
         ("accelerate", "ddp", "SIGTERM to the launcher", "step", 0, 60, ""),
         ("torchrun", "fsdp", "SIGTERM to all processes", "step", 1, 60, ""),
     ],
 )
 def test_a_run_that_fails_or_is_stopped_goes_on(
-    launcher: str, strategy: str, fault: str, at: str, workers: int, steps: int, said: str, tmp_path: Path, folder: Path
+    launcher: str,
+    strategy: str,
+    fault: str,
+    at: str,
+    workers: int,
+    steps: int,
+    said: str,
+    tmp_path: Path,
+    folder: Path,
 ) -> None:
     loaders = ["--workers", str(workers)]
     job = train(launcher, strategy, tmp_path, *loaders, steps=steps, fault=fault, at=at)
@@ -151,26 +215,37 @@ def test_a_run_that_fails_or_is_stopped_goes_on(
     ],
 )  # fmt: skip
 def test_a_disk_that_takes_no_more_is_named_and_the_run_goes_on(
-    launcher: str, strategy: str, fault: str, at: str, undo: str, said: str, tmp_path: Path, folder: Path
+    launcher: str,
+    strategy: str,
+    fault: str,
+    at: str,
+    undo: str,
+    said: str,
+    tmp_path: Path,
+    folder: Path,
 ) -> None:
     with small_disk(tmp_path / "disk") as (inside, seen):
         job = train(launcher, strategy, tmp_path / "disk", inside=inside, fault=fault, at=at)
         seconds = time.time() - float((seen / "stamp").read_text())
         assert job.code != 0 and seconds < 60
-        assert re.search(said, job.err, re.MULTILINE) and "rank 0: Traceback" not in job.err, job.err[-4000:]
+        assert re.search(said, job.err, re.MULTILINE) and "rank 0: Traceback" not in job.err, (
+            job.err[-4000:]
+        )
         subprocess.run([*inside, *undo.format(tmp_path / "disk").split()], check=True)
         train(launcher, strategy, tmp_path / "disk", "--resume", "auto", inside=inside).ok()
         assert_same_end(replace(job, output_dir=seen / "run"), unbroken(strategy, folder))
 
 
 @pytest.mark.slow
-def test_a_tracker_whose_server_is_gone_costs_time_and_nothing_else(tmp_path: Path, folder: Path) -> None:
-    """Its client tries for longer than a rank may stand still, while the other rank waits in a collective."""
+def test_a_tracker_whose_server_is_gone_costs_time_and_nothing_else(
+    tmp_path: Path, folder: Path
+) -> None:
+    """Its client tries for longer than a rank may stand still, while the other rank waits in a
+    collective.
+    """
     fault = {"fault": "loses the tracker", "at": "step", "rank": "0"}
     job = train("torchrun", "fsdp", tmp_path, "--trackers", "[tensorboard]", **fault).ok()
-    told = (
-        "tensorboard: did not take step 8 (ConnectionRefusedError: its server is gone); metrics.jsonl has every value"
-    )
+    told = "tensorboard: did not take step 8 (ConnectionRefusedError: its server is gone); metrics.jsonl has every value"
     assert (job.output_dir / "log.txt").read_text().count(told) == 1
     assert_same_end(job, unbroken("fsdp", folder))
 
@@ -184,4 +259,6 @@ def test_a_rank_that_takes_its_time_is_let_alone(fault: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_without_a_limit_a_rank_may_wait(tmp_path: Path) -> None:
-    train("torchrun", "ddp", tmp_path, "--hang_seconds", "null", fault="sleeps", busy_seconds=14).ok()
+    train(
+        "torchrun", "ddp", tmp_path, "--hang_seconds", "null", fault="sleeps", busy_seconds=14
+    ).ok()

@@ -1,6 +1,7 @@
 """Short jobs that nobody disturbs end with 0, without an alarm, and leave nothing but their run.
 
-``JOBS=1000 pytest tests/jobs/test_finished_jobs.py`` is the long form; docs/faults.md says what was seen.
+``JOBS=1000 pytest tests/jobs/test_finished_jobs.py`` is the long form; docs/faults.md says what was
+seen.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ JOB = [
     "--task", "digits_cnn:DigitsCNN", "--task_settings.width", "8", "--global_batch_size", "48", "--log_every", "1",
     "--save_every", "2", "--eval_every", "3",
 ]  # fmt: skip
-ALARM = re.compile(r"the job ends; its ranks|Traceback|terminate called|Fatal Python error|\bwarn", re.IGNORECASE)
+ALARM = re.compile(
+    r"the job ends; its ranks|Traceback|terminate called|Fatal Python error|\bwarn", re.IGNORECASE
+)
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -43,7 +46,12 @@ def left_behind(folder: Path) -> list[str]:
 def test_a_finished_job_exits_with_0_without_an_alarm_and_leaves_its_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands, draw, counts, folder = layouts(tmp_path), random.Random(JOBS), Counter[str](), tmp_path / "run"
+    commands, draw, counts, folder = (
+        layouts(tmp_path),
+        random.Random(JOBS),
+        Counter[str](),
+        tmp_path / "run",
+    )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the output of the jobs goes
     for number in range(JOBS):
         strategy, world = [*commands][number % len(commands)]
@@ -60,7 +68,9 @@ def test_a_finished_job_exits_with_0_without_an_alarm_and_leaves_its_run_alone(
         assert not ALARM.search(job.out + job.err), said
         assert left_behind(tmp_path) == [], said
         assert not [path.name for path in folder.rglob(".*") if path.name != ".lock"], said
-        assert (folder / "model" / "model.safetensors").exists() and job.rows[-1]["step"] == drawn["max_steps"]
+        assert (folder / "model" / "model.safetensors").exists() and job.rows[-1]["step"] == drawn[
+            "max_steps"
+        ]
         counts.update([f"{strategy} {world}", *(f"{key} {value}" for key, value in drawn.items())])
         (tmp_path / "counts.json").write_text(json.dumps(counts))  # so far, for who waits
         shutil.rmtree(folder)

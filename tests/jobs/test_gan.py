@@ -40,7 +40,9 @@ def both_losses(job: Job) -> list[float]:
 
 
 def written_plainly(steps: int) -> list[float]:
-    """The losses of a GAN as textbooks write it: the generator's gradient comes by one backward through both models."""
+    """The losses of a GAN as textbooks write it: the generator's gradient comes by one backward
+    through both models.
+    """
     layout = Layout(rank=0, world_size=1, micro_batch_size=64, accumulation_steps=1)
     models, optimizers, streams, losses = [], [], [], []
     for task in (Discriminator(), Generator()):
@@ -48,7 +50,9 @@ def written_plainly(steps: int) -> list[float]:
         models.append(task.build_model())
         optimizers.append(torch.optim.Adam(models[-1].parameters(), 2e-3, (0.0, 0.99)))
         data = task.build_data()
-        streams.append(IndexedData(data.train, layout, seed=0, augment=data.augment).windows(0, steps))
+        streams.append(
+            IndexedData(data.train, layout, seed=0, augment=data.augment).windows(0, steps)
+        )
     discriminator, generator = models
     for reals, noises in zip(*streams, strict=True):
         real, (latent, noise) = reals.micros[0].batch, noises.micros[0].batch
@@ -59,7 +63,9 @@ def written_plainly(steps: int) -> list[float]:
         optimizers[0].zero_grad()
         ours.backward()
         optimizers[0].step()
-        theirs = F.binary_cross_entropy_with_logits(discriminator(generator(latent) + BLUR * noise), true)
+        theirs = F.binary_cross_entropy_with_logits(
+            discriminator(generator(latent) + BLUR * noise), true
+        )
         optimizers[1].zero_grad()
         theirs.backward()
         optimizers[1].step()

@@ -1,7 +1,9 @@
-"""The gradient of one optimizer step is that of the global mean: against autograd in float64, in one process.
+"""The gradient of one optimizer step is that of the global mean: against autograd in float64, in
+one process.
 
-Measured on 2026-11-21 (two x86 CPU cores, torch 2.13, gloo), the largest errors relative to the norm:
-2e-7 of the gradient, 1e-7 of the loss and of the norm in float32; 8e-4, 3e-5, 3e-4 in half precision.
+Measured on 2026-11-21 (two x86 CPU cores, torch 2.13, gloo), the largest errors relative to the
+norm: 2e-7 of the gradient, 1e-7 of the loss and of the norm in float32; 8e-4, 3e-5, 3e-4 in half
+precision.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import torch
 from gradients import CLIP, MICRO, CountedTokens, norm_of, reference
 from launchers import STRATEGIES, launch_file, ranks
 
-# Sums of some hundred float32 terms, each rounded to 6e-8 of itself, in an order that differs from layout to layout.
+# Sums of some hundred float32 terms, each rounded to 6e-8 of itself, in an order that differs from
+# layout to layout.
 FLOAT32 = 1e-6
 
 
@@ -23,8 +26,13 @@ FLOAT32 = 1e-6
 HALF = 2e-3
 
 CASES = 11  # for each precision and accumulation
-EVERY = [("single", 1), *((s, world) for s in STRATEGIES for world in (1, 2, 3, 4) if (s, world) != ("ddp", 1))]
-HALVES = [layout for layout in EVERY if not layout[0].startswith("zero")]  # DeepSpeed has no fp16 on a CPU
+EVERY = [
+    ("single", 1),
+    *((s, world) for s in STRATEGIES for world in (1, 2, 3, 4) if (s, world) != ("ddp", 1)),
+]
+HALVES = [
+    layout for layout in EVERY if not layout[0].startswith("zero")
+]  # DeepSpeed has no fp16 on a CPU
 # Strategies differ in what they do between the micro-batches of a step.
 WORLD_TWO = [("ddp", 2, "4"), ("fsdp", 2, "4"), ("zero3", 2, "4")]
 WHOLE = [pytest.param(*layout, "1,2,4", marks=pytest.mark.slow) for layout in EVERY]
@@ -46,20 +54,32 @@ def errors(strategy: str, world: int, accumulations: str, precision: str, folder
 
 def beyond(table: Table, bound: float) -> Table:
     """The cases with an error that is not within the bound (NaN is not)."""
-    return {case: e for case, e in table.items() if not all(e[key] <= bound for key in ("gradient", "loss", "norm"))}
+    return {
+        case: e
+        for case, e in table.items()
+        if not all(e[key] <= bound for key in ("gradient", "loss", "norm"))
+    }
 
 
 @pytest.mark.parametrize(("strategy", "world", "accumulations"), [*WORLD_TWO, *WHOLE])
-def test_the_step_follows_the_global_mean(strategy: str, world: int, accumulations: str, folder: Path) -> None:
-    """Also the logged loss, the logged norm (the one before clipping) and the length of a clipped step."""
+def test_the_step_follows_the_global_mean(
+    strategy: str, world: int, accumulations: str, folder: Path
+) -> None:
+    """Also the logged loss, the logged norm (the one before clipping) and the length of a clipped
+    step.
+    """
     table = errors(strategy, world, accumulations, "no", folder)
     assert len(table) == CASES * len(accumulations.split(","))
     assert beyond(table, FLOAT32) == {}
-    assert all(e["clipped to"] < 0.1 for case, e in table.items() if "clipped" in case), "there is something to clip"
+    assert all(e["clipped to"] < 0.1 for case, e in table.items() if "clipped" in case), (
+        "there is something to clip"
+    )
 
 
 @pytest.mark.parametrize(("strategy", "world", "accumulations"), [("ddp", 2, "2"), *WHOLE_HALF])
-def test_the_same_under_fp16_scaling(strategy: str, world: int, accumulations: str, folder: Path) -> None:
+def test_the_same_under_fp16_scaling(
+    strategy: str, world: int, accumulations: str, folder: Path
+) -> None:
     table = errors(strategy, world, accumulations, "fp16", folder)
     assert len(table) == CASES * len(accumulations.split(","))
     assert beyond(table, HALF) == {}
@@ -67,7 +87,9 @@ def test_the_same_under_fp16_scaling(strategy: str, world: int, accumulations: s
 
 
 def test_a_mean_of_means_would_be_found() -> None:
-    """The cases can tell: two halves of a step, averaged without their weights, are off by far more than any bound."""
+    """The cases can tell: two halves of a step, averaged without their weights, are off by far more
+    than any bound.
+    """
     task = CountedTokens(size=2 * MICRO - 1, kind="unequal")
     rows = task.build_data().train
     _, whole = reference(task)

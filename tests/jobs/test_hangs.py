@@ -1,4 +1,5 @@
-"""A rank that is stopped or stuck is named wherever the others wait for it; one that waits by right is let alone.
+"""A rank that is stopped or stuck is named wherever the others wait for it; one that waits by right
+is let alone.
 
 ``benchmarks/hangs.py`` does it at random moments, under every strategy.
 """
@@ -23,7 +24,9 @@ STUCK = "stands still: nothing in the job went on for 4 s"
 
 
 def train(strategy: str, folder: Path, *arguments: str, steps: int = 12, **settings: object) -> Job:
-    typed = [word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))]
+    typed = [
+        word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))
+    ]
     words = [
         *command("ranks", strategy),
         *ARGUMENTS,
@@ -39,11 +42,17 @@ def train(strategy: str, folder: Path, *arguments: str, steps: int = 12, **setti
 
 def named(job: Job) -> dict[int, str]:
     told = job.err.partition("the job ends; its ranks:")[2]
-    return {int(rank): text for rank, text in re.findall(r"^rank (\d) (.*) \(hang_seconds\)$", told, re.MULTILINE)}
+    return {
+        int(rank): text
+        for rank, text in re.findall(r"^rank (\d) (.*) \(hang_seconds\)$", told, re.MULTILINE)
+    }
 
 
 def quick_or_slow(quick: int, *cases: tuple[object, ...]) -> list[object]:
-    return [pytest.param(*case, marks=pytest.mark.slow if at >= quick else []) for at, case in enumerate(cases)]
+    return [
+        pytest.param(*case, marks=pytest.mark.slow if at >= quick else [])
+        for at, case in enumerate(cases)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -69,14 +78,18 @@ def test_a_rank_is_named(
     stamp = tmp_path / "stamp"
     job = train(strategy, tmp_path, does=does, at=at, after=after, rank=rank, stamp=stamp)
     assert job.code != 0 and time.time() - stamp.stat().st_mtime < 60
-    assert {number: text.partition(" s (")[0] for number, text in named(job).items()} == {guilty: said}, job.err[-3000:]
+    assert {number: text.partition(" s (")[0] for number, text in named(job).items()} == {
+        guilty: said
+    }, job.err[-3000:]
 
 
 def test_a_stopped_loader_process_is_named_and_killed(tmp_path: Path) -> None:
     job = train("ddp", tmp_path, "--workers", "1", steps=60, does="stops its loaders")
     assert job.code != 0
     [(rank, text)] = named(job).items()
-    said = re.match(r"waits for its process (\d+), which is stopped: nothing in the job went on for 4 s$", text)
+    said = re.match(
+        r"waits for its process (\d+), which is stopped: nothing in the job went on for 4 s$", text
+    )
     assert rank == 1 and said, text
     end = time.monotonic() + 5.0
     while psutil.pid_exists(int(said[1])) and time.monotonic() < end:
@@ -97,7 +110,9 @@ def test_a_stopped_loader_process_is_named_and_killed(tmp_path: Path) -> None:
         ("computes", "step", []),
     ),
 )
-def test_a_rank_that_takes_its_time_is_let_alone(does: str, at: str, arguments: list[str], tmp_path: Path) -> None:
+def test_a_rank_that_takes_its_time_is_let_alone(
+    does: str, at: str, arguments: list[str], tmp_path: Path
+) -> None:
     """Others wait for it for more than twice as long as a rank may stand still."""
     train("ddp", tmp_path, *arguments, does=does, at=at, after=1, seconds=9).ok()
 
@@ -106,15 +121,21 @@ def test_an_observer_leaves_with_its_rank(tmp_path: Path) -> None:
     train("ddp", tmp_path).ok()
     time.sleep(1.0)
     starter = psutil.Process(starter_id())
-    assert not [child for child in starter.children(recursive=True) if "observer.py" in " ".join(child.cmdline())]
-    left = [process for process in psutil.process_iter() if process.ppid() == 1 and _observes(process)]
+    assert not [
+        child
+        for child in starter.children(recursive=True)
+        if "observer.py" in " ".join(child.cmdline())
+    ]
+    left = [
+        process for process in psutil.process_iter() if process.ppid() == 1 and _observes(process)
+    ]
     assert not left
 
 
 def _observes(process: psutil.Process) -> bool:
     try:
-        return any(word.endswith("distributed/observer.py") for word in process.cmdline()) and not psutil.pid_exists(
-            int(process.cmdline()[-2])
-        )
+        return any(
+            word.endswith("distributed/observer.py") for word in process.cmdline()
+        ) and not psutil.pid_exists(int(process.cmdline()[-2]))
     except psutil.Error:
         return False

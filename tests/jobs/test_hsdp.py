@@ -1,4 +1,6 @@
-"""FSDP2 in groups (HSDP): the curve of one process, and checkpoints that come from anywhere and go anywhere."""
+"""FSDP2 in groups (HSDP): the curve of one process, and checkpoints that come from anywhere and go
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from pathlib import Path
 import pytest
 from launchers import Job, command, run
 
-DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "2", "--max_steps", "4"]
+DIGITS = [
+    "--config",
+    "examples/configs/digits_cnn.yaml",
+    "--log_every",
+    "1",
+    "--warmup_steps",
+    "2",
+    "--max_steps",
+    "4",
+]
 BATCH = ["--global_batch_size", "64", "--micro_batch_size", "8", "--save_every", "2"]
 WORLD = {"single": 0, "fsdp": 2, "hsdp": 4}
 
@@ -16,7 +27,9 @@ WORLD = {"single": 0, "fsdp": 2, "hsdp": 4}
 def job(folder: Path, how: str, *more: str, launcher: str = "ranks") -> Job:
     words = command(launcher, how, world=WORLD[how])
     if launcher == "accelerate":
-        words[words.index("--num_processes") : words.index("--num_processes") + 2] = []  # the file says it
+        words[
+            words.index("--num_processes") : words.index("--num_processes") + 2
+        ] = []  # the file says it
     return run([*words, *DIGITS, *BATCH, *more], folder).ok()
 
 
@@ -41,7 +54,9 @@ def test_two_groups_of_two_have_the_curve_of_one_process_and_share_its_checkpoin
 
 
 def assert_written_once(groups: Job, alone: Job) -> None:
-    """The ranks of all groups write equal parts, and together no more than one process, but for headers."""
+    """The ranks of all groups write equal parts, and together no more than one process, but for
+    headers.
+    """
     found = {}
     for job in (groups, alone):
         files = sorted(job.output_dir.glob("checkpoints/step-00000002/rank-*.safetensors"))

@@ -21,8 +21,13 @@ def test_weights_of_accelerates_checkpoints(strategy: str, world: int, tmp_path:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     # torch.distributed keeps a shared tensor under both of its names.
     drop = ["--drop", "head.weight"] if strategy == "fsdp" else []
-    assert cli.main(["import", str(tmp_path / "theirs"), "--to", str(tmp_path / "imported"), *drop]) == 0
-    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "imported"))
+    assert (
+        cli.main(["import", str(tmp_path / "theirs"), "--to", str(tmp_path / "imported"), *drop])
+        == 0
+    )
+    ours, theirs = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("ours", "imported")
+    )
     assert set(ours) == set(theirs)
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
     model = Model(0.0)

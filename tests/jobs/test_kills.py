@@ -1,4 +1,6 @@
-"""SIGKILL at any moment, to all processes or to one rank: a checkpoint is always there, and the end is the same."""
+"""SIGKILL at any moment, to all processes or to one rank: a checkpoint is always there, and the end
+is the same.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def check_kills(times: int, folder: Path, seed: int) -> None:
         found = [discover.verify(one) for one in discover.listing(run / "checkpoints")]
         assert [one.problem for one in found if one.problem] == [], "what has a name is whole"
         reached = max((one.step for one in found), default=0)
-        assert reached >= newest, f"kill {kills}: step {newest} was there, and now {reached} is the newest"
+        assert reached >= newest, (
+            f"kill {kills}: step {newest} was there, and now {reached} is the newest"
+        )
         newest = reached
         if finished:
             check_end(whole, run)

@@ -1,6 +1,8 @@
-"""SIGKILL at any moment, and each time another strategy and number of processes goes on: the end is the same.
+"""SIGKILL at any moment, and each time another strategy and number of processes goes on: the end is
+the same.
 
-``KILLS=1000 pytest tests/jobs/test_kills_anywhere.py`` is the long form; docs/faults.md says what was seen.
+``KILLS=1000 pytest tests/jobs/test_kills_anywhere.py`` is the long form; docs/faults.md says what
+was seen.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def losses(job: Job) -> dict[int, float]:
 
 
 class Killer(threading.Thread):
-    """Waits until a job has logged something, and then up to ``seconds``; kills all of its ranks, or one."""
+    """Waits until a job has logged something, and then up to ``seconds``; kills all of its ranks,
+    or one.
+    """
 
     def __init__(self, run: Path, seconds: float, every: bool) -> None:
         super().__init__()
@@ -68,7 +72,11 @@ def test_whatever_is_killed_goes_on_anywhere(tmp_path: Path) -> None:
         words = [*commands[strategy, world], *JOB, "--micro_batch_size", str(24 // world)]
         return run(words, output_dir, timeout=3600)  # whatever else the machine does
 
-    expected, newest, counts = losses(train("single", 1, tmp_path / "whole").ok()), 0, Counter[str]()
+    expected, newest, counts = (
+        losses(train("single", 1, tmp_path / "whole").ok()),
+        0,
+        Counter[str](),
+    )
     while counts["killed"] < KILLS:
         strategy, world = draw.choice([*commands])
         killer = Killer(folder, draw.uniform(0, 0.6), every=draw.random() < 0.5)
@@ -81,7 +89,9 @@ def test_whatever_is_killed_goes_on_anywhere(tmp_path: Path) -> None:
         found = [discover.verify(one) for one in discover.listing(folder / "checkpoints")]
         assert [one.problem for one in found if one.problem] == [], "what has a name is whole"
         reached = max((one.step for one in found), default=0)
-        assert reached >= newest, f"step {newest} was there, and now {reached} is the newest: {said}"
+        assert reached >= newest, (
+            f"step {newest} was there, and now {reached} is the newest: {said}"
+        )
         newest = reached
         counts["killed" if job.code else "finished"] += 1
         counts[f"{strategy} {world}"] += 1

@@ -14,16 +14,37 @@ import torch.nn.functional as F
 import yaml
 from launchers import STRATEGIES, Job, run
 from small_examples import words
-from tiny_language import CONFIGS, VOCABULARY, conversation, paragraphs, save_masked, save_model, save_rows, save_texts
+from tiny_language import (
+    CONFIGS,
+    VOCABULARY,
+    conversation,
+    paragraphs,
+    save_masked,
+    save_model,
+    save_rows,
+    save_texts,
+)
 
 from trainer.data.order import epoch_order
 from trainer.language import CausalLM
 from trainer.language.packing import IGNORED
 
 STEPS = 12
-TUNING = {"micro_batch_size": 2, "global_batch_size": 8, "max_steps": STEPS, "log_every": 1, "lr": 3e-3, "eps": 1e-4}
-TUNING |= {"weight_decay": 0.01, "max_grad_norm": 0, "schedule": "constant"}  # not those of a fine-tuner
-# SmolLM2-135M, cut to two of its thirty layers and to few words: tied, three query heads to each of keys and values.
+TUNING = {
+    "micro_batch_size": 2,
+    "global_batch_size": 8,
+    "max_steps": STEPS,
+    "log_every": 1,
+    "lr": 3e-3,
+    "eps": 1e-4,
+}
+TUNING |= {
+    "weight_decay": 0.01,
+    "max_grad_norm": 0,
+    "schedule": "constant",
+}  # not those of a fine-tuner
+# SmolLM2-135M, cut to two of its thirty layers and to few words: tied, three query heads to each of
+# keys and values.
 SMOLLM2 = {
     **{"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "rms_norm_eps": 1e-5},
     **{"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
@@ -33,16 +54,31 @@ SMOLLM2 = {
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model": "llama"},
     "smollm2": {"model": "smollm2", "messages_column": "messages", "data": "chats.jsonl"},
-    "adapter": {"model": "llama", "adapter": {"r": 4}, "messages_column": "messages", "data": "chats.jsonl"},
+    "adapter": {
+        "model": "llama",
+        "adapter": {"r": 4},
+        "messages_column": "messages",
+        "data": "chats.jsonl",
+    },
     "experts": {"model": "mixtral", "adapter": {"r": 4}},
-    "gpt2": {"config": CONFIGS["gpt2"], "tokenizer": "llama", "activation_checkpointing": 2, "loss": "fused"},
+    "gpt2": {
+        "config": CONFIGS["gpt2"],
+        "tokenizer": "llama",
+        "activation_checkpointing": 2,
+        "loss": "fused",
+    },
     "classifier": {"model": "llama", "data": "labels.jsonl"},
     "masked": {"model": "bert", "mask_probability": 0.3},
 }
-# The task of a case, the transformers class that loads what it leaves, and what the Hub calls such models.
+# The task of a case, the transformers class that loads what it leaves, and what the Hub calls such
+# models.
 KINDS = {
     "": ("CausalLM", "AutoModelForCausalLM", "text-generation"),
-    "classifier": ("SequenceClassifier", "AutoModelForSequenceClassification", "text-classification"),
+    "classifier": (
+        "SequenceClassifier",
+        "AutoModelForSequenceClassification",
+        "text-classification",
+    ),
     "masked": ("MaskedLM", "AutoModelForMaskedLM", "fill-mask"),
 }
 
@@ -59,16 +95,26 @@ def tuned(case: str, strategy: str, folder: Path) -> Job:
         texts = paragraphs(80)
         chats = [conversation(texts[at][:60], texts[at + 1]) for at in range(0, 80, 2)]
         save_rows(given / "chats.jsonl", chats)
-        save_rows(given / "labels.jsonl", [{"text": text[:200], "label": "the" in text[:40]} for text in texts])
+        save_rows(
+            given / "labels.jsonl",
+            [{"text": text[:200], "label": "the" in text[:40]} for text in texts],
+        )
     settings = {"data": "texts.jsonl", "evaluation": 0.1, "sequence_length": 96, **CASES[case]}
     for key in ("data", "model", "tokenizer"):
         if key in settings:
             settings[key] = str(given / settings[key])
     settings["cache_dir"] = str(folder / "cache")
-    config = {"task": f"trainer.language:{KINDS.get(case, KINDS[''])[0]}", "task_settings": settings, **TUNING}
+    config = {
+        "task": f"trainer.language:{KINDS.get(case, KINDS[''])[0]}",
+        "task_settings": settings,
+        **TUNING,
+    }
     file = folder / f"{case}.yaml"
     file.write_text(yaml.safe_dump(config))
-    return run([*words(strategy, "examples/train.py"), "--config", str(file)], folder / f"{case}-{strategy}").ok()
+    return run(
+        [*words(strategy, "examples/train.py"), "--config", str(file)],
+        folder / f"{case}-{strategy}",
+    ).ok()
 
 
 DEFAULTS = "note: defaults of CausalLM, which starts from a pretrained model: lr 2e-05, weight_decay 0.0, schedule "
@@ -76,15 +122,28 @@ HOW = "; set them in the config to change them"
 
 
 def by_defaults(folder: Path) -> list[str]:
-    """The script and the config of a fine-tune that says nothing of rate, decay, schedule and clipping."""
+    """The script and the config of a fine-tune that says nothing of rate, decay, schedule and
+    clipping.
+    """
     given = folder / "by_defaults"
     if not (given / "llama").exists():
         save_model(given / "llama")
         save_texts(given / "texts.jsonl")
-    settings = {"model": str(given / "llama"), "data": str(given / "texts.jsonl"), "sequence_length": 96}
+    settings = {
+        "model": str(given / "llama"),
+        "data": str(given / "texts.jsonl"),
+        "sequence_length": 96,
+    }
     settings |= {"cache_dir": str(folder / "cache")}
-    config = {"task": "trainer.language:CausalLM", "task_settings": settings, "max_steps": 4, "save_every": 2}
-    (folder / "defaults.yaml").write_text(yaml.safe_dump({**config, "global_batch_size": 4, "micro_batch_size": 2}))
+    config = {
+        "task": "trainer.language:CausalLM",
+        "task_settings": settings,
+        "max_steps": 4,
+        "save_every": 2,
+    }
+    (folder / "defaults.yaml").write_text(
+        yaml.safe_dump({**config, "global_batch_size": 4, "micro_batch_size": 2})
+    )
     return ["examples/train.py", "--config", str(folder / "defaults.yaml"), "--log_every", "1"]
 
 
@@ -92,17 +151,28 @@ def under_file(file: Path, script: str) -> list[str]:
     return ["ranks", "2", script, "--deepspeed", str(file)]
 
 
-def test_a_fine_tune_has_its_tasks_defaults_and_a_launch_file_goes_before_them(folder: Path) -> None:
+def test_a_fine_tune_has_its_tasks_defaults_and_a_launch_file_goes_before_them(
+    folder: Path,
+) -> None:
     """The config that a run writes goes on with the same file, also where that replaces a default."""
     script, *words_of_config = by_defaults(folder)
     jobs = {}
     for name, clipping in (("open", {}), ("clips", {"gradient_clipping": 0.25})):
-        (folder / f"{name}.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, **clipping}))
-        jobs[name] = run([*under_file(folder / f"{name}.json", script), *words_of_config], folder / name).ok()
+        (folder / f"{name}.json").write_text(
+            json.dumps({"zero_optimization": {"stage": 2}, **clipping})
+        )
+        jobs[name] = run(
+            [*under_file(folder / f"{name}.json", script), *words_of_config], folder / name
+        ).ok()
     jobs["ddp"] = run([*words("ddp", script), *words_of_config], folder / "defaults-ddp").ok()
     for name in ("open", "ddp"):
         plan = jobs[name].plan
-        assert (plan["lr"], plan["max_grad_norm"], plan["schedule"], plan["warmup_steps"]) == (2e-5, 1.0, "linear", 1)
+        assert (plan["lr"], plan["max_grad_norm"], plan["schedule"], plan["warmup_steps"]) == (
+            2e-5,
+            1.0,
+            "linear",
+            1,
+        )
         assert plan["optimizer_settings"]["weight_decay"] == 0.0
         assert plan["origins"]["max_grad_norm"] == "default of CausalLM (max_grad_norm)"
         assert f"{DEFAULTS}linear, warmup_fraction 0.03, max_grad_norm 1.0{HOW}" in jobs[name].out
@@ -119,18 +189,33 @@ def test_a_fine_tune_has_its_tasks_defaults_and_a_launch_file_goes_before_them(f
 
 
 def test_a_run_that_had_other_defaults_goes_on_by_its_own_config(folder: Path) -> None:
-    """As those of before tasks had any; by a config that leaves them open it is refused with what keeps them."""
+    """As those of before tasks had any; by a config that leaves them open it is refused with what
+    keeps them.
+    """
     script, *config = by_defaults(folder)
     alone = words("single", script)
-    before = ["--lr", "1e-3", "--weight_decay", "0.01", "--schedule", "null", "--max_grad_norm", "null"]
+    before = [
+        "--lr",
+        "1e-3",
+        "--weight_decay",
+        "0.01",
+        "--schedule",
+        "null",
+        "--max_grad_norm",
+        "null",
+    ]
     old = run([*alone, *config, *before], folder / "old").ok()
     [early, _] = sorted((old.output_dir / "checkpoints").glob("step*"))
     resume = ["--resume", str(early)]
     refused = run([*alone, *config, *resume], folder / "refused")
     assert refused.code == 2
     assert "lr: 0.001 -> 2e-05" in refused.err
-    kept = "lr: 0.001, weight_decay: 0.01, schedule: null, warmup_fraction: null, max_grad_norm: null"
-    line = f"a key that is not set has the default of CausalLM, and these are the checkpoint's: {kept}"
+    kept = (
+        "lr: 0.001, weight_decay: 0.01, schedule: null, warmup_fraction: null, max_grad_norm: null"
+    )
+    line = (
+        f"a key that is not set has the default of CausalLM, and these are the checkpoint's: {kept}"
+    )
     assert line in refused.err
     own = ["--config", str(old.output_dir / "config.yaml")]
     resumed = run([*alone, *own, *resume], folder / "old-again").ok()
@@ -146,20 +231,26 @@ def test_hidden_words_are_the_same_ones_on_two_processes(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", CASES)
-def test_fine_tuning_by_settings_has_the_curve_of_one_process(case: str, strategy: str, folder: Path) -> None:
+def test_fine_tuning_by_settings_has_the_curve_of_one_process(
+    case: str, strategy: str, folder: Path
+) -> None:
     alone, done = tuned(case, "single", folder), tuned(case, strategy, folder)
     assert (done.plan["strategy"], done.plan["world_size"]) == (strategy, 2)
     assert len(done.losses) == STEPS and done.losses == pytest.approx(alone.losses, rel=2e-6)
-    norms, theirs = ([row["grad_norm"] for row in job.rows if "grad_norm" in row] for job in (done, alone))
+    norms, theirs = (
+        [row["grad_norm"] for row in job.rows if "grad_norm" in row] for job in (done, alone)
+    )
     assert norms == pytest.approx(theirs, rel=1e-5)
     assert done.evaluation == pytest.approx(alone.evaluation, rel=1e-5)
-    assert done.losses[-1] < done.losses[0] - (0.02 if case in ("adapter", "experts", "classifier") else 0.3), (
-        "it learns"
-    )
+    assert done.losses[-1] < done.losses[0] - (
+        0.02 if case in ("adapter", "experts", "classifier") else 0.3
+    ), "it learns"
 
 
 def alone_loss(model: Any, row: dict[str, torch.Tensor]) -> tuple[float, int]:
-    """Sum and count of the losses of a row, each of its documents alone in a plain transformers model."""
+    """Sum and count of the losses of a row, each of its documents alone in a plain transformers
+    model.
+    """
     starts = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), len(row["input_ids"])]
     whole, count = 0.0, 0
     for start, end in itertools.pairwise(starts):
@@ -172,18 +263,26 @@ def alone_loss(model: Any, row: dict[str, torch.Tensor]) -> tuple[float, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["smollm2", "adapter", "experts"])
-def test_first_loss_is_that_of_plain_transformers_on_documents_alone(case: str, folder: Path) -> None:
+def test_first_loss_is_that_of_plain_transformers_on_documents_alone(
+    case: str, folder: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     jobs = [tuned(case, strategy, folder) for strategy in ("single", *STRATEGIES)]
     given = yaml.safe_load((folder / f"{case}.yaml").read_text())["task_settings"]
     model: Any = AutoModelForCausalLM.from_pretrained(given["model"], dtype=torch.float32).eval()
-    train = CausalLM(**{key: value for key, value in given.items() if key != "adapter"}).build_data().train
+    train = (
+        CausalLM(**{key: value for key, value in given.items() if key != "adapter"})
+        .build_data()
+        .train
+    )
     step = [train[int(at)] for at in epoch_order(len(train), 0, 0)[: TUNING["global_batch_size"]]]
     with torch.no_grad():
         sums, counts = zip(*(alone_loss(model, row) for row in step), strict=True)
     assert sum(counts) > 100
-    assert [job.losses[0] for job in jobs] == pytest.approx([sum(sums) / sum(counts)] * len(jobs), rel=1e-6)
+    assert [job.losses[0] for job in jobs] == pytest.approx(
+        [sum(sums) / sum(counts)] * len(jobs), rel=1e-6
+    )
 
 
 @pytest.mark.slow
@@ -204,4 +303,7 @@ def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Pa
             assert load_adapted(str(model)).peft_config
         else:
             loaded: Any = getattr(transformers, auto_class).from_pretrained(model)
-            assert type(loaded).__name__ == json.loads((model / "config.json").read_text())["architectures"][0]
+            assert (
+                type(loaded).__name__
+                == json.loads((model / "config.json").read_text())["architectures"][0]
+            )

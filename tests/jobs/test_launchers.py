@@ -25,7 +25,17 @@ open(sys.argv[-1] + os.environ.get("RANK", ""), "w").write(json.dumps(dataclasse
     [
         ([sys.executable], "python", 1),
         (["sh", "-c", f"{sys.executable} $0 $1; true"], "python", 1),
-        ([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=PORT"], "torchrun", 2),
+        (
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nproc_per_node=2",
+                "--master_port=PORT",
+            ],
+            "torchrun",
+            2,
+        ),
         ([str(BIN / "accelerate"), "launch", *ONE], "accelerate", 1),
         ([sys.executable, "-m", "accelerate.commands.launch", *TWO], "accelerate", 2),
     ],
@@ -36,9 +46,13 @@ def test_real_launchers(words: list[str], name: str, world: int, tmp_path: Path)
     script.write_text(WHO)
     port = str(free_port())
     full = [word.replace("PORT", port) for word in words] + [str(script), str(told)]
-    subprocess.run(full, cwd=ROOT, env=clean_environment(), capture_output=True, timeout=120, check=True)
+    subprocess.run(
+        full, cwd=ROOT, env=clean_environment(), capture_output=True, timeout=120, check=True
+    )
     found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("told*"))]
-    assert [(one["name"], one["world_size"], one["rank"]) for one in found] == [(name, world, r) for r in range(world)]
+    assert [(one["name"], one["world_size"], one["rank"]) for one in found] == [
+        (name, world, r) for r in range(world)
+    ]
     typed = full[full.index("--config_file") :] if name == "accelerate" else []
     assert all(one["arguments"] == typed for one in found)
 
@@ -46,14 +60,26 @@ def test_real_launchers(words: list[str], name: str, world: int, tmp_path: Path)
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.slow)])
 def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
     """As Open MPI starts them: two processes that have only its own variables."""
-    words = ["examples/train.py", "--accel_config", f"accel_configs/{strategy}.yaml", "--max_steps", "2"]
+    words = [
+        "examples/train.py",
+        "--accel_config",
+        f"accel_configs/{strategy}.yaml",
+        "--max_steps",
+        "2",
+    ]
     words += ["--config", "examples/configs/digits_cnn.yaml", "--output_dir", str(tmp_path / "run")]
-    job = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": f"prterun-{os.getpid()}@1"}
+    job = {
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "PMIX_NAMESPACE": f"prterun-{os.getpid()}@1",
+    }
     started = [
         subprocess.Popen(
             [sys.executable, *words],
             cwd=ROOT,
-            env=clean_environment({**job, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)}),
+            env=clean_environment(
+                {**job, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)}
+            ),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -63,4 +89,9 @@ def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
     said = [process.communicate(timeout=120)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
-    assert (plan["launcher"], plan["world_size"], plan["num_machines"], plan["strategy"]) == ("mpirun", 2, 1, strategy)
+    assert (plan["launcher"], plan["world_size"], plan["num_machines"], plan["strategy"]) == (
+        "mpirun",
+        2,
+        1,
+        strategy,
+    )

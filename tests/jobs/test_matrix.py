@@ -21,7 +21,16 @@ TASKS = {
     "cnn": ("digits_cnn", ["--max_steps", "12", "--log_every", "1", "--warmup_steps", "2"]),
     "llama": (
         "llama_stdlib",
-        ["--max_steps", "8", "--log_every", "1", "--task_settings.max_bytes", "300000", "--warmup_steps", "2"],
+        [
+            "--max_steps",
+            "8",
+            "--log_every",
+            "1",
+            "--task_settings.max_bytes",
+            "300000",
+            "--warmup_steps",
+            "2",
+        ],
     ),
 }
 LAUNCHES = [
@@ -32,21 +41,35 @@ LAUNCHES = [
 ]
 
 
-# The launchers differ in how a job starts, which the CNN shows: each strategy under one of them, each of them under one
-# strategy at least. The Llama needs none of them. All others are slow tests.
+# The launchers differ in how a job starts, which the CNN shows: each strategy under one of them,
+# each of them under one strategy at least. The Llama needs none of them. All others are slow tests.
 NAMED = {"ranks": "environment"}
 USUAL = {
-    "cnn": {"ddp": "accelerate", "fsdp": "torchrun", "zero1": "torchrun", "zero2": "accelerate", "zero3": "deepspeed"},
+    "cnn": {
+        "ddp": "accelerate",
+        "fsdp": "torchrun",
+        "zero1": "torchrun",
+        "zero2": "accelerate",
+        "zero3": "deepspeed",
+    },
     "llama": dict.fromkeys(STRATEGIES, "ranks"),
 }
 # test_brought.py trains a Llama as well; ZeRO-1 and ZeRO-2 are ZeRO-3 with less to exchange.
-SLOW = [("llama", "ddp"), ("llama", "zero1"), ("llama", "zero2"), ("cnn", "zero1"), ("cnn", "zero2")]
+SLOW = [
+    ("llama", "ddp"),
+    ("llama", "zero1"),
+    ("llama", "zero2"),
+    ("cnn", "zero1"),
+    ("cnn", "zero2"),
+]
 CASES = [
     pytest.param(
         name,
         strategy,
         launcher,
-        marks=() if launcher == USUAL[name][strategy] and (name, strategy) not in SLOW else pytest.mark.slow,
+        marks=()
+        if launcher == USUAL[name][strategy] and (name, strategy) not in SLOW
+        else pytest.mark.slow,
     )
     for name in TASKS
     for strategy, launcher in LAUNCHES
@@ -93,25 +116,36 @@ def test_runs_as_asked(name: str, strategy: str, launcher: str, folder: Path) ->
     done = job(name, strategy, launcher, folder)
     family = "zero" if strategy.startswith("zero") else strategy
     plan = done.plan
-    assert (plan["strategy"], plan["world_size"], plan["launcher"]) == (strategy, 2, NAMED.get(launcher, launcher))
+    assert (plan["strategy"], plan["world_size"], plan["launcher"]) == (
+        strategy,
+        2,
+        NAMED.get(launcher, launcher),
+    )
     assert plan["distributed_type"] == TYPES[family]
     assert plan["model_class"].startswith(WRAPPED[family])
     assert plan["rehearsal"] and plan["device"] == "cpu"
     losses = done.losses
     assert sum(losses[-3:]) / 3 < 0.9 * losses[0], f"the loss does not fall: {losses}"
-    assert "Warning" not in done.err, done.err  # one a rank, about what no user can change, would hide what matters
-    # DeepSpeed would build an operator for inference, and hang on the lock of a build that was killed.
+    assert "Warning" not in done.err, (
+        done.err
+    )  # one a rank, about what no user can change, would hide what matters
+    # DeepSpeed would build an operator for inference, and hang on the lock of a build that was
+    # killed.
     assert not (folder / "built").exists(), "a rehearsal compiles nothing"
 
 
 @pytest.mark.parametrize(("name", "strategy", "launcher"), CASES)
-def test_export_is_the_model_that_was_trained(name: str, strategy: str, launcher: str, folder: Path) -> None:
+def test_export_is_the_model_that_was_trained(
+    name: str, strategy: str, launcher: str, folder: Path
+) -> None:
     done = job(name, strategy, launcher, folder)
     task = build_task(name)
     model = task.build_model()
     load_export(model, done.output_dir / "model")
     # Evaluated in float32 on the same samples in other batches: sums differ by rounding alone.
-    assert evaluate_here(task, model)["loss"] == pytest.approx(done.evaluation["eval/loss"], rel=2e-6)
+    assert evaluate_here(task, model)["loss"] == pytest.approx(
+        done.evaluation["eval/loss"], rel=2e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,12 +157,18 @@ def test_export_is_the_model_that_was_trained(name: str, strategy: str, launcher
     ],
 )
 def test_files_and_curves_equal_one_process(name: str, strategy: str, folder: Path) -> None:
-    alone, done = job(name, "single", "ranks", folder), job(name, strategy, USUAL[name][strategy], folder)
-    ours, theirs = (load_file(run.output_dir / "model" / "model.safetensors") for run in (alone, done))
+    alone, done = (
+        job(name, "single", "ranks", folder),
+        job(name, strategy, USUAL[name][strategy], folder),
+    )
+    ours, theirs = (
+        load_file(run.output_dir / "model" / "model.safetensors") for run in (alone, done)
+    )
     assert list(ours) == list(theirs)
     for key, tensor in ours.items():
         assert (theirs[key].shape, theirs[key].dtype) == (tensor.shape, tensor.dtype), key
-    # The first step differs by the order of float32 sums only; Adam's division amplifies that afterwards.
+    # The first step differs by the order of float32 sums only; Adam's division amplifies that
+    # afterwards.
     assert done.losses[0] == pytest.approx(alone.losses[0], rel=1e-6)
     assert done.losses == pytest.approx(alone.losses, rel=1e-3)
 
@@ -140,6 +180,9 @@ def test_exported_llama_loads_with_from_pretrained(folder: Path) -> None:
         done = job("llama", strategy, "ranks", folder)
         model = AutoModelForCausalLM.from_pretrained(done.output_dir / "model")
         tokenizer = AutoTokenizer.from_pretrained(done.output_dir / "model")
-        assert tokenizer.decode(tokenizer("def f(x):\n    return x")["input_ids"]) == "def f(x):\n    return x"
+        assert (
+            tokenizer.decode(tokenizer("def f(x):\n    return x")["input_ids"])
+            == "def f(x):\n    return x"
+        )
         loss = evaluate_here(build_task("llama"), model)["loss"]
         assert loss == pytest.approx(done.evaluation["eval/loss"], rel=2e-6)

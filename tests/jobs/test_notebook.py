@@ -29,7 +29,10 @@ def trained(folder: Path, processes: int) -> dict[int, float]:
     assert "accuracy 0." in done.stdout
     plan = json.loads((folder / "runs" / "notebook" / "plan.json").read_text())
     assert plan["world_size"] == processes
-    rows = [json.loads(line) for line in (folder / "runs" / "notebook" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (folder / "runs" / "notebook" / "metrics.jsonl").read_text().splitlines()
+    ]
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 

@@ -1,4 +1,6 @@
-"""The dtypes of a plan are those of the tensors, and gradients add up as in one process: on two real processes."""
+"""The dtypes of a plan are those of the tensors, and gradients add up as in one process: on two
+real processes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from typing import Any
 import pytest
 from launchers import STRATEGIES, launch_file, ranks
 
-ENGINES = {"zero": ("zero1", "zero2", "zero3"), "others": ("ddp", "fsdp")}  # those that one process can run in turn
+ENGINES = {
+    "zero": ("zero1", "zero2", "zero3"),
+    "others": ("ddp", "fsdp"),
+}  # those that one process can run in turn
 BFLOAT16 = 2.0**-8  # what one rounding to eight binary digits costs, as of the mean over the ranks
 
 
@@ -19,7 +24,10 @@ def everything(engine: str, precision: str, folder: Path) -> dict[str, list[dict
     """What each rank saw, by strategy and accumulation."""
     place = folder / f"{engine}-{precision}"
     place.mkdir()
-    files = [launch_file(place / f"{strategy}.yaml", strategy, 2, precision) for strategy in ENGINES[engine]]
+    files = [
+        launch_file(place / f"{strategy}.yaml", strategy, 2, precision)
+        for strategy in ENGINES[engine]
+    ]
     done = ranks(["tests/workers/precision.py", place, *files])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return dict(json.loads((place / "found.json").read_text()))
@@ -59,6 +67,8 @@ def test_training_starts_from_the_weights_as_they_were_built(strategy: str, fold
 
 @pytest.mark.parametrize("strategy", ENGINES["zero"])
 def test_no_step_waits_for_the_device(strategy: str, folder: Path) -> None:
-    """DeepSpeed's clock of the throughput is off; on a GPU it would wait around each forward pass and each step."""
+    """DeepSpeed's clock of the throughput is off; on a GPU it would wait around each forward pass
+    and each step.
+    """
     for of_rank in everything("zero", "bf16", folder)[f"{strategy} 1"]:
         assert of_rank["waits"] == 0

@@ -69,7 +69,13 @@ def test_accelerates_own_launchers_connect_the_processes(tmp_path: Path) -> None
     code = "import accelerate; from from_launcher import from_debug_launcher as work\n"
     for name in ("debug_launcher", "notebook_launcher"):
         code += f"accelerate.{name}(work, ({str(tmp_path / name)!r},), num_processes=2)\n"
-    environment = clean_environment({"PYTHONPATH": f"{ROOT / 'tests' / 'workers'}:{os.environ.get('PYTHONPATH', '')}"})
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=200, check=True)
+    environment = clean_environment(
+        {"PYTHONPATH": f"{ROOT / 'tests' / 'workers'}:{os.environ.get('PYTHONPATH', '')}"}
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=200, check=True
+    )
     for name in ("debug_launcher", "notebook_launcher"):
-        assert [(tmp_path / f"{name}-{rank}").read_text() for rank in (0, 1)] == ["DistributedDataParallel"] * 2
+        assert [(tmp_path / f"{name}-{rank}").read_text() for rank in (0, 1)] == [
+            "DistributedDataParallel"
+        ] * 2

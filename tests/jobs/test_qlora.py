@@ -1,4 +1,6 @@
-"""Adapters on a model in 4 bits: the numbers of plain transformers, peft and bitsandbytes, under every strategy."""
+"""Adapters on a model in 4 bits: the numbers of plain transformers, peft and bitsandbytes, under
+every strategy.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from trainer.language import Adapter, CausalLM
 from trainer.language.packing import IGNORED
 
 STEPS, BATCH = 10, 8
-RUN = {"micro_batch_size": 2, "global_batch_size": BATCH, "max_steps": STEPS, "log_every": 1, "save_every": 5}
+RUN = {
+    "micro_batch_size": 2,
+    "global_batch_size": BATCH,
+    "max_steps": STEPS,
+    "log_every": 1,
+    "save_every": 5,
+}
 OPTIMIZER = {"lr": 3e-3, "eps": 1e-4, "weight_decay": 0.0}
 ADAPTER = {"r": 4, "quantize": "nf4"}
 
@@ -40,9 +48,16 @@ def settings(folder: Path) -> dict[str, Any]:
 
 def tune(strategy: str, folder: Path, output_dir: Path, *more: str) -> Job:
     file = folder / "qlora.yaml"
-    task = {"task": "trainer.language:CausalLM", "task_settings": {**settings(folder), "adapter": ADAPTER}}
-    file.write_text(yaml.safe_dump({**task, **RUN, **OPTIMIZER, "schedule": "constant", "max_grad_norm": 0}))
-    return run([*words(strategy, "examples/train.py"), "--config", str(file), *more], output_dir).ok()
+    task = {
+        "task": "trainer.language:CausalLM",
+        "task_settings": {**settings(folder), "adapter": ADAPTER},
+    }
+    file.write_text(
+        yaml.safe_dump({**task, **RUN, **OPTIMIZER, "schedule": "constant", "max_grad_norm": 0})
+    )
+    return run(
+        [*words(strategy, "examples/train.py"), "--config", str(file), *more], output_dir
+    ).ok()
 
 
 @cache
@@ -61,9 +76,13 @@ def in_4_bits(folder: Path) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32,
     )
-    model = AutoModelForCausalLM.from_pretrained(folder / "llama", quantization_config=how, device_map={"": "cpu"})
+    model = AutoModelForCausalLM.from_pretrained(
+        folder / "llama", quantization_config=how, device_map={"": "cpu"}
+    )
     for layer in model.modules():
-        if isinstance(layer, Linear4bit):  # in evaluation a CPU with AVX512-BF16 would lay these out anew, and round
+        if isinstance(
+            layer, Linear4bit
+        ):  # in evaluation a CPU with AVX512-BF16 would lay these out anew, and round
             layer.support_avx512bf16_for_cpu = False
     return model
 
@@ -76,13 +95,19 @@ def mean_loss(model: Any, rows: list[dict[str, torch.Tensor]]) -> torch.Tensor:
 
 @cache
 def plain_losses(folder: Path) -> list[float]:
-    """The same steps as a loop over transformers, peft and bitsandbytes alone, from the same first adapters."""
+    """The same steps as a loop over transformers, peft and bitsandbytes alone, from the same first
+    adapters.
+    """
     from peft import LoraConfig, get_peft_model
 
     ours = CausalLM(**settings(folder), adapter=Adapter(**ADAPTER))
     rows = ours.build_data().train
-    model = get_peft_model(in_4_bits(folder), LoraConfig(r=4, lora_alpha=32, target_modules="all-linear"))
-    first = {name: value for name, value in build_whole(ours).named_parameters() if value.requires_grad}
+    model = get_peft_model(
+        in_4_bits(folder), LoraConfig(r=4, lora_alpha=32, target_modules="all-linear")
+    )
+    first = {
+        name: value for name, value in build_whole(ours).named_parameters() if value.requires_grad
+    }
     learning = {name: value for name, value in model.named_parameters() if value.requires_grad}
     assert len(learning) == len(first) == 28
     for name, value in learning.items():
@@ -102,7 +127,9 @@ def test_a_model_in_4_bits_learns_as_in_a_plain_loop_and_leaves_an_adapter(folde
     from peft import PeftModel
 
     done, plain = tuned("ddp", folder), plain_losses(folder)
-    assert done.plan["world_size"] == 2 and done.plan["trainable_parameters"] < done.plan["parameters"]
+    assert (
+        done.plan["world_size"] == 2 and done.plan["trainable_parameters"] < done.plan["parameters"]
+    )
     assert done.losses[0] == pytest.approx(plain[0], rel=1e-6)
     assert done.losses == pytest.approx(plain, rel=1e-5) and plain[-1] < plain[0] - 0.05
     whole = sum(one.numel() for one in CausalLM(**settings(folder)).build_model().parameters())
@@ -110,7 +137,9 @@ def test_a_model_in_4_bits_learns_as_in_a_plain_loop_and_leaves_an_adapter(folde
     model = done.output_dir / "model"
     adapter = (model / "adapter_model.safetensors").stat().st_size
     newest = max((done.output_dir / "checkpoints").glob("step-*"))
-    assert sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) < 3 * adapter + (1 << 20)
+    assert sum(
+        file.stat().st_size for file in newest.rglob("*") if file.is_file()
+    ) < 3 * adapter + (1 << 20)
     # What was exported, on a model that transformers itself quantizes: the loss of the evaluation.
     rows = CausalLM(**settings(folder)).build_data().evaluation
     with torch.no_grad():
@@ -129,26 +158,41 @@ def test_a_model_in_4_bits_learns_the_same_under_every_strategy_and_after_a_resu
     run_folder = shutil.copytree(first.output_dir, tmp_path / "run")
     shutil.rmtree(max((run_folder / "checkpoints").glob("step-*")))
     resumed = tune(strategy, folder, run_folder, "--resume", "auto")
-    assert "step-00000005" in resumed.out and resumed.losses == pytest.approx(first.losses, rel=1e-6)
+    assert "step-00000005" in resumed.out and resumed.losses == pytest.approx(
+        first.losses, rel=1e-6
+    )
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_model_in_4_bits_is_planned_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_memory_of_a_model_in_4_bits_is_planned_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     jobs = {strategy: tuned(strategy, folder) for strategy in STRATEGIES}
     words = ["--gpus", "2", "--precision", "no", "--accumulation", "2", "--json"]
     capsys.readouterr()
     assert main(["plan", str(folder / "qlora.yaml"), *words]) == 0
     told = json.loads(capsys.readouterr().out)
     assert f"{jobs['ddp'].plan['parameters']:,} parameters" in told["subject"]
-    rows = {row["strategy"]: row for row in told["rows"] if (row["offload"], row["recompute"]) == ("none", False)}
+    rows = {
+        row["strategy"]: row
+        for row in told["rows"]
+        if (row["offload"], row["recompute"]) == ("none", False)
+    }
     for strategy, job in jobs.items():
         planned = sum(rows[strategy][part] for part in ("parameters", "gradients", "optimizer"))
         assert planned == pytest.approx(job.plan["state_bytes_per_rank"], rel=0.01), strategy
 
 
 @pytest.mark.slow
-def test_a_model_in_4_bits_is_divided_and_computes_in_the_precision_of_the_run(folder: Path, tmp_path: Path) -> None:
-    whole, shared = (tuned(strategy, folder).plan["state_bytes_per_rank"] for strategy in ("ddp", "fsdp"))
+def test_a_model_in_4_bits_is_divided_and_computes_in_the_precision_of_the_run(
+    folder: Path, tmp_path: Path
+) -> None:
+    whole, shared = (
+        tuned(strategy, folder).plan["state_bytes_per_rank"] for strategy in ("ddp", "fsdp")
+    )
     assert shared < 0.51 * whole
     bf16 = tune("fsdp", folder, tmp_path / "bf16", "--mixed_precision", "bf16")
-    assert bf16.losses == pytest.approx(plain_losses(folder), rel=1e-3) and bf16.losses != tuned("fsdp", folder).losses
+    assert (
+        bf16.losses == pytest.approx(plain_losses(folder), rel=1e-3)
+        and bf16.losses != tuned("fsdp", folder).losses
+    )

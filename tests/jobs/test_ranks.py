@@ -1,4 +1,6 @@
-"""What ranks hold for themselves, and precision, on two real gloo processes under each strategy: one job each."""
+"""What ranks hold for themselves, and precision, on two real gloo processes under each strategy:
+one job each.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def results(strategy: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     here = folder / strategy
     here.mkdir()
     cases = CASES if strategy.startswith("zero") else CASES + SCALED
-    cases += ("flipped_bit",) if strategy in ("ddp", "zero1", "zero2") else ()  # the others have no copies
+    cases += (
+        ("flipped_bit",) if strategy in ("ddp", "zero1", "zero2") else ()
+    )  # the others have no copies
     done = ranks(["tests/workers/rank_numbers.py", f"accel_configs/{strategy}.yaml", here, *cases])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return dict(json.loads((here / "results.json").read_text()))
@@ -45,7 +49,10 @@ def masked_reference() -> list[float]:
     items, order, losses = masked_items(), epoch_order(22, 0, 0), []
     torch.manual_seed(0)
     model = Masked().build_model()
-    groups = [{"params": [model.weight], "weight_decay": 0.01}, {"params": [model.bias], "weight_decay": 0.0}]
+    groups = [
+        {"params": [model.weight], "weight_decay": 0.01},
+        {"params": [model.bias], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     for start in range(0, 22, 4):
         batch = default_collate([items[i] for i in order[start : start + 4] if items[i]["mask"]])
@@ -58,14 +65,18 @@ def masked_reference() -> list[float]:
 
 
 @pytest.mark.parametrize("strategy", QUICK)
-def test_masked_batches_add_nothing_though_their_loss_is_no_number(strategy: str, folder: Path) -> None:
+def test_masked_batches_add_nothing_though_their_loss_is_no_number(
+    strategy: str, folder: Path
+) -> None:
     nothing = default_collate([item for item in masked_items() if not item["mask"]][:2])
     model = Masked().build_model()
     loss = Masked().training_step(model, nothing)
     loss.backward()
     assert loss.isnan() and model.weight.grad is not None and model.weight.grad.isnan().any()
     # Float32 sums in another order.
-    assert results(strategy, folder)["masked"][0]["losses"] == pytest.approx(masked_reference(), rel=1e-5)
+    assert results(strategy, folder)["masked"][0]["losses"] == pytest.approx(
+        masked_reference(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("case", ["batch_norm", "batch_norm_bf16"])
@@ -88,12 +99,16 @@ def test_the_exported_model_evaluates_alike(strategy: str, folder: Path) -> None
     with torch.no_grad():
         batch = default_collate(Images().build_data().evaluation)
         values = Images().evaluation_step(model, batch)
-    assert values["loss"].double().mean().item() == pytest.approx(said["evaluation"]["eval/loss"], rel=1e-6)
+    assert values["loss"].double().mean().item() == pytest.approx(
+        said["evaluation"]["eval/loss"], rel=1e-6
+    )
     assert values["accuracy"].double().mean().item() == said["evaluation"]["eval/accuracy"]
 
 
 @pytest.mark.parametrize("strategy", QUICK[1:])
-def test_batch_normalised_training_is_the_same_under_every_strategy(strategy: str, folder: Path) -> None:
+def test_batch_normalised_training_is_the_same_under_every_strategy(
+    strategy: str, folder: Path
+) -> None:
     ours, ddp = results(strategy, folder)["batch_norm"][0], results("ddp", folder)["batch_norm"][0]
     assert ours["losses"] == pytest.approx(ddp["losses"], rel=1e-5)
     for name, values in ddp["buffers"].items():
@@ -103,10 +118,11 @@ def test_batch_normalised_training_is_the_same_under_every_strategy(strategy: st
 @pytest.mark.parametrize("case", ["curve_bf16", "batch_norm_bf16"])
 @pytest.mark.parametrize("strategy", QUICK[1:])
 def test_bf16_curves_agree(strategy: str, case: str, folder: Path) -> None:
-    """bfloat16 keeps 8 bits: each activation is off by up to 2**-9, and strategies round at different places.
+    """bfloat16 keeps 8 bits: each activation is off by up to 2**-9, and strategies round at
+    different places.
 
-    Over 6 to 8 steps of SGD with momentum that adds up to twice the rounding of one number (0.4 % at most, measured
-    in one process, 2026-11-21, two x86 CPU cores, torch 2.13).
+    Over 6 to 8 steps of SGD with momentum that adds up to twice the rounding of one number (0.4 %
+    at most, measured in one process, 2026-11-21, two x86 CPU cores, torch 2.13).
     """
     ours, ddp = results(strategy, folder)[case][0], results("ddp", folder)[case][0]
     assert ours["mixed_precision"] == ddp["mixed_precision"] == "bf16"
@@ -114,7 +130,9 @@ def test_bf16_curves_agree(strategy: str, case: str, folder: Path) -> None:
     assert ours["losses"][0] == pytest.approx(ddp["losses"][0], rel=2**-8)
     assert ours["losses"] == pytest.approx(ddp["losses"], rel=2**-7)
     full = results("ddp", folder)["batch_norm"][0]["losses"]
-    assert case == "curve_bf16" or ours["losses"] != full[: len(ours["losses"])], "nothing was rounded"
+    assert case == "curve_bf16" or ours["losses"] != full[: len(ours["losses"])], (
+        "nothing was rounded"
+    )
 
 
 def test_fp16_curves_agree(folder: Path) -> None:
@@ -125,10 +143,14 @@ def test_fp16_curves_agree(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_step_that_the_scaler_skips_does_not_move_the_schedule(strategy: str, folder: Path) -> None:
+def test_a_step_that_the_scaler_skips_does_not_move_the_schedule(
+    strategy: str, folder: Path
+) -> None:
     said = results(strategy, folder)["overflow"][0]
     skipped = said["skipped"]
-    assert skipped[0] > 0 and skipped[-1] < 12, "the first scale is too large for this loss, a later one is not"
+    assert skipped[0] > 0 and skipped[-1] < 12, (
+        "the first scale is too large for this loss, a later one is not"
+    )
     moved = [step - before for step, before in enumerate([0, *skipped[:-1]])]
     assert said["lrs"] == pytest.approx([1e-3 * (1 - steps / 12) for steps in moved])
 
@@ -136,7 +158,9 @@ def test_a_step_that_the_scaler_skips_does_not_move_the_schedule(strategy: str, 
 @pytest.mark.parametrize("strategy", QUICK)
 def test_objects_of_torchmetrics_see_each_sample_once(strategy: str, folder: Path) -> None:
     first, second = results(strategy, folder)["objects"]
-    assert repr(first["eleven"]) == repr(second["eleven"]) and repr(first["one"]) == repr(second["one"])
+    assert repr(first["eleven"]) == repr(second["eleven"]) and repr(first["one"]) == repr(
+        second["one"]
+    )
     task = Scored(measured=11)
     model = task.build_model()
     load_export(model, Path(first["folder"]) / "model")
@@ -147,25 +171,33 @@ def test_objects_of_torchmetrics_see_each_sample_once(strategy: str, folder: Pat
     labels = torch.tensor([int(item["label"]) for item in items])
     said = first["eleven"]
     assert sorted(said[f"eval/ids/{i}"] for i in range(11)) == sorted(labels.tolist())
-    assert said["eval/hits"] == pytest.approx((logits.argmax(-1) == labels).double().mean().item(), rel=1e-6)
+    assert said["eval/hits"] == pytest.approx(
+        (logits.argmax(-1) == labels).double().mean().item(), rel=1e-6
+    )
     expected = spearman_corrcoef(logits[:, 0], labels.float()).item()
     assert said["eval/spearman"] == pytest.approx(expected, rel=1e-4)
     assert first["one"]["eval/ids"] == labels[0].item() == first["one"]["eval/loss"]
 
 
 @pytest.mark.parametrize("strategy", QUICK)
-def test_deterministic_runs_repeat_bit_by_bit_and_ranks_drop_out_differently(strategy: str, folder: Path) -> None:
+def test_deterministic_runs_repeat_bit_by_bit_and_ranks_drop_out_differently(
+    strategy: str, folder: Path
+) -> None:
     first, second = results(strategy, folder)["dropout"]
     for said in (first, second):
         assert said["losses"] == said["again"]["losses"]
         assert said["evaluation"] == said["again"]["evaluation"]
-    models = [Path(said["folder"]) / "model" / "model.safetensors" for said in (first, first["again"])]
+    models = [
+        Path(said["folder"]) / "model" / "model.safetensors" for said in (first, first["again"])
+    ]
     assert models[0].read_bytes() == models[1].read_bytes()
     assert first["drawn"] != second["drawn"]
 
 
 @pytest.mark.parametrize("strategy", QUICK)
-def test_every_group_has_the_time_out_and_all_ranks_end_together(strategy: str, folder: Path) -> None:
+def test_every_group_has_the_time_out_and_all_ranks_end_together(
+    strategy: str, folder: Path
+) -> None:
     """Also the groups of the engine; and an upload of the main process is waited for over gloo."""
     first, second = results(strategy, folder)["waits"]
     assert len(first["minutes"]) >= 2 and set(first["minutes"] + second["minutes"]) == {7.5}
@@ -173,7 +205,9 @@ def test_every_group_has_the_time_out_and_all_ranks_end_together(strategy: str, 
 
 
 @pytest.mark.parametrize("strategy", QUICK)
-def test_a_loss_without_a_value_on_one_rank_ends_all_at_its_step(strategy: str, folder: Path) -> None:
+def test_a_loss_without_a_value_on_one_rank_ends_all_at_its_step(
+    strategy: str, folder: Path
+) -> None:
     first, second = results(strategy, folder)["nan_stops"]
     lost = ", ".join(str(index) for index in epoch_order(33, 0, 0)[10:12])
     said = f"step 3: the loss on rank 1 is nan, of samples {lost} of Data.train; lower lr, set max_grad_norm, "
@@ -193,7 +227,9 @@ def skipped_reference() -> list[float]:
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     for start in range(0, 24, 4):
-        loss = Images().training_step(model, default_collate([items[i] for i in order[start : start + 4]]))
+        loss = Images().training_step(
+            model, default_collate([items[i] for i in order[start : start + 4]])
+        )
         optimizer.zero_grad()
         loss.backward()
         if start != 8:
@@ -203,11 +239,15 @@ def skipped_reference() -> list[float]:
 
 
 @pytest.mark.parametrize("strategy", QUICK)
-def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(strategy: str, folder: Path) -> None:
+def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(
+    strategy: str, folder: Path
+) -> None:
     said = results(strategy, folder)["nan_is_skipped"][0]
     expected = skipped_reference()
     assert said["losses"][2] is None, "JSON has no NaN"
-    assert said["losses"][:2] + said["losses"][3:] == pytest.approx(expected[:2] + expected[3:], rel=1e-5)
+    assert said["losses"][:2] + said["losses"][3:] == pytest.approx(
+        expected[:2] + expected[3:], rel=1e-5
+    )
     assert said["skipped"] == [0, 0, 0, 1, 1, 1], "known after the row of its step"
     log = (Path(said["folder"]) / "log.txt").read_text()
     assert "note: step 3: the loss on rank 1 is nan, of samples" in log
@@ -224,7 +264,9 @@ def test_a_step_that_is_left_out_leaves_buffers_as_they_were(strategy: str, fold
 
 
 @pytest.mark.parametrize("strategy", QUICK)
-def test_agreement_costs_few_reductions_and_a_signal_stops_all_at_one_step(strategy: str, folder: Path) -> None:
+def test_agreement_costs_few_reductions_and_a_signal_stops_all_at_one_step(
+    strategy: str, folder: Path
+) -> None:
     """Steps of 10 ms on the clock of the votes: after the first ones a vote every 25 steps."""
     first, second = results(strategy, folder)["reductions"]
     assert first == second
@@ -232,23 +274,32 @@ def test_agreement_costs_few_reductions_and_a_signal_stops_all_at_one_step(strat
     assert [step for step in first["counted"] if step < 82] == [1, 2, 4, 8, 16, 32, 57]
 
 
-@pytest.mark.parametrize("strategy", [one for one in some_quick("ddp") if one.values[0] in ("ddp", "zero1", "zero2")])
-def test_a_flipped_bit_in_one_copy_of_a_weight_is_named_and_not_saved(strategy: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    "strategy", [one for one in some_quick("ddp") if one.values[0] in ("ddp", "zero1", "zero2")]
+)
+def test_a_flipped_bit_in_one_copy_of_a_weight_is_named_and_not_saved(
+    strategy: str, folder: Path
+) -> None:
     first, second = results(strategy, folder)["flipped_bit"]
     assert first == second and first.keys() == {"every", "saved"}
     for error, saved in first.values():
-        assert error.startswith("step 3: the copies of 0.weight are not the same bits on all ranks: look at rank 0 (")
+        assert error.startswith(
+            "step 3: the copies of 0.weight are not the same bits on all ranks: look at rank 0 ("
+        )
         assert saved == []
 
 
 @pytest.mark.slow  # four processes; the comparison is that of the test before
 def test_a_flipped_bit_in_one_of_two_groups_is_named(tmp_path: Path) -> None:
-    done = ranks(["tests/workers/rank_numbers.py", "accel_configs/hsdp.yaml", tmp_path, "flipped_bit"], 4)
+    done = ranks(
+        ["tests/workers/rank_numbers.py", "accel_configs/hsdp.yaml", tmp_path, "flipped_bit"], 4
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     first, *others = json.loads((tmp_path / "results.json").read_text())["flipped_bit"]
     assert all(one == first for one in others) and first.keys() == {"every", "saved"}
     for error, saved in first.values():
         assert re.match(
-            r"step 3: the copies of 0.weight are not .*: look at rank 1 \(\S+\), rank 3 \(\S+\); memory", error
+            r"step 3: the copies of 0.weight are not .*: look at rank 1 \(\S+\), rank 3 \(\S+\); memory",
+            error,
         )
         assert saved == []

@@ -1,4 +1,6 @@
-"""Launch files as people have them, rehearsed on two processes: they train as asked, or end with one clear line."""
+"""Launch files as people have them, rehearsed on two processes: they train as asked, or end with
+one clear line.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ import yaml
 from launchers import ROOT, Job, command, run
 
 WRITTEN = ROOT / "tests" / "launch_files"
-DIGITS = ["--task", "digits_cnn:DigitsCNN", "--max_steps", "3", "--micro_batch_size", "32", "--log_every", "1"]
+DIGITS = [
+    "--task",
+    "digits_cnn:DigitsCNN",
+    "--max_steps",
+    "3",
+    "--micro_batch_size",
+    "32",
+    "--log_every",
+    "1",
+]
 
 
 # As `accelerate config` wrote it before FSDP2, with a class to wrap.
@@ -118,7 +129,9 @@ def asked_for(path: Path, data: dict[str, Any]) -> str:
         stage = data["zero_optimization"]["stage"]
         return f"zero{stage}" if stage else "ddp"
     kind = data["distributed_type"]
-    return f"zero{data['deepspeed_config']['zero_stage']}" if kind == "DEEPSPEED" else STRATEGIES[kind]
+    return (
+        f"zero{data['deepspeed_config']['zero_stage']}" if kind == "DEEPSPEED" else STRATEGIES[kind]
+    )
 
 
 STRATEGIES = {"MULTI_GPU": "ddp", "FSDP": "fsdp"}
@@ -127,10 +140,17 @@ STRATEGIES = {"MULTI_GPU": "ddp", "FSDP": "fsdp"}
 @pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
 def test_an_fsdp1_file(launcher: str, tmp_path: Path) -> None:
     job = rehearse(tmp_path / "a.yaml", FSDP1, launcher).ok()
-    assert (job.plan["strategy"], job.plan["world_size"], job.plan["mixed_precision"]) == ("fsdp", 2, "bf16")
+    assert (job.plan["strategy"], job.plan["world_size"], job.plan["mixed_precision"]) == (
+        "fsdp",
+        2,
+        "bf16",
+    )
     assert len(job.losses) == 3
     at, wraps = tmp_path / "a.yaml", job.plan["fsdp"]
-    assert (wraps["transformer_cls_names_to_wrap"], wraps["reshard_after_forward"]) == (["Conv2d"], False)
+    assert (wraps["transformer_cls_names_to_wrap"], wraps["reshard_after_forward"]) == (
+        ["Conv2d"],
+        False,
+    )
     assert job.plan["notices"] == [
         f"{at}:3 (distributed_type): no fsdp_version, which accelerate takes as 1: runs as FSDP2; "
         "write fsdp_version: 2",
@@ -164,7 +184,9 @@ def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(launcher: str, tmp_p
 
 @pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
 def test_a_yaml_that_leaves_the_processes_to_the_launcher(launcher: str, tmp_path: Path) -> None:
-    """As people on Slurm have them; with fp16, which accelerate hands over in a variable, and a key for TPUs."""
+    """As people on Slurm have them; with fp16, which accelerate hands over in a variable, and a key
+    for TPUs.
+    """
     path = tmp_path / "a.yaml"
     path.write_text(
         "distributed_type: DEEPSPEED\ndowncast_bf16: true\nmixed_precision: fp16\nnum_processes: null\n"
@@ -183,16 +205,27 @@ def test_a_yaml_that_leaves_the_processes_to_the_launcher(launcher: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "launcher", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("deepspeed", "torchrun")), "ranks"]
+    "launcher",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("deepspeed", "torchrun")), "ranks"],
 )
 def test_a_json_without_zero_has_the_curve_of_ddp(launcher: str, tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     path.write_text(WITHOUT_ZERO)
-    said = {"accumulation_steps": 2, "max_grad_norm": 1, "lr": 3e-3, "betas": [0.8, 0.999], "weight_decay": 3e-7}
+    said = {
+        "accumulation_steps": 2,
+        "max_grad_norm": 1,
+        "lr": 3e-3,
+        "betas": [0.8, 0.999],
+        "weight_decay": 3e-7,
+    }
     settings = [f"--{key}={value}" for key, value in said.items()]
     ddp = run([*command("ranks", "ddp"), *DIGITS, *settings], tmp_path / "ddp").ok()
     job = run([*command(launcher, str(path)), *DIGITS], tmp_path / "run").ok()
-    assert (job.plan["strategy"], job.plan["world_size"], job.plan["accumulation_steps"]) == ("ddp", 2, 2)
+    assert (job.plan["strategy"], job.plan["world_size"], job.plan["accumulation_steps"]) == (
+        "ddp",
+        2,
+        2,
+    )
     assert job.losses == ddp.losses
     assert job.plan["notices"] == [
         f"{path}: no zero_optimization.stage, which DeepSpeed takes as 0; "
@@ -204,7 +237,9 @@ def test_a_json_without_zero_has_the_curve_of_ddp(launcher: str, tmp_path: Path)
 
 @pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
 def test_stage_0_in_an_accelerate_file_is_ddp(launcher: str, tmp_path: Path) -> None:
-    job = rehearse(tmp_path / "a.yaml", ZERO3.replace("zero_stage: 3", "zero_stage: 0"), launcher).ok()
+    job = rehearse(
+        tmp_path / "a.yaml", ZERO3.replace("zero_stage: 3", "zero_stage: 0"), launcher
+    ).ok()
     plan = job.plan
     assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("ddp", 2, "bf16")
     assert (plan["max_grad_norm"], plan["accumulation_steps"], len(job.losses)) == (1.0, 2, 3)
@@ -245,14 +280,21 @@ def test_a_json_for_gpus_alone(launcher: str, tmp_path: Path) -> None:
             "zero_hpz_partition_size": 2,
             "cpu_offload": True,
         },
-        "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 1, "cos_min_ratio": 0.5}},
+        "scheduler": {
+            "type": "WarmupCosineLR",
+            "params": {"warmup_num_steps": 1, "cos_min_ratio": 0.5},
+        },
         "flops_profiler": {"enabled": False, "module_depth": -1},
         "steps_per_print": "inf",
     }
     job = rehearse(tmp_path / "ds.json", json.dumps(content, indent=1), launcher).ok()
     assert (job.plan["strategy"], job.plan["world_size"], len(job.losses)) == ("zero3", 2, 3)
     assert job.plan["deepspeed"]["zero_optimization"]["zero_hpz_partition_size"] == 2
-    assert [notice.partition(" (")[0] for notice in job.plan["notices"] if "left out of a rehearsal" in notice] == [
+    assert [
+        notice.partition(" (")[0]
+        for notice in job.plan["notices"]
+        if "left out of a rehearsal" in notice
+    ] == [
         f"{tmp_path}/ds.json:5",
         f"{tmp_path}/ds.json:6",
     ]
@@ -263,11 +305,19 @@ def test_a_json_for_gpus_alone(launcher: str, tmp_path: Path) -> None:
 def test_a_json_named_in_a_yaml(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(ZERO2)
     section = f"deepspeed_config:\n  deepspeed_config_file: {tmp_path / 'ds.json'}\n  zero3_init_flag: false\n"
-    job = rehearse(tmp_path / "a.yaml", f"distributed_type: DEEPSPEED\nnum_processes: 8\n{section}").ok()
-    assert (job.plan["strategy"], job.plan["launcher"], len(job.losses)) == ("zero2", "accelerate", 3)
+    job = rehearse(
+        tmp_path / "a.yaml", f"distributed_type: DEEPSPEED\nnum_processes: 8\n{section}"
+    ).ok()
+    assert (job.plan["strategy"], job.plan["launcher"], len(job.losses)) == (
+        "zero2",
+        "accelerate",
+        3,
+    )
 
 
-FILES = {"zero3_offload.yaml": ZERO3} | {path.name: path.read_text() for path in sorted(WRITTEN.iterdir())}
+FILES = {"zero3_offload.yaml": ZERO3} | {
+    path.name: path.read_text() for path in sorted(WRITTEN.iterdir())
+}
 
 
 @pytest.mark.slow
@@ -277,14 +327,18 @@ def test_trains_as_asked_or_says_why_not(name: str, tmp_path: Path) -> None:
     job = rehearse(path, FILES[name])
     if data.get("distributed_type") == "NO":
         kind, count = (
-            1 + FILES[name].splitlines().index(one) for one in ("distributed_type: 'NO'", "num_processes: 1")
+            1 + FILES[name].splitlines().index(one)
+            for one in ("distributed_type: 'NO'", "num_processes: 1")
         )
         rule = f"accelerate starts one process under {path}:{kind} (distributed_type); write 1, or ask for"
-        assert any(line.startswith(f"{path}:{count}: num_processes: 2: {rule}") for line in job.err.splitlines()), (
-            job.err
-        )
+        assert any(
+            line.startswith(f"{path}:{count}: num_processes: 2: {rule}")
+            for line in job.err.splitlines()
+        ), job.err
         return
     plan = job.ok().plan
     assert (plan["strategy"], plan["world_size"]) == (asked_for(path, data), 2)
-    assert plan["mixed_precision"] == "bf16", "also where a JSON says fp16, which DeepSpeed does not have on a CPU"
+    assert plan["mixed_precision"] == "bf16", (
+        "also where a JSON says fp16, which DeepSpeed does not have on a CPU"
+    )
     assert len(job.losses) == 3

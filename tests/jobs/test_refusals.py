@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 from launchers import BIN, Job, command, free_port, run
 
-DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", "2", "--log_every", "1", "--warmup_steps", "0"]
+DIGITS = [
+    "--config",
+    "examples/configs/digits_cnn.yaml",
+    "--max_steps",
+    "2",
+    "--log_every",
+    "1",
+    "--warmup_steps",
+    "0",
+]
 DDP = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
 TYPOS = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stge: 3\n  gradient_cliping: 1.0\n"
 ALONE = ["ranks", "0"]  # plain python, without its seconds
@@ -22,10 +31,14 @@ def written(path: Path, text: str) -> str:
 
 
 def answered(job: Job, *lines: str) -> None:
-    """The job failed with these lines, told by one rank, and again at the end of torchrun's or accelerate's report."""
+    """The job failed with these lines, told by one rank, and again at the end of torchrun's or
+    accelerate's report.
+    """
     assert job.code != 0
     # Before its report an elastic launcher logs the failure, with a letter, a date and a time.
-    ours, report, _ = re.match(r"(.*?)(^[WE]\d{4} .*|^Traceback .*|\Z)(.*)", job.err, flags=re.S | re.M).groups()
+    ours, report, _ = re.match(
+        r"(.*?)(^[WE]\d{4} .*|^Traceback .*|\Z)(.*)", job.err, flags=re.S | re.M
+    ).groups()
     told = [line for line in ours.splitlines() if line]
     assert [re.sub(r"^rank \d: ", "", line) for line in told] == list(lines), job.err
     if "Root Cause" in report:
@@ -38,7 +51,9 @@ def answered(job: Job, *lines: str) -> None:
 # Files that a launcher takes without a word
 
 
-@pytest.mark.parametrize("launcher", ["accelerate", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "launcher", ["accelerate", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
 def test_nested_typos(launcher: str, tmp_path: Path) -> None:
     yaml = written(tmp_path / "a.yaml", TYPOS)
     job = run([*command(launcher, yaml), *DIGITS], tmp_path / "run")
@@ -51,17 +66,24 @@ def test_nested_typos(launcher: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # the line is a unit test's
 def test_a_typo_in_a_deepspeed_json(tmp_path: Path) -> None:
-    path = written(tmp_path / "ds.json", '{\n"zero_optimization": {"stage": 2},\n"gradient_cliping": 1.0\n}')
+    path = written(
+        tmp_path / "ds.json", '{\n"zero_optimization": {"stage": 2},\n"gradient_cliping": 1.0\n}'
+    )
     job = run([*command("deepspeed", path), *DIGITS], tmp_path / "run")
-    answered(job, f"{path}:3: gradient_cliping: 1.0: unknown key; did you mean 'gradient_clipping'?")
+    answered(
+        job, f"{path}:3: gradient_cliping: 1.0: unknown key; did you mean 'gradient_clipping'?"
+    )
 
 
 # Fewer processes than were asked for
 
 
-@pytest.mark.slow  # the line itself is a unit test's, as are the next one's and that of torchrun's three
+# the line itself is a unit test's, as are the next one's and that of torchrun's three
+@pytest.mark.slow
 def test_multi_cpu_would_be_one_process(tmp_path: Path) -> None:
-    yaml = written(tmp_path / "a.yaml", "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
+    yaml = written(
+        tmp_path / "a.yaml", "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n"
+    )
     job = run([*command("accelerate", yaml), *DIGITS], tmp_path / "run")
     answered(
         job,
@@ -73,8 +95,23 @@ def test_multi_cpu_would_be_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_cpu_flag_would_be_one_process(tmp_path: Path) -> None:
-    defaults = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]  # said, or they are listed
-    words = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2", *defaults, "examples/train.py"]
+    defaults = [
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    ]  # said, or they are listed
+    words = [
+        str(BIN / "accelerate"),
+        "launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        *defaults,
+        "examples/train.py",
+    ]
     job = run([*words, *DIGITS], tmp_path / "run")
     answered(
         job,
@@ -117,7 +154,14 @@ def test_plain_python_beside_a_file_for_two(tmp_path: Path) -> None:
 
 
 def test_the_deepspeed_launcher_without_a_json(tmp_path: Path) -> None:
-    words = [str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", str(free_port()), "examples/train.py"]
+    words = [
+        str(BIN / "deepspeed"),
+        "--num_gpus",
+        "2",
+        "--master_port",
+        str(free_port()),
+        "examples/train.py",
+    ]
     job = run([*words, *DIGITS], tmp_path / "run")
     answered(
         job, "started by the deepspeed launcher, but no configuration: add --deepspeed ds_configs/zero2.json"
@@ -140,7 +184,10 @@ def test_a_second_file_beside_accelerate_launchs_own(tmp_path: Path) -> None:
 # The latter launches without a word of its task: it is found out when the optimizer is built.
 @pytest.mark.parametrize(("script", "name"), [("train", "AdamW"), ("own_loop", "adamw")])
 def test_an_optimizer_in_the_json_and_in_code(script: str, name: str, tmp_path: Path) -> None:
-    config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    config = {
+        "zero_optimization": {"stage": 1},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    }
     path = written(tmp_path / "ds.json", json.dumps(config, indent=1))
     task = "tests.workers.failing:OwnOptimizer"
     words = [*ALONE, f"examples/{script}.py", "--deepspeed", path, "--task", task]
@@ -166,11 +213,17 @@ def test_a_wrap_class_that_the_model_does_not_have(tmp_path: Path) -> None:
 # Folders that hold something
 
 
-PLAN = '{"strategy": "ddp", "world_size": 2, "versions": {}}'  # by which the folder of a run is told
+PLAN = (
+    '{"strategy": "ddp", "world_size": 2, "versions": {}}'  # by which the folder of a run is told
+)
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_used_folder(tmp_path: Path) -> None:
@@ -187,7 +240,16 @@ def test_a_used_folder(tmp_path: Path) -> None:
 
     job = run([*ALONE, "examples/train.py", *DIGITS, "--overwrite"], folder).ok()
     assert sorted(path.name for path in folder.iterdir()) == [
-        *(".lock", "attempts.json", "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "model", "plan.json"),
+        *(
+            ".lock",
+            "attempts.json",
+            "checkpoints",
+            "config.yaml",
+            "log.txt",
+            "metrics.jsonl",
+            "model",
+            "plan.json",
+        ),
         "summary.json",
     ]
     assert not (folder / "checkpoints/step-00000009").exists(), "the former run's"

@@ -17,7 +17,13 @@ from trainer.checkpoint.ranges import Ranges, of_rank_files
 
 Layout = tuple[str, int]
 SINGLE: Layout = ("single", 1)
-QUICK: list[Layout] = [SINGLE, ("ddp", 3), ("fsdp", 3), ("zero2", 3), ("zero3", 2)]  # ZeRO-1 saves as ZeRO-2 does
+QUICK: list[Layout] = [
+    SINGLE,
+    ("ddp", 3),
+    ("fsdp", 3),
+    ("zero2", 3),
+    ("zero3", 2),
+]  # ZeRO-1 saves as ZeRO-2 does
 SHARDED = ("fsdp", "zero1", "zero2", "zero3")
 ALL: list[Layout] = [
     SINGLE,
@@ -64,7 +70,11 @@ def contents(path: Path, *, streams: bool) -> dict[tuple[str, str], torch.Tensor
     """Every tensor of a checkpoint, whole; of other layouts without the random streams."""
     ranges = opened(path)
     kinds = {kind for kind, _ in ranges._pieces if streams or not kind.startswith("rng.")}
-    return {(kind, name): ranges.whole(kind, name) for kind in sorted(kinds) for name in ranges.names(kind)}
+    return {
+        (kind, name): ranges.whole(kind, name)
+        for kind in sorted(kinds)
+        for name in ranges.names(kind)
+    }
 
 
 def state(path: Path) -> dict[str, Any]:
@@ -89,29 +99,40 @@ def test_the_same_layout_goes_on_bit_by_bit(layout: Layout, folder: Path) -> Non
     check_same_layout(unbroken(layout, folder))
 
 
-@pytest.mark.parametrize("layout", [("fsdp", 2), pytest.param(("zero2", 2), marks=pytest.mark.slow), ("zero3", 2)])
-def test_low_precision_goes_on_from_its_full_precision_weights(layout: Layout, folder: Path) -> None:
+@pytest.mark.parametrize(
+    "layout", [("fsdp", 2), pytest.param(("zero2", 2), marks=pytest.mark.slow), ("zero3", 2)]
+)
+def test_low_precision_goes_on_from_its_full_precision_weights(
+    layout: Layout, folder: Path
+) -> None:
     out = folder / f"bf16-{layout[0]}"
     launched(layout, out, unbroken={"dropout": TASKS["dropout"]}, mixed_precision="bf16")
     check_same_layout(out, ["dropout"])
     kept = contents(checkpoint(out / "dropout", SAVED_AT), streams=False)
-    learnt = [key for key in kept if key[0] in ("parameter", "average") or key[0].startswith("optimizer.")]
+    learnt = [
+        key for key in kept if key[0] in ("parameter", "average") or key[0].startswith("optimizer.")
+    ]
     assert {kept[key].dtype for key in learnt} == {torch.float32}
     weights = torch.cat([kept[key] for key in learnt])
-    assert not torch.equal(weights, weights.bfloat16().float()), "more digits than the layers compute with"
+    assert not torch.equal(weights, weights.bfloat16().float()), (
+        "more digits than the layers compute with"
+    )
 
 
 def check_same_layout(run: Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
     for name in tasks:
         whole, again = run / name, run / f"{name}-again"
         assert list(losses(again)) == [5, 6, 7, 8]
-        assert losses(again) == {step: loss for step, loss in losses(whole).items() if step > SAVED_AT}
+        assert losses(again) == {
+            step: loss for step, loss in losses(whole).items() if step > SAVED_AT
+        }
         for step in (SAVED_AT, STEPS):
             assert_equal(checkpoint(whole, step), checkpoint(again, step), streams=True)
 
 
 @pytest.mark.parametrize(
-    ("layout", "task"), [(("zero3", 2), "plain"), pytest.param(("fsdp", 3), "sgd", marks=pytest.mark.slow)]
+    ("layout", "task"),
+    [(("zero3", 2), "plain"), pytest.param(("fsdp", 3), "sgd", marks=pytest.mark.slow)],
 )
 def test_any_layout_goes_on_from_any_other(layout: Layout, task: str, folder: Path) -> None:
     check_any_to(layout, QUICK, task, folder)
@@ -119,22 +140,30 @@ def test_any_layout_goes_on_from_any_other(layout: Layout, task: str, folder: Pa
 
 def check_any_to(layout: Layout, sources: list[Layout], task: str, folder: Path) -> None:
     alone = losses(unbroken(SINGLE, folder) / task)
-    paths = {f"{name}{world}": checkpoint(unbroken((name, world), folder) / task, SAVED_AT) for name, world in sources}
+    paths = {
+        f"{name}{world}": checkpoint(unbroken((name, world), folder) / task, SAVED_AT)
+        for name, world in sources
+    }
     told = {name: str(path) for name, path in paths.items()}
     exported = unbroken(SINGLE, folder) / task / "model"
     weights = {"exported": str(exported), "saved": str(checkpoint(exported.parent, STEPS))}
     out = folder / f"to-{layout[0]}{layout[1]}-{task}-of-{len(sources)}"
     launched(layout, out, sources=told, settings=TASKS[task], weights=weights)
     for name in weights:  # the weights alone, from the model's file as from a checkpoint
-        assert (out / name / "model/model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+        assert (out / name / "model/model.safetensors").read_bytes() == (
+            exported / "model.safetensors"
+        ).read_bytes()
     for name, path in paths.items():
-        # What was read by another layout and written again holds the same bits: nothing was lost or mixed up.
+        # What was read by another layout and written again holds the same bits: nothing was lost or
+        # mixed up.
         assert_equal(path, checkpoint(out / name, SAVED_AT), streams=False)
         resumed = losses(out / name)
         assert list(resumed) == [5, 6, 7, 8]
         # Layouts add in another order: rounding alone, and what it grows to in eight steps.
         assert resumed[5] == pytest.approx(alone[5], rel=2e-6), name
-        assert list(resumed.values()) == pytest.approx(list(alone.values())[SAVED_AT:], rel=1e-4), name
+        assert list(resumed.values()) == pytest.approx(list(alone.values())[SAVED_AT:], rel=1e-4), (
+            name
+        )
 
 
 @pytest.mark.slow

@@ -49,7 +49,14 @@ def test_the_job_of_a_finished_run_exits_with_zero_and_leaves_it(tmp_path: Path)
 def test_a_locale_without_letters_ends_no_run(tmp_path: Path) -> None:
     """Names with accents arrive as single bytes then, and can be printed by nobody."""
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    config = ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", "2", "--experiment", "\xfc"]
+    config = [
+        "--config",
+        "examples/configs/digits_cnn.yaml",
+        "--max_steps",
+        "2",
+        "--experiment",
+        "\xfc",
+    ]
     folder = tmp_path / "l\xe4uf \u4e2d 1"
     job = run([sys.executable, "examples/train.py", *config], folder, environment=locale).ok()
     assert "l\\udcc3\\udca4uf" in job.out

@@ -32,9 +32,19 @@ def results(how: str, folder: Path) -> dict[str, dict[str, Any]]:
     if not model.exists():
         save_model(model)
         save_texts(texts, 60)
-    task = {"model": str(model), "data": str(texts), "sequence_length": 64, "cache_dir": str(folder / "cache")}
+    task = {
+        "model": str(model),
+        "data": str(texts),
+        "sequence_length": 64,
+        "cache_dir": str(folder / "cache"),
+    }
     cases = {name: ({**task, **own}, more) for name, (own, more) in CASES.items()}
-    words = ["tests/workers/saving.py", f"accel_configs/{how}.yaml", folder / how, json.dumps(cases)]
+    words = [
+        "tests/workers/saving.py",
+        f"accel_configs/{how}.yaml",
+        folder / how,
+        json.dumps(cases),
+    ]
     done = ranks(words, 0 if how == "single" else 2, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return {name: json.loads((folder / how / f"{name}.json").read_text()) for name in CASES}
@@ -42,7 +52,9 @@ def results(how: str, folder: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [*STRATEGIES, "zero3_offload"])
-def test_keys_that_save_memory_or_time_leave_the_curve_of_one_process(how: str, folder: Path) -> None:
+def test_keys_that_save_memory_or_time_leave_the_curve_of_one_process(
+    how: str, folder: Path
+) -> None:
     alone, found = results("single", folder), results(how, folder)
     for name in CASES:
         adapter = CASES[name][0].get("adapter", {})

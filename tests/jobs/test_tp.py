@@ -1,4 +1,6 @@
-"""Tensor parallelism by a launch file: one curve, and checkpoints that come from anywhere and go anywhere."""
+"""Tensor parallelism by a launch file: one curve, and checkpoints that come from anywhere and go
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,13 @@ def test_a_pair_that_divides_each_layer_has_the_curve_of_one_process(tmp_path: P
     assert masked["loss"] != both["loss"], "the hook on a weight that is not divided was called"
     hook = "model.layers.0.mlp.up_proj.weight has a hook on its gradient, of which tensor parallelism has parts only"
     assert divided == {"error": hook}
-    assert both["model_class"] == "FSDPLlamaForCausalLM" and both["elements"] < 0.6 * alone["elements"]
+    assert (
+        both["model_class"] == "FSDPLlamaForCausalLM" and both["elements"] < 0.6 * alone["elements"]
+    )
     for found in (both, dropout):
-        assert found["norms"][0] == found["norms"][1] and found["norms"][0], "what both hold is the same to the bit"
+        assert found["norms"][0] == found["norms"][1] and found["norms"][0], (
+            "what both hold is the same to the bit"
+        )
         assert found["random"][0] == found["random"][1]
     assert dropout["loss"] != both["loss"]
 
@@ -82,10 +88,17 @@ def test_pairs_within_fsdp_have_the_curve_of_one_process_and_resume_exactly(fold
     for found, wanted in zip(pairs, alone, strict=True):
         assert_same(found, wanted)
     assert pairs[0]["loss"][-1] < pairs[0]["loss"][0] - 0.2
-    assert pairs[2]["loss"] == pairs[0]["loss"][10:] and pairs[2]["grad_norm"] == pairs[0]["grad_norm"][10:]
-    assert any("lm_head (shares its weight with another layer)" in notice for notice in pairs[1]["notices"])
+    assert (
+        pairs[2]["loss"] == pairs[0]["loss"][10:]
+        and pairs[2]["grad_norm"] == pairs[0]["grad_norm"][10:]
+    )
+    assert any(
+        "lm_head (shares its weight with another layer)" in notice for notice in pairs[1]["notices"]
+    )
     random = pairs[0]["random"]
-    assert random[0] == random[1] != random[2] == random[3], "two ranks in a row share their batches"
+    assert random[0] == random[1] != random[2] == random[3], (
+        "two ranks in a row share their batches"
+    )
 
 
 @pytest.mark.slow
@@ -94,20 +107,30 @@ def test_checkpoints_go_from_pairs_to_any_layout_and_back(how: str, folder: Path
     [whole, *_] = trained("single", folder)
     trained("tp", folder)
     rest = {"max_steps": STEPS, "save_every": 2}
-    [there] = train(how, folder, **{f"to-{how}": {**rest, "max_steps": 14, "resume": step(folder, "tp-whole", 10)}})
+    [there] = train(
+        how,
+        folder,
+        **{f"to-{how}": {**rest, "max_steps": 14, "resume": step(folder, "tp-whole", 10)}},
+    )
     cut = {key: whole[key][:14] for key in ("loss", "grad_norm", "double")}
     assert_same(there, {**cut, "evaluation": there["evaluation"]}, after=10)
-    [back] = train("tp", folder, **{f"from-{how}": {**rest, "resume": step(folder, f"to-{how}", 14)}})
+    [back] = train(
+        "tp", folder, **{f"from-{how}": {**rest, "resume": step(folder, f"to-{how}", 14)}}
+    )
     assert_same(back, whole, after=14)
 
 
 @pytest.mark.slow
-def test_an_exported_folder_is_a_model_and_pairs_start_from_it_on_the_meta_device(folder: Path) -> None:
+def test_an_exported_folder_is_a_model_and_pairs_start_from_it_on_the_meta_device(
+    folder: Path,
+) -> None:
     trained("single", folder)
     trained("tp", folder)
     for name in ("whole", "tied"):
         model = AutoModelForCausalLM.from_pretrained(folder / f"tp-{name}" / "model").state_dict()
-        theirs = AutoModelForCausalLM.from_pretrained(folder / f"single-{name}" / "model").state_dict()
+        theirs = AutoModelForCausalLM.from_pretrained(
+            folder / f"single-{name}" / "model"
+        ).state_dict()
         for key, tensor in theirs.items():
             torch.testing.assert_close(model[key], tensor, rtol=1e-4, atol=1e-5)
         assert len(load_file(folder / f"tp-{name}" / "model" / "model.safetensors")) > 10
@@ -119,9 +142,27 @@ def test_an_exported_folder_is_a_model_and_pairs_start_from_it_on_the_meta_devic
 @pytest.mark.slow
 def test_the_committed_file_runs_by_its_launcher(tmp_path: Path) -> None:
     words = command("accelerate", "tp", world=0)
-    settings = {"max_bytes": 100_000, "vocab_size": 300, "sequence_length": 16, "cache_dir": str(tmp_path / "cache")}
-    words += ["--config", "examples/configs/llama_stdlib.yaml", "--max_steps", "2", "--warmup_steps", "1"]
-    words += [word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))]
+    settings = {
+        "max_bytes": 100_000,
+        "vocab_size": 300,
+        "sequence_length": 16,
+        "cache_dir": str(tmp_path / "cache"),
+    }
+    words += [
+        "--config",
+        "examples/configs/llama_stdlib.yaml",
+        "--max_steps",
+        "2",
+        "--warmup_steps",
+        "1",
+    ]
+    words += [
+        word for key, value in settings.items() for word in (f"--task_settings.{key}", str(value))
+    ]
     job = run(words, tmp_path / "run").ok()
-    assert (job.plan["world_size"], job.plan["data_parallel_size"], job.plan["fsdp"]["tp_size"]) == (4, 2, 2)
+    assert (
+        job.plan["world_size"],
+        job.plan["data_parallel_size"],
+        job.plan["fsdp"]["tp_size"],
+    ) == (4, 2, 2)
     assert "Warning" not in job.err and "redistribut" not in job.err

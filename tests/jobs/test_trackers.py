@@ -18,7 +18,13 @@ from trainer.commands.runs import read_run
 @pytest.mark.slow
 def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
     """Two processes, three trackers at once; nobody is logged in, so W&B is offline at once."""
-    words = [*command("ranks", "zero2"), "--config", "examples/configs/digits_cnn.yaml", "--max_steps", "25"]
+    words = [
+        *command("ranks", "zero2"),
+        "--config",
+        "examples/configs/digits_cnn.yaml",
+        "--max_steps",
+        "25",
+    ]
     words += [
         "--log_every",
         "5",
@@ -35,11 +41,23 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
     assert job.out.count("wandb: offline (no API key") == 1 and "wandb sync" in job.out
     [folder] = (job.output_dir / "wandb").glob("offline-run-*")
     told = json.loads(inspect("--summary", "--json", str(folder)))
-    assert (told["project"], told["name"], told["state"]) == ("samecurve", "five-zero2-2", "finished")
+    assert (told["project"], told["name"], told["state"]) == (
+        "samecurve",
+        "five-zero2-2",
+        "finished",
+    )
     assert told["run_id"] == json.loads((job.output_dir / "tracking.json").read_text())["wandb"]
     assert {"zero2", "world-2"} <= set(told["tags"])
     config, plan = told["config"], job.plan
-    for key in ("strategy", "world_size", "precision", "global_batch_size", "lr", "lr_reference", "versions"):
+    for key in (
+        "strategy",
+        "world_size",
+        "precision",
+        "global_batch_size",
+        "lr",
+        "lr_reference",
+        "versions",
+    ):
         assert config[key] == plan[key], key
     assert config["task"] == "digits_cnn:DigitsCNN" and "git_commit" in config
     assert told["summary"]["eval/loss"]["last"] == job.evaluation["eval/loss"]
@@ -65,7 +83,13 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
 def test_trackios_page_in_a_browser(tmp_path: Path) -> None:
     """Trackio's own dashboard of a run of ours in headless Chromium, as ``CHROMIUM`` names it."""
     environment = quiet(tmp_path, TRACKIO_DIR=str(tmp_path / "trackio"), PYTHONUNBUFFERED="1")
-    words = [*command("accelerate", "ddp"), "--config", "examples/configs/digits_cnn.yaml", "--max_steps", "20"]
+    words = [
+        *command("accelerate", "ddp"),
+        "--config",
+        "examples/configs/digits_cnn.yaml",
+        "--max_steps",
+        "20",
+    ]
     words += ["--log_every", "5", "--trackers", "[trackio]", "--experiment", "seen"]
     run(words, tmp_path / "out", environment=environment).ok()
     with subprocess.Popen(
@@ -74,7 +98,11 @@ def test_trackios_page_in_a_browser(tmp_path: Path) -> None:
     ) as server:  # fmt: skip
         try:
             assert server.stdout is not None
-            address = next(found[0] for line in server.stdout if (found := re.search(r"http://127[^ \x1b]+", line)))
+            address = next(
+                found[0]
+                for line in server.stdout
+                if (found := re.search(r"http://127[^ \x1b]+", line))
+            )
             program = os.environ.get("CHROMIUM", "chromium")
             words = [
                 program,
@@ -84,8 +112,15 @@ def test_trackios_page_in_a_browser(tmp_path: Path) -> None:
                 "--disable-background-networking",
                 "--window-size=1300,4000",
             ]
-            words += [f"--user-data-dir={tmp_path / 'chromium'}", "--virtual-time-budget=20000", "--dump-dom", address]
-            shown = subprocess.run(words, capture_output=True, text=True, timeout=90, check=True).stdout
+            words += [
+                f"--user-data-dir={tmp_path / 'chromium'}",
+                "--virtual-time-budget=20000",
+                "--dump-dom",
+                address,
+            ]
+            shown = subprocess.run(
+                words, capture_output=True, text=True, timeout=90, check=True
+            ).stdout
         finally:
             server.terminate()
     assert "seen-ddp-2" in shown and "train/grad_norm" in shown and "samples_per_second" in shown

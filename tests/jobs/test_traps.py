@@ -1,7 +1,8 @@
 """Traps of Accelerate 1.15 that two processes show: what a plain use of it gives, beside ours.
 
-Those that one process shows are in ``tests/unit/test_accelerate_traps.py``; all stand in ``docs/accelerate_traps.md``.
-A trap that a later version mends fails its test: then its line here, and what the trainer does about it, can go.
+Those that one process shows are in ``tests/unit/test_accelerate_traps.py``; all stand in
+``docs/accelerate_traps.md``. A trap that a later version mends fails its test: then its line here,
+and what the trainer does about it, can go.
 """
 
 from __future__ import annotations
@@ -93,16 +94,23 @@ def test_a_reduced_mean_takes_all_processes_for_equal(replicas: Both) -> None:
 
 
 def test_a_seed_of_ones_own_gives_a_data_order_of_ones_own(replicas: Both) -> None:
-    """``device_specific`` seeds, as dropout wants them, and the seedable sampler: some samples come twice."""
+    """``device_specific`` seeds, as dropout wants them, and the seedable sampler: some samples come
+    twice.
+    """
     bare, ours = replicas
     assert len(bare["own orders"]) == 8 and len(set(bare["own orders"])) < 8
     assert len(set(ours["samples"])) == 9
 
 
 def test_the_engine_clips_as_it_likes(engine: Both) -> None:
-    """A gradient of norm 10 at learning rate 1: without a word it is clipped to 1, and a limit of 0.25 is ignored."""
+    """A gradient of norm 10 at learning rate 1: without a word it is clipped to 1, and a limit of
+    0.25 is ignored.
+    """
     bare, ours = engine
-    assert bare["way"] == {"None": pytest.approx(1.0, rel=1e-5), "0.25": pytest.approx(1.0, rel=1e-5)}
+    assert bare["way"] == {
+        "None": pytest.approx(1.0, rel=1e-5),
+        "0.25": pytest.approx(1.0, rel=1e-5),
+    }
     assert ours["way"] == {"None": 10.0, "0.25": pytest.approx(0.25, rel=1e-5)}
 
 
@@ -115,7 +123,9 @@ def test_the_engines_accumulation_wins(engine: Both) -> None:
 
 def test_the_engine_steps_inside_backward(engine: Both) -> None:
     bare, ours = engine
-    assert bare["after backward"] == pytest.approx(1.0, rel=1e-5), "nothing can look at the gradients in between"
+    assert bare["after backward"] == pytest.approx(1.0, rel=1e-5), (
+        "nothing can look at the gradients in between"
+    )
     assert ours["after backward"] == 0.0
 
 
@@ -126,7 +136,8 @@ def test_weights_set_by_the_engines_function_do_not_compute(engine: Both) -> Non
 
 
 def test_the_engine_adds_up_gradients_of_different_parameters(engine: Both) -> None:
-    """Rank 0 gives head 0 the gradient 0.1, rank 1 head 1 the gradient 0.3: the means are 0.05 and 0.15.
+    """Rank 0 gives head 0 the gradient 0.1, rank 1 head 1 the gradient 0.3: the means are 0.05 and
+    0.15.
 
     ``test_brought.py`` has ours, which names the parameters.
     """
@@ -156,10 +167,20 @@ def test_the_engine_exchanges_gradients_in_the_dtype_of_the_model(engine: Both) 
 
 
 def test_fsdp_shards_some_models_in_a_way_that_fails(sharded: Both) -> None:
-    """A scalar parameter, a head that is not called, an embedding within a layer: ours trains all of them."""
+    """A scalar parameter, a head that is not called, an embedding within a layer: ours trains all
+    of them.
+    """
     bare, ours = sharded
     assert bare["line"] == "FSDPLine"
     assert "doesn't support scalar parameters" in bare["scaled"]
-    assert "mixed torch.Tensor and DTensor" in bare["tail"] and "Invariant encountered" in bare["nested"], bare
-    classes = {"line": "FSDPLine", "scaled": "FSDPScaled", "tail": "FSDPTail", "nested": "FSDPNested"}
+    assert (
+        "mixed torch.Tensor and DTensor" in bare["tail"]
+        and "Invariant encountered" in bare["nested"]
+    ), bare
+    classes = {
+        "line": "FSDPLine",
+        "scaled": "FSDPScaled",
+        "tail": "FSDPTail",
+        "nested": "FSDPNested",
+    }
     assert ours == {name: [kind, [1]] for name, kind in classes.items()}

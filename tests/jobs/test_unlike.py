@@ -1,4 +1,6 @@
-"""Ranks that would not train the same thing: one line on every rank, before the first step, under every strategy."""
+"""Ranks that would not train the same thing: one line on every rank, before the first step, under
+every strategy.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from unlike import CASES
 
 SAME_SETTINGS = ": every rank must run with the same settings"
 SAME_DATA = ": build_data must give every rank the same data, which the trainer divides: do not shard it by rank"
-SAME_MODEL = ": build_model and build_optimizer must build the same on every rank, in the same order"
+SAME_MODEL = (
+    ": build_model and build_optimizer must build the same on every rank, in the same order"
+)
 DRAWN = r"\.\.\. on rank 0: build_model must draw the same on every rank"
 CHECKSUM = r"Tensor 4 with checksum [0-9a-f]{8}"
 OTHER_X = rf"of Data.train is {CHECKSUM}, rank 0: {CHECKSUM}{SAME_DATA}"
@@ -61,7 +65,10 @@ def results(how: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     }
     done = ranks(["tests/workers/unlike.py", json.dumps(told)], timeout=400)
     assert done.returncode == 0, done.stderr[-6000:]
-    return {name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in (0, 1)] for name in CASES}
+    return {
+        name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in (0, 1)]
+        for name in CASES
+    }
 
 
 @pytest.mark.parametrize("how", some_quick("ddp"))

@@ -9,14 +9,27 @@ from tiny_language import tokenizer
 
 WORDS = 336  # more than the tokenizer has, with what some models' own tokenizers add
 SHAPE: dict[str, Any] = {
-    **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512},
+    **{
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 512,
+    },
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 32},
-    **dict.fromkeys(("hidden_dropout", "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    **dict.fromkeys(
+        ("hidden_dropout", "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0
+    ),
 }
 OLDER: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
 FEW = {"num_experts": 4, "num_experts_per_tok": 2}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
-ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+}
 LINEAR = {
     **{"linear_num_value_heads": 2, "linear_num_key_heads": 2},
     **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
@@ -35,7 +48,12 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {**ROUTED, "moe_intermediate_size": 32, "first_k_dense_replace": 1},
     "dots1": {**ROUTED, "moe_intermediate_size": 32, "first_k_dense_replace": 1},
     "minimax": LOCAL,
-    "qwen3_next": {**FEW, **LINEAR, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    "qwen3_next": {
+        **FEW,
+        **LINEAR,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
     "qwen2_moe": {**FEW, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
     "granitemoe": LOCAL,
     "gpt_oss": LOCAL,
@@ -45,7 +63,10 @@ EXPERTS: dict[str, dict[str, Any]] = {
 }
 # The families that most people tune.
 FAMILIES: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "smollm3")},
+    **{
+        name: {}
+        for name in ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "smollm3")
+    },
     "gpt2": OLDER,
 }
 LIKE_THEM = """
@@ -77,7 +98,9 @@ def save_architecture(folder: Path, name: str) -> Path:
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():  # what begins as ones or zeros could not be told from a new one
+        for (
+            parameter
+        ) in model.parameters():  # what begins as ones or zeros could not be told from a new one
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)

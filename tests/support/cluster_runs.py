@@ -17,7 +17,9 @@ from launchers import ROOT, clean_environment
 
 # What every run is: the digits, a loss of every step, a checkpoint of every tenth.
 SETTINGS = ("--log_every", "1", "--save_every", "10", "--keep_last", "3")
-Run = Callable[[int], dict[int, float]]  # the losses of one process that trains for a number of steps
+Run = Callable[
+    [int], dict[int, float]
+]  # the losses of one process that trains for a number of steps
 
 
 def settings(run: Path, steps: int) -> list[str]:
@@ -28,7 +30,11 @@ def settings(run: Path, steps: int) -> list[str]:
 def rows(run: Path) -> list[dict[str, float]]:
     """Return the logged steps of a run, as far as they are written."""
     path = run / "metrics.jsonl"
-    whole = [line for line in (path.read_text() if path.exists() else "").splitlines(keepends=True) if line[-1] == "\n"]
+    whole = [
+        line
+        for line in (path.read_text() if path.exists() else "").splitlines(keepends=True)
+        if line[-1] == "\n"
+    ]
     return [row for row in map(json.loads, whole) if "loss" in row]
 
 
@@ -41,7 +47,9 @@ def wait_for_step(run: Path, step: int, *, seconds: float = 120) -> None:
 
 
 def by_step(run: Path) -> dict[int, float]:
-    """Return the losses of a run by step; each step stands there once, whatever happened in between."""
+    """Return the losses of a run by step; each step stands there once, whatever happened in
+    between.
+    """
     steps = [row["step"] for row in rows(run)]
     assert steps == sorted(set(steps)), steps
     return {int(row["step"]): row["loss"] for row in rows(run)}
@@ -55,10 +63,12 @@ def assert_same_curve(run: Path, expected: Mapping[int, float]) -> None:
 
 
 def environment(name: str, *packages: str, trains: bool = True) -> Path:
-    """Return the folder of programs of an environment with these packages, set up at the first call.
+    """Return the folder of programs of an environment with these packages, set up at the first
+    call.
 
     Args:
-        trains: the engine runs training itself, so that it sees the packages of this environment behind its own.
+        trains: the engine runs training itself, so that it sees the packages of this environment
+            behind its own.
     """
     folder = ROOT / "build" / "clusters" / name
     done = folder / "installed"
@@ -76,7 +86,9 @@ def environment(name: str, *packages: str, trains: bool = True) -> Path:
     return folder / "bin"
 
 
-def finished(words: list[str], *, seconds: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+def finished(
+    words: list[str], *, seconds: float = 300, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command from the repository's root to its end, which must be a good one."""
     environment = clean_environment(variables)
     with psutil.Popen(

@@ -19,7 +19,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found: Mapping[str, str | None] = dict(attrs)
-        self.loads += [str(value) for key, value in attrs if key in ("src", "href", "srcset", "action")]
+        self.loads += [
+            str(value) for key, value in attrs if key in ("src", "href", "srcset", "action")
+        ]
         self.inside = found.get("type") == "application/json"
 
     def handle_data(self, data: str) -> None:
@@ -32,5 +34,7 @@ class Page(HTMLParser):
 def data_of(text: str) -> dict[str, Any]:
     parser = Page()
     parser.feed(text)
-    assert parser.loads == [] and "@import" not in text and "url(" not in text, "the page needs nothing else"
+    assert parser.loads == [] and "@import" not in text and "url(" not in text, (
+        "the page needs nothing else"
+    )
     return dict(json.loads(parser.data))

@@ -7,6 +7,7 @@ from trainer.commands.planner.costs import Case, Part, footprint
 
 def states(strategy: str, elements: int, world: int, **settings: object) -> float:
     case = Case(strategy=strategy, world_size=world, **settings)  # type: ignore[arg-type]
-    tensors = world  # the engine keeps a gradient whole where it lies across a border between ranks: here none does
+    # the engine keeps a gradient whole where it lies across a border between ranks: here none does
+    tensors = world
     part = Part(numel=elements // tensors, rows=elements // tensors, count=tensors)
     return footprint(case, [part]).states

@@ -21,7 +21,9 @@ def examples(page: str) -> Iterator[tuple[str, str]]:
 
 
 def write_files(page: str) -> None:
-    """Write the examples that begin with a file's name, such as ``# line.py``, into the current folder."""
+    """Write the examples that begin with a file's name, such as ``# line.py``, into the current
+    folder.
+    """
     for _, text in examples(page):
         if name := re.match(r"# (\w+\.(?:py|yaml))\n", text):
             Path(name[1]).write_text(text)

@@ -29,12 +29,17 @@ class Noted(Odd):
 
 
 def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Each file below a folder with its content, and links and pipes as what they are; without a new run's lock."""
+    """Each file below a folder with its content, and links and pipes as what they are; without a
+    new run's lock.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         if (not path.is_dir() or path.is_symlink()) and path != folder / "new" / LOCK:
-            found[str(path)] = mode, path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+            found[str(path)] = (
+                mode,
+                path.read_bytes() if path.is_file() and not path.is_symlink() else b"",
+            )
     return found
 
 
@@ -53,12 +58,16 @@ def readers(place: Path) -> dict[str, Callable[[], Any]]:
     return {
         "verify": lambda: cli.main(["checkpoints", str(theirs), "--verify"]),
         "export": lambda: cli.main(["export", str(path), "--to", str(place / "stolen")]),
-        "resume": lambda: refused(lambda: fit(place / "new", Noted(), max_steps=4, ema_decay=0.9, resume=str(path))),
+        "resume": lambda: refused(
+            lambda: fit(place / "new", Noted(), max_steps=4, ema_decay=0.9, resume=str(path))
+        ),
     }
 
 
 def check_refused(place: Path, forge: Forge, *, at_a_glance: bool = True) -> None:
-    """Hold every reader to refusing it; ``at_a_glance``: a listing that reads no tensors does so as well."""
+    """Hold every reader to refusing it; ``at_a_glance``: a listing that reads no tensors does so as
+    well.
+    """
     path = place / "theirs" / "step-00000002"
     forge(path)
     before = everything(place)
@@ -69,11 +78,17 @@ def check_refused(place: Path, forge: Forge, *, at_a_glance: bool = True) -> Non
 
 
 def listed(name: str) -> Forge:
-    """The manifest lists a file by this name, and one is where it leads to, if that is below the stranger's folder."""
+    """The manifest lists a file by this name, and one is where it leads to, if that is below the
+    stranger's folder.
+    """
 
     def forge(path: Path) -> None:
         content = b"owned"
-        if path.parent in Path(os.path.normpath(path / name)).parents and "\0" not in name and len(name) < 200:
+        if (
+            path.parent in Path(os.path.normpath(path / name)).parents
+            and "\0" not in name
+            and len(name) < 200
+        ):
             with contextlib.suppress(OSError, ValueError):
                 (path / name).parent.mkdir(parents=True, exist_ok=True)
                 (path / name).write_bytes(content)
@@ -81,7 +96,9 @@ def listed(name: str) -> Forge:
             content = (path / name).read_bytes()
         manifest = json.loads((path / discover.MANIFEST).read_text())
         fact = {"bytes": len(content), "xxh3": xxhash.xxh3_128_hexdigest(content)}
-        (path / discover.MANIFEST).write_text(discover.sealed({**manifest, "files": {**manifest["files"], name: fact}}))
+        (path / discover.MANIFEST).write_text(
+            discover.sealed({**manifest, "files": {**manifest["files"], name: fact}})
+        )
 
     return forge
 
@@ -89,7 +106,10 @@ def listed(name: str) -> Forge:
 def fact(**changes: Any) -> Forge:
     def forge(path: Path) -> None:
         manifest = json.loads((path / discover.MANIFEST).read_text())
-        files = {**manifest["files"], discover.STATE: {**manifest["files"][discover.STATE], **changes}}
+        files = {
+            **manifest["files"],
+            discover.STATE: {**manifest["files"][discover.STATE], **changes},
+        }
         (path / discover.MANIFEST).write_text(discover.sealed({**manifest, "files": files}))
 
     return forge
@@ -97,7 +117,9 @@ def fact(**changes: Any) -> Forge:
 
 def sealed(text: str) -> str:
     """A manifest with something in it that ``_sealed`` does not write, and the checksum of that."""
-    digest = xxhash.xxh3_128_hexdigest(json.dumps({"x": 0}, sort_keys=True).replace("0", text).encode())
+    digest = xxhash.xxh3_128_hexdigest(
+        json.dumps({"x": 0}, sort_keys=True).replace("0", text).encode()
+    )
     return json.dumps({"checksum": digest, "x": 0}, indent=1).replace(" 0", f" {text}") + "\n"
 
 

@@ -1,4 +1,6 @@
-"""Two machines on one: network namespaces with host names of their own, joined by a switch whose cable can be cut."""
+"""Two machines on one: network namespaces with host names of their own, joined by a switch whose
+cable can be cut.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,20 @@ class Hosts:
         for name, address in ADDRESSES.items():
             space = _space(name)
             _ip("netns", "add", space)
-            _ip("-n", _SWITCH, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip(
+                "-n",
+                _SWITCH,
+                "link",
+                "add",
+                name,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                space,
+            )
             _ip("-n", _SWITCH, "link", "set", name, "master", "bridge", "up")
             _ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
             for link in ("lo", "eth0"):
@@ -60,12 +75,23 @@ class Hosts:
     def start(
         self, name: str, words: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Start a command on a machine, in the repository's root; what it prints goes into a file of ``output``."""
+        """Start a command on a machine, in the repository's root; what it prints goes into a file
+        of ``output``.
+        """
         self._opened += 1
         log = self.folder / f"{self._opened}-{name}.log"
         # (ip netns exec would hide /sys/fs/cgroup, which Slurm wants to see.)
         inside = f"hostname {name} && mount --bind {self._names} /etc/hosts && exec {shlex.join(map(str, words))}"
-        full = ["nsenter", f"--net=/run/netns/{_space(name)}", "unshare", "--uts", "--mount", "sh", "-c", inside]
+        full = [
+            "nsenter",
+            f"--net=/run/netns/{_space(name)}",
+            "unshare",
+            "--uts",
+            "--mount",
+            "sh",
+            "-c",
+            inside,
+        ]
         with log.open("w") as file:
             process = subprocess.Popen(
                 full,
@@ -82,12 +108,25 @@ class Hosts:
         return process
 
     def run(
-        self, words: Sequence[str], environment: Mapping[str, str] | None = None, *, timeout: float = 300
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        timeout: float = 300,
     ) -> list[int]:
-        """Run a command on both machines at once, with MACHINE 0 and 1, and return their exit codes."""
+        """Run a command on both machines at once, with MACHINE 0 and 1, and return their exit
+        codes.
+        """
         jobs = [
             self.start(
-                name, words, {"MACHINE": str(number), "FIRST": NAMES[0], "PROCESSES": "1", **(environment or {})}
+                name,
+                words,
+                {
+                    "MACHINE": str(number),
+                    "FIRST": NAMES[0],
+                    "PROCESSES": "1",
+                    **(environment or {}),
+                },
             )
             for number, name in enumerate(NAMES)
         ]
@@ -113,7 +152,9 @@ class Hosts:
     def all_said(self) -> str:
         """Return the last lines of commands that run or failed, for a test that failed."""
         failed = [job for job in self.started if job.poll() != 0]
-        return "\n".join(f"-- {' '.join(map(str, job.args))}\n{self.said(job)[-4000:]}" for job in failed)
+        return "\n".join(
+            f"-- {' '.join(map(str, job.args))}\n{self.said(job)[-4000:]}" for job in failed
+        )
 
     def cut(self) -> None:
         """Cut the cable of node2: packets to and from it are lost, without a word to anybody."""

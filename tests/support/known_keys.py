@@ -1,10 +1,11 @@
-"""What the installed Accelerate and DeepSpeed know of their files, in the form of the tables beside the readers.
+"""What the installed Accelerate and DeepSpeed know of their files, in the form of the tables beside
+the readers.
 
     python tests/support/known_keys.py     # rewrite the lower part of both tables after an upgrade
 
-Neither package lists its keys. Accelerate's launcher has a parser that knows the nested ones; DeepSpeed's own
-``DeepSpeedConfig`` is built from mappings that note which keys are asked for, and with which default, and its pydantic
-models give their fields away by refusing a probe.
+Neither package lists its keys. Accelerate's launcher has a parser that knows the nested ones;
+DeepSpeed's own ``DeepSpeedConfig`` is built from mappings that note which keys are asked for, and
+with which default, and its pydantic models give their fields away by refusing a probe.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ FILES = Path(__file__).resolve().parents[2] / "trainer" / "launching" / "files"
 MARK = "# From here on written by known_keys.py from accelerate 1.15 and deepspeed 0.19.\n"
 Key = tuple[str, ...]
 _PROBE = "samecurve_probe"
-_SECTIONS = ("fsdp_config", "fp8_config", "dynamo_config")  # whose prefix Accelerate adds itself (commands/launch.py)
+_SECTIONS = (
+    "fsdp_config",
+    "fp8_config",
+    "dynamo_config",
+)  # whose prefix Accelerate adds itself (commands/launch.py)
 
 
 def accelerate_keys() -> dict[str, Any]:
@@ -39,7 +44,10 @@ def accelerate_keys() -> dict[str, Any]:
     actions = {action.dest: action for action in parser._actions}
     # Some keys (fsdp_ignored_modules) have no argument: the launcher looks them up by name only.
     code = prepare_multi_gpu_env.__code__
-    arguments = {*actions, *(name for name in (*code.co_names, *code.co_consts) if isinstance(name, str))}
+    arguments = {
+        *actions,
+        *(name for name in (*code.co_names, *code.co_consts) if isinstance(name, str)),
+    }
     choices = {
         "distributed_type": [member.value for member in DistributedType],
         "mixed_precision": list(actions["mixed_precision"].choices),
@@ -54,15 +62,23 @@ def accelerate_keys() -> dict[str, Any]:
     for name, hint in typing.get_type_hints(ClusterConfig).items():
         members = typing.get_args(hint) or (hint,)
         if dict not in members:
-            scalar = None if typing.get_origin(hint) is list else next((one for one in members if one in _TYPES), None)
+            scalar = (
+                None
+                if typing.get_origin(hint) is list
+                else next((one for one in members if one in _TYPES), None)
+            )
             top[name] = choices.get(name) or _TYPES.get(scalar, "any")
             continue
         prefix = f"{name}_" if name == "parallelism_config" else name.removesuffix("config")
         names = {argument for argument in arguments if argument.startswith(prefix)}
         if name == "deepspeed_config":
-            groups = [{action.dest for action in group._group_actions} for group in parser._action_groups]
+            groups = [
+                {action.dest for action in group._group_actions} for group in parser._action_groups
+            ]
             names = next(group for group in groups if "zero_stage" in group)
-        sections[name] = {one: choices.get(one) or _argument(actions.get(one)) for one in sorted(names)}
+        sections[name] = {
+            one: choices.get(one) or _argument(actions.get(one)) for one in sorted(names)
+        }
     return {"top_level": top, "sections": sections}
 
 
@@ -81,7 +97,8 @@ def _argument(action: Any) -> Any:
 
 
 def deepspeed_keys(refused: list[str]) -> dict[str, Any]:
-    """Return ``keys``: type by key, nested; ``models``, ``removed``, and ``settings`` of optimizers and schedulers.
+    """Return ``keys``: type by key, nested; ``models``, ``removed``, and ``settings`` of optimizers
+    and schedulers.
 
     Args:
         refused: sections that are not looked into.
@@ -105,23 +122,39 @@ def deepspeed_keys(refused: list[str]) -> dict[str, Any]:
         return found
 
     removed = {**config._REMOVED_TOP_LEVEL_CONFIG_KEYS}
-    removed |= {f"zero_optimization.{key}": words for key, words in config._REMOVED_ZERO_CONFIG_KEYS.items()}
-    schedules = [getattr(lr_schedules, name) for name in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")]
-    classes = {"FusedAdam": FusedAdam, "torch.AdamW": optim.AdamW, "torch.Adam": optim.Adam, "torch.SGD": optim.SGD}
+    removed |= {
+        f"zero_optimization.{key}": words for key, words in config._REMOVED_ZERO_CONFIG_KEYS.items()
+    }
+    schedules = [
+        getattr(lr_schedules, name) for name in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+    ]
+    classes = {
+        "FusedAdam": FusedAdam,
+        "torch.AdamW": optim.AdamW,
+        "torch.Adam": optim.Adam,
+        "torch.SGD": optim.SGD,
+    }
     found = keys(())
     return {
         "keys": found,
         "models": models,
         "removed": {key: words.strip().rstrip(". ") for key, words in removed.items()},
-        "settings": {name: _signature(cls) for name, cls in (classes | {c.__name__: c for c in schedules}).items()},
+        "settings": {
+            name: _signature(cls)
+            for name, cls in (classes | {c.__name__: c for c in schedules}).items()
+        },
     }
 
 
 def _signature(cls: type) -> dict[str, Any]:
-    """Return the settings that a class takes, with their defaults; its first argument is what it works on."""
+    """Return the settings that a class takes, with their defaults; its first argument is what it
+    works on.
+    """
     _, *settings = inspect.signature(cls).parameters.values()
     defaults = {one.name: None if one.default is one.empty else one.default for one in settings}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()
+    }
 
 
 def _may_be_section(hint: tuple[Any, Any]) -> bool:
@@ -135,13 +168,17 @@ def _spec(default: Any, info: Any) -> Any:
         return {bool: "bool", int: "number", float: "number"}.get(type(default), "any")
     if typing.get_origin(info.annotation) is list:
         return "any"
-    members = [one for one in typing.get_args(info.annotation) or (info.annotation,) if one is not NoneType]
+    members = [
+        one for one in typing.get_args(info.annotation) or (info.annotation,) if one is not NoneType
+    ]
     if typing.get_origin(info.annotation) is typing.Literal:
         return list(members)
     [hint] = members if len(members) == 1 else [None]
     if isinstance(hint, type) and issubclass(hint, enum.Enum) and not issubclass(hint, int):
         return [member.value for member in hint]
-    words = {bool: "bool", int: "whole", float: "number", str: "text", Path: "text"}.get(hint, "any")
+    words = {bool: "bool", int: "whole", float: "number", str: "text", Path: "text"}.get(
+        hint, "any"
+    )
     limits = [f"{sign} {getattr(one, name):g}" for one in info.metadata for name, sign in _LIMITS.items()
               if hasattr(one, name)]  # fmt: skip
     return " ".join([words, *limits])
@@ -154,7 +191,10 @@ class _Noting(dict[str, Any]):
     """A mapping that notes, for itself and for all below it, the keys that are asked for."""
 
     def __init__(self, data: dict[str, Any], path: Key, asked: dict[Key, dict[str, Any]]) -> None:
-        below = {key: _Noting(v, (*path, key), asked) if isinstance(v, dict) else v for key, v in data.items()}
+        below = {
+            key: _Noting(v, (*path, key), asked) if isinstance(v, dict) else v
+            for key, v in data.items()
+        }
         super().__init__(below)
         self.asked = asked.setdefault(path, {})
 
@@ -188,7 +228,9 @@ class _NotingKeys(KeysView[str]):
 
 
 def _probed(path: Key) -> tuple[dict[str, tuple[Any, Any]], bool]:
-    """Return what DeepSpeed knows at ``path``, key to default and pydantic field, and whether that is a model."""
+    """Return what DeepSpeed knows at ``path``, key to default and pydantic field, and whether that
+    is a model.
+    """
     from deepspeed.runtime.config import DeepSpeedConfig
 
     asked: dict[Key, dict[str, Any]] = {}
@@ -205,7 +247,9 @@ def _probed(path: Key) -> tuple[dict[str, tuple[Any, Any]], bool]:
             return {name: (None, info) for name, info in fields.items()}, True
     finally:
         logging.disable(before)
-    return {name: (default, None) for name, default in asked.get(path, {}).items() if name != _PROBE}, False
+    return {
+        name: (default, None) for name, default in asked.get(path, {}).items() if name != _PROBE
+    }, False
 
 
 def _fields(error: Exception) -> dict[str, Any] | None:
@@ -215,8 +259,12 @@ def _fields(error: Exception) -> dict[str, Any] | None:
 
     if not isinstance(error, ValidationError):
         return None
-    path = next((detail["loc"] for detail in error.errors() if detail["loc"][-1:] == (_PROBE,)), None)
-    model: Any = next((found for found in _below(DeepSpeedConfigModel) if found.__name__ == error.title), None)
+    path = next(
+        (detail["loc"] for detail in error.errors() if detail["loc"][-1:] == (_PROBE,)), None
+    )
+    model: Any = next(
+        (found for found in _below(DeepSpeedConfigModel) if found.__name__ == error.title), None
+    )
     if path is None or model is None:
         return None
     for name in path[:-1]:
@@ -255,7 +303,11 @@ def rewrite() -> None:
     for name in ("accelerate", "deepspeed"):
         path = FILES / f"{name}.yaml"
         by_hand = path.read_text().partition(MARK)[0]
-        known = accelerate_keys() if name == "accelerate" else deepspeed_keys(yaml.safe_load(by_hand)["refused"])
+        known = (
+            accelerate_keys()
+            if name == "accelerate"
+            else deepspeed_keys(yaml.safe_load(by_hand)["refused"])
+        )
         text = yaml.dump(known, Dumper=_Dumper, sort_keys=False, width=110)
         path.write_text(f"{by_hand}{MARK}{text}")
 

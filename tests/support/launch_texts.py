@@ -38,7 +38,12 @@ FULL = {
     "bf16": {"enabled": False},
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95]}},
     "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
-    "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": "auto", "allgather_bucket_size": 2e8},
+    "zero_optimization": {
+        "stage": 2,
+        "overlap_comm": True,
+        "reduce_bucket_size": "auto",
+        "allgather_bucket_size": 2e8,
+    },
     "gradient_accumulation_steps": 2,
     "gradient_clipping": "auto",
     "steps_per_print": 2000,

@@ -20,8 +20,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
-# Tests rehearse on the CPU, whatever machine they run on. The deepspeed launcher replaces the first of these for its
-# processes, so that they see the GPUs again; the second stays.
+# Tests rehearse on the CPU, whatever machine they run on. The deepspeed launcher replaces the first
+# of these for its processes, so that they see the GPUs again; the second stays.
 HIDE_GPUS = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 SHOW_GPUS = {name: os.environ.get(name) for name in HIDE_GPUS}  # as it was before, for tests/gpu
 
@@ -46,7 +46,10 @@ class Job:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.output_dir / "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.output_dir / "metrics.jsonl").read_text().splitlines()
+        ]
 
     @property
     def losses(self) -> list[float]:
@@ -57,7 +60,9 @@ class Job:
         return [row for row in self.rows if any(key.startswith("eval/") for key in row)][-1]
 
     def ok(self) -> Job:
-        assert self.code == 0, f"exit code {self.code}\n{self.out[-3000:]}\n{self.err[:6000]}\n...\n{self.err[-6000:]}"
+        assert self.code == 0, (
+            f"exit code {self.code}\n{self.out[-3000:]}\n{self.err[:6000]}\n...\n{self.err[-6000:]}"
+        )
         return self
 
 
@@ -79,18 +84,36 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def command(launcher: str, how: str, world: int = 2, script: str = "examples/train.py") -> list[str]:
-    """The command that starts ``script`` under ``how`` (a strategy's committed file, or a path) with a launcher."""
+def command(
+    launcher: str, how: str, world: int = 2, script: str = "examples/train.py"
+) -> list[str]:
+    """The command that starts ``script`` under ``how`` (a strategy's committed file, or a path)
+    with a launcher.
+    """
     yaml = how if "/" in how else f"accel_configs/{how}.yaml"
     named = ["--deepspeed", how] if how.endswith(".json") else ["--accel_config", yaml]
     if launcher == "ranks":  # without a launcher, and without its seconds
         return ["ranks", str(world), script, *named]
     port = str(free_port())
     if launcher == "accelerate":
-        words = [str(BIN / "accelerate"), "launch", "--config_file", yaml, "--main_process_port", port]
+        words = [
+            str(BIN / "accelerate"),
+            "launch",
+            "--config_file",
+            yaml,
+            "--main_process_port",
+            port,
+        ]
         return [*words, *([] if world in (0, 2) else ["--num_processes", str(world)]), script]
     if launcher == "torchrun":
-        words = [str(BIN / "torchrun"), "--nproc_per_node", str(world), "--master_port", port, script]
+        words = [
+            str(BIN / "torchrun"),
+            "--nproc_per_node",
+            str(world),
+            "--master_port",
+            port,
+            script,
+        ]
         return [*words, *named]
     if launcher == "deepspeed":
         json_file = how if "/" in how else f"ds_configs/{how}.json"
@@ -103,25 +126,38 @@ def command(launcher: str, how: str, world: int = 2, script: str = "examples/tra
 def launch_file(path: Path, how: str, world: int = 2, mixed_precision: str | None = None) -> Path:
     """Write a committed YAML, for another number of processes or in another precision, to ``path``."""
     text = (ROOT / "accel_configs" / f"{how}.yaml").read_text()
-    assert "mixed_precision:" not in text and ("num_processes: 2" in text or (how == "single" and world == 1))
+    assert "mixed_precision:" not in text and (
+        "num_processes: 2" in text or (how == "single" and world == 1)
+    )
     text = text.replace("num_processes: 2", f"num_processes: {world}")
     path.write_text(text + (f"mixed_precision: '{mixed_precision}'\n" if mixed_precision else ""))
     return path
 
 
 def layouts(files: Path) -> dict[tuple[str, int], list[str]]:
-    """Return the command of one process, and of each strategy on two and three, by strategy and number of processes.
+    """Return the command of one process, and of each strategy on two and three, by strategy and
+    number of processes.
 
     Args:
         files: the folder that gets a launch file for each.
     """
     worlds = [("single", 1), *((name, world) for name in STRATEGIES for world in (2, 3))]
-    paths = {(name, world): launch_file(files / f"{name}{world}.yaml", name, world) for name, world in worlds}
-    return {layout: command("ranks", str(path), layout[1] if layout[1] > 1 else 0) for layout, path in paths.items()}
+    paths = {
+        (name, world): launch_file(files / f"{name}{world}.yaml", name, world)
+        for name, world in worlds
+    }
+    return {
+        layout: command("ranks", str(path), layout[1] if layout[1] > 1 else 0)
+        for layout, path in paths.items()
+    }
 
 
 def run(
-    words: Sequence[str], output_dir: Path, *, timeout: float = 300, environment: Mapping[str, str] | None = None
+    words: Sequence[str],
+    output_dir: Path,
+    *,
+    timeout: float = 300,
+    environment: Mapping[str, str] | None = None,
 ) -> Job:
     """Run a command from the repository's root, with ``output_dir`` as its own."""
     full = [*words, "--output_dir", str(output_dir)]
@@ -141,9 +177,15 @@ def run(
 
 
 def ranks(
-    words: Sequence[str], world: int = 2, *, timeout: float = 300, environment: Mapping[str, str] | None = None
+    words: Sequence[str],
+    world: int = 2,
+    *,
+    timeout: float = 300,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script with its arguments as ``world`` connected processes; 0 for a single one without a rank."""
+    """Run a script with its arguments as ``world`` connected processes; 0 for a single one without
+    a rank.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder) / name for name in ("out", "err"))
         job = {
@@ -160,7 +202,9 @@ def ranks(
         starter.stdin.write(json.dumps(job) + "\n")
         starter.stdin.flush()
         code = json.loads(starter.stdout.readline())
-        return subprocess.CompletedProcess(words, code, *(p.read_text() if p.exists() else "" for p in (out, err)))
+        return subprocess.CompletedProcess(
+            words, code, *(p.read_text() if p.exists() else "" for p in (out, err))
+        )
 
 
 def starter_id() -> int | None:
@@ -173,7 +217,12 @@ def rank_starter() -> subprocess.Popen[str]:
     """The process that is forked for each rank; it ends with this one."""
     words = [sys.executable, str(ROOT / "tests" / "workers" / "rank_starter.py")]
     starter = subprocess.Popen(
-        words, cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        words,
+        cwd=ROOT,
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
     def end() -> None:

@@ -21,7 +21,9 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def layout(rank: int = 0, world: int = 1, micro: int = 4, accumulation: int = 1) -> Layout:
-    return Layout(rank=rank, world_size=world, micro_batch_size=micro, accumulation_steps=accumulation)
+    return Layout(
+        rank=rank, world_size=world, micro_batch_size=micro, accumulation_steps=accumulation
+    )
 
 
 def consumed(data: IndexedData, position: int, steps: int) -> list[list[int]]:

@@ -15,7 +15,9 @@ PLAN = {"strategy": "ddp", "world_size": 2,
         "parameters": 100, "trainable_parameters": 100}  # fmt: skip
 
 
-def made(name: str, *, speed: float = 100.0, memory: int = 1000, off: float = 0.0, **plan: object) -> Run:
+def made(
+    name: str, *, speed: float = 100.0, memory: int = 1000, off: float = 0.0, **plan: object
+) -> Run:
     rows: list[dict[str, Any]] = [
         {"step": step, "samples": 64 * step, "seconds": 0.1 * step, "loss": (2.0 - 0.1 * step) * (1 + off),
          "samples_per_second": speed if step > 1 else speed / 9}
@@ -39,16 +41,28 @@ def written(run: Run, folder: Path) -> Path:
 
 def odd_runs() -> list[Run]:
     """Two that agree, and six that are odd, each in its own way."""
-    killed, silent, unmeasured, sparse = (made(name) for name in ("killed", "silent", "unmeasured", "sparse"))
+    killed, silent, unmeasured, sparse = (
+        made(name) for name in ("killed", "silent", "unmeasured", "sparse")
+    )
     del unmeasured.rows[-1]
     sparse.rows[:] = [dict(row, step=row["step"] + 100) for row in sparse.rows]
     return [
         made("ddp", speed=200),
-        made("other_rate_and_a_name_that_is_longer_than_a_telephone_is_wide", lr=0.2, schedule_settings={"gamma": 0.5}),
+        made(
+            "other_rate_and_a_name_that_is_longer_than_a_telephone_is_wide",
+            lr=0.2,
+            schedule_settings={"gamma": 0.5},
+        ),
         made("zero3", strategy="zero3", speed=150),
         replace(killed, rows=killed.rows[:2], summary={}, plan=killed.plan | {"total_steps": 9}),
         replace(silent, rows=[], summary={}),
         replace(unmeasured, plan=unmeasured.plan | {"strategy": "fsdp"}),
         sparse,
-        Run(name="failed", path="runs/failed", plan={}, rows=[], error="RuntimeError: the cat sat on rank 1"),
+        Run(
+            name="failed",
+            path="runs/failed",
+            plan={},
+            rows=[],
+            error="RuntimeError: the cat sat on rank 1",
+        ),
     ]

@@ -15,7 +15,14 @@ from trainer.checkpoint import discover, store
 
 def fit(folder: Path, task: Task | None = None, *callbacks: Callback, **settings: Any) -> Trainer:
     """Train the task for eight steps of 24 samples with a checkpoint every second step."""
-    given = {"max_steps": 8, "save_every": 2, "keep_last": 4, "log_every": 1, "micro_batch_size": 24, **settings}
+    given = {
+        "max_steps": 8,
+        "save_every": 2,
+        "keep_last": 4,
+        "log_every": 1,
+        "micro_batch_size": 24,
+        **settings,
+    }
     config = TrainConfig(task="resuming:Odd", output_dir=str(folder), lr=0.05, **given)
     trainer = Trainer(task or Odd(dropout=0.2), config, callbacks=callbacks)
     trainer.fit()
@@ -48,7 +55,9 @@ def log_of(run: Path) -> str:
 
 
 def reseal(path: Path, **changes: Any) -> None:
-    """Give the manifest of a changed checkpoint the sizes and digests of what lies there, and other keys."""
+    """Give the manifest of a changed checkpoint the sizes and digests of what lies there, and other
+    keys.
+    """
     manifest = {**json.loads((path / discover.MANIFEST).read_text()), **changes}
     for name, fact in manifest["files"].items():
         if (path / name).is_file():

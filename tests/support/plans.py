@@ -27,9 +27,16 @@ def asked(value: Any, key: str = "") -> Sourced[Any]:
 
 
 def request(strategy: Any = "zero2", **values: Any) -> Request:
-    zero = {"zero_optimization": {"stage": int(strategy[-1])}} if strategy.startswith("zero") else {}
+    zero = (
+        {"zero_optimization": {"stage": int(strategy[-1])}} if strategy.startswith("zero") else {}
+    )
     return Request(
-        **{"strategy": strategy, "strategy_origin": origin("a.yaml:2 (distributed_type)"), "deepspeed": zero} | values
+        **{
+            "strategy": strategy,
+            "strategy_origin": origin("a.yaml:2 (distributed_type)"),
+            "deepspeed": zero,
+        }
+        | values
     )
 
 
@@ -49,7 +56,9 @@ def plan(
     """The plan for a config with these settings, each of them written at train.yaml:7."""
     config = TrainConfig(**{"task": "m:T", "max_steps": 10} | settings)
     origins = {key: origin(f"{SAID} ({key})") for key in settings}
-    return resolve(config, asks, launcher or launched(world), machine, origins, optimizer_built_by=built_by)
+    return resolve(
+        config, asks, launcher or launched(world), machine, origins, optimizer_built_by=built_by
+    )
 
 
 def refusal(make: Callable[[], Plan]) -> str:

@@ -39,7 +39,9 @@ time.sleep(600)
 @contextmanager
 def another_run(folder: Path, how: str = "stay") -> Iterator[subprocess.Popen[str]]:
     words = [sys.executable, "-c", HOLD, str(folder), how]
-    held = subprocess.Popen(words, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, text=True)
+    held = subprocess.Popen(
+        words, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, text=True
+    )
     try:
         yield held
     finally:

@@ -1,4 +1,6 @@
-"""Slurm on the two machines of ``hosts``: Debian's own munged, slurmctld and slurmd, with their files in one folder."""
+"""Slurm on the two machines of ``hosts``: Debian's own munged, slurmctld and slurmd, with their
+files in one folder.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Slurm:
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
         Path(self.environment["SLURM_CONF"]).write_text(_CONFIGURATION.format(folder=folder))
         key = folder / "munge.key"
-        key.write_bytes(bytes(range(256)) * 4)  # of a cluster that lives for a minute, on one machine
+        key.write_bytes(
+            bytes(range(256)) * 4
+        )  # of a cluster that lives for a minute, on one machine
         key.chmod(0o400)
         files = {"socket": "socket", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}
         options = [f"--{option}={folder}/munge.{suffix}" for option, suffix in files.items()]
@@ -53,7 +57,10 @@ class Slurm:
         hosts.start(NAMES[0], ["slurmctld", "-D"], self.environment)
         for name in NAMES:
             hosts.start(name, ["slurmd", "-D", "-N", name], self.environment)
-        self._wait_for(lambda: self.ask("sinfo", "--noheader", "--format=%T %D").strip() == "idle 2", "two idle nodes")
+        self._wait_for(
+            lambda: self.ask("sinfo", "--noheader", "--format=%T %D").strip() == "idle 2",
+            "two idle nodes",
+        )
 
     def ask(self, *words: str, environment: Mapping[str, str] | None = None) -> str:
         """Run a command of Slurm's and return what it printed; nothing where it failed."""
@@ -72,7 +79,9 @@ class Slurm:
 
     def wait(self, job: str, *states: str, seconds: float = 240) -> None:
         """Wait until a job is in one of these states."""
-        self._wait_for(lambda: self.state(job)[0] in states, f"job {job}: {states}", seconds=seconds)
+        self._wait_for(
+            lambda: self.state(job)[0] in states, f"job {job}: {states}", seconds=seconds
+        )
 
     def _wait_for(self, there: object, what: str, *, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
@@ -83,4 +92,6 @@ class Slurm:
 
 def installed() -> str:
     """Return Slurm's version."""
-    return subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["sinfo", "--version"], capture_output=True, text=True, check=True
+    ).stdout.strip()

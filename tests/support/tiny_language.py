@@ -1,4 +1,6 @@
-"""Tiny language models with a tokenizer trained on the spot, saved as people download them; texts to learn from."""
+"""Tiny language models with a tokenizer trained on the spot, saved as people download them; texts
+to learn from.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 320
-SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **SMALL, "num_key_value_heads": 1},
     "qwen2": {"model_type": "qwen2", **SMALL, "num_key_value_heads": 1},
@@ -54,17 +61,23 @@ def tokenizer() -> Any:
         show_progress=False,
     )
     inner.train_from_iterator(paragraphs(200), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", chat_template=MARKED)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|end|>", chat_template=MARKED
+    )
 
 
-def save_model(folder: Path, name: str = "llama", *, shard_size: str = "5GB", **settings: Any) -> Path:
+def save_model(
+    folder: Path, name: str = "llama", *, shard_size: str = "5GB", **settings: Any
+) -> Path:
     """Save a model with random weights and its tokenizer; returns the folder."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     config = {**CONFIGS[name], "vocab_size": VOCABULARY, **settings}
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config.pop("model_type")](**config))
+    model: Any = AutoModelForCausalLM.from_config(
+        CONFIG_MAPPING[config.pop("model_type")](**config)
+    )
     model.save_pretrained(folder, max_shard_size=shard_size)
     tokenizer().save_pretrained(folder)
     return folder
@@ -80,7 +93,9 @@ def save_masked(folder: Path) -> Path:
     model: Any = AutoModelForMaskedLM.from_config(BertConfig(**settings, vocab_size=VOCABULARY))
     model.save_pretrained(folder)
     own = tokenizer()
-    own.add_special_tokens({"mask_token": "<|im_start|>", "pad_token": "<|end|>", "sep_token": "<|im_end|>"})
+    own.add_special_tokens(
+        {"mask_token": "<|im_start|>", "pad_token": "<|end|>", "sep_token": "<|im_end|>"}
+    )
     own.save_pretrained(folder)
     return folder
 

@@ -1,6 +1,8 @@
-"""Traps of Accelerate 1.15 and what lies below it that one process shows: a plain use gives this, ours gives that.
+"""Traps of Accelerate 1.15 and what lies below it that one process shows: a plain use gives this,
+ours gives that.
 
-Those that need two processes are in ``tests/jobs/test_traps.py``; all stand in ``docs/accelerate_traps.md``.
+Those that need two processes are in ``tests/jobs/test_traps.py``; all stand in
+``docs/accelerate_traps.md``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from typing import Any
 import accelerate.optimizer
 import pytest
 import torch
-from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, PartialState, skip_first_batches
+from accelerate import (
+    Accelerator,
+    DeepSpeedPlugin,
+    FullyShardedDataParallelPlugin,
+    PartialState,
+    skip_first_batches,
+)
 from accelerate.commands import launch as accelerate_launch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
@@ -57,7 +65,11 @@ def config(**settings: Any) -> TrainConfig:
     ("text", "flags", "called"),
     [
         ("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n", [], "simple_launcher"),
-        ("distributed_type: MULTI_GPU\nnum_processes: 2\n", ["--cpu", "--num_processes", "2"], "simple_launcher"),
+        (
+            "distributed_type: MULTI_GPU\nnum_processes: 2\n",
+            ["--cpu", "--num_processes", "2"],
+            "simple_launcher",
+        ),
         (f"{FSDP}", [], "multi_gpu_launcher"),
     ],
 )
@@ -74,18 +86,23 @@ def test_accelerate_launch_starts_one_process_for_cpus(
     assert found == [called]
 
 
-def test_one_process_with_a_rank_is_several_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_with_a_rank_is_several_where_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert str(PartialState._prepare_backend(SimpleNamespace())[1]).endswith("MULTI_GPU")  # type: ignore[arg-type]
 
 
-def test_a_variable_wins_over_the_argument_for_accumulation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_wins_over_the_argument_for_accumulation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     assert Accelerator(cpu=True, gradient_accumulation_steps=2).gradient_accumulation_steps == 4
     with pytest.raises(
-        LaunchError, match="ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is set, but accumulation_steps is 2"
+        LaunchError,
+        match="ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is set, but accumulation_steps is 2",
     ):
         launch(config(accumulation_steps=2))
 
@@ -143,10 +160,15 @@ def gradient(recompute: Callable[[nn.Module], object] | None) -> torch.Tensor:
 
 
 def test_fsdp_recomputes_with_another_dropout() -> None:
-    settings = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_cls_names_to_wrap": ["Sequential"]}
+    settings = {
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_cls_names_to_wrap": ["Sequential"],
+    }
 
     def bare(model: nn.Module) -> None:
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=True, **settings)  # type: ignore[arg-type]
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, activation_checkpointing=True, **settings
+        )  # type: ignore[arg-type]
         plugin.set_auto_wrap_policy(model)
         fsdp2_apply_ac(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)), model)
 
@@ -161,7 +183,9 @@ def test_fsdp_recomputes_with_another_dropout() -> None:
 def test_transformers_divides_models_as_soon_as_the_plugin_is_chosen() -> None:
     from transformers.integrations import is_deepspeed_zero3_enabled
 
-    plugin = DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 3}}, zero3_init_flag=False)
+    plugin = DeepSpeedPlugin(
+        hf_ds_config={"zero_optimization": {"stage": 3}}, zero3_init_flag=False
+    )
     plugin.select(_from_accelerator_state=True)
     assert is_deepspeed_zero3_enabled(), "though zero3_init_flag is false"
     plugin.dschf = None  # as the strategy does
@@ -214,8 +238,12 @@ trainer.close()
 
 
 @pytest.mark.parametrize(("start", "found"), [("bare", "4 True"), ("ours", "0 False")])
-def test_the_engine_fetches_every_parameter_and_imports_a_compiler(start: str, found: str, tmp_path: Path) -> None:
-    """Four parameters, with the engine's start as it is and as ours; its Muon can be imported later on."""
+def test_the_engine_fetches_every_parameter_and_imports_a_compiler(
+    start: str, found: str, tmp_path: Path
+) -> None:
+    """Four parameters, with the engine's start as it is and as ours; its Muon can be imported later
+    on.
+    """
     done = subprocess.run(
         [sys.executable, "-c", STARTED, str(tmp_path / "run"), start],
         **{"cwd": ROOT, "env": clean_environment(), "capture_output": True, "text": True},
@@ -228,7 +256,9 @@ def test_the_engine_fetches_every_parameter_and_imports_a_compiler(start: str, f
 # Optimizer and data
 
 
-def test_a_prepared_optimizer_looks_for_a_package_at_each_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_prepared_optimizer_looks_for_a_package_at_each_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     looked: list[int] = []
     monkeypatch.setattr(accelerate.optimizer, "is_lomo_available", lambda: looked.append(1))
     model = nn.Linear(1, 1)
@@ -246,15 +276,21 @@ class Count(IterableDataset[int]):
 
 def test_a_stream_is_read_by_the_main_process_for_all() -> None:
     """``test_stream.py`` has ours, where each rank reads its own samples."""
-    assert type(Accelerator(cpu=True).prepare(DataLoader(Count()))).__name__ == "DataLoaderDispatcher"
+    assert (
+        type(Accelerator(cpu=True).prepare(DataLoader(Count()))).__name__ == "DataLoaderDispatcher"
+    )
 
 
 def continued(folder: Path, *, seedable: bool) -> list[int]:
-    """Stop in the middle of the second epoch, load, skip what was seen: the samples of the whole epoch."""
+    """Stop in the middle of the second epoch, load, skip what was seen: the samples of the whole
+    epoch.
+    """
 
     def start() -> tuple[Accelerator, Any]:
         forget()
-        made = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable))
+        made = Accelerator(
+            cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable)
+        )
         set_seed(0)
         return made, made.prepare(DataLoader(torch.arange(8), shuffle=True))
 
@@ -270,7 +306,9 @@ def continued(folder: Path, *, seedable: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("seedable", [False, True])
-def test_an_epoch_that_is_resumed_in_its_middle_repeats_samples(seedable: bool, tmp_path: Path) -> None:
+def test_an_epoch_that_is_resumed_in_its_middle_repeats_samples(
+    seedable: bool, tmp_path: Path
+) -> None:
     """``test_order.py`` has ours, where any start gives the rest."""
     samples = continued(tmp_path, seedable=seedable)
     assert len(samples) == 8 and len(set(samples)) < 8
@@ -281,7 +319,9 @@ def test_an_epoch_that_is_resumed_in_its_middle_repeats_samples(seedable: bool, 
 
 def test_the_last_checkpoint_is_deleted_before_the_new_one_is_written(tmp_path: Path) -> None:
     """``test_saver.py`` and ``test_store.py`` have ours."""
-    keep_one = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True, total_limit=1)
+    keep_one = ProjectConfiguration(
+        project_dir=str(tmp_path), automatic_checkpoint_naming=True, total_limit=1
+    )
     accelerator = Accelerator(cpu=True, project_config=keep_one)
     accelerator.prepare(nn.Linear(1, 1))
     accelerator.save_state()
@@ -327,7 +367,9 @@ class MakesFolder:
 def test_a_registered_state_runs_code_when_it_is_loaded(tmp_path: Path) -> None:
     """``test_hostile_manifests.py`` has ours, which holds no pickle."""
     accelerator = Accelerator(cpu=True)
-    accelerator.register_for_checkpointing(SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None))
+    accelerator.register_for_checkpointing(
+        SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+    )
     accelerator.save_state(str(tmp_path))
     torch.save({"forged": MakesFolder(tmp_path / "made")}, tmp_path / "custom_checkpoint_0.pkl")
     accelerator.load_state(str(tmp_path))
@@ -338,7 +380,9 @@ def test_a_pretrained_model_has_the_dtype_of_its_file(tmp_path: Path) -> None:
     """``tests/jobs/test_brought.py`` has ours, which learns in float32."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-    small = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    small = LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
     LlamaForCausalLM(small).to(torch.bfloat16).save_pretrained(tmp_path)
     assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
 

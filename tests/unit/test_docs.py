@@ -45,14 +45,25 @@ def test_docstrings_name_the_arguments_that_there_are() -> None:
     for name in trainer.__all__:
         thing = getattr(trainer, name)
         members = MAKE_API.public_members(thing) if inspect.isclass(thing) else {}
-        functions = {f"{name}.{key}": value for key, value in members.items() if inspect.isfunction(value)}
+        functions = {
+            f"{name}.{key}": value for key, value in members.items() if inspect.isfunction(value)
+        }
         for full, function in {name: thing, **functions}.items():
-            if full in ("TrainConfig",) or (inspect.isclass(thing) and issubclass(thing, Exception)):
+            if full in ("TrainConfig",) or (
+                inspect.isclass(thing) and issubclass(thing, Exception)
+            ):
                 continue
-            told, known = MAKE_API.documented_arguments(function), inspect.signature(function).parameters
+            told, known = (
+                MAKE_API.documented_arguments(function),
+                inspect.signature(function).parameters,
+            )
             wrong += [f"{full} has no {argument}" for argument in told if argument not in known]
             if dataclasses.is_dataclass(function):
-                wrong += [f"{full} does not tell of {argument}" for argument in known if argument not in told]
+                wrong += [
+                    f"{full} does not tell of {argument}"
+                    for argument in known
+                    if argument not in told
+                ]
     assert wrong == []
 
 
@@ -69,12 +80,16 @@ def test_api_examples_run(module_folder: Path) -> None:
     told = re.search(r"\*Attributes\*\n\n((?:- .*\n)+)", MAKE_API.entry("TrainState", []))
     assert told is not None
     names = re.findall(r"`(\w+)`(?=[,:])", told[1])
-    assert len(names) > 10 and [name for name in names if not hasattr(namespace["state"], name)] == []
+    assert (
+        len(names) > 10 and [name for name in names if not hasattr(namespace["state"], name)] == []
+    )
 
 
-def test_task_methods_are_called_in_the_order_of_the_page(module_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without those of configs that were read, of checkpoints, whose state may be asked for at any time, and of blank
-    models.
+def test_task_methods_are_called_in_the_order_of_the_page(
+    module_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without those of configs that were read, of checkpoints, whose state may be asked for at any
+    time, and of blank models.
     """
     [(_, order)] = re.findall(r"<!-- api (Task) (.+) -->", API)
     others = ("fine_tuning_defaults", "save_extras", "model_card", "pretrained", "initialize")
@@ -87,19 +102,23 @@ def test_task_methods_are_called_in_the_order_of_the_page(module_folder: Path, m
     def noting(name: str) -> Any:
         def method(self: trainer.Task, *given: Any) -> Any:
             called.append(name)
-            # What a task overrides itself is not called a second time by the default of another method.
+            # What a task overrides itself is not called a second time by the default of another
+            # method.
             return getattr(Line, name)(self, *given)
 
         return method
 
     noted = type("Noted", (Line,), {name: noting(name) for name in methods})
-    run = trainer.Trainer(noted(), trainer.TrainConfig(task="line:Line", output_dir="run", max_steps=2))
+    run = trainer.Trainer(
+        noted(), trainer.TrainConfig(task="line:Line", output_dir="run", max_steps=2)
+    )
     run.fit()
     run.close()
     assert list(dict.fromkeys(called)) == methods
 
 
-# -- docs/coming_from.md ------------------------------------------------------------------------------------------
+# -- docs/coming_from.md
+# ------------------------------------------------------------------------------------------
 
 
 COMING_FROM = (ROOT / "docs" / "coming_from.md").read_text()
@@ -109,7 +128,9 @@ HOLD_NO_PLACES = ("Defaults that differ", "Optimizers", "Schedules")  # tables o
 
 
 def rows(title: str) -> Iterator[tuple[list[str], str, str]]:
-    """Names, the remark behind them, and their place here, of each row of the tables below a headline."""
+    """Names, the remark behind them, and their place here, of each row of the tables below a
+    headline.
+    """
     below = re.split(rf"^##+ {re.escape(title)}\n", COMING_FROM, flags=re.MULTILINE)[1]
     for line in re.split(r"^##+ ", below, flags=re.MULTILINE)[0].splitlines():
         if found := re.match(r"\| ((?:`[^`]+`(?:, )?)+) ?(.*?) ?\| (.+) \|$", line):
@@ -121,7 +142,9 @@ def names(title: str) -> list[str]:
 
 
 def members(name: str) -> set[str]:
-    """What can stand behind ``Task.`` and the like: members, fields, arguments, attributes that its docstring names."""
+    """What can stand behind ``Task.`` and the like: members, fields, arguments, attributes that its
+    docstring names.
+    """
     if name == "trainer":
         return set(trainer.__all__)
     thing = getattr(trainer, name)
@@ -157,7 +180,12 @@ def test_optimizers_of_other_names_are_answered_with_ours() -> None:
 
 def test_places_that_are_named_exist() -> None:
     titles = re.findall(r"^##+ (.+)\n", COMING_FROM, re.MULTILINE)
-    places = [(found, ours) for title in titles if title not in HOLD_NO_PLACES for found, _, ours in rows(title)]
+    places = [
+        (found, ours)
+        for title in titles
+        if title not in HOLD_NO_PLACES
+        for found, _, ours in rows(title)
+    ]
     assert len(places) > 250
     known, wrong = launch_keys(), []
     settings = {field.name for field in dataclasses.fields(CausalLM)}
@@ -167,12 +195,16 @@ def test_places_that_are_named_exist() -> None:
         if not (
             (key and key[1] in KEYS | settings)
             or (launch and launch[1] in known)
-            or re.match(r"`(Task|Data|Trainer|TrainState|TrainConfig|StepInfo|Callback|trainer)\.", ours)
+            or re.match(
+                r"`(Task|Data|Trainer|TrainState|TrainConfig|StepInfo|Callback|trainer)\.", ours
+            )
             or re.match(r"not (needed|offered)\b", ours)
         ):
             wrong.append((found, ours))
     assert wrong == []
-    named = re.findall(r"`(Task|Data|Trainer|TrainState|TrainConfig|StepInfo|Callback|trainer)\.(\w+)", COMING_FROM)
+    named = re.findall(
+        r"`(Task|Data|Trainer|TrainState|TrainConfig|StepInfo|Callback|trainer)\.(\w+)", COMING_FROM
+    )
     assert {f"{owner}.{name}" for owner, name in named if name not in members(owner)} == set()
 
 
@@ -194,10 +226,14 @@ def test_every_field_of_training_arguments_is_there() -> None:
 def test_defaults_are_as_the_page_says() -> None:
     import transformers
 
-    theirs = {field.name: field.default for field in dataclasses.fields(transformers.TrainingArguments)}
+    theirs = {
+        field.name: field.default for field in dataclasses.fields(transformers.TrainingArguments)
+    }
     ours = {field.name: field.default for field in dataclasses.fields(trainer.TrainConfig)}
     _, below = COMING_FROM.split("### Defaults that differ\n")
-    table = re.findall(r"^\| `(\w+)` \| `(.+?)` \| `(\w+)` \| `(.+?)`", below.partition("\n#")[0], re.MULTILINE)
+    table = re.findall(
+        r"^\| `(\w+)` \| `(.+?)` \| `(\w+)` \| `(.+?)`", below.partition("\n#")[0], re.MULTILINE
+    )
     assert len(table) == 9
     for name, value, key, our_value in table:
         assert json.loads(value) == theirs[name], name
@@ -215,7 +251,9 @@ def test_trainer_callbacks_and_schedules_of_transformers_are_there() -> None:
     assert set(names("TrainerCallback")) == hooks
     assert set(names("Schedules")) == {kind.value for kind in SchedulerType}
     ours = [re.match(r"`([\w:]+)`", place) for _, _, place in rows("Schedules")]
-    assert [found[1] for found in ours if found and "unknown schedule" in refusal(schedule=found[1])] == []
+    assert [
+        found[1] for found in ours if found and "unknown schedule" in refusal(schedule=found[1])
+    ] == []
 
 
 def test_every_call_of_accelerate_is_there() -> None:
@@ -250,20 +288,35 @@ def test_translated_scripts_train(module_folder: Path) -> None:
     words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "good", "bad", "film"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained("tiny")
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertForSequenceClassification(BertConfig(vocab_size=len(words), **small)).save_pretrained("tiny")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained("tiny")
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    BertForSequenceClassification(BertConfig(vocab_size=len(words), **small)).save_pretrained(
+        "tiny"
+    )
     Path("reviews.csv").write_text("text,label\n" + "good film,1\na bad film,0\n" * 40)
 
     write_files(COMING_FROM)
-    more = {"reviews": ["--task_settings.name", "tiny", "--lr", "0.01"], "digits": [], "diabetes": []}
+    more = {
+        "reviews": ["--task_settings.name", "tiny", "--lr", "0.01"],
+        "digits": [],
+        "diabetes": [],
+    }
     last = {}
     for name, settings in more.items():
         loaded = trainer.load_config(["--config", f"{name}.yaml", *settings])
         run = trainer.Trainer(*trainer.load_task(loaded), origins=loaded.origins)
         last[name] = run.fit()
         run.close()
-    assert last["reviews"]["eval/accuracy"] == 1 and Path("runs/reviews/model/tokenizer.json").exists()
+    assert (
+        last["reviews"]["eval/accuracy"] == 1 and Path("runs/reviews/model/tokenizer.json").exists()
+    )
     assert last["digits"]["eval/accuracy"] > 0.7
     assert last["diabetes"]["eval/error"] < 1
 
@@ -275,13 +328,22 @@ def defined(path: Path) -> set[str]:
     """Names of the functions and classes at the top of a file, and of methods as ``Class.method``."""
     kinds = (ast.FunctionDef, ast.ClassDef)
     top = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
-    inner = [(node.name, member) for node in top if isinstance(node, ast.ClassDef) for member in node.body]
-    return {node.name for node in top} | {f"{name}.{node.name}" for name, node in inner if isinstance(node, kinds)}
+    inner = [
+        (node.name, member)
+        for node in top
+        if isinstance(node, ast.ClassDef)
+        for member in node.body
+    ]
+    return {node.name for node in top} | {
+        f"{name}.{node.name}" for name, node in inner if isinstance(node, kinds)
+    }
 
 
 def test_code_and_tests_named_beside_each_trap_exist() -> None:
     page = (ROOT / "docs" / "accelerate_traps.md").read_text()
-    assert [path for path in re.findall(r"`([\w/]+\.py)[:`]", page) if not (ROOT / path).is_file()] == []
+    assert [
+        path for path in re.findall(r"`([\w/]+\.py)[:`]", page) if not (ROOT / path).is_file()
+    ] == []
     named = re.findall(r"`([\w/]+\.py): ([\w.]+)`", page)
     assert [f"{path}: {name}" for path, name in named if name not in defined(ROOT / path)] == []
     traps = re.split(r"^\*\*", page, flags=re.MULTILINE)[1:]
@@ -300,9 +362,16 @@ def test_each_test_of_a_trap_is_on_the_page() -> None:
 
 @pytest.mark.slow
 def test_walks_are_those_that_a_training_takes() -> None:
-    """Each walk of the architecture page names the rooms that are entered, in the order of their first calls."""
+    """Each walk of the architecture page names the rooms that are entered, in the order of their
+    first calls.
+    """
     done = subprocess.run(
-        [sys.executable, "docs/walks.py"], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True
+        [sys.executable, "docs/walks.py"],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     followed = json.loads(done.stdout[done.stdout.index("\n{") :])
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())

@@ -17,12 +17,17 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def test_steps_leave_nothing_in_memory(tmp_path: Path) -> None:
-    """Each is logged. What settles has settled by step 1,000; a number kept of every step would be 1,000 blocks."""
+    """Each is logged. What settles has settled by step 1,000; a number kept of every step would be
+    1,000 blocks.
+    """
     settings = {"max_steps": 2100, "log_every": 1, "keep_last": 0}
     config = TrainConfig(task="brought_tasks:Plain", output_dir=str(tmp_path / "run"), **settings)
     trainer = Trainer(Plain(), config)
     blocks = {}
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # what captures lines keeps them
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+    ):  # what captures lines keeps them
         for info in trainer.steps():
             if info.step in (1000, 2000):
                 gc.collect()

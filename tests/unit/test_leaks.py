@@ -1,4 +1,6 @@
-"""Tests leave this process as they found it: the fixture ``nothing_left_behind`` holds every test to that."""
+"""Tests leave this process as they found it: the fixture ``nothing_left_behind`` holds every test
+to that.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from launchers import ROOT
 pytest_plugins = ["pytester"]
 
 
-def test_what_a_test_leaves_behind_fails_it(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_test_leaves_behind_fails_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"))
     pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
     pytester.makepyfile(

@@ -63,17 +63,31 @@ class Warned(Plain):
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_ends_an_evaluation_which_is_then_no_result(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_an_evaluation_which_is_then_no_result(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     task = Warned(number=number)
-    config = replace(configured(tmp_path / "run"), max_steps=40, eval_every=2, log_every=10, evaluation_batch_size=1)
+    config = replace(
+        configured(tmp_path / "run"),
+        max_steps=40,
+        eval_every=2,
+        log_every=10,
+        evaluation_batch_size=1,
+    )
     trainer = Trainer(task, config)
     before, begun = signal.getsignal(number), time.monotonic()
     with pytest.raises(Stopped) as stopped:
         trainer.fit()
     assert signal.getsignal(number) == before and stopped.value.signal == number
-    assert len(task.batches) < 20 + 100 and time.monotonic() - begun < 5.0, "some half a second later"
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2] and not any(key.startswith("eval/") for row in rows for key in row)
+    assert len(task.batches) < 20 + 100 and time.monotonic() - begun < 5.0, (
+        "some half a second later"
+    )
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [row["step"] for row in rows] == [1, 2] and not any(
+        key.startswith("eval/") for row in rows for key in row
+    )
     assert trainer.last_evaluation == {} and trainer.step == 2
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -100,20 +114,33 @@ class Seen(Callback):
 
 def test_an_evaluation_that_a_signal_ended_is_made_up_when_the_run_goes_on(tmp_path: Path) -> None:
     def train(name: str, number: int, **more: Any) -> tuple[list[dict[str, float]], list[int], Any]:
-        config = replace(configured(tmp_path / name), max_steps=12, eval_every=2, log_every=1, lr=0.1)
-        config = replace(config, evaluation_batch_size=1, best_metric="eval/error", early_stop_patience=3, **more)
+        config = replace(
+            configured(tmp_path / name), max_steps=12, eval_every=2, log_every=1, lr=0.1
+        )
+        config = replace(
+            config, evaluation_batch_size=1, best_metric="eval/error", early_stop_patience=3, **more
+        )
         trainer = Trainer(Warned(number=number), config, callbacks=[seen := Seen()])
         with contextlib.suppress(Stopped):
             trainer.fit()
-        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        ]
         kept = ("step", "loss", "lr", "grad_norm", "eval/error")
         [best] = (callback for callback in trainer.callbacks if isinstance(callback, Best))
-        return [{k: v for k, v in row.items() if k in kept} for row in rows], seen.evaluations, best.state_dict()
+        return (
+            [{k: v for k, v in row.items() if k in kept} for row in rows],
+            seen.evaluations,
+            best.state_dict(),
+        )
 
     whole = train("whole", 0)
     rows, evaluations, _ = train("run", signal.SIGTERM)
     assert (rows[-1]["step"], evaluations) == (2, [])
-    rows, evaluations, _ = train("run", signal.SIGTERM, resume="auto")  # which is ended in the same way
+    rows, evaluations, _ = train(
+        "run", signal.SIGTERM, resume="auto"
+    )  # which is ended in the same way
     assert (rows[-1]["step"], evaluations) == (2, [])
     assert train("run", 0, resume="auto") == whole
     assert whole[1][:2] == [2, 4]
@@ -135,17 +162,23 @@ class ToTheGroup(Callback):
                 process.terminate()
 
 
-def test_a_signal_to_the_whole_group_leaves_the_data_workers_until_the_last_step(tmp_path: Path) -> None:
+def test_a_signal_to_the_whole_group_leaves_the_data_workers_until_the_last_step(
+    tmp_path: Path,
+) -> None:
     config = replace(configured(tmp_path / "run"), max_steps=100_000, workers=1, log_every=100)
     trainer = Trainer(Plain(), config, callbacks=[ToTheGroup()])
     with pytest.raises(Stopped):
         trainer.fit()
     assert trainer.step > 3
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{trainer.step:08}"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
+        f"step-{trainer.step:08}"
+    ]
 
 
 def test_max_time_ends_a_run_with_checkpoint_and_evaluation(tmp_path: Path) -> None:
-    trainer = Trainer(Plain(), replace(configured(tmp_path / "run"), max_steps=100_000, max_time="1s"))
+    trainer = Trainer(
+        Plain(), replace(configured(tmp_path / "run"), max_steps=100_000, max_time="1s")
+    )
     trainer.meter.born = time.perf_counter()  # this process is older
     evaluation = trainer.fit()
     assert 1.0 <= trainer.meter.seconds < 6.0 and 1 < trainer.step < 100_000 and evaluation
@@ -153,11 +186,15 @@ def test_max_time_ends_a_run_with_checkpoint_and_evaluation(tmp_path: Path) -> N
     assert summary["stopped_by"] == "max_time 1s has passed" and summary["steps"] == trainer.step
     log = (tmp_path / "run" / "log.txt").read_text()
     assert f"stopped at step {trainer.step} of 100000 (max_time 1s has passed)" in log
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{trainer.step:08}"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
+        f"step-{trainer.step:08}"
+    ]
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_callback_that_leaves_the_model_in_evaluation_mode_changes_nothing(whole: bool, tmp_path: Path) -> None:
+def test_a_callback_that_leaves_the_model_in_evaluation_mode_changes_nothing(
+    whole: bool, tmp_path: Path
+) -> None:
     modes: list[tuple[bool, bool]] = []
 
     class Held(Plain):
@@ -175,7 +212,9 @@ def test_a_callback_that_leaves_the_model_in_evaluation_mode_changes_nothing(who
         def on_step(self, trainer: TrainState, info: StepInfo) -> None:
             (trainer.model if whole else unwrapped(trainer.model)).eval()
 
-    Trainer(Held(), replace(configured(tmp_path / "run"), max_steps=5), callbacks=[Evaluates()]).fit()
+    Trainer(
+        Held(), replace(configured(tmp_path / "run"), max_steps=5), callbacks=[Evaluates()]
+    ).fit()
     assert len(modes) > 3 and {*modes} == {(True, False)}
 
 

@@ -51,18 +51,24 @@ def test_any_number_of_ranks_gives_the_same(size: int, world: int, batch: int) -
     ranks, result = Ranks(), {}
     for rank in range(world):
         sums = WeightedSums()
-        for numbers, counts in EvaluationBatches(Numbers(size), layout(rank, world), batch_size=batch):
+        for numbers, counts in EvaluationBatches(
+            Numbers(size), layout(rank, world), batch_size=batch
+        ):
             sums.add(step(numbers), counts=counts)
         result = sums.reduce(ranks)
     n = range(size)
     value = [i * 7 % 5 for i in n]
     expected = {"value": sum(value) / size}
-    expected["ratio"] = sum(v * i for v, i in zip(value, n, strict=True)) / sum(n) if sum(n) else math.nan
+    expected["ratio"] = (
+        sum(v * i for v, i in zip(value, n, strict=True)) / sum(n) if sum(n) else math.nan
+    )
     for c in range(4):
         mine = [value[i] for i in n if i % 4 == c]
         expected[f"per_class/{c}"] = sum(mine) / len(mine) if mine else math.nan
         expected |= {f"table/{c}/{d}": sum(i % 4 == c and i % 3 == d for i in n) for d in range(3)}
-    assert {k: repr(float(v)) for k, v in result.items()} == {k: repr(float(v)) for k, v in expected.items()}
+    assert {k: repr(float(v)) for k, v in result.items()} == {
+        k: repr(float(v)) for k, v in expected.items()
+    }
 
 
 def test_a_batch_without_weight_adds_nothing() -> None:
@@ -75,7 +81,8 @@ def test_a_batch_without_weight_adds_nothing() -> None:
 @pytest.mark.parametrize("value", [torch.tensor(1.0), 0.5])
 def test_one_number_for_a_batch_is_refused(value: Any) -> None:
     with pytest.raises(
-        ConfigError, match=r"^evaluation_step: accuracy: one number for a whole batch has no known weig"
+        ConfigError,
+        match=r"^evaluation_step: accuracy: one number for a whole batch has no known weig",
     ):
         WeightedSums().add({"accuracy": value})
 
@@ -93,7 +100,10 @@ def test_objects_of_torchmetrics(accelerator: Accelerator) -> None:
         "mean": torchmetrics.MeanMetric(),
     }
     sums = WeightedSums(metrics)
-    scores, labels = torch.rand(30, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 2
+    scores, labels = (
+        torch.rand(30, generator=torch.Generator().manual_seed(0)),
+        torch.arange(30) % 2,
+    )
     for at in range(0, 30, 7):
         part = slice(at, at + 7)
         answers = {
@@ -101,7 +111,10 @@ def test_objects_of_torchmetrics(accelerator: Accelerator) -> None:
             "auroc": {"preds": scores[part], "target": labels[part]},
         }
         sums.add({**answers, "mean": scores[part], "plain": scores[part]})
-    sums.add({"mean": torch.tensor([1e9]), "auroc": (scores, labels), "f1": (labels, labels)}, counts=False)
+    sums.add(
+        {"mean": torch.tensor([1e9]), "auroc": (scores, labels), "f1": (labels, labels)},
+        counts=False,
+    )
     got = sums.reduce(accelerator)
     assert sorted(got) == ["auroc", "f1/0", "f1/1", "f1/2", "f1/3", "mean", "plain"]
     positive, negative = scores[labels == 1], scores[labels == 0]
@@ -110,7 +123,9 @@ def test_objects_of_torchmetrics(accelerator: Accelerator) -> None:
 
 
 def test_a_batch_is_added_without_a_copy_to_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The meta device stands in for a GPU; a number becomes a tensor by a fill there, not by a copy from the host."""
+    """The meta device stands in for a GPU; a number becomes a tensor by a fill there, not by a copy
+    from the host.
+    """
 
     def copies(*args: object, **kwargs: object) -> Tensor:
         raise AssertionError("copied from the host")
@@ -119,12 +134,18 @@ def test_a_batch_is_added_without_a_copy_to_its_device(monkeypatch: pytest.Monke
     monkeypatch.setattr(Tensor, "new_tensor", copies)
     monkeypatch.setattr(torch, "tensor", copies)
     monkeypatch.setattr(
-        torch, "as_tensor", lambda data, **to: (real if isinstance(data, Tensor) else copies)(data, **to)
+        torch,
+        "as_tensor",
+        lambda data, **to: (real if isinstance(data, Tensor) else copies)(data, **to),
     )
     values, sums = torch.ones(4, device="meta"), WeightedSums()
     for counts in (True, False):
-        sums.add({"each": values, "mean": (values.sum(), 4.0), "ratio": (values, values)}, counts=counts)
-        sums.add({"each": values, "mean": (values.sum(), 4), "table": (values, None)}, counts=counts)
+        sums.add(
+            {"each": values, "mean": (values.sum(), 4.0), "ratio": (values, values)}, counts=counts
+        )
+        sums.add(
+            {"each": values, "mean": (values.sum(), 4), "table": (values, None)}, counts=counts
+        )
     assert all(pair.is_meta and pair.dtype == torch.float64 for pair in sums._sums.values())
 
 

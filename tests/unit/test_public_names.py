@@ -12,7 +12,9 @@ from trainer.distributed.exit import run_and_exit
 
 def test_public_name_of_the_release_before_works_with_a_warning() -> None:
     old = "run"
-    with pytest.warns(DeprecationWarning, match=r"^trainer\.run is called trainer\.run_and_exit now$"):
+    with pytest.warns(
+        DeprecationWarning, match=r"^trainer\.run is called trainer\.run_and_exit now$"
+    ):
         assert getattr(trainer, old) is run_and_exit
     assert old not in trainer.__all__
 
@@ -26,7 +28,10 @@ def test_arguments_of_the_release_before_work_with_a_warning(
         former = {"where": loaded.where}
     with (
         pytest.warns(DeprecationWarning, match=r"^where= is called origins= now$"),
-        pytest.raises(trainer.ConfigError, match=r"^command line: trackers: 'wandbb': no tracker of Accelerate"),
+        pytest.raises(
+            trainer.ConfigError,
+            match=r"^command line: trackers: 'wandbb': no tracker of Accelerate",
+        ),
     ):
         trainer.Trainer(trainer.Task(), loaded.config, **former)
     with pytest.warns(DeprecationWarning, match=r"^where= is called origins= now$"):

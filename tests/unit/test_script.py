@@ -1,4 +1,6 @@
-"""The config that a task completes: its defaults for a start from pretrained weights lie below all that is said."""
+"""The config that a task completes: its defaults for a start from pretrained weights lie below all
+that is said.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,20 @@ import yaml
 from trainer import load_config, load_task
 from trainer.config.load import Loaded
 
-FULL = {"lr": 2e-5, "weight_decay": 0.0, "schedule": "linear", "warmup_fraction": 0.03, "max_grad_norm": 1.0}
-SCRATCH = {"lr": 1e-3, "weight_decay": 0.01, "schedule": None, "warmup_fraction": None, "max_grad_norm": None}
+FULL = {
+    "lr": 2e-5,
+    "weight_decay": 0.0,
+    "schedule": "linear",
+    "warmup_fraction": 0.03,
+    "max_grad_norm": 1.0,
+}
+SCRATCH = {
+    "lr": 1e-3,
+    "weight_decay": 0.01,
+    "schedule": None,
+    "warmup_fraction": None,
+    "max_grad_norm": None,
+}
 OWN = """
 import trainer
 from trainer.language import CausalLM
@@ -43,7 +57,9 @@ def words(task: str, settings: Mapping[str, Any], *more: str, **keys: Any) -> li
     return ["train.yaml", *more]
 
 
-def loaded_with(task: str, settings: Mapping[str, Any], *more: str, **keys: Any) -> tuple[dict[str, Any], Loaded]:
+def loaded_with(
+    task: str, settings: Mapping[str, Any], *more: str, **keys: Any
+) -> tuple[dict[str, Any], Loaded]:
     """The values that a run would have, and what was read."""
     loaded = load_config(words(task, settings, *more, **keys))
     config = load_task(loaded)[1]
@@ -55,7 +71,9 @@ def test_a_start_from_a_model_has_a_fine_tuners_defaults(name: str, here: Path) 
     task, given = f"trainer.language:{name}", {"data": "a.txt", "model": "m"}
     found, loaded = loaded_with(task, given)
     assert found == FULL
-    assert {key: str(loaded.origins[key]) for key in FULL} == {key: f"default of {name} ({key})" for key in FULL}
+    assert {key: str(loaded.origins[key]) for key in FULL} == {
+        key: f"default of {name} ({key})" for key in FULL
+    }
     assert loaded_with(task, {**given, "adapter": {}})[0] == {**FULL, "lr": 2e-4}
 
 
@@ -92,7 +110,9 @@ def test_yaml_and_command_line_go_before_the_tasks_defaults(here: Path) -> None:
         ({"final_lr_ratio": 0.1}, {}),
     ],
 )
-def test_a_warm_up_goes_with_its_schedule(said: dict[str, Any], changed: dict[str, Any], here: Path) -> None:
+def test_a_warm_up_goes_with_its_schedule(
+    said: dict[str, Any], changed: dict[str, Any], here: Path
+) -> None:
     found, _ = loaded_with("trainer.language:CausalLM", {"data": "a.txt", "model": "m"}, **said)
     assert found == {**FULL, **changed}
 
@@ -112,13 +132,18 @@ def test_any_task_may_have_defaults(here: Path) -> None:
     assert loaded.origins["lr"].place == "default of Plain"
 
 
-def test_print_config_shows_them_and_reads_back(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_shows_them_and_reads_back(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = words("trainer.language:CausalLM", {"data": "a.txt", "model": "m"}, lr=1e-4)
     with pytest.raises(SystemExit) as leaving:
         load_config([*argv, "--print_config"])
     assert leaving.value.code == 0
     printed = capsys.readouterr().out
-    shown = {line.partition("#")[0].strip(): line.partition("#")[2].strip() for line in printed.splitlines()}
+    shown = {
+        line.partition("#")[0].strip(): line.partition("#")[2].strip()
+        for line in printed.splitlines()
+    }
     assert shown["lr: 0.0001"].startswith("train.yaml:")
     assert shown["max_grad_norm: 1.0"] == shown["schedule: linear"] == "default of CausalLM"
     assert shown["log_every: 10"] == "default"

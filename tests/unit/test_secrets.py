@@ -19,7 +19,16 @@ SECRET = "hf_abcdefgh"
 
 
 def run(folder: Path, *words: str) -> Gated:
-    given = ["--task", "brought_tasks:Gated", "--output_dir", str(folder), "--max_steps", "4", "--save_every", "2"]
+    given = [
+        "--task",
+        "brought_tasks:Gated",
+        "--output_dir",
+        str(folder),
+        "--max_steps",
+        "4",
+        "--save_every",
+        "2",
+    ]
     loaded = trainer.load_config([*words, *given])
     task, config, *_ = trainer.load_task(loaded)
     Trainer(task, config, origins=loaded.origins).fit()
@@ -37,7 +46,9 @@ def test_a_secret_is_written_nowhere_and_must_be_given_again(tmp_path: Path) -> 
     rule = r"config.yaml:\d+: task_settings.hf_token: '\(hidden\)': a secret, .*: --task_settings.hf_token VALUE$"
     with pytest.raises(ConfigError, match=rule):
         trainer.load_config([saved])
-    another = run(folder, saved, "--task_settings.hf_token", "another", "--resume", "auto", "--max_steps", "4")
+    another = run(
+        folder, saved, "--task_settings.hf_token", "another", "--resume", "auto", "--max_steps", "4"
+    )
     assert another.hf_token == "another", "that is no change of the run"
 
 
@@ -52,7 +63,15 @@ def test_checkpoints_that_hold_a_secret_are_gone_on_with(tmp_path: Path) -> None
     reseal(path)
     run(tmp_path / "new", "--task_settings.hf_token", SECRET, "--resume", str(path))
     with pytest.raises(ConfigError, match=r"task_settings\.width: 4 -> 5") as told:
-        run(tmp_path / "other", "--task_settings.hf_token", "x", "--task_settings.width", "5", "--resume", str(path))
+        run(
+            tmp_path / "other",
+            "--task_settings.hf_token",
+            "x",
+            "--task_settings.width",
+            "5",
+            "--resume",
+            str(path),
+        )
     assert SECRET not in str(told.value)
 
 

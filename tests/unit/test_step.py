@@ -1,4 +1,6 @@
-"""What a step does beside a loop by hand, counted: what it costs is measured by ``benchmarks/peers``."""
+"""What a step does beside a loop by hand, counted: what it costs is measured by
+``benchmarks/peers``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.counts[str(function).partition(".default")[0]] += 1
         return function(*args, **(kwargs or {}))
 
@@ -38,12 +42,16 @@ class Operations(TorchDispatchMode):
 def by_hand(task: Plain, batch_size: int) -> Iterator[None]:
     """The loop that a user would write: clipped by global norm, with a schedule."""
     model = task.build_model()
-    weights, others = ([p for p in model.parameters() if (p.dim() >= 2) == wide] for wide in (True, False))
+    weights, others = (
+        [p for p in model.parameters() if (p.dim() >= 2) == wide] for wide in (True, False)
+    )
     groups = [{"params": weights, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     while True:
-        for batch in DataLoader(task.build_data().train, batch_size=batch_size, shuffle=True, drop_last=True):
+        for batch in DataLoader(
+            task.build_data().train, batch_size=batch_size, shuffle=True, drop_last=True
+        ):
             loss: Any = task.training_step(model, batch)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1e6)
@@ -66,9 +74,12 @@ def test_a_step_computes_what_a_loop_by_hand_does_and_reads_the_norm(tmp_path: P
     steps = Trainer(Plain(), config).steps()
     loop = by_hand(Plain(), config.micro_batch_size or 1)
     ours, theirs = operations(lambda: next(steps)), operations(lambda: next(loop))
-    # The norm on the host, for clipping, for the step and for the message; the loss apart from its graph.
+    # The norm on the host, for clipping, for the step and for the message; the loss apart from its
+    # graph.
     assert ours - theirs == {"aten._local_scalar_dense": 3, "aten.detach": 1}
-    assert theirs["aten._foreach_mul_.Tensor"] == 1, "what is below the limit, and written all the same"
+    assert theirs["aten._foreach_mul_.Tensor"] == 1, (
+        "what is below the limit, and written all the same"
+    )
     assert ours.total() < theirs.total()
 
 
@@ -82,7 +93,9 @@ def test_gradients_below_the_limit_are_not_written_again() -> None:
     torch.testing.assert_close(total_norm(gradients), torch.tensor(2.0))
 
 
-@pytest.mark.parametrize("shapes", [[(1_000_000,)], [(30_000_001,)], [(1000, 999), (4097,), (7,), (4096, 3)]])
+@pytest.mark.parametrize(
+    "shapes", [[(1_000_000,)], [(30_000_001,)], [(1000, 999), (4097,), (7,), (4096, 3)]]
+)
 def test_the_norm_of_many_elements_is_that_of_float64(shapes: list[tuple[int, ...]]) -> None:
     generator = torch.Generator().manual_seed(0)
     gradients = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -130,5 +143,7 @@ def test_a_task_may_take_labels_out_of_a_batch_that_the_data_keep(tmp_path: Path
             labels = batch.pop("y")
             return (model(batch["x"]) - labels).square().mean()
 
-    config = replace(configured(tmp_path), max_steps=6, keep_last=0, micro_batch_size=1, evaluation_batch_size=1)
+    config = replace(
+        configured(tmp_path), max_steps=6, keep_last=0, micro_batch_size=1, evaluation_batch_size=1
+    )
     assert Trainer(Popped(), config).fit()["eval/loss"] > 0

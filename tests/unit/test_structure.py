@@ -1,4 +1,6 @@
-"""The shape of the package: where strategies may be named, what is public, what is imported, and in which direction."""
+"""The shape of the package: where strategies may be named, what is public, what is imported, and in
+which direction.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ import trainer
 PACKAGE = ROOT / "trainer"
 
 
-# What `trainer new` copies is a user's: it imports the package by its name, and may name strategies.
+# What `trainer new` copies is a user's: it imports the package by its name, and may name
+# strategies.
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "templates" not in path.parts)
 
-# What a training on one process without trackers, streams, adapters or a launch file has no use for.
+# What a training on one process without trackers, streams, adapters or a launch file has no use
+# for.
 NOT_LOADED = (
     "strategies.fsdp",
     "strategies.deepspeed",
@@ -37,14 +41,26 @@ NOT_LOADED = (
 )
 
 # Each costs 0.3 to 3 seconds.
-LARGE_PACKAGES = {"deepspeed", "transformers", "datasets", "tokenizers", "peft", "wandb", "tensorboard", "pydantic"}
+LARGE_PACKAGES = {
+    "deepspeed",
+    "transformers",
+    "datasets",
+    "tokenizers",
+    "peft",
+    "wandb",
+    "tensorboard",
+    "pydantic",
+}
 STARTS_OF_A_PROCESS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
 
 STRATEGY_NAME = re.compile(r"\w*(?:deepspeed|fsdp|zero[123])\w*", re.IGNORECASE)
 # Files of both programs are told apart, planned and imported by commands of their own.
 AT_HOME = ("launching", "strategies", "planner", "external_checkpoint.py", "launch_files.py")
 ELSEWHERE = {
-    "arguments.py": {"deepspeed", "deepspeed_config"},  # the option that names a JSON, its other spelling, its help
+    "arguments.py": {
+        "deepspeed",
+        "deepspeed_config",
+    },  # the option that names a JSON, its other spelling, its help
     "check.py": {"deepspeed"},  # the option that names a JSON
     "check_machine.py": {"deepspeed"},  # the package that some launch files need
     "launcher.py": {"deepspeed"},  # who starts processes
@@ -56,7 +72,8 @@ ELSEWHERE = {
 }
 
 
-# The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms before its own arrow.
+# The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms
+# before its own arrow.
 WAY = """
 errors, text, plan <- config, distributed, metrics, strategies, data <- optim, task, launching <- checkpoint, building
 <- reporting <- state <- callbacks <- loop <- script, language <- commands
@@ -89,22 +106,25 @@ def test_strategies_are_named_in_their_own_packages_only() -> None:
 
 
 def test_the_search_for_names_finds_them() -> None:
-    code = (
-        '"""zero1"""\n# fsdp\ndef zero2_of(x: FSDPModule):\n    """ZeRO3."""\n    return f"{x.Zero3}: no DeepSpeed"\n'
-    )
+    code = '"""zero1"""\n# fsdp\ndef zero2_of(x: FSDPModule):\n    """ZeRO3."""\n    return f"{x.Zero3}: no DeepSpeed"\n'
     assert named_in(ast.parse(code)) == {"zero2_of", "fsdpmodule", "zero3", "deepspeed"}
 
 
 def test_tasks_and_the_one_script_name_no_strategy() -> None:
     paths = [
-        ROOT / "examples" / name for name in ("train.py", "digits_cnn.py", "llama_stdlib.py", "bert_classifier.py")
+        ROOT / "examples" / name
+        for name in ("train.py", "digits_cnn.py", "llama_stdlib.py", "bert_classifier.py")
     ]
-    assert {path.name: named_in(tree) for path, tree in trees(paths)} == {path.name: set() for path in paths}
+    assert {path.name: named_in(tree) for path, tree in trees(paths)} == {
+        path.name: set() for path in paths
+    }
 
 
 def test_public_names() -> None:
     rooms = {house.room_of(path) for path in MODULES}
-    assert not rooms & set(trainer.__all__), "importing a module of that name would hide the public one"
+    assert not rooms & set(trainer.__all__), (
+        "importing a module of that name would hide the public one"
+    )
     assert all(getattr(trainer, name).__name__ == name for name in trainer.__all__)
     assert dir(trainer) == trainer.__all__
     with pytest.raises(AttributeError, match="module 'trainer' has no attribute 'Trainr'"):
@@ -125,7 +145,12 @@ def test_public_names() -> None:
 def test_what_is_not_used_is_not_imported(modules: str, absent: str) -> None:
     code = f"import sys, {modules}; print([m for m in {absent.split()} if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "[]\n"
 
@@ -134,7 +159,9 @@ def test_imports_point_one_way() -> None:
     groups = [[room.strip() for room in group.split(",")] for group in WAY.split("<-")]
     level = {room: number for number, group in enumerate(groups) for room in group}
     graph = house.arrows()
-    assert set(graph) | {"errors", "text", "plan"} == set(level), "each room has its place in the sentence"
+    assert set(graph) | {"errors", "text", "plan"} == set(level), (
+        "each room has its place in the sentence"
+    )
     upwards = [
         f"{room} imports {other}: {places}"
         for room, below in graph.items()
@@ -143,7 +170,9 @@ def test_imports_point_one_way() -> None:
     ]
     assert upwards == []
     house.floors(graph)  # raises where rooms import each other in a circle
-    assert " ".join(WAY.split()) in " ".join((ROOT / "docs" / "architecture.md").read_text().split())
+    assert " ".join(WAY.split()) in " ".join(
+        (ROOT / "docs" / "architecture.md").read_text().split()
+    )
 
 
 def test_a_circle_and_a_way_up_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,12 +186,21 @@ def test_a_circle_and_a_way_up_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_plain_training_loads_what_it_uses(tmp_path: Path) -> None:
-    """The digits on one process, with a checkpoint: nothing of other strategies, trackers, streams or commands.
+    """The digits on one process, with a checkpoint: nothing of other strategies, trackers, streams
+    or commands.
 
-    Nothing of the large packages beside torch either, no process is started, and the garbage collector does not go
-    over everything again and again while it is imported (seven times without ``uncollected``, twice with it).
+    Nothing of the large packages beside torch either, no process is started, and the garbage
+    collector does not go over everything again and again while it is imported (seven times without
+    ``uncollected``, twice with it).
     """
-    words = ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", "1", "--output_dir", str(tmp_path / "run")]
+    words = [
+        "--config",
+        "examples/configs/digits_cnn.yaml",
+        "--max_steps",
+        "1",
+        "--output_dir",
+        str(tmp_path / "run"),
+    ]
     code = f"""
 import gc, sys
 starts, passes = [], []
@@ -177,14 +215,24 @@ print(len(passes))
 print(*sorted(name.removeprefix("trainer.") for name in sys.modules if name.startswith("trainer.")))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     *_, packages, processes, passes, last = done.stdout.splitlines()
     assert (packages, processes) == ("packages", "processes")
     assert int(passes) <= 3
     loaded = set(last.split())
     assert "checkpoint.store" in loaded and "strategies.ddp" in loaded
-    idle = {name for name in loaded for unused in NOT_LOADED if name == unused or name.startswith(f"{unused}.")}
+    idle = {
+        name
+        for name in loaded
+        for unused in NOT_LOADED
+        if name == unused or name.startswith(f"{unused}.")
+    }
     assert idle == set()
 
 

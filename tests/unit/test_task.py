@@ -17,14 +17,19 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
     from trainer.script import load_task
 
     (tmp_path / "project" / "configs").mkdir(parents=True)
-    (tmp_path / "project" / "only_here.py").write_text("import trainer\nclass Mine(trainer.Task):\n    pass\n")
+    (tmp_path / "project" / "only_here.py").write_text(
+        "import trainer\nclass Mine(trainer.Task):\n    pass\n"
+    )
     config = tmp_path / "project" / "configs" / "train.yaml"
     config.write_text("task: only_here:Mine\nepochs: 1\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    with pytest.raises(ConfigError, match="no module 'only_here' here, beside the config, in the script's folder or"):
+    with pytest.raises(
+        ConfigError,
+        match="no module 'only_here' here, beside the config, in the script's folder or",
+    ):
         load_task(load_config(["--config", str(config)]))
     monkeypatch.chdir(tmp_path)
     task, _ = load_task(load_config(["--config", str(config)]))
@@ -34,19 +39,31 @@ def test_task_is_found_beside_the_config_and_between_it_and_the_working_folder(
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("glob:Glob", r"task: 'glob:Glob': the module glob is Python's own (.*); give your file another name$"),
-        ("empty_here:Mine", r"empty_here has no 'Mine'; it is .*empty_here.py, and defines no class$"),
+        (
+            "glob:Glob",
+            r"task: 'glob:Glob': the module glob is Python's own (.*); give your file another name$",
+        ),
+        (
+            "empty_here:Mine",
+            r"empty_here has no 'Mine'; it is .*empty_here.py, and defines no class$",
+        ),
         ("some_here:Mine", r"some_here has no 'Mine'; known: Yours$"),
     ],
 )
-def test_a_class_that_is_not_there(name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_is_not_there(
+    name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from trainer.config.load import load_config
     from trainer.errors import ConfigError
     from trainer.script import load_task
 
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    for file, text in (("glob", "class Glob: pass"), ("empty_here", ""), ("some_here", "class Yours: pass")):
+    for file, text in (
+        ("glob", "class Glob: pass"),
+        ("empty_here", ""),
+        ("some_here", "class Yours: pass"),
+    ):
         Path(f"{file}.py").write_text(text)
     with pytest.raises(ConfigError, match=line):
         load_task(load_config(["--task", name, "--epochs", "1"]))

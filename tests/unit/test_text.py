@@ -8,7 +8,16 @@ from importlib.metadata import version
 
 import pytest
 
-from trainer.text import HIDDEN, columns, did_you_mean, hidden, hidden_words, is_secret, kind_of, versions
+from trainer.text import (
+    HIDDEN,
+    columns,
+    did_you_mean,
+    hidden,
+    hidden_words,
+    is_secret,
+    kind_of,
+    versions,
+)
 
 ROWS = [["name", "count"], ["a", "10"], ["longer", ""]]
 
@@ -30,7 +39,9 @@ def test_versions_are_of_what_was_imported(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_versions_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     versions()  # each save asks for them
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"{name}: read again"))
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: pytest.fail(f"{name}: read again")
+    )
     assert versions()["samecurve"]
 
 
@@ -58,21 +69,35 @@ def test_a_value_is_said_by_its_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["hf_token", "token", "api_key", "aws_secret_access_key", "Password", "task_settings.hub_token"]
+    "name",
+    [
+        "hf_token",
+        "token",
+        "api_key",
+        "aws_secret_access_key",
+        "Password",
+        "task_settings.hub_token",
+    ],
 )
 def test_names_of_secrets(name: str) -> None:
     assert is_secret(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["eos_token", "pad_token", "tokens_per_second", "max_tokens", "key", "label_key", "tokenizer"]
+    "name",
+    ["eos_token", "pad_token", "tokens_per_second", "max_tokens", "key", "label_key", "tokenizer"],
 )
 def test_names_of_no_secrets(name: str) -> None:
     assert not is_secret(name)
 
 
 def test_secrets_are_hidden_at_any_depth() -> None:
-    given = {"lr": 1.0, "deep": [{"hf_token": "x", "api_key": ""}], "credentials": {"user": ("me", 5)}, "token": None}
+    given = {
+        "lr": 1.0,
+        "deep": [{"hf_token": "x", "api_key": ""}],
+        "credentials": {"user": ("me", 5)},
+        "token": None,
+    }
     assert hidden(given) == {
         "lr": 1.0, "deep": [{"hf_token": HIDDEN, "api_key": ""}], "credentials": {"user": (HIDDEN, 5)}, "token": None
     }  # fmt: skip
@@ -80,6 +105,25 @@ def test_secrets_are_hidden_at_any_depth() -> None:
 
 
 def test_secrets_are_hidden_in_commands() -> None:
-    words = ["train", "--a.hf_token", "x", "--lr", "1", "a.api_key=y", "--password=z", "--token", "--lr"]
-    shown = ["train", "--a.hf_token", HIDDEN, "--lr", "1", f"a.api_key={HIDDEN}", f"--password={HIDDEN}", "--token"]
+    words = [
+        "train",
+        "--a.hf_token",
+        "x",
+        "--lr",
+        "1",
+        "a.api_key=y",
+        "--password=z",
+        "--token",
+        "--lr",
+    ]
+    shown = [
+        "train",
+        "--a.hf_token",
+        HIDDEN,
+        "--lr",
+        "1",
+        f"a.api_key={HIDDEN}",
+        f"--password={HIDDEN}",
+        "--token",
+    ]
     assert hidden_words(words) == [*shown, "--lr"]

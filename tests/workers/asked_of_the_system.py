@@ -1,4 +1,5 @@
-"""Train as examples/train.py does, and write what was asked of the system since torch was there, a line each.
+"""Train as examples/train.py does, and write what was asked of the system since torch was there, a
+line each.
 
 python tests/workers/asked_of_the_system.py FILE ARGUMENT...
 """

@@ -1,9 +1,12 @@
-"""Run by torchrun under one layout: models and tasks as users bring them, one training after the other.
+"""Run by torchrun under one layout: models and tasks as users bring them, one training after the
+other.
 
-    torchrun ... tests/workers/brought.py '{"file": {"accel_config": ...}, "folder": ..., "names": [...]}'
+    torchrun ... tests/workers/brought.py '{"file": {"accel_config": ...}, "folder": ..., "names":
+    [...]}'
 
-Each leaves ``<folder>/<name>.json`` with its losses, norms, evaluation and notices, or the error that ended it, and
-its exported model. All in one process: a launch costs more than a training of this size.
+Each leaves ``<folder>/<name>.json`` with its losses, norms, evaluation and notices, or the error
+that ended it, and its exported model. All in one process: a launch costs more than a training of
+this size.
 """
 
 from __future__ import annotations
@@ -83,7 +86,10 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "compiled": (Compiled, {}),
     "sparse": (SparseGradients, {}),
     "on_some_ranks": (OnSomeRanks, {"find_unused_parameters": True}),
-    "on_some_ranks_accumulated": (OnSomeRanks, {"find_unused_parameters": True, "micro_batch_size": 2}),
+    "on_some_ranks_accumulated": (
+        OnSomeRanks,
+        {"find_unused_parameters": True, "micro_batch_size": 2},
+    ),
     "on_some_ranks_unsaid": (OnSomeRanks, {}),
     "later_unsaid": (Later, {}),
     "in_any_order": (InAnyOrder, {"micro_batch_size": 2}),
@@ -134,7 +140,8 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
 
 # A launch file in the place of another, for what it takes that is no key of the training config.
 FILES = {
-    (name, "accel_configs/fsdp.yaml"): "tests/workers/fsdp_whole.yaml" for name in ("penalty", "penalty_in_blocks")
+    (name, "accel_configs/fsdp.yaml"): "tests/workers/fsdp_whole.yaml"
+    for name in ("penalty", "penalty_in_blocks")
 }
 
 
@@ -149,7 +156,8 @@ def configured(world: int, **settings: Any) -> TrainConfig:
             "lr": 0.01,
             "eps": 1e-4,  # far above rounding, of which Adam would take the sign
             "log_every": 1,
-            "export_dtype": "float32",  # files in bfloat16 would hide what differs, or round it apart
+            # files in bfloat16 would hide what differs, or round it apart
+            "export_dtype": "float32",
             **settings,
         }
     )
@@ -168,8 +176,12 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
         rows = []
         for info in run.steps():
             assert info.metrics is not None
-            more = {key: info.metrics[key] for key in ("error", "at", "high") if key in info.metrics}
-            rows.append({"loss": info.metrics["loss"], "grad_norm": info.metrics["grad_norm"], **more})
+            more = {
+                key: info.metrics[key] for key in ("error", "at", "high") if key in info.metrics
+            }
+            rows.append(
+                {"loss": info.metrics["loss"], "grad_norm": info.metrics["grad_norm"], **more}
+            )
         run.export(folder / name / "model")
         found = {
             "rows": rows,
@@ -192,16 +204,23 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
 def train_two(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
     """Two trainings side by side on one launch, in a loop of one's own: the losses of each."""
     world = told["world"]
-    configs = [configured(world, output_dir=str(folder / "two" / name)) for name in ("plain", "scalar")]
+    configs = [
+        configured(world, output_dir=str(folder / "two" / name)) for name in ("plain", "scalar")
+    ]
     launched = launch(configs[0], **told["file"])
-    states = [TrainState(task, config, launched) for task, config in zip((Plain(), Scalar()), configs, strict=True)]
+    states = [
+        TrainState(task, config, launched)
+        for task, config in zip((Plain(), Scalar()), configs, strict=True)
+    ]
     losses: dict[str, list[float]] = {"plain": [], "scalar": []}
     for windows in zip(*(state.windows() for state in states), strict=True):
         for state, window, found in zip(states, windows, losses.values(), strict=True):
             step = 0.0
             for number, micro in enumerate(window.micros, 1):
                 with state.strategy.micro_step(boundary=number == len(window.micros)):
-                    share = state.task.training_step(state.model, micro.batch) * (micro.weight / window.samples)
+                    share = state.task.training_step(state.model, micro.batch) * (
+                        micro.weight / window.samples
+                    )
                     state.strategy.backward(share * world)
                 step += share.detach()
             state.strategy.finish_step()
@@ -215,7 +234,9 @@ def train_two(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def train_thawed(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
-    """First a head alone, then from its checkpoint the whole model: the losses of both, and what is said."""
+    """First a head alone, then from its checkpoint the whole model: the losses of both, and what is
+    said.
+    """
     path = str(folder / "body" / "checkpoints" / "step-00000004")
     phases: list[tuple[Task, dict[str, Any]]] = [
         (FrozenBody(), {"max_steps": 4, "save_every": 4}),
@@ -242,7 +263,9 @@ def main() -> None:
     PRETRAINED.append(told["pretrained"])
     launched = launch(configured(world), **told["file"])
     for name in told["names"]:
-        found = SEVERAL[name](folder, told) if name in SEVERAL else train(launched, folder, name, told)
+        found = (
+            SEVERAL[name](folder, told) if name in SEVERAL else train(launched, folder, name, told)
+        )
         if launched.accelerator.is_main_process:
             (folder / f"{name}.json").write_text(json.dumps(found))
             print(name, found.get("error", "fine"), flush=True)

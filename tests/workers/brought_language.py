@@ -26,12 +26,21 @@ def hugging_face(kind: str) -> Callable[[], nn.Module]:
             LlamaConfig,
         )
 
-        small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+        small = {
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+        }
         if kind == "llama":
-            config: Any = LlamaConfig(vocab_size=40, num_key_value_heads=2, max_position_embeddings=32, **small)
+            config: Any = LlamaConfig(
+                vocab_size=40, num_key_value_heads=2, max_position_embeddings=32, **small
+            )
             return AutoModelForCausalLM.from_config(config)
         if kind == "llama_tied":
-            config = LlamaConfig(vocab_size=40, num_key_value_heads=2, tie_word_embeddings=True, **small)
+            config = LlamaConfig(
+                vocab_size=40, num_key_value_heads=2, tie_word_embeddings=True, **small
+            )
             return AutoModelForCausalLM.from_config(config)
         if kind == "gpt2":
             return AutoModelForCausalLM.from_config(
@@ -83,7 +92,9 @@ class Language(Task):
             if self.kind == "lora_narrow":
                 base.to(torch.bfloat16)
             targets = ["q_proj", "v_proj"]
-            settings = LoraConfig(r=4, target_modules=targets, modules_to_save=saved, task_type="CAUSAL_LM")
+            settings = LoraConfig(
+                r=4, target_modules=targets, modules_to_save=saved, task_type="CAUSAL_LM"
+            )
             return get_peft_model(base, settings)
         if not self.folder:
             return hugging_face(self.kind)()
@@ -96,7 +107,11 @@ class Language(Task):
     def _form(self) -> nn.Module:
         if not self.folder:
             return hugging_face(self.kind)()
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+        from transformers import (
+            AutoConfig,
+            AutoModelForCausalLM,
+            AutoModelForSequenceClassification,
+        )
 
         if self.kind == "head":
             config = AutoConfig.from_pretrained(self.folder, num_labels=3, pad_token_id=0)
@@ -113,7 +128,9 @@ class Language(Task):
 
 
 class Generating(Language):
-    """Texts are generated while nothing is learnt, longer ones on some ranks; the model's own attributes are read."""
+    """Texts are generated while nothing is learnt, longer ones on some ranks; the model's own
+    attributes are read.
+    """
 
     def build_data(self) -> Data:
         data = super().build_data()
@@ -125,7 +142,9 @@ class Generating(Language):
 
     def evaluation_step(self, model: Any, batch: Any) -> Any:
         more = 2 + 3 * int(batch["label"][0])
-        texts = model.generate(batch["ids"], max_new_tokens=more, min_new_tokens=more, do_sample=False, pad_token_id=0)
+        texts = model.generate(
+            batch["ids"], max_new_tokens=more, min_new_tokens=more, do_sample=False, pad_token_id=0
+        )
         assert texts.shape == (len(batch["ids"]), 10 + more)
         return {"generated": texts[:, 10:12].float().sum(1)}
 

@@ -78,7 +78,9 @@ class Unused(Plain):
 
 
 class Encoder(Plain):
-    """torch's own encoder, which in evaluation computes a layer at once, with the weights of the layers inside it."""
+    """torch's own encoder, which in evaluation computes a layer at once, with the weights of the
+    layers inside it.
+    """
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -101,7 +103,9 @@ class Encoder(Plain):
 
 
 class Teacher(Plain):
-    """A frozen copy of the model that follows it slowly, moved after each step by a callback, and part of the loss."""
+    """A frozen copy of the model that follows it slowly, moved after each step by a callback, and
+    part of the loss.
+    """
 
     class Model(nn.Module):
         def __init__(self, in_forward: bool = False) -> None:
@@ -111,7 +115,9 @@ class Teacher(Plain):
 
         @torch.no_grad()
         def follow(self) -> None:
-            for theirs, ours in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            for theirs, ours in zip(
+                self.teacher.parameters(), self.student.parameters(), strict=True
+            ):
                 theirs.lerp_(ours, 0.5)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,14 +175,18 @@ class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._no_split_modules = ["Linear"]
-        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.layers = nn.Sequential(
+            nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
 
 
 class Penalty(Plain):
-    """The norm of the gradient in the input is part of the loss (WGAN-GP, forces), and so are the parameters."""
+    """The norm of the gradient in the input is part of the loss (WGAN-GP, forces), and so are the
+    parameters.
+    """
 
     def build_model(self) -> nn.Module:
         return Layers()
@@ -186,7 +196,9 @@ class Penalty(Plain):
         output = model(x)
         [slope] = torch.autograd.grad(output.sum(), x, create_graph=True)
         size = sum(parameter.abs().sum() for parameter in model.parameters())
-        return F.mse_loss(output, batch["y"]) + (slope.norm(dim=-1) - 1).square().mean() + 1e-3 * size
+        return (
+            F.mse_loss(output, batch["y"]) + (slope.norm(dim=-1) - 1).square().mean() + 1e-3 * size
+        )
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         return {"loss": F.mse_loss(model(batch["x"]), batch["y"], reduction="none")}
@@ -283,7 +295,8 @@ class OnSomeRanks(Plain):
 
 
 class InAnyOrder(Plain):
-    """Two weights of one shape whose gradients leave one node of the graph, on every second rank the other way round.
+    """Two weights of one shape whose gradients leave one node of the graph, on every second rank
+    the other way round.
 
     As what a compiler makes on each rank for its own shapes.
     """
@@ -309,7 +322,9 @@ class InAnyOrder(Plain):
 
         def forward(self, x: Tensor) -> Tensor:
             turned = int(os.environ.get("RANK", "0")) % 2 == 1
-            return InAnyOrder.Both.apply(x, turned, *((self.two, self.one) if turned else (self.one, self.two)))
+            return InAnyOrder.Both.apply(
+                x, turned, *((self.two, self.one) if turned else (self.one, self.two))
+            )
 
     def build_model(self) -> nn.Module:
         return self.Model()
@@ -373,7 +388,11 @@ class Bent(Plain):
 
     def build_model(self) -> nn.Module:
         model = nn.Sequential(
-            nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 2), nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 1)
+            nn.Unflatten(1, (2, 2, 2)),
+            nn.Conv2d(2, 4, 2),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+            nn.Linear(3, 1),
         ).to(memory_format=torch.channels_last)
         model[3].weight = nn.Parameter(torch.randn(4, 3).t())
         model.register_buffer("mask", torch.ones(1).expand(2, 4))  # elements in one place
@@ -436,7 +455,9 @@ class FrozenInOptimizer(Plain):
         return model
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
-        return AdamW([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=plan.lr)  # type: ignore[index, union-attr]
+        return AdamW(
+            [{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=plan.lr
+        )  # type: ignore[index, union-attr]
 
 
 OUTSIDE = nn.Parameter(torch.ones(3))
@@ -450,7 +471,9 @@ class Outside(Plain):
 
 
 class Names(Plain):
-    """Metrics by domain: each batch reports those that it holds, and one sample alone has a name of its own."""
+    """Metrics by domain: each batch reports those that it holds, and one sample alone has a name of
+    its own.
+    """
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         at = batch["at"].double()
@@ -486,7 +509,9 @@ class Edges(Plain):
 
 
 class FrozenNorm(Plain):
-    """A BatchNorm that build_model left in evaluation mode: its statistics stay, and its weights learn."""
+    """A BatchNorm that build_model left in evaluation mode: its statistics stay, and its weights
+    learn.
+    """
 
     def build_model(self) -> nn.Module:
         model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -495,7 +520,9 @@ class FrozenNorm(Plain):
 
 
 class Buffers(Plain):
-    """Numbers of 64 and of 16 bits, flags, counters that are replaced, not changed; some samples weigh nothing."""
+    """Numbers of 64 and of 16 bits, flags, counters that are replaced, not changed; some samples
+    weigh nothing.
+    """
 
     class Model(nn.Module):
         def __init__(self) -> None:

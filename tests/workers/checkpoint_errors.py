@@ -1,4 +1,5 @@
-"""Run by torchrun under one strategy: what every rank must say alike when checkpoints cannot be written or taken.
+"""Run by torchrun under one strategy: what every rank must say alike when checkpoints cannot be
+written or taken.
 
     torchrun ... tests/workers/checkpoint_errors.py ACCEL_YAML FOLDER
 
@@ -48,7 +49,10 @@ class Case(Odd):
         if not self.rates:
             return super().build_optimizer(model, plan)
         learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        halves = [{"params": learning[:2], "momentum": 0.0, "limit": float("inf")}, {"params": learning[2:]}]
+        halves = [
+            {"params": learning[:2], "momentum": 0.0, "limit": float("inf")},
+            {"params": learning[2:]},
+        ]
         return torch.optim.SGD(halves, lr=plan.lr, momentum=0.9)
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
@@ -75,7 +79,9 @@ def configured(folder: Path, **settings: Any) -> TrainConfig:
     return TrainConfig(task="checkpoint_errors:Case", output_dir=str(folder), **given)
 
 
-def built(launched: Launched, task: Case, folder: Path, *callbacks: Callback, **settings: Any) -> Trainer:
+def built(
+    launched: Launched, task: Case, folder: Path, *callbacks: Callback, **settings: Any
+) -> Trainer:
     launched.accelerator.free_memory()  # of the case before, which may not have come to its end
     strategy = strategy_class(launched.plan.strategy)(launched.plan, launched.accelerator)
     launched = dataclasses.replace(launched, strategy=strategy)
@@ -95,14 +101,20 @@ def steps(folder: Path) -> list[int]:
 
 
 def differences(run: Trainer, path: Path) -> list[str]:
-    """The parameters that are not those of a checkpoint, and those whose optimizer state is another one."""
+    """The parameters that are not those of a checkpoint, and those whose optimizer state is another
+    one.
+    """
     kept, strategy = discover.inspect(path).open(), run.strategy
     wrong = []
     for shard in strategy.shards(learn=None):
         out = torch.empty_like(shard.tensor)
         kept.ranges.read(str(kept.kind(shard.name)), shard.name, shard.start, out)
         wrong += [] if torch.equal(out, shard.tensor) else [shard.name]
-        held = strategy.optimizer.state.get(shard.state_key, {}).get("exp_avg") if shard.state_key is not None else None
+        held = (
+            strategy.optimizer.state.get(shard.state_key, {}).get("exp_avg")
+            if shard.state_key is not None
+            else None
+        )
         if held is None:
             continue
         flat = getattr(held, "to_local", lambda held=held: held)().reshape(-1)
@@ -151,15 +163,22 @@ def main() -> None:
     first = ("embedding", "middle")
     built(launched, Case(learns=first), folder / "first", max_steps=2).fit()
     path = folder / "first" / "checkpoints" / store.name_of(2)
-    for name, learns in (("thawed", (*first, "back", "scale")), ("frozen", ("middle",)), ("other", ("back",))):
+    for name, learns in (
+        ("thawed", (*first, "back", "scale")),
+        ("frozen", ("middle",)),
+        ("other", ("back",)),
+    ):
         settings = {"resume": str(path), "allow_config_change": True}
         run = built(launched, Case(learns=learns), folder / name, **settings)
         results[name] = differences(run, path), said(run.fit), steps(folder / name)
-    results["ends"] = said(lambda: built(launched, Case(learns=first), folder / "ends", resume=str(path), max_steps=1))
+    results["ends"] = said(
+        lambda: built(launched, Case(learns=first), folder / "ends", resume=str(path), max_steps=1)
+    )
     finished = built(launched, Case(learns=first), folder / "first", resume="auto", max_steps=2)
     results["finished"] = finished.fit() == {} and finished.step
 
-    # A checkpoint that one rank does not see is not damaged; one whose bytes are wrong is, whichever rank reads them.
+    # A checkpoint that one rank does not see is not damaged; one whose bytes are wrong is,
+    # whichever rank reads them.
     seen = folder / "seen"
     built(launched, Case(), seen).fit()
     newest = seen / "checkpoints" / store.name_of(4)
@@ -170,16 +189,26 @@ def main() -> None:
         with open(newest / names[1], "r+b") as file:  # of which rank 1 reads every byte
             file.seek(20)
             file.write(b"#")
-    results["wrong"] = said(lambda: built(launched, Case(), seen, resume="auto", max_steps=3)), steps(seen)
+    results["wrong"] = (
+        said(lambda: built(launched, Case(), seen, resume="auto", max_steps=3)),
+        steps(seen),
+    )
 
     # Groups of different settings, one of them infinite.
     for name in ("groups", "again"):
-        settings = {"resume": str(folder / "groups" / "checkpoints" / store.name_of(2))} if name == "again" else {}
+        settings = (
+            {"resume": str(folder / "groups" / "checkpoints" / store.name_of(2))}
+            if name == "again"
+            else {}
+        )
         built(launched, Case(rates=True), folder / name, **settings).fit()
-    models = [(folder / name / "model" / "model.safetensors").read_bytes() for name in ("groups", "again")]
+    models = [
+        (folder / name / "model" / "model.safetensors").read_bytes() for name in ("groups", "again")
+    ]
     results["groups"] = models[0] == models[1]
 
-    # A model that the main process cannot write, while the others are inside the collectives that gather it.
+    # A model that the main process cannot write, while the others are inside the collectives that
+    # gather it.
     blocked = folder / "groups" / "config.yaml" / "model"
     one = built(launched, Case(), folder / "export")
     results["export"] = said(lambda: one.export(blocked))

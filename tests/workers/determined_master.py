@@ -1,4 +1,6 @@
-"""Determined's Core API off the cluster, with what its master would say: to stop, and a trial's newest checkpoint."""
+"""Determined's Core API off the cluster, with what its master would say: to stop, and a trial's
+newest checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ told: list[Any] = []
 
 
 def report(
-    self: object, group: str, steps_completed: int, metrics: dict[str, Any], batch_metrics: object = None
+    self: object,
+    group: str,
+    steps_completed: int,
+    metrics: dict[str, Any],
+    batch_metrics: object = None,
 ) -> None:
     if group == "training":
         told.append((steps_completed, metrics))

@@ -1,4 +1,6 @@
-"""Tasks that go wrong on purpose; named on the command line as ``task=tests.workers.failing:Class``."""
+"""Tasks that go wrong on purpose; named on the command line as
+``task=tests.workers.failing:Class``.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class FailsOnOneRank(DigitsCNN):
 
 @dataclass(frozen=True, kw_only=True)
 class FailsBesideAStuckRank(DigitsCNN):
-    """Rank 0 raises, and leaves rank 1 in a call of C that no signal interrupts, as a collective is."""
+    """Rank 0 raises, and leaves rank 1 in a call of C that no signal interrupts, as a collective
+    is.
+    """
 
     patience: float = 10.0
     stamp: str = ""  # a file that is made at that moment
@@ -54,7 +58,9 @@ class FailsBesideAStuckRank(DigitsCNN):
             watch._PATIENCE_SECONDS = self.patience
             library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
             for _ in range(2):
-                library.pthread_mutex_lock(mutex)  # the second time for ever: as long as a collective
+                library.pthread_mutex_lock(
+                    mutex
+                )  # the second time for ever: as long as a collective
         return super().training_step(model, batch)
 
 
@@ -103,10 +109,14 @@ class OwnOptimizer(DigitsCNN):
 
 @dataclass(frozen=True, kw_only=True)
 class NormalisedByBatch(DigitsCNN):
-    """Normalises each image by the others of its micro-batch: the loss depends on how the batch is dealt out."""
+    """Normalises each image by the others of its micro-batch: the loss depends on how the batch is
+    dealt out.
+    """
 
     def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.SiLU(), nn.Linear(32, 10))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.SiLU(), nn.Linear(32, 10)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,9 @@ FAULTS = {
 
 
 class StuckImages:
-    """Images that come no more after a while: the process that loads them waits for ever, or is killed."""
+    """Images that come no more after a while: the process that loads them waits for ever, or is
+    killed.
+    """
 
     def __init__(self, images: Any, after: int, stamp: str, fault: Callable[[], None]) -> None:
         self.images, self.left, self.stamp, self.fault = images, after, stamp, fault
@@ -123,10 +125,11 @@ class Faulty(DigitsCNN):
     """Trains until one rank has a fault, and writes the time of it to a file.
 
     Args:
-        fault: a key of FAULTS, ``loader`` or ``loader killed``, ``nan`` (the loss), ``fills the disk`` (where ``stamp``
-            is), ``fills the disk and waits``, ``is read-only`` (the folder of checkpoints beside ``stamp``), or what
-            is none: ``busy`` (computes for ``busy_seconds`` while the others wait), ``asleep on the network`` (waits
-            as long for an answer) and ``sleeps``.
+        fault: a key of FAULTS, ``loader`` or ``loader killed``, ``nan`` (the loss), ``fills the
+            disk`` (where ``stamp`` is), ``fills the disk and waits``, ``is read-only`` (the folder
+            of checkpoints beside ``stamp``), or what is none: ``busy`` (computes for
+            ``busy_seconds`` while the others wait), ``asleep on the network`` (waits as long for an
+            answer) and ``sleeps``.
         at: ``step``, ``evaluation``, ``save`` (its files are written) or ``export``.
         after: calls of training_step.
     """
@@ -152,7 +155,9 @@ class Faulty(DigitsCNN):
 
             def faulty(file: int) -> None:
                 name = os.readlink(f"/proc/self/fd/{file}")
-                if self._here() and ("/model" in name if self.at == "export" else "00000006" in name):
+                if self._here() and (
+                    "/model" in name if self.at == "export" else "00000006" in name
+                ):
                     self._fail()
                 flush(file)
 
@@ -190,7 +195,10 @@ class Faulty(DigitsCNN):
         elif self.fault == "sleeps":
             time.sleep(self.busy_seconds)
         elif self.fault.startswith("fills the disk"):
-            with open(Path(self.stamp).with_name("filled"), "wb", buffering=0) as file, contextlib.suppress(OSError):
+            with (
+                open(Path(self.stamp).with_name("filled"), "wb", buffering=0) as file,
+                contextlib.suppress(OSError),
+            ):
                 while True:
                     file.write(bytes(4096))
             if self.fault.endswith("and waits"):

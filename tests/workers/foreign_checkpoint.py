@@ -1,4 +1,6 @@
-"""Run by torchrun under a strategy: one step, then Accelerate's own checkpoint, and our export beside it to compare."""
+"""Run by torchrun under a strategy: one step, then Accelerate's own checkpoint, and our export
+beside it to compare.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Trainings for `make gpu`, several in one process: a GPU's set-up costs seconds.
 
-    ... tests/workers/gpu_cases.py '{"file": {"accel_config": ...}, "folder": ..., "cases": [["curve", "bf16"], ...]}'
+    ... tests/workers/gpu_cases.py '{"file": {"accel_config": ...}, "folder": ..., "cases":
+    [["curve", "bf16"], ...]}'
 
-Each case leaves ``<folder>/<case>.json``: what its function returns, or ``{"error": ...}``. ``hand`` trains without the
-package under test, for comparison.
+Each case leaves ``<folder>/<case>.json``: what its function returns, or ``{"error": ...}``.
+``hand`` trains without the package under test, for comparison.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def device() -> torch.device:
 
 @dataclass(frozen=True, kw_only=True)
 class Words(Task):
-    """A small Llama on as many random texts as one step takes, so that each step sees the same ones."""
+    """A small Llama on as many random texts as one step takes, so that each step sees the same
+    ones.
+    """
 
     folder: str = ""  # of pretrained weights
 
@@ -48,8 +51,15 @@ class Words(Task):
 
         if self.folder:
             return AutoModelForCausalLM.from_pretrained(self.folder)
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-        return AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=256, num_key_value_heads=4, **sizes))
+        sizes = {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
+        return AutoModelForCausalLM.from_config(
+            LlamaConfig(vocab_size=256, num_key_value_heads=4, **sizes)
+        )
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return model(input_ids=batch["ids"], labels=batch["ids"]).loss
@@ -76,7 +86,14 @@ class Pictures(Task):
         return Data(train=[{"x": one, "y": number % 4} for number, one in enumerate(pictures)])
 
     def build_model(self) -> nn.Module:
-        layers = [nn.Conv2d(8, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 144, 4)]
+        layers = [
+            nn.Conv2d(8, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 144, 4),
+        ]
         model = nn.Sequential(*layers)
         return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
 
@@ -101,11 +118,17 @@ def losses(run: Trainer) -> dict[str, Any]:
     """Train to the end: the loss of each step, and what ran."""
     found = {info.step: info.metrics["loss"] for info in run.steps() if info.metrics is not None}
     keys = ("strategy", "world_size", "device", "mixed_precision", "rehearsal")
-    return {"losses": found, "skipped": run.skipped_steps, "plan": {key: getattr(run.plan, key) for key in keys}}
+    return {
+        "losses": found,
+        "skipped": run.skipped_steps,
+        "plan": {key: getattr(run.plan, key) for key in keys},
+    }
 
 
 def curve(precision: str) -> dict[str, Any]:
-    run = train(f"curve-{precision}", Words(), mixed_precision=precision, save_every=SAVED, keep_last=2)
+    run = train(
+        f"curve-{precision}", Words(), mixed_precision=precision, save_every=SAVED, keep_last=2
+    )
     try:
         return losses(run)
     finally:
@@ -146,9 +169,14 @@ def repeats() -> dict[str, Any]:
     for name, settings in (
         ("first", {"save_every": SAVED, "keep_last": 2}),
         ("second", {}),
-        ("third", {"resume": str(Path(JOB["folder"]) / "first" / "checkpoints" / f"step-{SAVED:08}")}),
+        (
+            "third",
+            {"resume": str(Path(JOB["folder"]) / "first" / "checkpoints" / f"step-{SAVED:08}")},
+        ),
     ):
-        found.append(simple(name, Words(), mixed_precision="bf16", deterministic=True, **settings)["losses"])
+        found.append(
+            simple(name, Words(), mixed_precision="bf16", deterministic=True, **settings)["losses"]
+        )
     return {"losses": [{step: value.hex() for step, value in one.items()} for one in found]}
 
 
@@ -191,7 +219,9 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "write_pretrained": write_pretrained,
     "plain": lambda: simple("plain", Words(), mixed_precision="bf16"),
     "pretrained": lambda folder: simple("pretrained", Words(folder=folder), mixed_precision="bf16"),
-    "four_bits": lambda folder: simple("four_bits", InFourBits(folder=folder), mixed_precision="bf16"),
+    "four_bits": lambda folder: simple(
+        "four_bits", InFourBits(folder=folder), mixed_precision="bf16"
+    ),
     "compiled": lambda: simple("compiled", Words(), mixed_precision="bf16", compile=True),
     "rows": lambda: simple("rows", Pictures()),
     "channels_last": lambda: simple("channels_last", Pictures(channels_last=True)),

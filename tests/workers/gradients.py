@@ -1,8 +1,10 @@
-"""Run by torchrun under each strategy: the gradient of one optimizer step against autograd in float64.
+"""Run by torchrun under each strategy: the gradient of one optimizer step against autograd in
+float64.
 
-The gradient is read off a real step of the real Trainer: with SGD and no momentum it is (before - after) / lr. A
-learning rate of 1024 makes the step large beside the weights, so that float32 keeps all of its digits: what
-is measured is the rounding of the gradient, not that of the weights. A power of two rounds nothing itself.
+The gradient is read off a real step of the real Trainer: with SGD and no momentum it is (before -
+after) / lr. A learning rate of 1024 makes the step large beside the weights, so that float32 keeps
+all of its digits: what is measured is the rounding of the gradient, not that of the weights. A
+power of two rounds nothing itself.
 
     torchrun --nproc_per_node 2 tests/workers/gradients.py ACCEL_CONFIG FOLDER ACCUMULATION,...
 """
@@ -29,11 +31,14 @@ VOCABULARY, LENGTH, MICRO = 11, 6, 2
 CLIP = 2.0**-7
 MASKED = -100
 
-# How many samples a step has, for the global batch, the samples of one micro-batch on all ranks, and the world size.
+# How many samples a step has, for the global batch, the samples of one micro-batch on all ranks,
+# and the world size.
 SIZES: dict[str, Callable[[int, int, int], int]] = {
     "full": lambda batch, block, world: batch,
     "ragged": lambda batch, block, world: batch - 1,  # the last micro-batch of one rank is short
-    "rank empty": lambda batch, block, world: max(1, batch - block + world - 1),  # one rank has none of the last block
+    "rank empty": lambda batch, block, world: max(
+        1, batch - block + world - 1
+    ),  # one rank has none of the last block
     "one sample": lambda batch, block, world: 1,  # all ranks but one are empty
 }
 
@@ -55,11 +60,17 @@ class Tokens(Task):
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(
-            nn.Embedding(VOCABULARY, 6), nn.Linear(6, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, VOCABULARY)
+            nn.Embedding(VOCABULARY, 6),
+            nn.Linear(6, 7),
+            nn.LayerNorm(7),
+            nn.Tanh(),
+            nn.Linear(7, VOCABULARY),
         )
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(model(batch["ids"]).flatten(0, 1), batch["labels"].flatten(), ignore_index=MASKED)
+        return F.cross_entropy(
+            model(batch["ids"]).flatten(0, 1), batch["labels"].flatten(), ignore_index=MASKED
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +104,16 @@ def cases(accumulations: Sequence[int]) -> Iterator[Case]:
 
 
 def reference(task: Tokens) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the whole step at once: sum over all that counts, divided by how many they are."""
+    """Loss and gradients of the whole step at once: sum over all that counts, divided by how many
+    they are.
+    """
     torch.manual_seed(0)  # as the trainer builds its model
     model = task.build_model().double()
     rows = task.build_data().train
     ids, labels = (torch.stack([row[key] for row in rows]) for key in ("ids", "labels"))
-    per_token = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), ignore_index=MASKED, reduction="none")
+    per_token = F.cross_entropy(
+        model(ids).flatten(0, 1), labels.flatten(), ignore_index=MASKED, reduction="none"
+    )
     loss = per_token.sum() / (labels != MASKED).sum()
     loss.backward()
     return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -129,7 +144,9 @@ def measure(case: Case, accel_config: str, folder: Path) -> dict[str, float]:
     loss, expected = reference(task)
     infos = running.steps()
     info = next(infos)
-    while running.skipped_steps == info.step:  # the fp16 scaler looks for its scale; every step has the same samples
+    while (
+        running.skipped_steps == info.step
+    ):  # the fp16 scaler looks for its scale; every step has the same samples
         info = next(infos)
     infos.close()
     after = weights(running)
@@ -152,7 +169,10 @@ def measure(case: Case, accel_config: str, folder: Path) -> dict[str, float]:
 
 def weights(running: Trainer) -> dict[str, Tensor]:
     strategy = running.strategy
-    return {name: strategy.gather(name, handle).clone() for name, _, _, handle in strategy.named_tensors()}
+    return {
+        name: strategy.gather(name, handle).clone()
+        for name, _, _, handle in strategy.named_tensors()
+    }
 
 
 def norm_of(tensors: dict[str, Tensor]) -> float:

@@ -1,4 +1,6 @@
-"""A task of large layers, whose ranks are stopped or wait for ever somewhere, or take their time by right."""
+"""A task of large layers, whose ranks are stopped or wait for ever somewhere, or take their time by
+right.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,12 @@ class Hanging(Task):
     """Learns sums, until a rank takes its time, is stopped, or waits for ever.
 
     Args:
-        width: of the hidden layers; from 400 on they have more elements than what ZeRO-3 keeps whole.
+        width: of the hidden layers; from 400 on they have more elements than what ZeRO-3 keeps
+            whole.
         does: a key of ``DOES``; "" for nothing.
-        at: where: ``data`` (``build_data``), ``model`` (``build_model``), ``item`` (the sample of an index that rank
-            has in its first step), ``step``, ``state`` (``state_dict``) or ``extras`` (``save_extras``).
+        at: where: ``data`` (``build_data``), ``model`` (``build_model``), ``item`` (the sample of
+            an index that rank has in its first step), ``step``, ``state`` (``state_dict``) or
+            ``extras`` (``save_extras``).
         rank: which; -1 for all.
         after: calls there.
         seconds: what takes its time takes so long.
@@ -57,7 +61,9 @@ class Hanging(Task):
     def build_model(self) -> nn.Module:
         self._pass("model")
         hidden = nn.Linear(self.width, self.width)
-        return nn.Sequential(nn.Linear(8, self.width), nn.Tanh(), hidden, nn.Tanh(), nn.Linear(self.width, 1))
+        return nn.Sequential(
+            nn.Linear(8, self.width), nn.Tanh(), hidden, nn.Tanh(), nn.Linear(self.width, 1)
+        )
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         time.sleep(self.step_seconds)
@@ -117,7 +123,9 @@ def wait_for_ever(seconds: float) -> None:
 
 
 def wait_for_others(fault: Callable[[float], None]) -> Callable[[float], None]:
-    """Let rank 0 wait by code of its own, which no frame of Python shows, and the others have a fault."""
+    """Let rank 0 wait by code of its own, which no frame of Python shows, and the others have a
+    fault.
+    """
 
     def work(seconds: float) -> None:
         if dist.get_rank() > 0:
@@ -130,7 +138,9 @@ def wait_for_others(fault: Callable[[float], None]) -> Callable[[float], None]:
 
 
 def use_an_uncounted_group(seconds: float) -> None:
-    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # makes the backend known
+    importlib.import_module(
+        "torch.testing._internal.distributed.fake_pg"
+    )  # makes the backend known
     dist.new_group(backend="fake")
     if dist.get_rank() == 1:
         time.sleep(1.5)
@@ -150,7 +160,9 @@ def compute(seconds: float) -> None:
 
 
 def keep_the_lock(seconds: float) -> None:
-    """Compute in one call of C that keeps Python's lock, as regular expressions, json and pickle do."""
+    """Compute in one call of C that keeps Python's lock, as regular expressions, json and pickle
+    do.
+    """
     length = 18  # each letter more takes twice as long
     begin = time.monotonic()
     re.match("(a+)+$", "a" * length + "b")

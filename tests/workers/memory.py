@@ -1,7 +1,9 @@
-"""Run by torchrun under each strategy: bytes of the tensors that live on each rank, beside what the formulas say.
+"""Run by torchrun under each strategy: bytes of the tensors that live on each rank, beside what the
+formulas say.
 
-Measured when parameters, gradients and optimizer state are all there: after the only backward of the second step, and
-after the first of two, without and with ``sync_each_batch``. Prints one JSON object, with three values each.
+Measured when parameters, gradients and optimizer state are all there: after the only backward of
+the second step, and after the first of two, without and with ``sync_each_batch``. Prints one JSON
+object, with three values each.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ def live_bytes(model: nn.Module | None = None) -> int:
     for parameter in model.parameters() if model is not None else ():
         held += [parameter.data, *([] if parameter.grad is None else [parameter.grad])]
     whole = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in held]
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in whole if t.device.type == "cpu"}
+    storages = {
+        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
+        for t in whole
+        if t.device.type == "cpu"
+    }
     return sum(storages.values())
 
 
@@ -41,11 +47,15 @@ def build(name: str) -> tuple[nn.Module, Any]:
 
     torch.manual_seed(0)
     if name == "cnn":
-        return DigitsCNN(width=128).build_model(), lambda model: model(torch.ones(2, 1, 8, 8)).float().square().mean()
+        return DigitsCNN(
+            width=128
+        ).build_model(), lambda model: model(torch.ones(2, 1, 8, 8)).float().square().mean()
     config = LlamaConfig(vocab_size=2048, hidden_size=256, intermediate_size=688, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=4, use_cache=False)  # fmt: skip
     ids = torch.ones(1, 8, dtype=torch.long)
-    return LlamaForCausalLM(config), lambda model: model(input_ids=ids).logits.float().square().mean()
+    return LlamaForCausalLM(
+        config
+    ), lambda model: model(input_ids=ids).logits.float().square().mean()
 
 
 LARGEST = [0]  # bytes that lived when the ranks exchanged something, since it was last set to 0
@@ -75,7 +85,9 @@ def main() -> None:
 
 
 def measure(accel_config: str, name: str, steps: int, each: bool) -> dict[str, float]:
-    """The most bytes that a rank holds after the first of so many micro-batches of a second step, and the formulas'."""
+    """The most bytes that a rank holds after the first of so many micro-batches of a second step,
+    and the formulas'.
+    """
     more: Any = {"accumulation_steps": steps, "sync_each_batch": each}
     config = TrainConfig(task="tests:Memory", max_steps=1, micro_batch_size=2, **more)
     launched = launch(config, accel_config=accel_config)
@@ -83,7 +95,9 @@ def measure(accel_config: str, name: str, steps: int, each: bool) -> dict[str, f
     empty = live_bytes()
     model, loss_of = build(name)
     parts, optimizer = parts_of(model), Task().build_optimizer(model, launched.plan)
-    host = [parameter.data for parameter in model.parameters()]  # what each rank builds, on a GPU apart from the rest
+    host = [
+        parameter.data for parameter in model.parameters()
+    ]  # what each rank builds, on a GPU apart from the rest
     LARGEST[0] = before = live_bytes(model)
     strategy.prepare(model, optimizer)
     setting_up = LARGEST[0] - before
@@ -93,7 +107,8 @@ def measure(accel_config: str, name: str, steps: int, each: bool) -> dict[str, f
         LARGEST[0] = 0
         with strategy.micro_step(boundary=boundary):
             strategy.backward(loss_of(strategy.model))
-        # gloo's worker threads (two) let go of what they exchanged a moment after the wait for it has returned.
+        # gloo's worker threads (two) let go of what they exchanged a moment after the wait for it
+        # has returned.
         for _ in range(4 if dist.is_initialized() else 0):
             dist.barrier()
         exchanging = LARGEST[0] - empty
@@ -124,7 +139,11 @@ def measure(accel_config: str, name: str, steps: int, each: bool) -> dict[str, f
 def exchange_bytes(strategy: Any) -> int:
     """The engine's own exchange buffers, whose size is a setting of its own."""
     buckets = getattr(getattr(strategy, "zero", None), "ipg_buckets", {}).values()
-    buffers = [b for bucket in buckets for b in (bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer])]
+    buffers = [
+        b
+        for bucket in buckets
+        for b in (bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer])
+    ]
     return sum(buffer.untyped_storage().nbytes() for buffer in buffers)
 
 

@@ -1,6 +1,7 @@
 """Run under one layout: a small language model with one optimizer after the other.
 
-    ranks ... tests/workers/optimized.py accel_configs/fsdp.yaml FOLDER '{"muon": {"optimizer": ...}, ...}'
+    ranks ... tests/workers/optimized.py accel_configs/fsdp.yaml FOLDER '{"muon": {"optimizer":
+    ...}, ...}'
 
 Each leaves ``FOLDER/<name>.json`` with its losses and facts, or the error that ended it.
 """
@@ -25,7 +26,9 @@ def main() -> None:
     launched = launch(configured(2 if "single" not in file else 1), accel_config=file)
     for name, settings in cases.items():
         try:
-            config = configured(launched.plan.world_size, output_dir=str(folder / name), eps=1e-8, **settings)
+            config = configured(
+                launched.plan.world_size, output_dir=str(folder / name), eps=1e-8, **settings
+            )
             run = Trainer(Language(kind="llama"), config, launch(config, accel_config=file))
             found = {
                 "losses": [info.metrics["loss"] for info in run.steps() if info.metrics],

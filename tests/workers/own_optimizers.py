@@ -1,4 +1,6 @@
-"""Optimizers as other packages bring them: one that looks at single elements, one that looks at whole parameters."""
+"""Optimizers as other packages bring them: one that looks at single elements, one that looks at
+whole parameters.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ class Lion(Optimizer):
     """Chen et al. 2023: the sign of a moving average."""
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0,
     ) -> None:
         assert isinstance(betas, tuple)
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
@@ -33,9 +39,13 @@ class Lion(Optimizer):
 
 
 class Lamb(Optimizer):
-    """You et al. 2019, without its averages: each parameter moves by its own norm. It has no lr of its own."""
+    """You et al. 2019, without its averages: each parameter moves by its own norm. It has no lr of
+    its own.
+    """
 
-    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, *, trust: float) -> None:
+    def __init__(
+        self, params: Iterable[Any], lr: float, weight_decay: float, *, trust: float
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "trust": trust})
 
     @torch.no_grad()
@@ -44,11 +54,16 @@ class Lamb(Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     update: Tensor = p.grad + group["weight_decay"] * p
-                    p.sub_(update * (group["lr"] * group["trust"] * p.norm() / update.norm().clamp(min=1e-6)))
+                    p.sub_(
+                        update
+                        * (group["lr"] * group["trust"] * p.norm() / update.norm().clamp(min=1e-6))
+                    )
 
 
 class Clipping(torch.optim.AdamW):
-    """As AdaGC and others: each parameter's gradient is held below a norm that small ones never reach."""
+    """As AdaGC and others: each parameter's gradient is held below a norm that small ones never
+    reach.
+    """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

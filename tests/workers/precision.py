@@ -1,12 +1,14 @@
-"""Run under several launch files, one after the other: the dtypes that a plan promises, on the tensors themselves.
+"""Run under several launch files, one after the other: the dtypes that a plan promises, on the
+tensors themselves.
 
 Also how often the engine waits for the device.
 
     ranks tests/workers/precision.py FOLDER ACCEL_CONFIG ...
 
-The model is linear, and each of its gradients is a power of two or a small whole number: all exact in bfloat16, so that
-what is measured is how gradients are added up. The first micro-batch of a step has the gradient 256, the others 1, of
-which a sum in bfloat16 loses each. Leaves ``<folder>/found.json``: for each file and accumulation what was seen.
+The model is linear, and each of its gradients is a power of two or a small whole number: all exact
+in bfloat16, so that what is measured is how gradients are added up. The first micro-batch of a step
+has the gradient 256, the others 1, of which a sum in bfloat16 loses each. Leaves
+``<folder>/found.json``: for each file and accumulation what was seen.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ from trainer import Plan, TrainConfig, launch
 from trainer.strategies import Strategy
 
 WIDTH = 32
-ACCUMULATIONS = ((1, False), (16, False), (16, True))  # micro-batches, and whether each is exchanged
+ACCUMULATIONS = (
+    (1, False),
+    (16, False),
+    (16, True),
+)  # micro-batches, and whether each is exchanged
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -46,7 +52,9 @@ class Linear(nn.Module):
         return hidden + 0.0 * (self.frozen(values) + self.shift.to(hidden.dtype))
 
 
-REDUCED: set[str] = set()  # the dtypes of what was reduced; what DDP's own reducer sends does not pass by
+REDUCED: set[str] = (
+    set()
+)  # the dtypes of what was reduced; what DDP's own reducer sends does not pass by
 
 
 def note_reductions() -> None:
@@ -92,13 +100,18 @@ def look(strategy: Strategy, plan: Plan) -> dict[str, Any]:
     REDUCED.clear()
     for number in range(steps):
         with strategy.micro_step(boundary=number == steps - 1):
-            loss = strategy.model(torch.full((1, WIDTH), 256.0 if number == 0 else 1.0)).sum() / steps
+            loss = (
+                strategy.model(torch.full((1, WIDTH), 256.0 if number == 0 else 1.0)).sum() / steps
+            )
             strategy.backward(loss)
     seen = sorted(REDUCED)
     waiting = {NAMES[tensor.dtype] for tensor in gradients(strategy) if tensor is not None}
     strategy.finish_step()
     mean = (256.0 + steps - 1) / steps
-    moved = [(before[shard.name] - shard.tensor.detach() - mean).abs().max() for shard in strategy.shards()]
+    moved = [
+        (before[shard.name] - shard.tensor.detach() - mean).abs().max()
+        for shard in strategy.shards()
+    ]
     return {
         "waits": waits(strategy),
         "promised": plan.precision,
@@ -113,7 +126,9 @@ def look(strategy: Strategy, plan: Plan) -> dict[str, Any]:
 
 
 def waits(strategy: Any) -> int:
-    """How often the engine waits for the device in four steps, of which its own clock leaves out the first two."""
+    """How often the engine waits for the device in four steps, of which its own clock leaves out
+    the first two.
+    """
     if not hasattr(strategy, "zero"):
         return 0
     from deepspeed.accelerator import get_accelerator

@@ -1,4 +1,5 @@
-"""Run by torchrun under one strategy: several small trainings in one job, whose results go to a JSON file.
+"""Run by torchrun under one strategy: several small trainings in one job, whose results go to a
+JSON file.
 
 torchrun --nproc_per_node 2 tests/workers/rank_numbers.py ACCEL_YAML FOLDER CASE...
 """
@@ -32,7 +33,9 @@ from trainer.strategies.tensors import local
 
 @dataclass(frozen=True, kw_only=True)
 class Masked(Task):
-    """A mean over unmasked targets, which is 0 / 0 where all are masked; ``hole`` is its mask's share."""
+    """A mean over unmasked targets, which is 0 / 0 where all are masked; ``hole`` is its mask's
+    share.
+    """
 
     def build_data(self) -> Data:
         return Data(train=masked_items())
@@ -62,7 +65,9 @@ def masked_items() -> list[dict[str, Tensor]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Task):
-    """A CNN with batch normalisation and, if asked for, dropout; ``scale`` of the loss lets fp16 overflow."""
+    """A CNN with batch normalisation and, if asked for, dropout; ``scale`` of the loss lets fp16
+    overflow.
+    """
 
     norm: bool = True
     dropout: float = 0.0
@@ -72,13 +77,20 @@ class Images(Task):
         generator = torch.Generator().manual_seed(2)
         labels = torch.arange(44) % 4
         images = torch.randn(44, 1, 6, 6, generator=generator) + labels[:, None, None, None]
-        items = [{"image": image, "label": label} for image, label in zip(images, labels, strict=True)]
+        items = [
+            {"image": image, "label": label} for image, label in zip(images, labels, strict=True)
+        ]
         return Data(train=items[:33], evaluation=items[33:])
 
     def build_model(self) -> nn.Module:
         normal = nn.BatchNorm2d(8) if self.norm else nn.GroupNorm(2, 8)
         return nn.Sequential(
-            nn.Conv2d(1, 8, 3), normal, nn.ReLU(), nn.Dropout(self.dropout), nn.Flatten(), nn.Linear(8 * 4 * 4, 4)
+            nn.Conv2d(1, 8, 3),
+            normal,
+            nn.ReLU(),
+            nn.Dropout(self.dropout),
+            nn.Flatten(),
+            nn.Linear(8 * 4 * 4, 4),
         )
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
@@ -101,12 +113,21 @@ class Scored(Images):
         return Data(train=data.train, evaluation=data.evaluation[: self.measured])
 
     def build_metrics(self) -> dict[str, Any]:
-        return {"spearman": SpearmanCorrCoef(), "hits": MulticlassAccuracy(4, average="micro"), "ids": CatMetric()}
+        return {
+            "spearman": SpearmanCorrCoef(),
+            "hits": MulticlassAccuracy(4, average="micro"),
+            "ids": CatMetric(),
+        }
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         logits, labels = model(batch["image"]), batch["label"]
         spearman = {"preds": logits[:, 0], "target": labels.float()}
-        return {"spearman": spearman, "hits": (logits, labels), "ids": labels, "loss": labels.float()}
+        return {
+            "spearman": spearman,
+            "hits": (logits, labels),
+            "ids": labels,
+            "loss": labels.float(),
+        }
 
 
 Case = Callable[[str, Path], dict[str, Any]]
@@ -114,7 +135,13 @@ Case = Callable[[str, Path], dict[str, Any]]
 
 def train(task: Task, accel: str, folder: Path, **settings: Any) -> Trainer:
     """A finished training."""
-    defaults = {"max_steps": 6, "micro_batch_size": 2, "log_every": 1, "optimizer": "sgd", "lr": 0.05}
+    defaults = {
+        "max_steps": 6,
+        "micro_batch_size": 2,
+        "log_every": 1,
+        "optimizer": "sgd",
+        "lr": 0.05,
+    }
     config = TrainConfig(task="rank_numbers:x", output_dir=str(folder), **{**defaults, **settings})
     made = Trainer(task, config, launch(config, accel_config=accel))
     made.fit()
@@ -122,8 +149,13 @@ def train(task: Task, accel: str, folder: Path, **settings: Any) -> Trainer:
 
 
 def result(made: Trainer) -> dict[str, Any]:
-    rows = [json.loads(line) for line in (made.directory.path / "metrics.jsonl").read_text().splitlines()]
-    buffers = {name: buffer.double().flatten().tolist() for name, buffer in made.model.named_buffers()}
+    rows = [
+        json.loads(line)
+        for line in (made.directory.path / "metrics.jsonl").read_text().splitlines()
+    ]
+    buffers = {
+        name: buffer.double().flatten().tolist() for name, buffer in made.model.named_buffers()
+    }
     return {
         "losses": [row["loss"] for row in rows if "loss" in row],
         "lrs": [row["lr"] for row in rows if "lr" in row],
@@ -142,7 +174,9 @@ def masked(accel: str, folder: Path) -> dict[str, Any]:
 
 
 def batch_norm(accel: str, folder: Path, precision: str | None = None) -> dict[str, Any]:
-    return result(train(Images(), accel, folder, evaluation_batch_size=3, mixed_precision=precision, lr=0.01))
+    return result(
+        train(Images(), accel, folder, evaluation_batch_size=3, mixed_precision=precision, lr=0.01)
+    )
 
 
 def batch_norm_bf16(accel: str, folder: Path) -> dict[str, Any]:
@@ -150,22 +184,29 @@ def batch_norm_bf16(accel: str, folder: Path) -> dict[str, Any]:
 
 
 def curve_bf16(accel: str, folder: Path) -> dict[str, Any]:
-    return result(train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="bf16", lr=0.01))
+    return result(
+        train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="bf16", lr=0.01)
+    )
 
 
 def curve_fp16(accel: str, folder: Path) -> dict[str, Any]:
-    return result(train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="fp16", lr=0.01))
+    return result(
+        train(Images(norm=False), accel, folder, max_steps=8, mixed_precision="fp16", lr=0.01)
+    )
 
 
 def overflow(accel: str, folder: Path) -> dict[str, Any]:
     task = Images(norm=False, scale=20.0)
-    return result(train(task, accel, folder, mixed_precision="fp16", schedule="linear", max_steps=12, lr=1e-3))
+    return result(
+        train(task, accel, folder, mixed_precision="fp16", schedule="linear", max_steps=12, lr=1e-3)
+    )
 
 
 def dropout(accel: str, folder: Path) -> dict[str, Any]:
     """Two equal runs; and what each rank's dropout does to the same input."""
     runs = [
-        train(Images(dropout=0.5), accel, folder / name, deterministic=True, max_steps=4) for name in ("one", "two")
+        train(Images(dropout=0.5), accel, folder / name, deterministic=True, max_steps=4)
+        for name in ("one", "two")
     ]
     made = result(runs[0]) | {"again": result(runs[1])}
     return made | {"drawn": torch.rand(3).tolist()}
@@ -174,7 +215,11 @@ def dropout(accel: str, folder: Path) -> dict[str, Any]:
 def objects(accel: str, folder: Path) -> dict[str, Any]:
     """Measured on 11 samples, and on one, of which the second rank has none."""
     eleven, one = (train(Scored(measured=n), accel, folder / str(n), max_steps=1) for n in (11, 1))
-    return {"eleven": eleven.last_evaluation, "one": one.last_evaluation, "folder": str(eleven.directory.path)}
+    return {
+        "eleven": eleven.last_evaluation,
+        "one": one.last_evaluation,
+        "folder": str(eleven.directory.path),
+    }
 
 
 class Uploads(Callback):
@@ -190,14 +235,21 @@ class Uploads(Callback):
 
 
 def waits(accel: str, folder: Path) -> dict[str, Any]:
-    """The time-outs of all groups, in minutes; and whether this rank waited for the main process at the end."""
+    """The time-outs of all groups, in minutes; and whether this rank waited for the main process at
+    the end.
+    """
     settings: dict[str, Any] = {"max_steps": 1, "micro_batch_size": 2, "timeout_minutes": 7.5}
     config = TrainConfig(task="rank_numbers:x", output_dir=str(folder), **settings)
     made = Trainer(Masked(), config, launch(config, accel_config=accel), callbacks=[Uploads()])
     made.fit()
     waited = (folder / "uploaded").exists()
-    groups = [group._get_backend(torch.device("cpu")) for group in dist.distributed_c10d._world.pg_map]
-    return {"waited": waited, "minutes": [group.options._timeout.total_seconds() / 60 for group in groups]}
+    groups = [
+        group._get_backend(torch.device("cpu")) for group in dist.distributed_c10d._world.pg_map
+    ]
+    return {
+        "waited": waited,
+        "minutes": [group.options._timeout.total_seconds() / 60 for group in groups],
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +268,12 @@ class LosesOne(Images):
 def nan_stops(accel: str, folder: Path) -> dict[str, Any]:
     """At a step that is neither logged nor saved."""
     config = TrainConfig(
-        task="rank_numbers:x", output_dir=str(folder), max_steps=6, micro_batch_size=2, save_every=2, log_every=100
+        task="rank_numbers:x",
+        output_dir=str(folder),
+        max_steps=6,
+        micro_batch_size=2,
+        save_every=2,
+        log_every=100,
     )
     made = Trainer(LosesOne(), config, launch(config, accel_config=accel))
     before = []
@@ -226,7 +283,11 @@ def nan_stops(accel: str, folder: Path) -> dict[str, Any]:
             assert info.step < 3
     except trainer.TrainerError as error:
         same = all(map(torch.equal, before[-1], weights_of(made)))
-        return {"error": str(error), "same": same, "saved": sorted(p.name for p in (folder / "checkpoints").iterdir())}
+        return {
+            "error": str(error),
+            "same": same,
+            "saved": sorted(p.name for p in (folder / "checkpoints").iterdir()),
+        }
     raise AssertionError("it went on")
 
 
@@ -240,7 +301,9 @@ def nan_is_skipped(accel: str, folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class LosesImages(LosesOne):
-    """What rank 1 sees in the third step has no value, so its statistics and norms have none after its forward pass."""
+    """What rank 1 sees in the third step has no value, so its statistics and norms have none after
+    its forward pass.
+    """
 
     norm: bool = True
 
@@ -257,7 +320,10 @@ class LosesImages(LosesOne):
 
 def nan_leaves_buffers(accel: str, folder: Path) -> dict[str, Any]:
     made = train(LosesImages(), accel, folder, on_nan="skip", save_every=3, keep_last=1)
-    return {**result(made), "saved": [path.name for path in sorted((folder / "checkpoints").glob("step-*"))]}
+    return {
+        **result(made),
+        "saved": [path.name for path in sorted((folder / "checkpoints").glob("step-*"))],
+    }
 
 
 class Ticks(Callback):
@@ -278,10 +344,16 @@ class Ticks(Callback):
 def reductions(accel: str, folder: Path) -> dict[str, Any]:
     """Count what the CPU group reduces in the steps until a signal is agreed on."""
     config = TrainConfig(
-        task="rank_numbers:x", output_dir=str(folder), max_steps=400, micro_batch_size=2, log_every=1000
+        task="rank_numbers:x",
+        output_dir=str(folder),
+        max_steps=400,
+        micro_batch_size=2,
+        log_every=1000,
     )
     clock, counted, real = Ticks(), [], dist.all_reduce
-    made = Trainer(Images(norm=False), config, launch(config, accel_config=accel), callbacks=[clock])
+    made = Trainer(
+        Images(norm=False), config, launch(config, accel_config=accel), callbacks=[clock]
+    )
 
     def all_reduce(*args: Any, **named: Any) -> Any:
         counted.extend([made.step] if named.get("group") is made.agreement.group else [])
@@ -294,7 +366,12 @@ def reductions(accel: str, folder: Path) -> dict[str, Any]:
         number = stopped.signal
     finally:
         dist.all_reduce, votes.time = real, time
-    return {"counted": counted, "step": made.step, "signal": number, "evaluation": made.last_evaluation}
+    return {
+        "counted": counted,
+        "step": made.step,
+        "signal": number,
+        "evaluation": made.last_evaluation,
+    }
 
 
 class Flips(Callback):
@@ -304,7 +381,9 @@ class Flips(Callback):
         if info.step == 3 and dist.get_rank() == 1:
             _, parameter = next(trainer.strategy.parameters())
             part = local(parameter.detach()).view(-1)
-            part.data[:1].view(torch.int32).bitwise_xor_(1)  # as hardware does it: torch counts no change
+            part.data[:1].view(torch.int32).bitwise_xor_(
+                1
+            )  # as hardware does it: torch counts no change
 
 
 FLIPPED: dict[str, dict[str, Any]] = {
@@ -319,20 +398,39 @@ def flipped_bit(accel: str, folder: Path) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for name, settings in FLIPPED.items():
         config = TrainConfig(
-            task="rank_numbers:x", output_dir=str(folder / name), max_steps=4, micro_batch_size=2, **settings
+            task="rank_numbers:x",
+            output_dir=str(folder / name),
+            max_steps=4,
+            micro_batch_size=2,
+            **settings,
         )
-        made = Trainer(Images(norm=False), config, launch(config, accel_config=accel), callbacks=[Flips()])
+        made = Trainer(
+            Images(norm=False), config, launch(config, accel_config=accel), callbacks=[Flips()]
+        )
         try:
             made.fit()
         except trainer.TrainerError as error:
-            said[name] = str(error), [path.name for path in (folder / name).glob("checkpoints/step-*")]
+            said[name] = (
+                str(error),
+                [path.name for path in (folder / name).glob("checkpoints/step-*")],
+            )
     return said
 
 
 CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
-        *(masked, batch_norm, batch_norm_bf16, curve_bf16, curve_fp16, overflow, dropout, objects, waits),
+        *(
+            masked,
+            batch_norm,
+            batch_norm_bf16,
+            curve_bf16,
+            curve_fp16,
+            overflow,
+            dropout,
+            objects,
+            waits,
+        ),
         *(nan_stops, nan_is_skipped, nan_leaves_buffers, reductions, flipped_bit),
     )
 }

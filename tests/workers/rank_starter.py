@@ -1,8 +1,9 @@
-"""Starts the ranks of test jobs by forking a process that has imported the packages: seconds saved for each rank.
+"""Starts the ranks of test jobs by forking a process that has imported the packages: seconds saved
+for each rank.
 
-Reads jobs as lines of JSON and answers each with its exit code. The ranks are processes of their own, connected over
-gloo by the variables that srun or mpirun users set (RANK, WORLD_SIZE, MASTER_ADDR); what a launcher itself does is
-tested with the launchers.
+Reads jobs as lines of JSON and answers each with its exit code. The ranks are processes of their
+own, connected over gloo by the variables that srun or mpirun users set (RANK, WORLD_SIZE,
+MASTER_ADDR); what a launcher itself does is tested with the launchers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import traceback
 from typing import Any, NoReturn
 
 GRACE = 30.0  # seconds between SIGTERM and SIGKILL, as torchrun has it
-NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # has torch count GPUs without the driver, which no fork outlives
+# has torch count GPUs without the driver, which no fork outlives
+NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 PACKAGES = (
     "accelerate",
     "deepspeed.runtime.zero.muon.muon_optimizer",
@@ -45,7 +47,9 @@ def main() -> None:
     del os.environ[NVML]
     forks = hidden or can_compute_in_a_fork()
     if not forks:
-        print("CUDA was started by an import, so each rank is a fresh Python: slower", file=sys.stderr)
+        print(
+            "CUDA was started by an import, so each rank is a fresh Python: slower", file=sys.stderr
+        )
     for line in sys.stdin:
         print(json.dumps(run_job(json.loads(line), forks)), file=answers, flush=True)
 
@@ -60,7 +64,8 @@ def import_packages(hidden: bool) -> None:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
     if hidden and "deepspeed" in sys.modules:
-        # Each engine asks, and the answer compiles small programs; where GPUs are it asks the driver.
+        # Each engine asks, and the answer compiles small programs; where GPUs are it asks the
+        # driver.
         _ = sys.modules["deepspeed"].ops.__compatible_ops__
 
 
@@ -119,7 +124,10 @@ def be_rank(job: dict[str, Any], rank: int, port: int, forks: bool) -> NoReturn:
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
         ranks |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.clear()
-        os.environ.update(job["environment"] | ({name: str(value) for name, value in ranks.items()} if world else {}))
+        os.environ.update(
+            job["environment"]
+            | ({name: str(value) for name, value in ranks.items()} if world else {})
+        )
         os.chdir(job["folder"])
         for number, path in ((0, os.devnull), (1, job["out"]), (2, job["err"])):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)

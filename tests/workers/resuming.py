@@ -1,6 +1,8 @@
-"""Run by torchrun under one layout: checkpoints of others are resumed, saved again and trained on; and its own.
+"""Run by torchrun under one layout: checkpoints of others are resumed, saved again and trained on;
+and its own.
 
-    torchrun ... tests/workers/resuming.py '{"accel_config": ..., "folder": ..., "sources": {name: path}, ...}'
+    torchrun ... tests/workers/resuming.py '{"accel_config": ..., "folder": ..., "sources": {name:
+    path}, ...}'
 
 All in one process: a launch costs more than a training of this size.
 """
@@ -25,11 +27,17 @@ from trainer import Data, Plan, Task, TrainConfig, Trainer
 from trainer.launching import Launched, launch
 from trainer.strategies import strategy_class
 
-GLOBAL_BATCH, STEPS, SAVED_AT = 24, 8, 4  # 24 is cut evenly by 1 to 4 processes; 50 samples: an epoch has 3 steps
+GLOBAL_BATCH, STEPS, SAVED_AT = (
+    24,
+    8,
+    4,
+)  # 24 is cut evenly by 1 to 4 processes; 50 samples: an epoch has 3 steps
 
 
 class Model(nn.Module):
-    """What real ones have: a shared parameter, a frozen one, odd shapes, a scalar, a buffer that changes."""
+    """What real ones have: a shared parameter, a frozen one, odd shapes, a scalar, a buffer that
+    changes.
+    """
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -70,7 +78,10 @@ class Odd(Task):
         if not self.sgd:
             return super().build_optimizer(model, plan)
         learning = [p for p in model.parameters() if p.requires_grad]
-        groups = [{"params": learning[:2], "momentum": 0.8}, {"params": learning[2:], "nesterov": True}]
+        groups = [
+            {"params": learning[:2], "momentum": 0.8},
+            {"params": learning[2:], "nesterov": True},
+        ]
         return SGD(groups, lr=plan.lr, momentum=0.9)
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
@@ -90,7 +101,13 @@ def train(launched: Launched, folder: Path, *, task: Task, **settings: Any) -> N
     plan = launched.plan
     strategy = strategy_class(plan.strategy)(plan, launched.accelerator)
     precision = plan.mixed_precision
-    config = configured(plan.world_size, output_dir=str(folder), max_steps=STEPS, mixed_precision=precision, **settings)
+    config = configured(
+        plan.world_size,
+        output_dir=str(folder),
+        max_steps=STEPS,
+        mixed_precision=precision,
+        **settings,
+    )
     one = Trainer(task, config, dataclasses.replace(launched, strategy=strategy))
     if config.resume not in ("none", "auto"):
         one.save()  # at once: what was read is written again
@@ -102,7 +119,9 @@ def train(launched: Launched, folder: Path, *, task: Task, **settings: Any) -> N
 
 def begin(launched: Launched, folder: Path, weights: str) -> None:
     """A run that starts with weights from elsewhere, and writes them again at once."""
-    config = configured(launched.plan.world_size, output_dir=str(folder), max_steps=STEPS, weights=weights)
+    config = configured(
+        launched.plan.world_size, output_dir=str(folder), max_steps=STEPS, weights=weights
+    )
     strategy = strategy_class(launched.plan.strategy)(launched.plan, launched.accelerator)
     one = Trainer(Odd(), config, dataclasses.replace(launched, strategy=strategy))
     one.export(folder / "model")
@@ -131,7 +150,10 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     folder, world = Path(told["folder"]), told["world"]
     precision = told.get("mixed_precision")
-    launched = launch(configured(world, max_steps=STEPS, mixed_precision=precision), accel_config=told["accel_config"])
+    launched = launch(
+        configured(world, max_steps=STEPS, mixed_precision=precision),
+        accel_config=told["accel_config"],
+    )
     for name, settings in told.get("unbroken", {}).items():
         task = Odd(**settings)
         train(launched, folder / name, task=task)

@@ -1,9 +1,10 @@
-"""Run under one layout: a small language model with one key after the other that saves memory or time.
+"""Run under one layout: a small language model with one key after the other that saves memory or
+time.
 
     ranks ... tests/workers/saving.py accel_configs/fsdp.yaml FOLDER '{"plain": [{}, {}], ...}'
 
-Of each case the settings of the task and the launch file's key for the compiler are given. It leaves
-``FOLDER/<name>.json`` with its losses and the parameters' names, or the error that ended it.
+Of each case the settings of the task and the launch file's key for the compiler are given. It
+leaves ``FOLDER/<name>.json`` with its losses and the parameters' names, or the error that ended it.
 """
 
 from __future__ import annotations
@@ -30,14 +31,28 @@ def main() -> None:
     world = launch_file.get("num_processes", 1)
     for name, (settings, more) in cases.items():
         # aot_eager traces as inductor does, and needs no compiler's minutes.
-        own = {**launch_file, **({"dynamo_config": {"dynamo_backend": "aot_eager"}} if more.pop("compile", 0) else {})}
+        own = {
+            **launch_file,
+            **(
+                {"dynamo_config": {"dynamo_backend": "aot_eager"}} if more.pop("compile", 0) else {}
+            ),
+        }
         mine, written = folder / f"{name}.yaml", folder / f"{name}.{os.getpid()}"
         written.write_text(yaml.safe_dump(own))
         written.replace(mine)  # whole at once: the other ranks read it
         config = TrainConfig(
             **{
-                **{"task": "trainer.language:CausalLM", "output_dir": str(folder / name), "keep_last": 0},
-                **{"micro_batch_size": 4 // world, "global_batch_size": 4, "max_steps": STEPS, "log_every": 1},
+                **{
+                    "task": "trainer.language:CausalLM",
+                    "output_dir": str(folder / name),
+                    "keep_last": 0,
+                },
+                **{
+                    "micro_batch_size": 4 // world,
+                    "global_batch_size": 4,
+                    "max_steps": STEPS,
+                    "log_every": 1,
+                },
                 **{"lr": 3e-3, "eps": 1e-4, **more},
             }
         )
@@ -47,7 +62,9 @@ def main() -> None:
             run = Trainer(task, config, launched)
             found = {
                 "losses": [info.metrics["loss"] for info in run.steps() if info.metrics],
-                "compiled": sum(module._compiled_call_impl is not None for module in run.model.modules()),
+                "compiled": sum(
+                    module._compiled_call_impl is not None for module in run.model.modules()
+                ),
                 "names": [name for name, _ in run.strategy.parameters()],
             }
             run.close()

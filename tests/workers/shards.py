@@ -1,7 +1,8 @@
-"""Run by torchrun under each strategy: shards tile every parameter, and changing them changes the model.
+"""Run by torchrun under each strategy: shards tile every parameter, and changing them changes the
+model.
 
-The model has what real ones have: odd shapes, a shared parameter, a frozen one, a scalar, a buffer, and a part that is
-called as wrappers call what they wrap.
+The model has what real ones have: odd shapes, a shared parameter, a frozen one, a scalar, a buffer,
+and a part that is called as wrappers call what they wrap.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Odd(nn.Module):
 
 def main() -> None:
     accel_config, folder = sys.argv[1], Path(sys.argv[2])
-    config = TrainConfig(task="tests:Odd", max_steps=1, micro_batch_size=2, max_grad_norm=1.0, lr=0.1)
+    config = TrainConfig(
+        task="tests:Odd", max_steps=1, micro_batch_size=2, max_grad_norm=1.0, lr=0.1
+    )
     launched = launch(config, accel_config=accel_config)
     strategy, plan = launched.strategy, launched.plan
     torch.manual_seed(0)
@@ -59,7 +62,9 @@ def main() -> None:
         torch.testing.assert_close(value, initial[name], rtol=0, atol=0)
     check_tiles(strategy, whole)
 
-    average = Average([shard.tensor for shard in strategy.shards()], strategy.write_back, decay=0.75)
+    average = Average(
+        [shard.tensor for shard in strategy.shards()], strategy.write_back, decay=0.75
+    )
     with strategy.micro_step(boundary=True):
         loss = strategy.model(ids).float().log_softmax(-1)[..., 0].mean()
         strategy.backward(loss)
@@ -96,20 +101,27 @@ def main() -> None:
 
 
 def gathered(strategy: Strategy) -> dict[str, torch.Tensor]:
-    return {name: strategy.gather(name, handle).clone() for name, _, _, handle in strategy.named_tensors()}
+    return {
+        name: strategy.gather(name, handle).clone()
+        for name, _, _, handle in strategy.named_tensors()
+    }
 
 
 def check_tiles(strategy: Strategy, whole: dict[str, torch.Tensor]) -> None:
     mine = [(shard.name, shard.start, shard.tensor.cpu().clone()) for shard in strategy.shards()]
     everyone: list[list[tuple[str, int, torch.Tensor]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, mine)
-    learning = {name for name, value in whole.items() if not name.startswith("frozen") and name != "shift"}
+    learning = {
+        name for name, value in whole.items() if not name.startswith("frozen") and name != "shift"
+    }
     assert {name for shards in everyone for name, _, _ in shards} == learning
     for name in learning:
         counted = torch.zeros(whole[name].numel(), dtype=torch.int)
         for rank, shards in enumerate(everyone):
             for _, start, tensor in (shard for shard in shards if shard[0] == name):
-                torch.testing.assert_close(tensor, whole[name].flatten()[start : start + len(tensor)], rtol=0, atol=0)
+                torch.testing.assert_close(
+                    tensor, whole[name].flatten()[start : start + len(tensor)], rtol=0, atol=0
+                )
                 if rank == 0 or strategy.plan.strategy != "ddp":
                     counted[start : start + len(tensor)] += 1
         assert (counted == 1).all(), (name, counted)

@@ -1,8 +1,9 @@
 """Small language models trained under a launch file, several runs in one job; the argument is JSON.
 
-``runs`` gives the settings of each by name: ``model`` (of ``MODELS``, or a folder for a model on the meta device),
-``folder`` (of the runs), ``file`` (an accelerate YAML; none for one process), and keys of the training config. Each
-leaves ``<folder>/<name>.json`` with its losses, norms and evaluation, and what differs between ranks that must not.
+``runs`` gives the settings of each by name: ``model`` (of ``MODELS``, or a folder for a model on
+the meta device), ``folder`` (of the runs), ``file`` (an accelerate YAML; none for one process), and
+keys of the training config. Each leaves ``<folder>/<name>.json`` with its losses, norms and
+evaluation, and what differs between ranks that must not.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Text(Task):
 
         if self.model in MODELS:
             config = dict(MODELS[self.model])
-            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config.pop("model_type")](**config))
+            model = AutoModelForCausalLM.from_config(
+                CONFIG_MAPPING[config.pop("model_type")](**config)
+            )
             if self.model in MASKED:
                 weight = model.get_parameter(MASKED[self.model])
                 mask = torch.arange(len(weight)).view(-1, *[1] * (weight.dim() - 1)) % 2
@@ -76,7 +79,9 @@ class Text(Task):
         return loss, {"double": 2 * loss.detach()}
 
 
-def train(name: str, folder: Path, file: str | None, *, model: str = "llama", **settings: Any) -> dict[str, Any]:
+def train(
+    name: str, folder: Path, file: str | None, *, model: str = "llama", **settings: Any
+) -> dict[str, Any]:
     config = TrainConfig(
         **{
             "task": "tensor_parallel:Text",
@@ -94,7 +99,11 @@ def train(name: str, folder: Path, file: str | None, *, model: str = "llama", **
     rows = [dict(info.metrics or {}) for info in run.steps()]
     run.export(folder / name / "model")
     parts = [(key, local(tensor)) for key, tensor in run.strategy.parameters()]
-    held = {key: hashlib.md5(part.detach().numpy().tobytes()).hexdigest() for key, part in parts if part.dim() == 1}
+    held = {
+        key: hashlib.md5(part.detach().numpy().tobytes()).hexdigest()
+        for key, part in parts
+        if part.dim() == 1
+    }
     state = hashlib.md5(torch.get_rng_state().numpy().tobytes()).hexdigest()
     found = {
         **{key: [row[key] for row in rows] for key in ("loss", "grad_norm", "double")},
@@ -102,7 +111,9 @@ def train(name: str, folder: Path, file: str | None, *, model: str = "llama", **
         "notices": run.facts["notices"],
         "model_class": type(run.model).__name__,
         "elements": sum(part.numel() for _, part in parts),
-        "norms": run.agreement.gather({key: value for key, value in held.items() if key.endswith("norm.weight")}),
+        "norms": run.agreement.gather(
+            {key: value for key, value in held.items() if key.endswith("norm.weight")}
+        ),
         "random": run.agreement.gather(state),
     }
     run.close()

@@ -21,7 +21,9 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
     directory = RunDirectory(str(path), main=True)
     path.mkdir(exist_ok=True)
     plan = SimpleNamespace(strategy="ddp", world_size=2, mixed_precision="no", device="cpu")
-    config = TrainConfig(task="a:Task", max_steps=9, task_settings={"hub_token": SECRET}, trackers=["wandb"])
+    config = TrainConfig(
+        task="a:Task", max_steps=9, task_settings={"hub_token": SECRET}, trackers=["wandb"]
+    )
     meter = SimpleNamespace(paused=lambda name: __import__("contextlib").nullcontext())
     trainer: Any = SimpleNamespace(
         is_main=True, directory=directory, plan=plan, config=config, meter=meter, say=print,

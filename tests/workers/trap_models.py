@@ -82,4 +82,9 @@ class Heads(nn.Module):
         return self.heads[dist.get_rank()](x)
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"line": Line, "scaled": Scaled, "tail": Tail, "nested": Nested}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "line": Line,
+    "scaled": Scaled,
+    "tail": Tail,
+    "nested": Nested,
+}

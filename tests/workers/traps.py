@@ -1,4 +1,5 @@
-"""Run by torchrun on two processes: what bare Accelerate makes of a case, and what the trainer makes of it.
+"""Run by torchrun on two processes: what bare Accelerate makes of a case, and what the trainer
+makes of it.
 
 torchrun --nproc_per_node 2 tests/workers/traps.py ACCEL_CONFIG FOLDER replicas|engine|sharded
 """
@@ -40,7 +41,10 @@ class Slope(Task):
     model: str = "line"
 
     def build_data(self) -> Data:
-        rows = [{"x": torch.tensor([self.value, 0.0]), "n": torch.tensor(float(n))} for n in range(SAMPLES)]
+        rows = [
+            {"x": torch.tensor([self.value, 0.0]), "n": torch.tensor(float(n))}
+            for n in range(SAMPLES)
+        ]
         return Data(train=rows, evaluation=rows)
 
     def build_model(self) -> nn.Module:
@@ -64,8 +68,12 @@ def made(accel_config: str, folder: Path, **settings: Any) -> Trainer:
     return Trainer(task, config, launch(config, accel_config=accel_config))
 
 
-def trained(accel_config: str, folder: Path, **settings: Any) -> tuple[Trainer, list[float], list[float]]:
-    """Ours: the trainer after its steps, the norm of each step's gradient, and how far each step went at lr 1."""
+def trained(
+    accel_config: str, folder: Path, **settings: Any
+) -> tuple[Trainer, list[float], list[float]]:
+    """Ours: the trainer after its steps, the norm of each step's gradient, and how far each step
+    went at lr 1.
+    """
     ours = made(accel_config, folder, **settings)
     norms, ways, before = [], [], 0.0
     for info in ours.steps():
@@ -149,7 +157,13 @@ def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
     }
     ours, norms, _ = trained(accel_config, folder, micro_batch_size=1, accumulation_steps=4)
     epoch = ours.train_data.windows(0, ours.steps_per_epoch)
-    taken = [n for window in epoch for micro in window.micros if micro.weight for n in micro.batch["n"].tolist()]
+    taken = [
+        n
+        for window in epoch
+        for micro in window.micros
+        if micro.weight
+        for n in micro.batch["n"].tolist()
+    ]
     sums = WeightedSums()
     sums.add({name: torch.ones(1) for name in "abc"})
     with reductions() as packed:
@@ -167,8 +181,12 @@ def replicas(accel_config: str, folder: Path) -> dict[str, Any]:
 
 
 def shuffled() -> list[float]:
-    """This process's share of a shuffled epoch, with a seed of its own for dropout as the documentation has it."""
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    """This process's share of a shuffled epoch, with a seed of its own for dropout as the
+    documentation has it.
+    """
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)
+    )
     set_seed(0, device_specific=True)
     loader = DataLoader(torch.arange(8.0), batch_size=1, shuffle=True)
     return [float(batch) for batch in accelerator.prepare(loader)]
@@ -183,7 +201,11 @@ def bare_engine(
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": accumulation,
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000, **zero},  # by default a buffer of 2 GB
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": 1000,
+            **zero,
+        },  # by default a buffer of 2 GB
     }
     plugin = DeepSpeedPlugin(hf_ds_config=config)
     accelerator = Accelerator(deepspeed_plugin=plugin, mixed_precision=precision)
@@ -216,25 +238,38 @@ def engine(accel_config: str, folder: Path) -> dict[str, Any]:
     ways = {}
     for limit in (None, 0.25):
         ours, norms, moved = trained(
-            accel_config, folder, micro_batch_size=1, accumulation_steps=2, max_steps=1, max_grad_norm=limit, value=10.0
+            accel_config,
+            folder,
+            micro_batch_size=1,
+            accumulation_steps=2,
+            max_steps=1,
+            max_grad_norm=limit,
+            value=10.0,
         )
         assert norms[0] == 10.0
         ways[str(limit)] = moved[0]
         ours.close()
     two = folder / f"two-{dist.get_rank()}.yaml"
     two.write_text(
-        Path(accel_config).read_text().replace("zero_stage: 2", "zero_stage: 2\n  gradient_accumulation_steps: 2")
+        Path(accel_config)
+        .read_text()
+        .replace("zero_stage: 2", "zero_stage: 2\n  gradient_accumulation_steps: 2")
     )
     try:
         trained(str(two), folder, accumulation_steps=1)
         refused = ""
     except ConfigError as error:
         refused = str(error)
-    return {"bare": bare, "ours": {"way": ways, "refused": refused, **by_hand(accel_config, folder)}}
+    return {
+        "bare": bare,
+        "ours": {"way": ways, "refused": refused, **by_hand(accel_config, folder)},
+    }
 
 
 def bare_failures() -> dict[str, str]:
-    """What ends a start: a bucket of "auto" beside a model without a config, a scalar; and offloading SGD."""
+    """What ends a start: a bucket of "auto" beside a model without a config, a scalar; and
+    offloading SGD.
+    """
     found = {}
     exchange = accelerate.accelerator.map_pytorch_optim_to_deepspeed
 
@@ -282,7 +317,9 @@ def bare_heads() -> list[float]:
 
 
 def by_hand(accel_config: str, folder: Path) -> dict[str, Any]:
-    """Ours: where the weights are after backward, what they compute after they were set to 7, and the exchange."""
+    """Ours: where the weights are after backward, what they compute after they were set to 7, and
+    the exchange.
+    """
     ours = made(accel_config, folder, micro_batch_size=1)
     strategy = ours.strategy
     window = next(iter(ours.windows()))
@@ -309,7 +346,9 @@ def sharded(accel_config: str, folder: Path) -> dict[str, Any]:
     for name in ("line", "scaled", "tail", "nested"):
         forget()
         PartialState(backend="gloo")._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="TRANSFORMER_BASED_WRAP")
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="TRANSFORMER_BASED_WRAP"
+        )
         accelerator, model = Accelerator(fsdp_plugin=plugin), MODELS[name]()
         try:
             model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
@@ -326,7 +365,9 @@ def sharded(accel_config: str, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     accel_config, folder, name = sys.argv[1:]
-    found = {"replicas": replicas, "engine": engine, "sharded": sharded}[name](accel_config, Path(folder))
+    found = {"replicas": replicas, "engine": engine, "sharded": sharded}[name](
+        accel_config, Path(folder)
+    )
     if dist.get_rank() == 0:
         (Path(folder) / "found.json").write_text(json.dumps(found))
 

@@ -1,8 +1,11 @@
-"""Run as ranks: trainings that rank 1 begins otherwise than rank 0, one after the other in one process.
+"""Run as ranks: trainings that rank 1 begins otherwise than rank 0, one after the other in one
+process.
 
-    RANK=... tests/workers/unlike.py '{"file": {"accel_config": ...}, "folder": ..., "names": [...]}'
+    RANK=... tests/workers/unlike.py '{"file": {"accel_config": ...}, "folder": ..., "names":
+    [...]}'
 
-Each rank leaves ``<folder>/<name>.<rank>.json`` with the error that it ended with, and whether a step was made.
+Each rank leaves ``<folder>/<name>.<rank>.json`` with the error that it ended with, and whether a
+step was made.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from trainer import Data, Plan, Task, TrainConfig, Trainer
 
 RANK = int(os.environ.get("RANK", "0"))
 CLASSES = ("cat", "dog", "cow", "hen", "pig", "rat")
-CASES: dict[str, tuple[type[Task], dict[str, Any]]] = {}  # the task, and what rank 1 has in its config
+CASES: dict[
+    str, tuple[type[Task], dict[str, Any]]
+] = {}  # the task, and what rank 1 has in its config
 
 
 def case(name: str) -> Callable[[type[Task]], type[Task]]:
@@ -109,7 +114,9 @@ class Vocabulary(Plain):
     def build_data(self) -> Data:
         numbers = {name: number for number, name in enumerate(of_this_rank(CLASSES))}
         texts = [CLASSES[number % 6] for number in range(24)]
-        return Data(train=texts, collate=lambda items: torch.tensor([numbers[item] for item in items]))
+        return Data(
+            train=texts, collate=lambda items: torch.tensor([numbers[item] for item in items])
+        )
 
 
 @case("order of the data")
@@ -161,7 +168,9 @@ class Heads(nn.Module):
         self.heads = nn.ModuleDict({name: nn.Linear(4, 1) for name in names})
 
     def forward(self, x: Tensor) -> Any:
-        return sum(number * self.heads[name](x) for number, name in enumerate(sorted(self.heads), 1))
+        return sum(
+            number * self.heads[name](x) for number, name in enumerate(sorted(self.heads), 1)
+        )
 
 
 @case("order of parameters")
@@ -210,7 +219,9 @@ class MaxNorm(Plain):
 
 
 class Noisy(Rows):
-    """Samples with noise of a generator without a seed, as some libraries of augmentations have it: no difference."""
+    """Samples with noise of a generator without a seed, as some libraries of augmentations have it:
+    no difference.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,8 +269,15 @@ def main() -> None:
     for name in told["names"]:
         kind, changed = CASES[name]
         folder = Path(told["folder"])
-        common = {"task": f"unlike:{kind.__name__}", "max_steps": 2, "micro_batch_size": 4, "lr": 1e-3}
-        config = TrainConfig(output_dir=str(folder / name), **{**common, **(changed if RANK else {})})
+        common = {
+            "task": f"unlike:{kind.__name__}",
+            "max_steps": 2,
+            "micro_batch_size": 4,
+            "lr": 1e-3,
+        }
+        config = TrainConfig(
+            output_dir=str(folder / name), **{**common, **(changed if RANK else {})}
+        )
         task = kind(width=16) if name == "task settings" and RANK else kind()
         result: dict[str, Any] = {"step": 0}
         training = None

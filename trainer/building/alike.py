@@ -1,11 +1,14 @@
-"""Ranks that would not train the same thing: found before the first step, and told by the first thing that differs.
+"""Ranks that would not train the same thing: found before the first step, and told by the first
+thing that differs.
 
-Each rank reads its own config, builds its own data and its own model. Where these differ (another file on one machine,
-an order taken from a set, weights drawn by a generator without a seed), every strategy trains something all the same:
-DDP with rank 0's weights, FSDP2 with parts of all. So the ranks compare what each of them has: settings once they are
-connected, samples of the data (``data/samples.py``) and the model once they are built, before anything is divided.
+Each rank reads its own config, builds its own data and its own model. Where these differ (another
+file on one machine, an order taken from a set, weights drawn by a generator without a seed), every
+strategy trains something all the same: DDP with rank 0's weights, FSDP2 with parts of all. So the
+ranks compare what each of them has: settings once they are connected, samples of the data
+(``data/samples.py``) and the model once they are built, before anything is divided.
 
-A comparison sends one number; only where that differs what it stands for. One process compares nothing.
+A comparison sends one number; only where that differs what it stands for. One process compares
+nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +38,18 @@ if TYPE_CHECKING:
     from ..task import Data
 
 Facts = dict[str, str]  # what it is, and its value
-# Of a plan: where values come from, how the processes were started, and what is worth knowing on one machine.
+# Of a plan: where values come from, how the processes were started, and what is worth knowing on
+# one machine.
 _MAY_DIFFER = ("files", "origins", "notices", "launcher")
 _VALUES = "the first values of "
-_CLOSE = 1e-4  # how far first weights may lie apart, as parts of their norm: processors of two kinds round differently
+# how far first weights may lie apart, as parts of their norm: processors of two kinds round
+# differently
+_CLOSE = 1e-4
 
 
 def differing(facts: Facts, agreement: Agreement) -> tuple[list[str], list[Facts]]:
-    """Compare facts; return those that some rank has otherwise than rank 0, in order, and those of all ranks.
+    """Compare facts; return those that some rank has otherwise than rank 0, in order, and those of
+    all ranks.
 
     Every rank calls it. Where nothing differs nothing is returned.
     """
@@ -52,7 +59,11 @@ def differing(facts: Facts, agreement: Agreement) -> tuple[list[str], list[Facts
         return [], []
     of_ranks = agreement.gather(facts)
     known = dict.fromkeys(what for other in of_ranks for what in other)
-    found = [what for what in known if any(other.get(what) != of_ranks[0].get(what) for other in of_ranks)]
+    found = [
+        what
+        for what in known
+        if any(other.get(what) != of_ranks[0].get(what) for other in of_ranks)
+    ]
     return found, of_ranks
 
 
@@ -66,10 +77,13 @@ def told(what: str, of_ranks: Sequence[Facts]) -> str:
     raise AssertionError(f"{what} is the same on all ranks")
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
+# -- settings
+# ---------------------------------------------------------------------------------------------------------
 
 
-def check_settings(config: TrainConfig, plan: Plan, task: Mapping[str, Any], agreement: Agreement) -> None:
+def check_settings(
+    config: TrainConfig, plan: Plan, task: Mapping[str, Any], agreement: Agreement
+) -> None:
     """Raise ``ConfigError`` where a rank was started with other settings. Every rank calls it.
 
     Args:
@@ -92,14 +106,18 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Facts:
         if isinstance(value, Mapping) and value:
             found |= _flat(f"{prefix}{key}.", value)
         else:
-            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(plain(value, compared=True))
+            found[f"{prefix}{key}"] = (
+                value if isinstance(value, str) else json.dumps(plain(value, compared=True))
+            )
     return found
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-def sampled(config: TrainConfig, data: Data, train: TrainData, agreement: Agreement, *, kept: bool) -> Sampled:
+def sampled(
+    config: TrainConfig, data: Data, train: TrainData, agreement: Agreement, *, kept: bool
+) -> Sampled:
     """Read some samples of each data set, and hold them to be the same on every rank. Every rank calls it.
 
     Args:
@@ -111,7 +129,15 @@ def sampled(config: TrainConfig, data: Data, train: TrainData, agreement: Agreem
     """
     how: dict[str, Any] = {"collate": train.collate, "workers": config.workers > 0}
     micro_batch = train.layout.micro_batch_size
-    sets = [SampledSet(name="Data.train", items=train.items, batch_size=micro_batch, version=data.version, **how)]
+    sets = [
+        SampledSet(
+            name="Data.train",
+            items=train.items,
+            batch_size=micro_batch,
+            version=data.version,
+            **how,
+        )
+    ]
     if agreement.distributed and data.evaluation is not data.train:
         items = Items(data.evaluation, seed=config.seed, augment=None)
         batch_size = config.evaluation_batch_size or micro_batch
@@ -124,7 +150,9 @@ def sampled(config: TrainConfig, data: Data, train: TrainData, agreement: Agreem
 # -- model and optimizer ----------------------------------------------------------------------------------------------
 
 
-def check_model(model: nn.Module, optimizer: Optimizer, agreement: Agreement, *, values_come_later: bool) -> None:
+def check_model(
+    model: nn.Module, optimizer: Optimizer, agreement: Agreement, *, values_come_later: bool
+) -> None:
     """Raise ``LaunchError`` where a rank has built another model or optimizer. Every rank calls it.
 
     The model is as the task built it, whole on each rank. Of 100 million float32 parameters: 22 ms of a CPU core.
@@ -135,7 +163,11 @@ def check_model(model: nn.Module, optimizer: Optimizer, agreement: Agreement, *,
     if not agreement.distributed:
         return
     stored = {id(tensor) for _, tensor in canonical_state(model)} if values_come_later else set()
-    tensors = {name: one for name, one in _tensors(model).items() if _is_whole(one) and id(one) not in stored}
+    tensors = {
+        name: one
+        for name, one in _tensors(model).items()
+        if _is_whole(one) and id(one) not in stored
+    }
     facts = _form(model) | _groups(model, optimizer)
     facts |= {f"{_VALUES}{name}": _checksum(tensor) for name, tensor in tensors.items()}
     found, of_ranks = differing(facts, agreement)
@@ -189,14 +221,24 @@ def _groups(model: nn.Module, optimizer: Optimizer) -> Facts:
     for number, group in enumerate(optimizer.param_groups):
         of_group = {"lr": float(group.get("lr", 0.0)), **settings(group)}
         facts |= _flat(f"optimizer group {number}: ", of_group)
-        held = [names.get(id(parameter), "no parameter of the model") for parameter in group["params"]]
+        held = [
+            names.get(id(parameter), "no parameter of the model") for parameter in group["params"]
+        ]
         facts[f"optimizer group {number}: parameters"] = ", ".join(held)
     return facts
 
 
 @torch.no_grad()
 def _checksum(tensor: Tensor) -> str:
-    content: Any = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    content: Any = (
+        tensor.detach()
+        .cpu()
+        .resolve_conj()
+        .resolve_neg()
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+    )
     return xxhash.xxh3_64_hexdigest(content.numpy())
 
 
@@ -222,7 +264,9 @@ def _sketch(tensor: Tensor) -> _Sketch:
     generator = torch.Generator().manual_seed(0)
     sums = []
     for _ in range(4):
-        signs = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+        signs = (
+            torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+        )
         sums.append(float((values * signs).sum()))
     rounds = tensor.is_floating_point() or tensor.is_complex()
     return _Sketch(float(values.norm()) if rounds else 0.0, sums, values[:3].tolist())

@@ -1,4 +1,6 @@
-"""What a model brings that strategies would drop, or double, without a word: taken along, or refused in one line."""
+"""What a model brings that strategies would drop, or double, without a word: taken along, or
+refused in one line.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ from ..strategies.tensors import WRAPPERS, canonical_state
 
 
 def uncovered(model: nn.Module) -> nn.Module:
-    """Take the wrappers of ``torch.compile`` off, and have the modules inside call what was compiled.
+    """Take the wrappers of ``torch.compile`` off, and have the modules inside call what was
+    compiled.
 
-    As ``module.compile()`` leaves them: names stay as they were, and DeepSpeed fails on a wrapper (0.19).
+    As ``module.compile()`` leaves them: names stay as they were, and DeepSpeed fails on a wrapper
+    (0.19).
     """
     for module in [*model.modules()]:
-        for name, child in module._modules.items():  # not named_children, which leaves out a second name
+        for (
+            name,
+            child,
+        ) in module._modules.items():  # not named_children, which leaves out a second name
             module._modules[name] = None if child is None else _inner(child)
     return _inner(model)
 
@@ -29,7 +36,9 @@ def _inner(module: nn.Module) -> nn.Module:
     if inner is None or not hasattr(module, "dynamo_ctx"):
         return module
 
-    def call(*args: Any, **named: Any) -> Any:  # a frame of ours: torch does not trace into those of its own modules
+    def call(
+        *args: Any, **named: Any
+    ) -> Any:  # a frame of ours: torch does not trace into those of its own modules
         return inner._call_impl(*args, **named)
 
     context: Any = module.dynamo_ctx
@@ -44,18 +53,25 @@ def refuse_what_would_be_lost(model: nn.Module, *, world_size: int = 1) -> None:
         world_size: processes that train it.
 
     Raises:
-        LaunchError: it is wrapped for several processes, has no weights yet, gives sparse gradients, changes weights in
-            its forward pass where several processes have them, or has parameters that overlap in memory, hooks that run
-            before gradients are averaged, or state that no file would hold.
+        LaunchError: it is wrapped for several processes, has no weights yet, gives sparse
+            gradients, changes weights in its forward pass where several processes have them, or has
+            parameters that overlap in memory, hooks that run before gradients are averaged, or
+            state that no file would hold.
     """
     for at, module in model.named_modules():
         name, kinds = at or type(module).__name__, {kind.__name__ for kind in type(module).__mro__}
         if kind := next((kind for kind in WRAPPERS if kind in kinds), None):
-            raise LaunchError(f"{name} is a {kind}: build the model itself, a launch file says how it is distributed")
+            raise LaunchError(
+                f"{name} is a {kind}: build the model itself, a launch file says how it is distributed"
+            )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             rule = "gives sparse gradients, which are neither clipped nor divided; build it with sparse=False"
             raise LaunchError(f"{name} {rule}")
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None and world_size > 1:
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.max_norm is not None
+            and world_size > 1
+        ):
             raise LaunchError(
                 f"{name} has max_norm, by which each process would scale the rows of its own batch alone, in its own "
                 "copy or part: build it without, and scale rows in a callback's on_step, in "
@@ -64,10 +80,14 @@ def refuse_what_would_be_lost(model: nn.Module, *, world_size: int = 1) -> None:
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             state = module.get_extra_state()
             if state is not None and getattr(state, "numel", lambda: 1)():
-                raise LaunchError(f"{name} has extra state, which no checkpoint would hold: keep it in buffers")
+                raise LaunchError(
+                    f"{name} has extra state, which no checkpoint would hold: keep it in buffers"
+                )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
-            raise LaunchError(f"{name} has no shape yet: run a batch through a lazy model in build_model")
+            raise LaunchError(
+                f"{name} has no shape yet: run a batch through a lazy model in build_model"
+            )
         if getattr(tensor, "_post_accumulate_grad_hooks", None):
             raise LaunchError(
                 f"{name} has a hook behind its gradient (register_post_accumulate_grad_hook), which would run before "
@@ -75,12 +95,16 @@ def refuse_what_would_be_lost(model: nn.Module, *, world_size: int = 1) -> None:
             )
     for name, tensor in canonical_state(model):
         if tensor.layout != torch.strided:
-            raise LaunchError(f"{name} is sparse, and no file would hold it: make it dense, or persistent=False")
+            raise LaunchError(
+                f"{name} is sparse, and no file would hold it: make it dense, or persistent=False"
+            )
     _refuse_shared_memory(model.named_parameters())
 
 
 def _refuse_shared_memory(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Refuse parameters that lie on each other: replicas would keep them one, what divides them makes them two."""
+    """Refuse parameters that lie on each other: replicas would keep them one, what divides them
+    makes them two.
+    """
     places: dict[int, list[tuple[int, int, int, str, nn.Parameter]]] = {}
     for number, (name, parameter) in enumerate(parameters):
         if type(parameter.data) is Tensor and not parameter.is_meta and parameter.numel():
@@ -89,7 +113,9 @@ def _refuse_shared_memory(parameters: Iterable[tuple[str, nn.Parameter]]) -> Non
             of_storage = places.setdefault(parameter.untyped_storage().data_ptr(), [])
             of_storage.append((begin, begin + reach, number, name, parameter))
     for found in places.values():
-        reaching: list[tuple[int, int, int, str, nn.Parameter]] = []  # those before, as far as where this one begins
+        reaching: list[
+            tuple[int, int, int, str, nn.Parameter]
+        ] = []  # those before, as far as where this one begins
         for one in sorted(found, key=lambda place: place[:3]):
             reaching = [before for before in reaching if before[1] >= one[0]]
             for before in reaching:
@@ -103,29 +129,41 @@ def _refuse_shared_memory(parameters: Iterable[tuple[str, nn.Parameter]]) -> Non
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two views of one storage have a byte in common (columns beside each other have none)."""
+    """Tell whether two views of one storage have a byte in common (columns beside each other have
+    none).
+    """
     taken = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
     taken.as_strided(*_bytes(one)).fill_(True)
     return bool(taken.as_strided(*_bytes(other)).any())
 
 
 def _bytes(view: Tensor) -> tuple[list[int], list[int], int]:
-    """Shape, strides and offset of a view in bytes: those of one storage may differ in dtype (a mapped file)."""
+    """Shape, strides and offset of a view in bytes: those of one storage may differ in dtype (a
+    mapped file).
+    """
     strides = [stride * view.itemsize for stride in view.stride()]
     return [*view.shape, view.itemsize], [*strides, 1], int(view.storage_offset()) * view.itemsize
 
 
 def laid_out(model: nn.Module) -> list[str]:
-    """Lay tensors out row by row, as parts of them are exchanged and saved; a parameter without elements is a buffer.
+    """Lay tensors out row by row, as parts of them are exchanged and saved; a parameter without
+    elements is a buffer.
 
     Returns:
         A notice where parameters were laid out anew.
     """
     bent = [parameter for parameter in model.parameters() if _is_bent(parameter)]
-    for tensor in (*bent, *filter(_is_bent, model.buffers())):  # an expanded one has one place for several elements
+    for tensor in (
+        *bent,
+        *filter(_is_bent, model.buffers()),
+    ):  # an expanded one has one place for several elements
         tensor.data = tensor.data.contiguous()
     for module in model.modules():
-        for name in [name for name, value in module._parameters.items() if value is not None and not value.numel()]:
+        for name in [
+            name
+            for name, value in module._parameters.items()
+            if value is not None and not value.numel()
+        ]:
             empty = module._parameters.pop(name)  # nothing to learn, and engines cannot divide it
             module.register_buffer(name, None if empty is None else empty.data)
     notice = (
@@ -136,11 +174,15 @@ def laid_out(model: nn.Module) -> list[str]:
 
 
 def _is_bent(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_contiguous()  # a sparse tensor has no such order
+    return (
+        tensor.layout == torch.strided and not tensor.is_contiguous()
+    )  # a sparse tensor has no such order
 
 
 def have_hooks_see_full_precision(model: nn.Module) -> None:
-    """Give hooks on the gradients of parameters (a mask of rows) full precision, whatever the strategy computes in."""
+    """Give hooks on the gradients of parameters (a mask of rows) full precision, whatever the
+    strategy computes in.
+    """
     for parameter in model.parameters():
         hooks = parameter._backward_hooks or {}  # type: ignore[attr-defined,unused-ignore]
         for key, hook in hooks.items():
@@ -149,7 +191,9 @@ def have_hooks_see_full_precision(model: nn.Module) -> None:
 
 def _in_full_precision(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     def seen(gradient: Tensor) -> Any:
-        changed = hook(gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient)
+        changed = hook(
+            gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient
+        )
         return changed if changed is None else changed.to(gradient.dtype)
 
     return seen

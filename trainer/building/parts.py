@@ -36,11 +36,18 @@ if TYPE_CHECKING:
 
 
 def build_data(
-    task: Task, config: TrainConfig, layout: Layout, origins: Mapping[str, Origin], *, pin_memory: bool
+    task: Task,
+    config: TrainConfig,
+    layout: Layout,
+    origins: Mapping[str, Origin],
+    *,
+    pin_memory: bool,
 ) -> tuple[Data, TrainData]:
     """Build the task's data sets, and the windows of the training one."""
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses CUDA matmuls without it
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # torch refuses CUDA matmuls without it
         # Every buffer that is written anyway would be filled with NaN first.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(config.seed, deterministic=config.deterministic)
@@ -72,10 +79,12 @@ def build_data(
 
 
 def share_cores(agreement: Agreement) -> str:
-    """Give this process its part of the cores, for an optimizer on the CPU of a GPU job; returns a notice.
+    """Give this process its part of the cores, for an optimizer on the CPU of a GPU job; returns a
+    notice.
 
-    torchrun and accelerate launch leave it one thread (OMP_NUM_THREADS=1), the DeepSpeed launcher all cores to each
-    process of the machine. Who may run on which cores is asked, since Slurm gives each process its own. Collective.
+    torchrun and accelerate launch leave it one thread (OMP_NUM_THREADS=1), the DeepSpeed launcher
+    all cores to each process of the machine. Who may run on which cores is asked, since Slurm gives
+    each process its own. Collective.
     """
     mine = socket.gethostname(), sorted(os.sched_getaffinity(0))
     processes, cores = agreement.gather(mine).count(mine), len(mine[1])
@@ -85,7 +94,8 @@ def share_cores(agreement: Agreement) -> str:
 
 
 def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:
-    """Build the task's model, as every strategy can take it: trainable weights in full precision, each in one piece.
+    """Build the task's model, as every strategy can take it: trainable weights in full precision,
+    each in one piece.
 
     Returns:
         The model, and a notice for each thing that was changed.
@@ -106,7 +116,8 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
 
 
 def _widen(model: nn.Module, plan: Plan) -> list[str]:
-    """Cast what learns to float32, as the plan says: updates smaller than a 16-bit weight's last digit would be lost.
+    """Cast what learns to float32, as the plan says: updates smaller than a 16-bit weight's last
+    digit would be lost.
 
     Frozen weights keep their dtype where layers compute in mixed precision anyway.
     """
@@ -128,16 +139,30 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Count the elements of all parameters; of a quantized one, several in a byte, those that it stands for."""
+    """Count the elements of all parameters; of a quantized one, several in a byte, those that it
+    stands for.
+    """
     return sum(getattr(one, "quant_state", one).shape.numel() for one in model.parameters())
 
 
 def lone_example_notices(model: nn.Module, data: TrainData, total_steps: int) -> list[str]:
-    """Say where the short last step of an epoch gives a rank one example, which ``BatchNorm1d`` may not take."""
+    """Say where the short last step of an epoch gives a rank one example, which ``BatchNorm1d`` may
+    not take.
+    """
     held = held_in_evaluation(model)
-    norms = [name for name, one in model.named_modules() if isinstance(one, nn.BatchNorm1d) and one not in held]
+    norms = [
+        name
+        for name, one in model.named_modules()
+        if isinstance(one, nn.BatchNorm1d) and one not in held
+    ]
     reached = data.steps_per_epoch is not None and total_steps >= data.steps_per_epoch
-    if not norms or not reached or data.size is None or data.drop_last or data.layout.micro_batch_size == 1:
+    if (
+        not norms
+        or not reached
+        or data.size is None
+        or data.drop_last
+        or data.layout.micro_batch_size == 1
+    ):
         return []
     layout = data.layout
     block = data.size % layout.global_batch_size % (layout.micro_batch_size * layout.world_size)
@@ -152,9 +177,11 @@ def lone_example_notices(model: nn.Module, data: TrainData, total_steps: int) ->
 
 
 def held_in_evaluation(model: nn.Module) -> list[nn.Module]:
-    """List the parts that build_model put into evaluation mode (a frozen BatchNorm), and that stay there.
+    """List the parts that build_model put into evaluation mode (a frozen BatchNorm), and that stay
+    there.
 
-    A model that is in evaluation mode as a whole, as ``from_pretrained`` leaves it, is trained as a whole.
+    A model that is in evaluation mode as a whole, as ``from_pretrained`` leaves it, is trained as a
+    whole.
     """
     return [module for module in model.modules() if model.training and not module.training]
 
@@ -168,16 +195,18 @@ def optimizer_of(
         The optimizer, what is told of it, and a notice where parameters were frozen.
 
     Raises:
-        ConfigError: the task has one of its own, and a launch file another, or the config says what it is not.
-            ``launch`` says so of a file as well where it is told of the task; a script that launches by itself need
-            not tell it.
-        LaunchError: it is no optimizer, or holds a parameter that is not the model's: nobody would exchange its
-            gradient, or save it.
+        ConfigError: the task has one of its own, and a launch file another, or the config says what
+            it is not. ``launch`` says so of a file as well where it is told of the task; a script
+            that launches by itself need not tell it.
+        LaunchError: it is no optimizer, or holds a parameter that is not the model's: nobody would
+            exchange its gradient, or save it.
     """
     built_by, origin = own_optimizer(task), plan.origin("optimizer")
     if built_by is not None and origin.source in plan.files:
         rule = f"{built_by} builds the optimizer already; remove one of the two"
-        raise ConfigError(Problem(origin=origin.named("optimizer"), value=plan.optimizer, rule=rule))
+        raise ConfigError(
+            Problem(origin=origin.named("optimizer"), value=plan.optimizer, rule=rule)
+        )
     optimizer = optimizer_by(task, model, plan)
     if built_by is not None:
         check_settings_run(config, plan, optimizer, built_by)
@@ -191,15 +220,23 @@ def optimizer_of(
                     "that is not the model's: make it an attribute of the module that build_model returns"
                 )
     # Engines lay each group out as one vector; one without anything that learns would be empty.
-    optimizer.param_groups[:] = [g for g in optimizer.param_groups if any(p.requires_grad for p in g["params"])]
-    left_out = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in held]
+    optimizer.param_groups[:] = [
+        g for g in optimizer.param_groups if any(p.requires_grad for p in g["params"])
+    ]
+    left_out = [
+        name for name, one in model.named_parameters() if one.requires_grad and id(one) not in held
+    ]
     for name in left_out:
         model.get_parameter(name).requires_grad_(False)
     if not optimizer.param_groups:
         raise LaunchError("the optimizer holds no parameter that learns")
     notices = [optimizer.notice] if isinstance(optimizer, MatricesAndOthers) else []
     told = describe_optimizer(optimizer, plan, built_by)
-    return optimizer, told, [*notices, *([f"not in the optimizer, so frozen: {listed(left_out)}"] if left_out else [])]
+    return (
+        optimizer,
+        told,
+        [*notices, *([f"not in the optimizer, so frozen: {listed(left_out)}"] if left_out else [])],
+    )
 
 
 def schedule_of(

@@ -29,7 +29,9 @@ def model_of(task: Task) -> nn.Module:
     """Return what ``build_model`` gives; ``LaunchError`` where that is no module."""
     model = task.build_model()
     if not isinstance(model, nn.Module):
-        raise LaunchError(f"{_name(task, 'build_model')} must return the model, an nn.Module; {_returned(model)}")
+        raise LaunchError(
+            f"{_name(task, 'build_model')} must return the model, an nn.Module; {_returned(model)}"
+        )
     return model
 
 
@@ -37,7 +39,9 @@ def optimizer_by(task: Task, model: nn.Module, plan: Plan) -> Optimizer:
     """Return what ``build_optimizer`` gives; ``LaunchError`` where that is no optimizer."""
     optimizer = task.build_optimizer(model, plan)
     if not hasattr(optimizer, "param_groups"):
-        raise LaunchError(f"{_name(task, 'build_optimizer')} must return a torch optimizer; {_returned(optimizer)}")
+        raise LaunchError(
+            f"{_name(task, 'build_optimizer')} must return a torch optimizer; {_returned(optimizer)}"
+        )
     return optimizer
 
 

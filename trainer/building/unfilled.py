@@ -1,4 +1,6 @@
-"""A model that was built on the meta device: how it gets its values once each rank has its own parts of it."""
+"""A model that was built on the meta device: how it gets its values once each rank has its own
+parts of it.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,24 @@ from ..task import Pretrained, Task
 
 @dataclass(frozen=True, kw_only=True)
 class Unfilled:
-    """A model that was built without values, on the meta device: how it gets them once it is divided over the ranks."""
+    """A model that was built without values, on the meta device: how it gets them once it is
+    divided over the ranks.
+    """
 
     blank: Blank
     source: Pretrained | None
 
     @classmethod
     def of(cls, model: nn.Module, task: Task, seed: int, *, resumes: bool) -> Unfilled | None:
-        """Give the buffers of a model that is not prepared yet their values; None where nothing else is to be done.
+        """Give the buffers of a model that is not prepared yet their values; None where nothing
+        else is to be done.
 
         Args:
             resumes: the parameters' values come from a checkpoint.
 
         Raises:
-            CheckpointError: there is no such folder, or reading its files would round what stands there.
+            CheckpointError: there is no such folder, or reading its files would round what stands
+                there.
         """
         if not is_blank(model):
             return None
@@ -48,11 +54,19 @@ class Unfilled:
             CheckpointError: the folder of the task does not hold this model.
             LaunchError: nobody gives a parameter a value.
         """
-        names = {name for name, *_, tensor in parts.strategy.named_tensors() if isinstance(tensor, nn.Parameter)}
+        names = {
+            name
+            for name, *_, tensor in parts.strategy.named_tensors()
+            if isinstance(tensor, nn.Parameter)
+        }
         source = self.source
-        parts.strategy.fill(self.blank.first_values(names if source is None else names.intersection(source.new)))
+        parts.strategy.fill(
+            self.blank.first_values(names if source is None else names.intersection(source.new))
+        )
         for shard, average in parts.averages or ():
             average.copy_(shard.tensor)
         if source is None:
             return []
-        return load_weights(parts, Path(source.folder), agreement, names=source.names, without=source.new)
+        return load_weights(
+            parts, Path(source.folder), agreement, names=source.names, without=source.new
+        )

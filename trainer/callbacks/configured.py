@@ -16,7 +16,8 @@ from .time_limit import TimeLimit
 def configured_callbacks(
     config: TrainConfig, users: Sequence[Callback], origins: Mapping[str, Origin]
 ) -> list[Callback]:
-    """List the built-in callbacks, those that the config asks for, the user's, and the one that saves them all.
+    """List the built-in callbacks, those that the config asks for, the user's, and the one that
+    saves them all.
 
     Trackers and the profiler are imported only where they are asked for.
     """

@@ -1,4 +1,6 @@
-"""Numbers that are not finite, and losses that jump: found at their step, and told with the rank and the samples."""
+"""Numbers that are not finite, and losses that jump: found at their step, and told with the rank
+and the samples.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,18 @@ _SHOWN = 8  # samples in a message
 
 
 class FiniteNumbers(Callback):
-    """Ends the run at a gradient or a loss that is not finite, or says that such a step was left out.
+    """Ends the run at a gradient or a loss that is not finite, or says that such a step was left
+    out.
 
-    The global norm of the gradient tells, which is the same on every rank: all act at the same step, without a vote. On
-    a GPU it is read one step late, so that no step waits for the device, and at once where a step is logged, evaluated
-    or saved. The weights have not moved by then (``strategies/finite.py``). A loss without a value whose gradient has
-    one is found when it is logged or saved.
+    The global norm of the gradient tells, which is the same on every rank: all act at the same
+    step, without a vote. On a GPU it is read one step late, so that no step waits for the device,
+    and at once where a step is logged, evaluated or saved. The weights have not moved by then
+    (``strategies/finite.py``). A loss without a value whose gradient has one is found when it is
+    logged or saved.
 
     Args:
-        on_nan: ``stop``, or ``skip`` such steps: they change neither weights nor the optimizer's state, while data and
-            schedule go on.
+        on_nan: ``stop``, or ``skip`` such steps: they change neither weights nor the optimizer's
+            state, while data and schedule go on.
     """
 
     patience = 32  # steps in a row: fp16's scaler halves its scale from 65,536 until it fits
@@ -39,7 +43,9 @@ class FiniteNumbers(Callback):
         self._unread: _Step | None = None
 
     def on_step(self, trainer: TrainState, info: StepInfo) -> None:
-        if 0 < trainer.skipped_in_a_row < self.patience:  # by fp16's scaler, which looked for itself
+        if (
+            0 < trainer.skipped_in_a_row < self.patience
+        ):  # by fp16's scaler, which looked for itself
             return
         steps = [one for one in (self._unread, _Step(trainer, info)) if one is not None]
         written = info.metrics is not None or info.evaluation is not None or is_saved(trainer, info)
@@ -86,8 +92,16 @@ class _Step:
         """Say on which rank and samples the loss was lost. Collective."""
         parts = samples_of(trainer.train_data, self.position, self.end)
         values = [float(loss) for loss in self.shares]
-        own = [(value, part) for value, part in zip(values, parts, strict=True) if not math.isfinite(value)]
-        lost = [(rank, *one) for rank, ranks in enumerate(trainer.agreement.gather(own)) for one in ranks]
+        own = [
+            (value, part)
+            for value, part in zip(values, parts, strict=True)
+            if not math.isfinite(value)
+        ]
+        lost = [
+            (rank, *one)
+            for rank, ranks in enumerate(trainer.agreement.gather(own))
+            for one in ranks
+        ]
         if not lost:
             return "the gradient is not finite, though the losses of all ranks are"
         rank, value, part = lost[0]
@@ -98,7 +112,9 @@ class _Step:
 
 
 def samples_of(data: TrainData, position: int, end: int) -> Sequence[Sequence[int]]:
-    """Return this rank's samples of a step by micro-batch: indices of a data set, numbers in a stream."""
+    """Return this rank's samples of a step by micro-batch: indices of a data set, numbers in a
+    stream.
+    """
     if isinstance(data, IndexedData):
         _, parts = next(data.samples(position))
         return parts
@@ -111,26 +127,30 @@ def is_saved(trainer: TrainState, info: StepInfo) -> bool:
 
 
 def refuse(trainer: TrainState, text: str) -> NoReturn:
-    """End the run; the checkpoint that is being written is of before, and is waited for. Collective.
+    """End the run; the checkpoint that is being written is of before, and is waited for.
+    Collective.
 
     Raises:
         TrainerError: always.
     """
     with trainer.meter.paused("saving"), contextlib.suppress(CheckpointError):
         trainer.saver.finish()
-    raise TrainerError(f"{text}; lower lr, set max_grad_norm, look at the data, or set on_nan: skip")
+    raise TrainerError(
+        f"{text}; lower lr, set max_grad_norm, look at the data, or set on_nan: skip"
+    )
 
 
 class LossSpikes(Callback):
     """Looks for logged losses far above the running mean, and warns, or fails before one is saved.
 
-    A run that failed goes on by ``resume: auto`` from the checkpoint before the spike; lower the rate for it, or filter
-    the data, since the same samples follow.
+    A run that failed goes on by ``resume: auto`` from the checkpoint before the spike; lower the
+    rate for it, or filter the data, since the same samples follow.
 
     Args:
         deviations: how many of the running standard deviation above the mean a spike is.
         fail: end the run with an error; otherwise a line says so.
-        memory: logged losses over which mean and deviation are taken, and that come before the first is judged.
+        memory: logged losses over which mean and deviation are taken, and that come before the
+            first is judged.
     """
 
     def __init__(self, *, deviations: float = 6.0, fail: bool = False, memory: int = 20) -> None:
@@ -159,4 +179,8 @@ class LossSpikes(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take that back."""
-        self.count, self.mean, self.square = int(state["count"]), float(state["mean"]), float(state["square"])
+        self.count, self.mean, self.square = (
+            int(state["count"]),
+            float(state["mean"]),
+            float(state["square"]),
+        )

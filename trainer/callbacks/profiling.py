@@ -1,4 +1,6 @@
-"""``profile_steps: 10-12``: a torch profiler trace of these steps, and a table of what costs most in them."""
+"""``profile_steps: 10-12``: a torch profiler trace of these steps, and a table of what costs most
+in them.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ ROWS = 25
 class Profile(Callback):
     """Traces the main process from the end of one step to the end of another.
 
-    Writes ``profile/trace.json.gz`` (for chrome://tracing or ui.perfetto.dev) and ``profile/operations.txt``. What
-    surrounds a step (logging, evaluation) is in the trace as well. The first step is never traced: it warms up.
+    Writes ``profile/trace.json.gz`` (for chrome://tracing or ui.perfetto.dev) and
+    ``profile/operations.txt``. What surrounds a step (logging, evaluation) is in the trace as well.
+    The first step is never traced: it warms up.
     """
 
     def __init__(self, first: int, last: int) -> None:
@@ -39,14 +42,21 @@ class Profile(Callback):
     def _write(self, trainer: TrainState) -> None:
         if trainer.accelerator.device.type == "cuda":
             torch.cuda.synchronize()  # what was started belongs to the steps
-        # A collective writes its end into the profiler's record, which is freed below: seen as an abort a step later.
+        # A collective writes its end into the profiler's record, which is freed below: seen as an
+        # abort a step later.
         trainer.agreement.settle()
         self.profiler.stop()
         folder = trainer.directory.path / "profile"
         folder.mkdir(exist_ok=True)
         self.profiler.export_chrome_trace(str(folder / "trace.json.gz"))
-        by = "self_device_time_total" if trainer.accelerator.device.type == "cuda" else "self_cpu_time_total"
-        table = self.profiler.key_averages().table(sort_by=by, row_limit=ROWS, max_name_column_width=60)
+        by = (
+            "self_device_time_total"
+            if trainer.accelerator.device.type == "cuda"
+            else "self_cpu_time_total"
+        )
+        table = self.profiler.key_averages().table(
+            sort_by=by, row_limit=ROWS, max_name_column_width=60
+        )
         (folder / "operations.txt").write_text(table + "\n", encoding="utf-8")
         text = f"profile of steps {self.first} to {self.last}: {folder}"
         trainer.directory.line(text)

@@ -21,11 +21,12 @@ Checksums = Mapping[tuple[str, int], int]  # by name and first element of what a
 
 
 class ReplicaCheck(Callback):
-    """Compares the ranks' copies of weights bit by bit, every so many steps and before each checkpoint.
+    """Compares the ranks' copies of weights bit by bit, every so many steps and before each
+    checkpoint.
 
-    Ranks make the same step with the same numbers, so a copy that differs was changed by code that does something else
-    on one rank, or by faulty memory, a link or a device; or machines of different kinds round differently. One number a
-    tensor is exchanged, over the CPU group.
+    Ranks make the same step with the same numbers, so a copy that differs was changed by code that
+    does something else on one rank, or by faulty memory, a link or a device; or machines of
+    different kinds round differently. One number a tensor is exchanged, over the CPU group.
 
     Args:
         interval: optimizer steps between two comparisons.
@@ -39,7 +40,9 @@ class ReplicaCheck(Callback):
         self.equal_at: int | None = None  # the last step at which all copies were equal
 
     def on_step(self, trainer: TrainState, info: StepInfo) -> None:
-        if not trainer.agreement.distributed or not (info.step % self.interval == 0 or is_saved(trainer, info)):
+        if not trainer.agreement.distributed or not (
+            info.step % self.interval == 0 or is_saved(trainer, info)
+        ):
             return
         found = trainer.agreement.gather((socket.gethostname(), checksums(trainer.strategy)))
         name, ranks = first_difference([sums for _, sums in found])
@@ -59,12 +62,16 @@ class ReplicaCheck(Callback):
 
 @torch.no_grad()
 def checksums(strategy: Strategy) -> Checksums:
-    """Return a checksum of each part of the weights that this rank may hold a copy of; no flipped bit is lost in it."""
+    """Return a checksum of each part of the weights that this rank may hold a copy of; no flipped
+    bit is lost in it.
+    """
     shards = {shard.name: shard for shard in strategy.shards(learn=None)}
     sums: dict[tuple[str, int], Tensor] = {}
     for name, parameter in strategy.parameters(learn=None):
         part = local(parameter.detach())
-        if part.numel() and part.numel() == parameter.numel():  # also what an engine computes with beside its slices
+        if (
+            part.numel() and part.numel() == parameter.numel()
+        ):  # also what an engine computes with beside its slices
             sums[name, 0] = _sum(part)
         elif part.numel() and shards[name].copies > 1:
             sums[name, shards[name].start] = _sum(part)
@@ -72,9 +79,13 @@ def checksums(strategy: Strategy) -> Checksums:
 
 
 def _sum(values: Tensor) -> Tensor:
-    """Add up the words of 64 bits: 8 GB/s on one CPU core, where words of 32 bits are cast first, at 0.6."""
+    """Add up the words of 64 bits: 8 GB/s on one CPU core, where words of 32 bits are cast first,
+    at 0.6.
+    """
     flat = values.reshape(-1)
-    if flat.storage_offset() * flat.itemsize % 8:  # within a buffer of an engine, where no word begins
+    if (
+        flat.storage_offset() * flat.itemsize % 8
+    ):  # within a buffer of an engine, where no word begins
         flat = flat.clone()
     content = flat.view(torch.uint8)
     whole = len(content) // 8 * 8
@@ -82,7 +93,9 @@ def _sum(values: Tensor) -> Tensor:
 
 
 def first_difference(ranks: Sequence[Checksums]) -> tuple[str, list[int]]:
-    """Return the first tensor whose copies differ, and the ranks with the rarer ones; all that have it in a tie."""
+    """Return the first tensor whose copies differ, and the ranks with the rarer ones; all that have
+    it in a tie.
+    """
     for key in dict.fromkeys(key for sums in ranks for key in sums):
         held = {rank: sums[key] for rank, sums in enumerate(ranks) if key in sums}
         (usual, count), *others = Counter(held.values()).most_common()

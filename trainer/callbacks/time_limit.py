@@ -8,7 +8,9 @@ from .base import Callback, StepInfo
 
 
 class TimeLimit(Callback):
-    """Stops the run after ``max_time`` of this process, its start-up included, by the clock of the main process."""
+    """Stops the run after ``max_time`` of this process, its start-up included, by the clock of the
+    main process.
+    """
 
     def __init__(self, max_time: str) -> None:
         self.max_time, self.left = max_time, seconds_of(max_time)

@@ -10,10 +10,11 @@ _SHARE = 20  # of the time a tracker that fails may cost one part in so many
 
 
 class Patience:
-    """Calls trackers; one that fails is let alone for a while, and what it misses is in metrics.jsonl.
+    """Calls trackers; one that fails is let alone for a while, and what it misses is in
+    metrics.jsonl.
 
-    Their clients try for minutes before they say that a server is gone, so what fails is tried again only after
-    twenty times as long as that took, and never within a minute.
+    Their clients try for minutes before they say that a server is gone, so what fails is tried
+    again only after twenty times as long as that took, and never within a minute.
 
     Args:
         say: tells the user.
@@ -23,8 +24,12 @@ class Patience:
         self._say = say
         self._again: dict[str, float] = {}
 
-    def call(self, tracker: Any, work: Callable[[], object], what: str, *, again: bool = True) -> None:
-        """Do ``work``, which gives ``what`` to a tracker; ``again`` says that there will be more of it."""
+    def call(
+        self, tracker: Any, work: Callable[[], object], what: str, *, again: bool = True
+    ) -> None:
+        """Do ``work``, which gives ``what`` to a tracker; ``again`` says that there will be more of
+        it.
+        """
         began = time.monotonic()
         if began < self._again.get(tracker.name, began):
             return

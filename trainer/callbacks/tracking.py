@@ -1,7 +1,8 @@
-"""Trackers (W&B, trackio, TensorBoard, ...) through Accelerate, from the main process; ``wandb_run.py`` has W&B's own.
+"""Trackers (W&B, trackio, TensorBoard, ...) through Accelerate, from the main process;
+``wandb_run.py`` has W&B's own.
 
-A tracker sees ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as its configuration. Values
-of settings that look like secrets are left out.
+A tracker sees ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as its
+configuration. Values of settings that look like secrets are left out.
 """
 
 from __future__ import annotations
@@ -44,14 +45,25 @@ class Tracking(Callback):
     def on_step(self, trainer: TrainState, info: StepInfo) -> None:
         if not trainer.is_main or (info.metrics is None and info.evaluation is None):
             return
-        values = {"step": info.step, "epoch": info.epoch, "samples": info.samples, **(info.evaluation or {})}
-        values |= {f"train/{name}": value for name, value in (info.metrics or {}).items() if name not in _AXES}
+        values = {
+            "step": info.step,
+            "epoch": info.epoch,
+            "samples": info.samples,
+            **(info.evaluation or {}),
+        }
+        values |= {
+            f"train/{name}": value
+            for name, value in (info.metrics or {}).items()
+            if name not in _AXES
+        }
         with trainer.meter.paused("trackers"), waits_outside("a tracker"):
             if self.patience is None:
                 self._start(trainer)
                 self.patience = Patience(trainer.say)
             for tracker in trainer.accelerator.trackers:
-                self.patience.call(tracker, partial(tracker.log, values, step=info.step), f"step {info.step}")
+                self.patience.call(
+                    tracker, partial(tracker.log, values, step=info.step), f"step {info.step}"
+                )
 
     def on_end(self, trainer: TrainState, summary: Mapping[str, Any]) -> None:
         if self.patience is None:
@@ -72,7 +84,10 @@ class Tracking(Callback):
         accelerator, plan = trainer.accelerator, trainer.plan
         title = f"{plan.strategy}-{plan.world_size}"
         run = f"{experiment_of(trainer)}-{title}"
-        settings: dict[str, dict[str, Any]] = {"trackio": {"name": run, "embed": False}, "mlflow": {"run_name": run}}
+        settings: dict[str, dict[str, Any]] = {
+            "trackio": {"name": run, "embed": False},
+            "mlflow": {"run_name": run},
+        }
         if "wandb" in self.names:
             from . import wandb_run
 
@@ -86,7 +101,10 @@ class Tracking(Callback):
         folder = trainer.directory.path / "tracking"
         for name in self.names:
             kind = LOGGER_TYPE_TO_CLASS[name]
-            given = [trainer.config.project, *([str(folder)] if kind.requires_logging_directory else [])]
+            given = [
+                trainer.config.project,
+                *([str(folder)] if kind.requires_logging_directory else []),
+            ]
             tracker = kind(*given, **settings.get(name, {}))
             try:
                 tracker.start()
@@ -94,23 +112,30 @@ class Tracking(Callback):
                 reason = str(error).partition("\n")[0]
                 if name != "wandb" or settings[name]["mode"] != "online":
                     raise TrainerError(f"trackers: {name} does not start: {reason}") from error
-                # Its server answers and then refuses (a wrong key), or stops answering: training goes on.
+                # Its server answers and then refuses (a wrong key), or stops answering: training
+                # goes on.
                 wandb_run.give_up(trainer, reason)
                 tracker = kind(*given, **{**settings[name], "mode": "offline"})
                 tracker.start()
             # TensorBoard takes plain values only, and W&B has its own from the start.
             if name != "wandb":
                 plain = configuration(trainer)
-                tracker.store_init_configuration({k: v if _is_plain(v) else str(v) for k, v in plain.items()})
+                tracker.store_init_configuration(
+                    {k: v if _is_plain(v) else str(v) for k, v in plain.items()}
+                )
             accelerator.trackers.append(tracker)
-            last = partial(tracker.tracker.finish, exit_code=1) if name == "wandb" else tracker.finish
+            last = (
+                partial(tracker.tracker.finish, exit_code=1) if name == "wandb" else tracker.finish
+            )
             self.undo.append(when_failing(last))
         if "wandb" in self.names:
             wandb_run.describe(accelerator.get_tracker("wandb", unwrap=True), trainer)
 
 
 def check(names: Sequence[str], origin: Origin) -> None:
-    """Raise ``ConfigError`` for a name that is no tracker of Accelerate, or whose package is not installed."""
+    """Raise ``ConfigError`` for a name that is no tracker of Accelerate, or whose package is not
+    installed.
+    """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
     known, installed = list(LOGGER_TYPE_TO_CLASS), list(map(str, get_available_trackers()))
@@ -120,7 +145,9 @@ def check(names: Sequence[str], origin: Origin) -> None:
         if name not in known:
             rule = f"no tracker of Accelerate; {did_you_mean(name, known)}"
         elif name not in installed:
-            rule = "its package is not installed: pip install " + {"comet_ml": "comet-ml"}.get(name, name)
+            rule = "its package is not installed: pip install " + {"comet_ml": "comet-ml"}.get(
+                name, name
+            )
         if rule:
             problems.append(Problem(origin=origin, value=name, rule=rule))
     if problems:
@@ -133,7 +160,9 @@ def experiment_of(trainer: TrainState) -> str:
 
 
 def configuration(trainer: TrainState) -> dict[str, Any]:
-    """Return what a tracker keeps beside the curves: plan.json, the settings that decide the numbers, the commit."""
+    """Return what a tracker keeps beside the curves: plan.json, the settings that decide the
+    numbers, the commit.
+    """
     left_out = ("origins", "files", "notices", "output_dir")
     facts = {key: value for key, value in trainer.facts.items() if key not in left_out}
     return without_secrets(
@@ -155,7 +184,9 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the working folder, with ``+`` where it was changed; None outside of a repository."""
+    """Return the commit of the working folder, with ``+`` where it was changed; None outside of a
+    repository.
+    """
     try:
         words = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)

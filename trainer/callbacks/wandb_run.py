@@ -1,8 +1,8 @@
 """A run on W&B: never in the way of training, one run per training, readable beside others.
 
-Offline needs no key and no network. Online is tried only where there is a key, and given up where the server does not
-answer within seconds; wandb itself would wait for 90 (wandb 0.31). The run's id is kept in the run directory, so that
-a resumed training continues the same run.
+Offline needs no key and no network. Online is tried only where there is a key, and given up where
+the server does not answer within seconds; wandb itself would wait for 90 (wandb 0.31). The run's id
+is kept in the run directory, so that a resumed training continues the same run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ FILE = "tracking.json"
 
 
 def settings(
-    trainer: TrainState, *, title: str, experiment: str, config: Mapping[str, Any], hide_command: bool
+    trainer: TrainState,
+    *,
+    title: str,
+    experiment: str,
+    config: Mapping[str, Any],
+    hide_command: bool,
 ) -> dict[str, Any]:
     """Return the arguments of ``wandb.init``: offline unless a server can be reached.
 
     Args:
-        hide_command: the command line holds a secret, and W&B's own description of the process would keep it.
+        hide_command: the command line holds a secret, and W&B's own description of the process
+            would keep it.
     """
     import wandb
 
@@ -44,7 +50,8 @@ def settings(
         "config": dict(config),
         "dir": str(trainer.directory.path),
         "mode": mode,
-        # The terminal's lines stand in log.txt already; they may hold what should not leave this machine.
+        # The terminal's lines stand in log.txt already; they may hold what should not leave this
+        # machine.
         "settings": wandb.Settings(
             console="off",
             init_timeout=START_SECONDS,
@@ -72,7 +79,9 @@ def give_up(trainer: TrainState, reason: str) -> None:
 
 
 def describe(run: Any, trainer: TrainState) -> None:
-    """Define axes and summaries: every curve over optimizer steps; of losses the least counts, of the rest the last."""
+    """Define axes and summaries: every curve over optimizer steps; of losses the least counts, of
+    the rest the last.
+    """
     config = trainer.config
     for axis in ("step", "samples", "epoch"):
         run.define_metric(axis, hidden=axis != "step")
@@ -81,7 +90,9 @@ def describe(run: Any, trainer: TrainState) -> None:
     for name in ("train/loss", "eval/loss"):
         run.define_metric(name, step_metric="step", summary="min,last")
     if config.best_metric is not None:
-        run.define_metric(config.best_metric, step_metric="step", summary=f"{config.best_mode},last")
+        run.define_metric(
+            config.best_metric, step_metric="step", summary=f"{config.best_mode},last"
+        )
 
 
 def finish(trainer: TrainState, run: Any, summary: Mapping[str, Any]) -> None:

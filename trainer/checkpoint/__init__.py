@@ -18,4 +18,12 @@ from .optimizer_state import OptimizerForm
 from .parts import Parts, StatefulCallback
 from .saver import SavePolicy, Saver
 
-__all__ = ["OptimizerForm", "Parts", "SavePolicy", "Saver", "Start", "StatefulCallback", "find_start"]
+__all__ = [
+    "OptimizerForm",
+    "Parts",
+    "SavePolicy",
+    "Saver",
+    "Start",
+    "StatefulCallback",
+    "find_start",
+]

@@ -1,7 +1,7 @@
 """State of tasks and callbacks: JSON with tensors in it, kept apart so that both are plain files.
 
-In the JSON a tensor stands as ``{"$tensor": [name, shape]}``, a tuple as ``{"$tuple": [...]}`` and a number that JSON
-lacks as ``{"$number": "inf"}``.
+In the JSON a tensor stands as ``{"$tensor": [name, shape]}``, a tuple as ``{"$tuple": [...]}`` and
+a number that JSON lacks as ``{"$number": "inf"}``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .untrusted import is_count
 
 
 def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """Return ``value`` as JSON; its tensors go to ``tensors``, flat and on the CPU, by names that begin with ``path``.
+    """Return ``value`` as JSON; its tensors go to ``tensors``, flat and on the CPU, by names that
+    begin with ``path``.
 
     Raises:
         CheckpointError: something that is neither JSON nor a tensor.
@@ -30,7 +31,9 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, Tensor) and can_hold(value.dtype):
         tensors[path] = value.detach().to("cpu", copy=True).reshape(-1)
         return {"$tensor": [path, list(value.shape)]}
-    if isinstance(value, Mapping) and all(isinstance(key, str) and not key.startswith("$") for key in value):
+    if isinstance(value, Mapping) and all(
+        isinstance(key, str) and not key.startswith("$") for key in value
+    ):
         return {key: encode(item, tensors, f"{path}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [encode(item, tensors, f"{path}.{number}") for number, item in enumerate(value)]
@@ -70,7 +73,9 @@ def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
             return float(text)
         case [("$tuple", list(items))]:
             return tuple(decode(item, tensor_of) for item in items)
-        case [("$tensor", [str(name), list(shape)])] if tensor_of is not None and all(map(is_count, shape)):
+        case [("$tensor", [str(name), list(shape)])] if tensor_of is not None and all(
+            map(is_count, shape)
+        ):
             tensor = tensor_of(name)
             if tensor.numel() == math.prod(shape):
                 return tensor.reshape(shape)

@@ -1,4 +1,6 @@
-"""What decides the numbers of a run, and what differs between a checkpoint and the run that continues it."""
+"""What decides the numbers of a run, and what differs between a checkpoint and the run that
+continues it.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,14 @@ _OF_RATES = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class
 
 
 def fingerprint(parts: Parts) -> dict[str, Any]:
-    """Return what must stay the same for the loss curve to go on as if nothing had happened, as JSON reads it back."""
+    """Return what must stay the same for the loss curve to go on as if nothing had happened, as
+    JSON reads it back.
+    """
     form = parts.optimizer_form
     built = {"optimizer": form.kind, "optimizer_groups": list(form.groups)}
-    found = of_settings({**parts.settings, **built, "schedule_class": type(parts.schedule).__name__})
+    found = of_settings(
+        {**parts.settings, **built, "schedule_class": type(parts.schedule).__name__}
+    )
     # The groups say what these settings became; the weights to start with are the checkpoint's.
     del found["optimizer_settings"], found["weights"]
     plain: dict[str, Any] = encode_plain(found, "mathematics")
@@ -29,11 +35,16 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
 
 
 def changed_rates(
-    before: Mapping[str, Any], now: Mapping[str, Any], schedule_before: Mapping[str, Any], schedule: Mapping[str, Any]
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    schedule_before: Mapping[str, Any],
+    schedule: Mapping[str, Any],
 ) -> list[str]:
-    """List the rates from which the schedule starts that code has changed for some parameters, in one line each.
+    """List the rates from which the schedule starts that code has changed for some parameters, in
+    one line each.
 
-    Where the config's own rate or schedule is another one, that is told already, and nothing is listed.
+    Where the config's own rate or schedule is another one, that is told already, and nothing is
+    listed.
 
     Args:
         before, now: facts, as ``fingerprint`` returns them.
@@ -46,18 +57,25 @@ def changed_rates(
     for name in old.keys() & new.keys():
         if old[name] != new[name]:
             changed.setdefault((old[name], new[name]), []).append(name)
-    return [f"lr of {listed(sorted(names))}: {one} -> {other}" for (one, other), names in sorted(changed.items())]
+    return [
+        f"lr of {listed(sorted(names))}: {one} -> {other}"
+        for (one, other), names in sorted(changed.items())
+    ]
 
 
 def _rates_by_name(facts: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, float]:
     groups, rates = facts["optimizer_groups"], _base_rates(schedule["own"])
     if len(groups) != len(rates):
         return {}
-    return {name: rate for group, rate in zip(groups, rates, strict=True) for name in group["names"]}
+    return {
+        name: rate for group, rate in zip(groups, rates, strict=True) for name in group["names"]
+    }
 
 
 def _base_rates(own: Any) -> list[float]:
-    """Return the rates of the groups before a schedule moves them; of several, one behind the other, the first's."""
+    """Return the rates of the groups before a schedule moves them; of several, one behind the
+    other, the first's.
+    """
     if not isinstance(own, Mapping):
         return []
     rates = own.get("base_lrs")
@@ -68,8 +86,8 @@ def _base_rates(own: Any) -> list[float]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List ``key: before -> now`` in one line each; of nested values only the parts that differ, of names those that
-    came or went.
+    """List ``key: before -> now`` in one line each; of nested values only the parts that differ, of
+    names those that came or went.
     """
     lines = []
     for key in sorted(before.keys() | now.keys()):
@@ -78,7 +96,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             lines.append(f"{key}: {_moved(old, new)}")
             continue
         if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-            old, new = ({str(number): item for number, item in enumerate(items)} for items in (old, new))
+            old, new = (
+                {str(number): item for number, item in enumerate(items)} for items in (old, new)
+            )
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += [f"{key}.{line}" for line in differences(old, new)]
         elif old != new:
@@ -115,11 +135,15 @@ def check_same(
 
 
 def _joined(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Join the optimizer's groups of the same settings: they are stepped alike, however many they are."""
+    """Join the optimizer's groups of the same settings: they are stepped alike, however many they
+    are.
+    """
     named: dict[str, list[str]] = {}
     for group in facts["optimizer_groups"]:
         named.setdefault(json.dumps(group["settings"], sort_keys=True), []).extend(group["names"])
-    groups = [{"names": sorted(names), "settings": json.loads(said)} for said, names in named.items()]
+    groups = [
+        {"names": sorted(names), "settings": json.loads(said)} for said, names in named.items()
+    ]
     return {**facts, "optimizer_groups": groups}
 
 

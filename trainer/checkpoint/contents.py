@@ -16,7 +16,17 @@ from ..errors import CheckpointError
 from .export import ADAPTER_FILE, ModelFile
 from .ranges import Ranges, of_rank_files
 from .safetensors_io import DTYPE_NAMES
-from .untrusted import check_form, dict_of, is_count, is_number, is_text, list_of, parse_json, path_inside, read_json
+from .untrusted import (
+    check_form,
+    dict_of,
+    is_count,
+    is_number,
+    is_text,
+    list_of,
+    parse_json,
+    path_inside,
+    read_json,
+)
 
 STATE = "state.json"
 WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds that a tensor of the model can be stored as
@@ -26,8 +36,12 @@ Tensors = list[tuple[str, tuple[int, ...], torch.dtype]]
 
 def _is_model(value: Any) -> bool:
     """Tell whether a value is a list of ``[name, shape, dtype]`` in which each name stands once."""
-    whole = list_of(lambda one: isinstance(one, list) and len(one) == 3 and list_of(is_count)(one[1]))(value)
-    whole = whole and all(is_text(name) and is_text(dtype) and dtype in DTYPE_NAMES for name, _, dtype in value)
+    whole = list_of(
+        lambda one: isinstance(one, list) and len(one) == 3 and list_of(is_count)(one[1])
+    )(value)
+    whole = whole and all(
+        is_text(name) and is_text(dtype) and dtype in DTYPE_NAMES for name, _, dtype in value
+    )
     return whole and len({name for name, *_ in value}) == len(value)
 
 
@@ -39,7 +53,9 @@ _STATE = {
     "schedule": dict_of(kind=is_text, steps=is_count, lr=list_of(is_number), own=dict_of()),
     "skipped_steps": is_count,
     "skipped_in_a_row": is_count,
-    "scaler": lambda value: value == {} or dict_of(is_number, scale=is_number, good_steps=is_number)(value),
+    "scaler": lambda value: (
+        value == {} or dict_of(is_number, scale=is_number, good_steps=is_number)(value)
+    ),
     "model": _is_model,
     "group_settings": list_of(dict_of()),
     "task": lambda value: isinstance(value, dict | list),
@@ -81,15 +97,23 @@ class Contents:
         state = read_json(path_inside(folder, STATE))
         if not isinstance(state, dict):
             raise CheckpointError(f"{STATE}: holds no mapping")
-        check_form(state, {**_STATE, **{key: fits for key, fits in _LATER.items() if key in state}}, STATE)
+        check_form(
+            state, {**_STATE, **{key: fits for key, fits in _LATER.items() if key in state}}, STATE
+        )
         model = [(name, tuple(shape), DTYPE_NAMES[dtype]) for name, shape, dtype in state["model"]]
-        if "export" in state and (unknown := state["export"]["names"].keys() - {name for name, *_ in model}):
-            raise CheckpointError(f"{STATE}: 'export' names {min(unknown)!r}, which is not in the model")
+        if "export" in state and (
+            unknown := state["export"]["names"].keys() - {name for name, *_ in model}
+        ):
+            raise CheckpointError(
+                f"{STATE}: 'export' names {min(unknown)!r}, which is not in the model"
+            )
         ranges = of_rank_files(path_inside(folder, name) for name in names if is_rank_file(name))
         return cls(state=state, model=model, ranges=ranges)
 
     def kind(self, name: str) -> str | None:
-        """Return as what a tensor of the model is stored; None where it is not, which is right for an empty one."""
+        """Return as what a tensor of the model is stored; None where it is not, which is right for
+        an empty one.
+        """
         return next((kind for kind in WEIGHTS if self.ranges.holds(kind, name)), None)
 
     @property
@@ -99,7 +123,9 @@ class Contents:
         return ModelFile(file=export["file"], names=export["names"]) if export else ModelFile()
 
     def check_model(self) -> None:
-        """Hold the tensors to the model; ``CheckpointError`` if one of them is not whole in the files."""
+        """Hold the tensors to the model; ``CheckpointError`` if one of them is not whole in the
+        files.
+        """
         for name, shape, _ in self.model:
             self.ranges.check_whole(self.kind(name) or WEIGHTS[0], name, math.prod(shape))
             if self.ranges.holds("average", name):

@@ -1,7 +1,9 @@
-"""The checkpoints on a disk: what each says about itself, whether it is true, and which one to go on from.
+"""The checkpoints on a disk: what each says about itself, whether it is true, and which one to go
+on from.
 
-Whatever reads a checkpoint begins with ``inspect``, which trusts neither the manifest nor the files; ``verify`` reads
-every byte as well. ``docs/checkpoint_format.md`` describes the format for other programs.
+Whatever reads a checkpoint begins with ``inspect``, which trusts neither the manifest nor the
+files; ``verify`` reads every byte as well. ``docs/checkpoint_format.md`` describes the format for
+other programs.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class CheckpointInfo:
         step: by its name; -1 where that is another one.
         manifest: what it says about itself; empty if that cannot be read.
         problem: why it cannot be loaded; empty if nothing is known against it.
-        broken: whether the problem is in its files; otherwise this program or this machine cannot read them now.
+        broken: whether the problem is in its files; otherwise this program or this machine cannot
+            read them now.
     """
 
     path: Path
@@ -58,7 +61,9 @@ class CheckpointInfo:
         return sum(int(fact["bytes"]) for fact in self.files.values())
 
     def open(self) -> Contents:
-        """Open it, once it was verified; ``CheckpointError`` if it has a problem, or cannot be read any more."""
+        """Open it, once it was verified; ``CheckpointError`` if it has a problem, or cannot be read
+        any more.
+        """
         if not self.problem:
             with self.checking():
                 return Contents.of(self.path, self.files)
@@ -66,11 +71,16 @@ class CheckpointInfo:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """Take what the block raises as the problem; a block that comes after one should not be entered."""
+        """Take what the block raises as the problem; a block that comes after one should not be
+        entered.
+        """
         try:
             yield
         except (FileNotFoundError, NotADirectoryError) as error:
-            self.problem, self.broken = f"{os.path.relpath(error.filename, self.path)} is missing", True
+            self.problem, self.broken = (
+                f"{os.path.relpath(error.filename, self.path)} is missing",
+                True,
+            )
         except OSError as error:
             self.problem = f"cannot be read: {error}"
         except CheckpointError as error:
@@ -78,16 +88,24 @@ class CheckpointInfo:
 
 
 def sealed(manifest: Mapping[str, Any]) -> str:
-    """Return the manifest as text, with the checksum of itself: so that a flipped bit in it is found as well."""
+    """Return the manifest as text, with the checksum of itself: so that a flipped bit in it is
+    found as well.
+    """
     body = {key: value for key, value in manifest.items() if key != "checksum"}
     digest = xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, allow_nan=False).encode())
     return json.dumps({**body, "checksum": digest}, indent=1, sort_keys=True) + "\n"
 
 
 def named(folder: Path) -> list[Path]:
-    """List what a folder names as checkpoints, the newest first; ``CheckpointError`` if it cannot be read."""
+    """List what a folder names as checkpoints, the newest first; ``CheckpointError`` if it cannot
+    be read.
+    """
     try:
-        return sorted((entry for entry in folder.iterdir() if NAME.fullmatch(entry.name)), key=step_of, reverse=True)
+        return sorted(
+            (entry for entry in folder.iterdir() if NAME.fullmatch(entry.name)),
+            key=step_of,
+            reverse=True,
+        )
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -95,7 +113,9 @@ def named(folder: Path) -> list[Path]:
 
 
 def listing(folder: Path) -> list[CheckpointInfo]:
-    """Inspect the checkpoints in a folder, the newest first; ``CheckpointError`` if it cannot be read."""
+    """Inspect the checkpoints in a folder, the newest first; ``CheckpointError`` if it cannot be
+    read.
+    """
     return [inspect(path) for path in named(folder)]
 
 
@@ -125,7 +145,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not is_folder:
         raise CheckpointError("is no folder")
     manifest: dict[str, Any] = read_json(path_inside(path, MANIFEST))
-    whole = isinstance(manifest, dict) and sealed(manifest).encode() == (path / MANIFEST).read_bytes()
+    whole = (
+        isinstance(manifest, dict) and sealed(manifest).encode() == (path / MANIFEST).read_bytes()
+    )
     if not whole or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{MANIFEST} was changed after it was written")
     if manifest.get("version") != VERSION:
@@ -133,8 +155,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise Unreadable(f"has version {version} of the format; this program reads {VERSION}")
     check_form(manifest, _MANIFEST, MANIFEST)
     ranks = sorted(filter(is_rank_file, manifest["files"]))
-    if len(ranks) != manifest["world_size"] or ranks != [f"rank-{rank:05d}.safetensors" for rank in range(len(ranks))]:
-        raise CheckpointError(f"{MANIFEST}: lists files of {len(ranks)} processes instead of {manifest['world_size']}")
+    if len(ranks) != manifest["world_size"] or ranks != [
+        f"rank-{rank:05d}.safetensors" for rank in range(len(ranks))
+    ]:
+        raise CheckpointError(
+            f"{MANIFEST}: lists files of {len(ranks)} processes instead of {manifest['world_size']}"
+        )
     return manifest
 
 
@@ -156,7 +182,9 @@ _MANIFEST = {
 
 
 def _check_files(info: CheckpointInfo) -> None:
-    """Hold what lies there to the manifest: each file in its size, and no other; names with a dot do not count."""
+    """Hold what lies there to the manifest: each file in its size, and no other; names with a dot
+    do not count.
+    """
     for name, fact in info.files.items():
         size = path_inside(info.path, name).lstat().st_size
         if size != fact["bytes"]:
@@ -165,18 +193,23 @@ def _check_files(info: CheckpointInfo) -> None:
     for entry in info.path.rglob("*"):
         name = entry.relative_to(info.path).as_posix()
         if not (name in known or entry.name.startswith(".") or stat.S_ISDIR(entry.lstat().st_mode)):
-            raise CheckpointError(f"{name if name.isprintable() else ascii(name)} does not belong to it")
+            raise CheckpointError(
+                f"{name if name.isprintable() else ascii(name)} does not belong to it"
+            )
 
 
 def verify(info: CheckpointInfo, agreement: Agreement | None = None) -> CheckpointInfo:
     """Read every byte, and hold the tensors to the model that state.json lists.
 
     Args:
-        agreement: of the ranks that do this together, each with some of the files, and know the same afterwards.
+        agreement: of the ranks that do this together, each with some of the files, and know the
+            same afterwards.
     """
     rank, world = (agreement.rank, agreement.world_size) if agreement else (0, 1)
     if agreement:
-        [info, *_] = agreement.gather(info)  # what the main process saw: another rank may look a moment later
+        [info, *_] = agreement.gather(
+            info
+        )  # what the main process saw: another rank may look a moment later
     if info.problem:
         return info
     _check_bytes(info, rank, world)
@@ -207,9 +240,11 @@ def _check_bytes(info: CheckpointInfo, part: int, parts: int) -> None:
 
 
 def _seen_by_main(info: CheckpointInfo, agreement: Agreement, blind: int) -> CheckpointInfo:
-    """Have the main process read what is broken for another rank. What is whole there is not damaged.
+    """Have the main process read what is broken for another rank. What is whole there is not
+    damaged.
 
-    A network file system may show a rank an old listing, and a node may have a disk of its own under this name.
+    A network file system may show a rank an old listing, and a node may have a disk of its own
+    under this name.
     """
     own = replace(info, problem="", broken=False)
     if agreement.rank == 0:
@@ -217,11 +252,14 @@ def _seen_by_main(info: CheckpointInfo, agreement: Agreement, blind: int) -> Che
     again: CheckpointInfo = agreement.gather(own)[0]
     if again.problem:
         return again
-    problem = f"cannot be read on rank {blind}: {info.problem} there, and whole for the main process"
+    problem = (
+        f"cannot be read on rank {blind}: {info.problem} there, and whole for the main process"
+    )
     return replace(info, problem=problem, broken=False)
 
 
-# -- which one to go on from ---------------------------------------------------------------------------
+# -- which one to go on from
+# ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,14 +289,16 @@ def find_start(resume: str, folder: Path, agreement: Agreement, *, origin: Origi
     """Choose the checkpoint that ``resume`` asks for, once every byte of it was read. Collective.
 
     Args:
-        resume: ``none``, ``auto`` (the newest complete checkpoint in ``folder``, if there is one) or a path.
+        resume: ``none``, ``auto`` (the newest complete checkpoint in ``folder``, if there is one)
+            or a path.
         folder: of the run's own checkpoints.
         origin: of ``resume``, for messages.
 
     Raises:
         ConfigError: the path names no checkpoint, or one that newer ones follow.
-        CheckpointError: the checkpoint of the path is damaged (there is no falling back); or all that ``auto`` found
-            are; or one cannot be read, or not by this program, which does not mean that it is damaged.
+        CheckpointError: the checkpoint of the path is damaged (there is no falling back); or all
+            that ``auto`` found are; or one cannot be read, or not by this program, which does not
+            mean that it is damaged.
     """
     if resume == "none":
         return Start()
@@ -285,24 +325,32 @@ def find_start(resume: str, folder: Path, agreement: Agreement, *, origin: Origi
     return Start(continues=True)
 
 
-def _start_at(path: Path, folder: Path, own: list[Path], agreement: Agreement, origin: Origin) -> Start:
+def _start_at(
+    path: Path, folder: Path, own: list[Path], agreement: Agreement, origin: Origin
+) -> Start:
     def wrong(rule: str) -> ConfigError:
         return ConfigError(Problem(origin=origin.named("resume"), value=str(path), rule=rule))
 
     def inspect_path() -> CheckpointInfo:
         for inside in () if os.path.lexists(path / MANIFEST) else (path, path / "checkpoints"):
             if names := ", ".join(one.name for one in named(inside)):
-                raise wrong(f"holds checkpoints and is none; name one of {names} in {inside}, or use resume: auto")
+                raise wrong(
+                    f"holds checkpoints and is none; name one of {names} in {inside}, or use resume: auto"
+                )
         return inspect(path)
 
     info = verify(_from_main(agreement, inspect_path), agreement)
     if info.problem:
-        instead = "; resume: auto takes the newest complete checkpoint instead" if info.broken else ""
+        instead = (
+            "; resume: auto takes the newest complete checkpoint instead" if info.broken else ""
+        )
         raise CheckpointError(f"{path}: {info.problem}{instead}")
     continues = path.resolve().parent == folder.resolve()
     newer = [one.name for one in own if step_of(one) > info.step]
     if continues and newer:
-        raise wrong(f"{folder} goes on to {newer[0]}; give another output_dir to branch off, or delete the newer ones")
+        raise wrong(
+            f"{folder} goes on to {newer[0]}; give another output_dir to branch off, or delete the newer ones"
+        )
     return Start(found=info, continues=continues)
 
 

@@ -1,7 +1,8 @@
-"""The exported model: safetensors in full precision, written by the main process, one tensor in memory at a time.
+"""The exported model: safetensors in full precision, written by the main process, one tensor in
+memory at a time.
 
-The names and shapes are those of the model that the task built, whatever the strategy; shared tensors
-are written once. For a transformers model the folder also holds its configuration, so that
+The names and shapes are those of the model that the task built, whatever the strategy; shared
+tensors are written once. For a transformers model the folder also holds its configuration, so that
 ``from_pretrained`` loads it; of a peft model it holds the adapter, as peft loads it.
 """
 
@@ -58,8 +59,10 @@ class ModelFile:
 
     Args:
         file: its name.
-        names: what the tensors are called in it, by their names in the model; None: all of them, as they are.
-        dtypes: what tensors are rounded to in it, by their names in the model; the others stay as they are.
+        names: what the tensors are called in it, by their names in the model; None: all of them, as
+            they are.
+        dtypes: what tensors are rounded to in it, by their names in the model; the others stay as
+            they are.
     """
 
     file: str = MODEL_FILE
@@ -87,7 +90,9 @@ class ModelFile:
 
     def most_of(self) -> torch.dtype | None:
         """Return the dtype that most of the rounded tensors get; None where none is rounded."""
-        counts = Counter(dtype for name, dtype in self.dtypes.items() if self.name(name) is not None)
+        counts = Counter(
+            dtype for name, dtype in self.dtypes.items() if self.name(name) is not None
+        )
         return counts.most_common(1)[0][0] if counts else None
 
     def name(self, name: str) -> str | None:
@@ -102,29 +107,39 @@ def export_model(
     directory: Path,
     save_beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Write the model to ``directory``, which then replaces what stood there. Collective: call on every rank.
+    """Write the model to ``directory``, which then replaces what stood there. Collective: call on
+    every rank.
 
     Args:
         form: what of the model is written, and under which names.
         save_beside: writes small files to the same folder, on the main process.
 
     Raises:
-        CheckpointError: it cannot be written, or safetensors cannot hold it; what stood there before stays.
+        CheckpointError: it cannot be written, or safetensors cannot hold it; what stood there
+            before stays.
     """
     if problem := next(filter(None, agreement.gather(changed_buffer(strategy))), ""):
         raise CheckpointError(problem)
     strategy.sync_buffers()
     named = [entry for entry in strategy.named_tensors() if form.name(entry[0]) is not None]
-    tensors = (strategy.gather(name, handle).to(form.dtype(name, dtype)) for name, _, dtype, handle in named)
+    tensors = (
+        strategy.gather(name, handle).to(form.dtype(name, dtype))
+        for name, _, dtype, handle in named
+    )
 
     if strategy.accelerator.is_main_process:
-        entries = [(str(form.name(name)), shape, form.dtype(name, dtype)) for name, shape, dtype, _ in named]
+        entries = [
+            (str(form.name(name)), shape, form.dtype(name, dtype))
+            for name, shape, dtype, _ in named
+        ]
         try:
             write_model(directory, form.file, entries, tensors, save_beside)
         except CheckpointError as error:
             problem = str(error)
     for _ in tensors:
-        pass  # the other ranks; and the main one, where writing has failed while the others are inside a collective
+        # the other ranks; and the main one, where writing has failed while the others are inside a
+        # collective
+        pass
     if problem := next(filter(None, agreement.gather(problem)), ""):
         raise CheckpointError(problem)
 
@@ -136,10 +151,12 @@ def write_model(
     tensors: Iterable[Tensor],
     save_beside: Callable[[Path], None],
 ) -> None:
-    """Write ``tensors``, one at a time, in the order of ``entries``, and small files beside them, as ``directory``.
+    """Write ``tensors``, one at a time, in the order of ``entries``, and small files beside them,
+    as ``directory``.
 
     Raises:
-        CheckpointError: it cannot be written, or not be read by the safetensors library; nothing has changed then.
+        CheckpointError: it cannot be written, or not be read by the safetensors library; nothing
+            has changed then.
     """
     if not_local(directory):
         raise CheckpointError(f"{directory}: {not_local(directory)}")
@@ -147,7 +164,10 @@ def write_model(
     try:
         delete(part)
         part.mkdir(parents=True)
-        write_file(part / file_name, chain([header(entries)], (raw(tensor.contiguous()) for tensor in tensors)))
+        write_file(
+            part / file_name,
+            chain([header(entries)], (raw(tensor.contiguous()) for tensor in tensors)),
+        )
         save_beside(part)
         read_header(part / file_name)
         publish(directory)
@@ -157,7 +177,9 @@ def write_model(
 
 
 def changed_buffer(strategy: Strategy) -> str:
-    """Say which buffer of this rank has another shape than the task built it with; empty if none has."""
+    """Say which buffer of this rank has another shape than the task built it with; empty if none
+    has.
+    """
     for name, shape, _, handle in strategy.named_tensors():
         if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape:
             return (
@@ -168,10 +190,14 @@ def changed_buffer(strategy: Strategy) -> str:
 
 
 def check_storable(model: nn.Module) -> None:
-    """Hold an unprepared model to safetensors; ``CheckpointError`` names a tensor that it cannot hold."""
+    """Hold an unprepared model to safetensors; ``CheckpointError`` names a tensor that it cannot
+    hold.
+    """
     for name, (_, dtype) in canonical_names(model).items():
         if name == METADATA:
-            raise CheckpointError(f"{name}: no tensor of a safetensors file can have this name; give it another one")
+            raise CheckpointError(
+                f"{name}: no tensor of a safetensors file can have this name; give it another one"
+            )
         if not can_hold(dtype):
             raise CheckpointError(
                 f"{name}: safetensors has no {str(dtype).removeprefix('torch.')}: neither the model nor a checkpoint "
@@ -181,8 +207,13 @@ def check_storable(model: nn.Module) -> None:
 
 
 def exported_file(directory: Path) -> Path | None:
-    """Return the file with the tensors of an exported model, or of its adapter; None if there is none."""
-    return next((path for path in (directory / MODEL_FILE, directory / ADAPTER_FILE) if path.is_file()), None)
+    """Return the file with the tensors of an exported model, or of its adapter; None if there is
+    none.
+    """
+    return next(
+        (path for path in (directory / MODEL_FILE, directory / ADAPTER_FILE) if path.is_file()),
+        None,
+    )
 
 
 def load_export(model: nn.Module, directory: str | Path) -> None:
@@ -199,12 +230,17 @@ def load_export(model: nn.Module, directory: str | Path) -> None:
         found = load_file(folder / form.file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{directory}: holds no model: {error}") from None
-    own = [(form.name(name), tensor) for name, tensor in canonical_state(model)]  # shared ones under all their names
+    own = [
+        (form.name(name), tensor) for name, tensor in canonical_state(model)
+    ]  # shared ones under all their names
     for name, tensor in own:
         if name in found and found[name].shape == tensor.shape:
             tensor.detach().copy_(found.pop(name))
             filled.add(id(tensor))
-    if wrong := {name for name, tensor in own if name is not None and id(tensor) not in filled} | found.keys():
+    if (
+        wrong := {name for name, tensor in own if name is not None and id(tensor) not in filled}
+        | found.keys()
+    ):
         raise CheckpointError(f"{directory}: does not hold this model: {listed(sorted(wrong))}")
 
 
@@ -214,14 +250,18 @@ def _is_adapted(model: nn.Module) -> bool:
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def export_dtypes(model: nn.Module, wanted: str, source: Pretrained | None) -> dict[str, torch.dtype]:
+def export_dtypes(
+    model: nn.Module, wanted: str, source: Pretrained | None
+) -> dict[str, torch.dtype]:
     """Choose what the tensors of an unprepared model are rounded to in its exported file, by name.
 
     Args:
         wanted: a dtype, or auto: that of the files which each tensor comes from.
         source: where they stand; None for a model that begins anew or is built with its values.
     """
-    own = {name: tensor.dtype for name, tensor in canonical_state(model) if tensor.is_floating_point()}
+    own = {
+        name: tensor.dtype for name, tensor in canonical_state(model) if tensor.is_floating_point()
+    }
     if wanted != "auto":
         return dict.fromkeys(own, getattr(torch, wanted))
     if source is None:
@@ -230,12 +270,17 @@ def export_dtypes(model: nn.Module, wanted: str, source: Pretrained | None) -> d
         store, _ = of_model_folder(Path(source.folder), source.names)
     except CheckpointError:  # a run that goes on from a checkpoint does without these files
         return {}
-    stored = {name: store.dtype("parameter", name) for name in store.names("parameter") if name in own}
-    return {name: dtype for name, dtype in stored.items() if dtype in (torch.bfloat16, torch.float16)}
+    stored = {
+        name: store.dtype("parameter", name) for name in store.names("parameter") if name in own
+    }
+    return {
+        name: dtype for name, dtype in stored.items() if dtype in (torch.bfloat16, torch.float16)
+    }
 
 
 def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:
-    """Write the configuration of a transformers model, or of a peft model's adapter; other models have none.
+    """Write the configuration of a transformers model, or of a peft model's adapter; other models
+    have none.
 
     Args:
         dtype: of the exported file; None: as the configuration says.

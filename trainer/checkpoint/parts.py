@@ -36,7 +36,8 @@ class Parts:
         counters: what else ``state.json`` keeps by these names, and ``load`` gives back.
         averages: the moving averages of the shards that this rank owns; None where none is kept.
         sampled: what the training set holds, as far as samples of it tell.
-        settings: all that is known of the run by key, of which the fingerprint takes what decides the numbers.
+        settings: all that is known of the run by key, of which the fingerprint takes what decides
+            the numbers.
         config, plan: for people who read ``state.json``.
         run: for the model card.
     """
@@ -79,17 +80,21 @@ class Parts:
         return named
 
     def save_beside(self, folder: Path) -> None:
-        """Write the small files beside an exported model: its configuration, the task's, the model card."""
+        """Write the small files beside an exported model: its configuration, the task's, the model
+        card.
+        """
         save_config(self.strategy.model, folder, self.model_file.most_of())
         self.task.save_extras(folder)
         if card := self.task.model_card(self.run):
             (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
 
     def pieces(self) -> Iterator[tuple[Key, Tensor]]:
-        """Yield views of all that this rank writes of model and optimizer; together the ranks write each element once.
+        """Yield views of all that this rank writes of model and optimizer; together the ranks write
+        each element once.
 
         Raises:
-            CheckpointError: the optimizer or a buffer has got another form than it had at the start.
+            CheckpointError: the optimizer or a buffer has got another form than it had at the
+                start.
         """
         strategy, form = self.strategy, self.optimizer_form
         if problem := changed_buffer(strategy):
@@ -100,7 +105,9 @@ class Parts:
             for kind, tensor in state_of(strategy.optimizer, shard, form):
                 if tensor.dim():
                     yield _piece(kind, shard, tensor, low, high)
-                elif shard.start + low == 0:  # a value of the whole parameter: who has its first element writes it
+                elif (
+                    shard.start + low == 0
+                ):  # a value of the whole parameter: who has its first element writes it
                     yield Key(kind, shard.name), tensor
             if shard.name in averages:
                 yield _piece("average", shard, averages[shard.name], low, high)
@@ -111,15 +118,29 @@ class Parts:
                 yield Key("buffer", name), buffer.detach().reshape(-1)
 
     def leaves_out(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor of the model is not written: one of the model below an adapter, which was loaded."""
-        return self.model_file.names is not None and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        """Tell whether a tensor of the model is not written: one of the model below an adapter,
+        which was loaded.
+        """
+        return (
+            self.model_file.names is not None
+            and isinstance(tensor, nn.Parameter)
+            and not tensor.requires_grad
+        )
 
     def _kept_frozen(self) -> Iterable[tuple[Shard, int, int]]:
-        return self.dealt(self.strategy.shards(learn=False)) if self.model_file.names is None else ()
+        return (
+            self.dealt(self.strategy.shards(learn=False)) if self.model_file.names is None else ()
+        )
 
     def dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
-        """Yield ``(shard, low, high)``: the part to write. What several ranks have is cut into equal parts for them."""
-        shards, at, total = list(held), Counter[int](), Counter[int]()  # elements so far, by how many ranks have them
+        """Yield ``(shard, low, high)``: the part to write. What several ranks have is cut into
+        equal parts for them.
+        """
+        shards, at, total = (
+            list(held),
+            Counter[int](),
+            Counter[int](),
+        )  # elements so far, by how many ranks have them
         for shard in shards:
             total[shard.copies] += shard.tensor.numel()
         for shard in shards:
@@ -132,12 +153,18 @@ class Parts:
                 yield shard, low, high
 
     def bytes(self) -> int:
-        """Count what this rank will write, to within some kilobytes; known before the optimizer has any state."""
-        state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values()) + 4 * bool(self.averages)
+        """Count what this rank will write, to within some kilobytes; known before the optimizer has
+        any state.
+        """
+        state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values()) + 4 * bool(
+            self.averages
+        )
         learning, frozen = self.dealt(self.strategy.shards()), self._kept_frozen()
         count = sum((high - low) * (shard.tensor.itemsize + state) for shard, low, high in learning)
         count += sum((high - low) * shard.tensor.itemsize for shard, low, high in frozen)
-        return count + (sum(buffer.nbytes for _, buffer in self.strategy.buffers()) if self.rank == 0 else 0)
+        return count + (
+            sum(buffer.nbytes for _, buffer in self.strategy.buffers()) if self.rank == 0 else 0
+        )
 
     @torch.no_grad()
     def not_finite(self, *kinds: str) -> list[str]:
@@ -168,7 +195,9 @@ class Parts:
 
 
 def _with_odd_values(named: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """Name the tensors of one device that hold a value that is not finite; the device is waited for once."""
+    """Name the tensors of one device that hold a value that is not finite; the device is waited for
+    once.
+    """
     # A sum shows them at a fifteenth of the cost; one that only ran over is looked at again.
     sums = torch.stack([tensor.sum(dtype=torch.float32) for _, tensor in named])
     suspects = [one for one, fine in zip(named, sums.isfinite().tolist(), strict=True) if not fine]
@@ -179,4 +208,6 @@ def _piece(kind: str, shard: Shard, values: Tensor, low: int, high: int) -> tupl
     part, columns = values[low:high], shard.columns
     if columns is None:
         return Key(kind, shard.name, shard.start + low), part
-    return Key(kind, shard.name, shard.start + columns.at(low), columns.stride), part.view(-1, columns.width)
+    return Key(kind, shard.name, shard.start + columns.at(low), columns.stride), part.view(
+        -1, columns.width
+    )

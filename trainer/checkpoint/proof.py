@@ -1,4 +1,6 @@
-"""Checksums of weights that do not depend on the layout: of what was read, and of what no checkpoint holds."""
+"""Checksums of weights that do not depend on the layout: of what was read, and of what no
+checkpoint holds.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,23 @@ _SUMMED = 1 << 19  # elements of a checksum at a time: some megabytes
 
 
 def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    """Hold the dtypes of a model, in which what learns is kept in full precision, against those of its folder.
+    """Hold the dtypes of a model, in which what learns is kept in full precision, against those of
+    its folder.
 
     Args:
         names: what tensors are called in the model, by their names in the files.
         tensors: of the model, by name.
 
     Raises:
-        CheckpointError: reading the files would round what stands there, or they are no safetensors files.
+        CheckpointError: reading the files would round what stands there, or they are no safetensors
+            files.
     """
     store, _ = of_model_folder(folder, names)
     for name in store.names("parameter"):
-        stored, own = store.dtype("parameter", name), tensors[name].dtype if name in tensors else torch.float64
+        stored, own = (
+            store.dtype("parameter", name),
+            tensors[name].dtype if name in tensors else torch.float64,
+        )
         if own.is_floating_point and not _holds(own, stored):
             theirs, mine = (str(dtype).removeprefix("torch.") for dtype in (stored, own))
             rule = f"the model has it in {mine}, which would round it; build the model in {theirs}"
@@ -41,12 +48,17 @@ def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, T
 
 
 def check_read(
-    parts: Parts, store: Ranges, places: Mapping[str, tuple[str, str]], source: Path, agreement: Agreement
+    parts: Parts,
+    store: Ranges,
+    places: Mapping[str, tuple[str, str]],
+    source: Path,
+    agreement: Agreement,
 ) -> str:
-    """Hold the parameters against the files that they were read from; returns the checksum of both. Collective.
+    """Hold the parameters against the files that they were read from; returns the checksum of both.
+    Collective.
 
-    Each rank reads an equal part of each tensor once more, from what the machine still has in memory: not the part
-    that it has of the model.
+    Each rank reads an equal part of each tensor once more, from what the machine still has in
+    memory: not the part that it has of the model.
 
     Args:
         places: kind and name in the store, by the name in the model.
@@ -58,9 +70,15 @@ def check_read(
     rank, world = parts.rank, parts.world_size
     shards = [shard for shard in parts.strategy.shards(learn=None) if shard.name in places]
     dtypes = {}
-    for name, dtype in {pair for held in agreement.gather({(s.name, s.tensor.dtype) for s in shards}) for pair in held}:
+    for name, dtype in {
+        pair
+        for held in agreement.gather({(s.name, s.tensor.dtype) for s in shards})
+        for pair in held
+    }:
         stored = store.dtype(*places[name])
-        dtypes[name] = stored if _holds(dtype, stored) else dtype  # some engines round what does not learn
+        dtypes[name] = (
+            stored if _holds(dtype, stored) else dtype
+        )  # some engines round what does not learn
     read, there = Counter[str](), Counter[str]()
     for shard, low, high in parts.dealt(shards):
         read[shard.name] += _sum_of(shard, low, high, dtypes[shard.name])
@@ -74,7 +92,9 @@ def check_read(
     sums = agreement.gather((dict(read), dict(there)))
     wrong, total = [], 0
     for name in dtypes:
-        one, other = (sum(of_rank[side].get(name, 0) for of_rank in sums) % (1 << 64) for side in (0, 1))
+        one, other = (
+            sum(of_rank[side].get(name, 0) for of_rank in sums) % (1 << 64) for side in (0, 1)
+        )
         total += zlib.crc32(name.encode()) * other
         wrong += [name] if one != other else []
     if wrong:
@@ -85,13 +105,16 @@ def check_read(
 
 
 def base_weights(parts: Parts, agreement: Agreement) -> str | None:
-    """Return a checksum of the weights below an adapter, which no checkpoint holds; None without one. Collective.
+    """Return a checksum of the weights below an adapter, which no checkpoint holds; None without
+    one. Collective.
 
     It is the same on every layout of one precision.
     """
     if parts.model_file.names is None:
         return None
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(parts.strategy.plan.mixed_precision, torch.float32)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
+        parts.strategy.plan.mixed_precision, torch.float32
+    )
     own = 0
     for shard, low, high in parts.dealt(parts.strategy.shards(learn=False)):
         own += zlib.crc32(shard.name.encode()) * _sum_of(shard, low, high, dtype)
@@ -99,7 +122,8 @@ def base_weights(parts: Parts, agreement: Agreement) -> str | None:
 
 
 def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
-    """Return a checksum of a flat part of a tensor, rounded to ``dtype``: those of all parts add up to the whole's.
+    """Return a checksum of a flat part of a tensor, rounded to ``dtype``: those of all parts add up
+    to the whole's.
 
     Args:
         start: of the part within the whole tensor, in elements.
@@ -108,13 +132,17 @@ def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
     place = torch.arange(_SUMMED // width + 1, device=values.device)
     for low in range(0, values.numel(), _SUMMED):
         part = values[low : low + _SUMMED]
-        # Read as whole words of 64 bits, in zeros where a neighbouring part has the rest of the first and the last one.
+        # Read as whole words of 64 bits, in zeros where a neighbouring part has the rest of the
+        # first and the last one.
         first, before = divmod(start + low, width)
         words = values.new_zeros(-(-(before + len(part)) // width) * width, dtype=dtype)
         words[before : before + len(part)] = part
         words = words.view(torch.int64)
-        # Each counts (2 place + 1) odd times: an odd number, so no single bit is lost where integers wrap around.
-        total += int(words.sum()) * (2 * first + 1) * odd + 2 * odd * int((words * place[: len(words)]).sum())
+        # Each counts (2 place + 1) odd times: an odd number, so no single bit is lost where
+        # integers wrap around.
+        total += int(words.sum()) * (2 * first + 1) * odd + 2 * odd * int(
+            (words * place[: len(words)]).sum()
+        )
     return total % (1 << 64)
 
 

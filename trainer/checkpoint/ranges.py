@@ -1,9 +1,10 @@
 """Flat ranges of named tensors: what checkpoints are made of, and how any layout reads any other.
 
-The part of a parameter that a rank owns is a range of the flattened tensor under every strategy. A store
-answers "the range [a, b) of this tensor", whoever wrote it in whichever pieces: our checkpoints and any
-folder of safetensors files (an exported model, one of the Hugging Face hub) are such stores. So resuming,
-resharding and loading pretrained weights are the same code, and no rank ever holds a whole model.
+The part of a parameter that a rank owns is a range of the flattened tensor under every strategy. A
+store answers "the range [a, b) of this tensor", whoever wrote it in whichever pieces: our
+checkpoints and any folder of safetensors files (an exported model, one of the Hugging Face hub) are
+such stores. So resuming, resharding and loading pretrained weights are the same code, and no rank
+ever holds a whole model.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ _KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})(?:\+([0-9]{1,18}))?", re.DOTALL)
 
 
 class Key(NamedTuple):
-    """The name of a piece in a rank's file, ``kind/name/start``: its first element within the flattened tensor.
+    """The name of a piece in a rank's file, ``kind/name/start``: its first element within the
+    flattened tensor.
 
-    ``kind/name/start+stride`` is one of some columns: each row of it begins ``stride`` elements after the one before.
+    ``kind/name/start+stride`` is one of some columns: each row of it begins ``stride`` elements
+    after the one before.
     """
 
     kind: str
@@ -52,13 +55,19 @@ class Piece(NamedTuple):
 
     @property
     def end(self) -> int:
-        return self.start + (self.columns.span(self.entry.numel) if self.columns else self.entry.numel)
+        return self.start + (
+            self.columns.span(self.entry.numel) if self.columns else self.entry.numel
+        )
 
     def runs(self, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the first and last element (exclusive) of each range that it has between two, and its place in it."""
+        """Yield the first and last element (exclusive) of each range that it has between two, and
+        its place in it.
+        """
         width, stride = self.columns or (self.entry.numel, max(1, self.entry.numel))
         rows = self.entry.numel // max(1, width)
-        for row in range(max(0, (low - self.start) // stride), min(rows, -((self.start - high) // stride))):
+        for row in range(
+            max(0, (low - self.start) // stride), min(rows, -((self.start - high) // stride))
+        ):
             at = self.start + row * stride
             if (begin := max(at, low)) < (end := min(at + width, high)):
                 yield begin, end, row * width + begin - at
@@ -93,27 +102,39 @@ class Ranges:
         return max(piece.end for piece in self._pieces[kind, name])
 
     def check_whole(self, kind: str, name: str, numel: int) -> None:
-        """Hold the pieces of a tensor of ``numel`` elements to give each once; else ``CheckpointError``."""
+        """Hold the pieces of a tensor of ``numel`` elements to give each once; else
+        ``CheckpointError``.
+        """
         at = 0
         pieces = self._pieces.get((kind, name), [])
-        for start, end, _ in (*sorted(run for piece in pieces for run in piece.runs(0, piece.end)), (numel, numel, 0)):
+        for start, end, _ in (
+            *sorted(run for piece in pieces for run in piece.runs(0, piece.end)),
+            (numel, numel, 0),
+        ):
             if start > at:
                 raise CheckpointError(f"{kind} {name}: elements {at} to {start} are in no file")
             if start < at:
-                raise CheckpointError(f"{kind} {name}: elements from {start} on stand there twice, of {numel} in all")
+                raise CheckpointError(
+                    f"{kind} {name}: elements from {start} on stand there twice, of {numel} in all"
+                )
             at = end
 
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
-        """Keep files open: a system reads ahead where a file is read on, which takes half the time from a disk."""
+        """Keep files open: a system reads ahead where a file is read on, which takes half the time
+        from a disk.
+        """
         with contextlib.ExitStack() as opened:
             self._open = cache(lambda path: opened.enter_context(open(path, "rb")))
             yield
         self._open = None
 
     @torch.no_grad()
-    def read(self, kind: str, name: str, start: int, out: Tensor, columns: Columns | None = None) -> None:
-        """Fill ``out`` (1-D, on any device, of any dtype) with the elements from ``start`` on, of some columns only.
+    def read(
+        self, kind: str, name: str, start: int, out: Tensor, columns: Columns | None = None
+    ) -> None:
+        """Fill ``out`` (1-D, on any device, of any dtype) with the elements from ``start`` on, of
+        some columns only.
 
         Raises:
             CheckpointError: some of the range is in no file, or a file is cut.
@@ -121,7 +142,8 @@ class Ranges:
         pieces = self._pieces.get((kind, name), [])
         dtype = pieces[0].entry.dtype if pieces else out.dtype
         if columns or out.device.type != "cpu" or out.dtype != dtype or not out.is_contiguous():
-            # By chunks: no second copy is ever in memory. Of columns, whole rows: files hold these mostly.
+            # By chunks: no second copy is ever in memory. Of columns, whole rows: files hold these
+            # mostly.
             columns = columns or Columns(1, 1)
             step = max(1, CHUNK // (columns.stride * dtype.itemsize)) * columns.width
             for low in range(0, out.numel(), step):
@@ -130,7 +152,8 @@ class Ranges:
                 self.read(kind, name, start + columns.at(low), chunk)
                 part.copy_(columns.within(chunk, part.numel()).reshape(-1))
             return
-        # What lies in host memory as it does in the file is read to where it belongs: half the time.
+        # What lies in host memory as it does in the file is read to where it belongs: half the
+        # time.
         at, end, size, view = start, start + out.numel(), dtype.itemsize, raw(out)
         runs = [(piece, found) for piece in pieces if (found := [*piece.runs(start, end)])]
         for low, high, _ in sorted(run for _, found in runs for run in found):
@@ -138,14 +161,23 @@ class Ranges:
         if at < end:
             raise CheckpointError(f"{kind} {name}: elements {at} to {end} are in no file")
         for piece, found in runs:
-            with contextlib.nullcontext(self._open(piece.path)) if self._open else open(piece.path, "rb") as file:
+            with (
+                contextlib.nullcontext(self._open(piece.path))
+                if self._open
+                else open(piece.path, "rb") as file
+            ):
                 for low, high, place in found:
                     file.seek(piece.entry.begin + place * size)
-                    if file.readinto(view[(low - start) * size : (high - start) * size]) < (high - low) * size:
+                    if (
+                        file.readinto(view[(low - start) * size : (high - start) * size])
+                        < (high - low) * size
+                    ):
                         raise CheckpointError(f"{piece.path}: the file is cut")
 
     def whole(self, kind: str, name: str) -> Tensor:
-        """Read one whole tensor, flat, to the CPU; ``CheckpointError`` where a part of it is in no file."""
+        """Read one whole tensor, flat, to the CPU; ``CheckpointError`` where a part of it is in no
+        file.
+        """
         if not self.holds(kind, name):
             raise CheckpointError(f"{kind} {name}: is in no file")
         self.check_whole(kind, name, self.size(kind, name))  # before memory is asked for
@@ -154,7 +186,9 @@ class Ranges:
         return out
 
     def value(self, kind: str, name: str) -> Tensor:
-        """Read the one value that is kept of a parameter (Adam's step); ``CheckpointError`` where there are more."""
+        """Read the one value that is kept of a parameter (Adam's step); ``CheckpointError`` where
+        there are more.
+        """
         whole = self.whole(kind, name)
         if whole.numel() != 1:
             raise CheckpointError(f"{kind} {name}: holds {whole.numel()} values instead of one")
@@ -162,25 +196,37 @@ class Ranges:
 
 
 def of_rank_files(paths: Iterable[Path]) -> Ranges:
-    """Open the store of one of our checkpoints; ``CheckpointError`` where a file holds what no checkpoint does."""
+    """Open the store of one of our checkpoints; ``CheckpointError`` where a file holds what no
+    checkpoint does.
+    """
     found = []
     for path in paths:
         for text, entry in read_header(path).items():
             key, shape = _KEY.fullmatch(text), entry.shape
             stride = int(key[4] or 0) if key else 0
-            fits = len(shape) == 2 and shape[0] > 0 and 0 < shape[1] <= stride if stride else len(shape) < 2
+            fits = (
+                len(shape) == 2 and shape[0] > 0 and 0 < shape[1] <= stride
+                if stride
+                else len(shape) < 2
+            )
             if key is None or not fits:
-                raise CheckpointError(f"{path}: {text!r} of shape {shape} is no range called kind/name/start")
+                raise CheckpointError(
+                    f"{path}: {text!r} of shape {shape} is no range called kind/name/start"
+                )
             columns = Columns(shape[1], stride) if stride else None
             found.append((key[1], key[2], Piece(path, int(key[3]), entry, columns)))
     return Ranges(found)
 
 
-def of_model_folder(folder: Path, names: Mapping[str, str] | None = None) -> tuple[Ranges, dict[str, tuple[int, ...]]]:
-    """Open a folder of whole tensors: an exported model, or one of the Hugging Face hub. Return store and shapes.
+def of_model_folder(
+    folder: Path, names: Mapping[str, str] | None = None
+) -> tuple[Ranges, dict[str, tuple[int, ...]]]:
+    """Open a folder of whole tensors: an exported model, or one of the Hugging Face hub. Return
+    store and shapes.
 
     Args:
-        names: what tensors are called in the model, by their names in the files; the others are called the same.
+        names: what tensors are called in the model, by their names in the files; the others are
+            called the same.
 
     Raises:
         CheckpointError: there is no safetensors file, or two of them hold a tensor of one name.
@@ -194,7 +240,9 @@ def of_model_folder(folder: Path, names: Mapping[str, str] | None = None) -> tup
             name = (names or {}).get(written, written)
             if name in found:
                 both = f"{found[name].path.name} and {path.name}"
-                raise CheckpointError(f"{folder}: {name} stands in {both}; leave one of them in the folder")
+                raise CheckpointError(
+                    f"{folder}: {name} stands in {both}; leave one of them in the folder"
+                )
             found[name] = Piece(path, 0, entry)
     shapes = {name: piece.entry.shape for name, piece in found.items()}
     return Ranges(("parameter", name, piece) for name, piece in found.items()), shapes

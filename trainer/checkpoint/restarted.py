@@ -13,10 +13,11 @@ from .discover import Start, find_start, listing
 
 
 def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin: Origin) -> Start:
-    """Choose the checkpoint to begin with, as ``find_start``; of a job that was started again the newest of its own.
+    """Choose the checkpoint to begin with, as ``find_start``; of a job that was started again the
+    newest of its own.
 
-    The command is the same for every attempt: what it says about ``resume`` was meant for the first one, and holds for
-    another where that saved nothing. Collective.
+    The command is the same for every attempt: what it says about ``resume`` was meant for the first
+    one, and holds for another where that saved nothing. Collective.
 
     Raises:
         ConfigError, CheckpointError: as ``find_start``.
@@ -32,11 +33,17 @@ def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin:
 def restart_notices() -> list[str]:
     """Say that this is another attempt, where it is."""
     count = restarts()
-    return [f"started again by the launcher ({count} of --max_restarts): goes on as with resume: auto"] if count else []
+    return (
+        [f"started again by the launcher ({count} of --max_restarts): goes on as with resume: auto"]
+        if count
+        else []
+    )
 
 
 def how_to_go_on(folder: Path) -> str:
-    """Say which checkpoint of ``folder`` is the newest, and by which command a job that ends now goes on from it."""
+    """Say which checkpoint of ``folder`` is the newest, and by which command a job that ends now
+    goes on from it.
+    """
     for one in listing(folder):
         if not one.problem:
             return f"to go on from {one.path}: {resume_command('--resume auto')}"

@@ -1,4 +1,5 @@
-"""A training set to what a checkpoint holds, or to the weights of a model folder, whatever layout wrote them.
+"""A training set to what a checkpoint holds, or to the weights of a model folder, whatever layout
+wrote them.
 
 Each rank reads the ranges that it owns, so no rank ever holds the whole model.
 """
@@ -38,8 +39,11 @@ from .untrusted import is_count
 Places = Mapping[str, tuple[str, str]]  # (kind, name) in a store, by the name in the model
 
 
-def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dict[str, Any], list[str]]:
-    """Go on from a checkpoint that was verified; returns its step and counters, and notices. Collective.
+def load(
+    parts: Parts, info: CheckpointInfo, *, allow_change: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Go on from a checkpoint that was verified; returns its step and counters, and notices.
+    Collective.
 
     Raises:
         ConfigError: the configuration changes the numbers, and that is not allowed.
@@ -51,7 +55,9 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     base = [name for name, *_, handle in strategy.named_tensors() if parts.leaves_out(handle)]
     places, unused = _find(parts, store, WEIGHTS, shapes, info.path, without=base)
     wrong = [f"{name} is not in the model" for name in unused]
-    wrong += [f"{name} is called {stored} there" for name, (_, stored) in places.items() if stored != name]
+    wrong += [
+        f"{name} is called {stored} there" for name, (_, stored) in places.items() if stored != name
+    ]
     if wrong:
         raise _another_model(info.path, wrong)
     now, before = fingerprint(parts), state["mathematics"]
@@ -61,12 +67,18 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
     elsewhere += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
     elsewhere += parts.sampled.changes(state.get("content", {}))
     advice = _how_to_keep(state.get("config", {}), parts)
-    changes = check_same(before, now, elsewhere, allowed=allow_change, source=info.path, advice=advice)
+    changes = check_same(
+        before, now, elsewhere, allowed=allow_change, source=info.path, advice=advice
+    )
     notices = [f"changed since the checkpoint: {line}" for line in changes]
-    notices += _load_tensors(parts, store, places, with_state=(same := before["optimizer"] == now["optimizer"]))
+    notices += _load_tensors(
+        parts, store, places, with_state=(same := before["optimizer"] == now["optimizer"])
+    )
     notices += ["the optimizer is another one: its state starts anew"] * (not same)
     if before["optimizer_groups"] == now["optimizer_groups"]:  # what a callback changed on the way
-        for group, kept in zip(strategy.optimizer.param_groups, state["group_settings"], strict=False):
+        for group, kept in zip(
+            strategy.optimizer.param_groups, state["group_settings"], strict=False
+        ):
             restore_settings(group, kept)
     strategy.load_scaler_state(state["scaler"])
     notices += restore_schedule(parts.schedule, state["schedule"])
@@ -85,10 +97,18 @@ def load(parts: Parts, info: CheckpointInfo, *, allow_change: bool) -> tuple[dic
 
 
 def _how_to_keep(before: Mapping[str, Any], parts: Parts) -> str:
-    """Return the lines of a config that say what a checkpoint's config said where the task's defaults differ."""
+    """Return the lines of a config that say what a checkpoint's config said where the task's
+    defaults differ.
+    """
     now: Mapping[str, Any] = encode_plain(parts.config, "config")
-    defaults = {key: origin for key, origin in parts.strategy.plan.origins.items() if origin.is_default}
-    lines = [f"{key}: {json.dumps(before[key])}" for key in defaults if key in before and before[key] != now[key]]
+    defaults = {
+        key: origin for key, origin in parts.strategy.plan.origins.items() if origin.is_default
+    }
+    lines = [
+        f"{key}: {json.dumps(before[key])}"
+        for key in defaults
+        if key in before and before[key] != now[key]
+    ]
     if not lines:
         return ""
     owner = next(iter(defaults.values())).source
@@ -120,16 +140,25 @@ def load_weights(
         store, kinds = contents.ranges, ("average", *WEIGHTS)
         shapes = {name: shape for name, shape, _ in contents.model}
     else:
-        # A folder with the adapter of a peft model leaves the model below it as build_model has made it.
+        # A folder with the adapter of a peft model leaves the model below it as build_model has
+        # made it.
         if os.path.lexists(path / ADAPTER_FILE):
             adapter = parts.model_file.names or {}
-        store, shapes = of_model_folder(path, names or {written: name for name, written in adapter.items()})
+        store, shapes = of_model_folder(
+            path, names or {written: name for name, written in adapter.items()}
+        )
     places, unused = _find(parts, store, kinds, shapes, path, only=adapter, without=without)
     _load_tensors(parts, store, places)
     notices = [f"starts with the weights of {path}"]
     if not of_run:
-        notices[0] += f": {len(places)} tensors, checksum {check_read(parts, store, places, path, agreement)}"
-    return notices + ([f"{len(unused)} tensors of {path} are not in the model: {listed(unused)}"] if unused else [])
+        notices[0] += (
+            f": {len(places)} tensors, checksum {check_read(parts, store, places, path, agreement)}"
+        )
+    return notices + (
+        [f"{len(unused)} tensors of {path} are not in the model: {listed(unused)}"]
+        if unused
+        else []
+    )
 
 
 def _find(
@@ -142,7 +171,8 @@ def _find(
     only: Mapping[str, str] | None = None,
     without: Collection[str] = (),
 ) -> tuple[Places, list[str]]:
-    """Find each tensor of the model in a store, a shared one under any of its names; and name what else is there.
+    """Find each tensor of the model in a store, a shared one under any of its names; and name what
+    else is there.
 
     Args:
         kinds: as what it may be stored, the one to prefer first.
@@ -184,18 +214,31 @@ def _another_model(source: Path, wrong: list[str]) -> CheckpointError:
 def _frozen_otherwise(parts: Parts, places: Places) -> list[str]:
     """Say how many parameters learn now and did not, or the other way."""
     named = parts.strategy.named_tensors()
-    learns = {name: handle.requires_grad for name, _, _, handle in named if isinstance(handle, nn.Parameter)}
+    learns = {
+        name: handle.requires_grad
+        for name, _, _, handle in named
+        if isinstance(handle, nn.Parameter)
+    }
     thawed = sum(learns[name] and places[name][0] == "frozen" for name in learns.keys() & places)
-    frozen = sum(not learns[name] and places[name][0] == "parameter" for name in learns.keys() & places)
-    said = [f"{thawed} tensors learn now that were frozen: their optimizer state starts anew"] if thawed else []
+    frozen = sum(
+        not learns[name] and places[name][0] == "parameter" for name in learns.keys() & places
+    )
+    said = (
+        [f"{thawed} tensors learn now that were frozen: their optimizer state starts anew"]
+        if thawed
+        else []
+    )
     return said + ([f"{frozen} tensors are frozen now that learnt"] if frozen else [])
 
 
-def _load_tensors(parts: Parts, store: Ranges, places: Places, *, with_state: bool = False) -> list[str]:
+def _load_tensors(
+    parts: Parts, store: Ranges, places: Places, *, with_state: bool = False
+) -> list[str]:
     """Read parameters, buffers and the moving average, where the store has one; returns notices.
 
     Args:
-        with_state: read the optimizer's state as well, of each parameter beside it, as it stands in the files.
+        with_state: read the optimizer's state as well, of each parameter beside it, as it stands in
+            the files.
     """
     strategy = parts.strategy
 
@@ -223,7 +266,9 @@ def _load_tensors(parts: Parts, store: Ranges, places: Places, *, with_state: bo
 
 
 def _restore_data(parts: Parts, data: Any) -> tuple[int, list[str]]:
-    """Set the position in the data; returns it, and a notice where it was a position in data of another sort."""
+    """Set the position in the data; returns it, and a notice where it was a position in data of
+    another sort.
+    """
     fresh = parts.data.state()
     if ("stream" in data) == ("stream" in fresh):
         data = {"began": 0, **data} if "began" in fresh else data  # which older checkpoints lack
@@ -231,20 +276,36 @@ def _restore_data(parts: Parts, data: Any) -> tuple[int, list[str]]:
             raise CheckpointError(f"state.json: {data!r} is no position in the data")
         return parts.data.restore(data), []
     was, now = ("a stream", "a data set") if "stream" in data else ("a data set", "a stream")
-    return fresh["samples"], [f"the training data was {was} and is {now} now: it starts at its beginning"]
+    return fresh["samples"], [
+        f"the training data was {was} and is {now} now: it starts at its beginning"
+    ]
 
 
 def _restore_rng(parts: Parts, store: Ranges, step: int) -> list[str]:
     before, layout = len(store.names("rng.torch")), parts.layout
     if before == layout.world_size:
         rank = str(layout.rank)
-        known = {name: store.whole(f"rng.{name}", rank) for name in rng.GENERATORS if store.holds(f"rng.{name}", rank)}
+        known = {
+            name: store.whole(f"rng.{name}", rank)
+            for name in rng.GENERATORS
+            if store.holds(f"rng.{name}", rank)
+        }
         try:
             rng.write(known)
-        except (KeyError, TypeError, ValueError, OverflowError, RuntimeError, AssertionError) as error:
-            raise CheckpointError(f"the random number generators do not take what was saved: {error!r}") from None
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            RuntimeError,
+            AssertionError,
+        ) as error:
+            raise CheckpointError(
+                f"the random number generators do not take what was saved: {error!r}"
+            ) from None
         return []
-    # Streams of so many ranks cannot be dealt to others; new ones must not repeat what was drawn before.
+    # Streams of so many ranks cannot be dealt to others; new ones must not repeat what was drawn
+    # before.
     set_seed(seed_of(int(parts.config["seed"]), step, layout.rank))
     return [
         f"{before} processes before, {layout.world_size} now: random numbers of the model (dropout) are drawn from new "

@@ -1,6 +1,7 @@
 """Safetensors files, read and written without a copy: https://huggingface.co/docs/safetensors.
 
-Eight bytes of header length, a JSON header with the dtype, shape and place of each tensor, then the raw tensors.
+Eight bytes of header length, a JSON header with the dtype, shape and place of each tensor, then the
+raw tensors.
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ def can_hold(dtype: torch.dtype) -> bool:
 
 
 def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
-    """Return what stands before tensors that follow in this order; ``CheckpointError`` if it cannot hold one."""
+    """Return what stands before tensors that follow in this order; ``CheckpointError`` if it cannot
+    hold one.
+    """
     fields: dict[str, object] = {METADATA: {"format": "pt"}}
     offset = 0
     for name, shape, dtype in entries:
         if name in fields:
-            raise CheckpointError(f"{name}: two tensors of this name cannot stand in one safetensors file")
+            raise CheckpointError(
+                f"{name}: two tensors of this name cannot stand in one safetensors file"
+            )
         if not can_hold(dtype):
             raise CheckpointError(f"{name}: safetensors cannot hold {dtype}")
         end = offset + math.prod(shape) * dtype.itemsize
@@ -72,17 +77,22 @@ def read_header(path: Path) -> dict[str, Entry]:
     """Read the tensors of a file by name; the library holds the header to what the format asks for.
 
     Raises:
-        CheckpointError: the file is cut, or no such file; ``Unreadable`` where it could not be read at all.
+        CheckpointError: the file is cut, or no such file; ``Unreadable`` where it could not be read
+            at all.
     """
     entries = {}
     try:
         with open(path, "rb") as file:
             begin = 8 + int.from_bytes(file.read(8), "little")
         with safe_open(path, framework="pt") as tensors:
-            for name in tensors.offset_keys():  # which follow each other without gaps to the end of the file
+            for name in (
+                tensors.offset_keys()
+            ):  # which follow each other without gaps to the end of the file
                 form = tensors.get_slice(name)
                 if (code := form.get_dtype()) not in DTYPES:
-                    raise CheckpointError(f"{path}: {name!r} has dtype {code}, which this program cannot read")
+                    raise CheckpointError(
+                        f"{path}: {name!r} has dtype {code}, which this program cannot read"
+                    )
                 entries[name] = entry = Entry(DTYPES[code], tuple(form.get_shape()), begin)
                 begin += entry.numel * entry.dtype.itemsize
     except OSError as error:

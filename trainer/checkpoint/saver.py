@@ -4,8 +4,8 @@ A save goes through three stages, and all ranks change them at the same step bou
     writing      each rank's thread writes its own file
     committing   the main process's thread writes the manifest, renames, deletes old checkpoints
     done
-Whether all ranks are through is asked at one boundary and known at the next (``AsyncMax``), so nobody waits. One save
-is in flight at most: the next one waits for it.
+Whether all ranks are through is asked at one boundary and known at the next (``AsyncMax``), so
+nobody waits. One save is in flight at most: the next one waits for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class BackgroundTask:
     def __init__(self, function: Callable[[], Any]) -> None:
         self.result: Any = None
         self.error = ""
-        # A daemon: a process that has to go does not wait for it, and what it leaves is no checkpoint yet.
+        # A daemon: a process that has to go does not wait for it, and what it leaves is no
+        # checkpoint yet.
         self.thread = Thread(target=self._run, args=(function,), name="checkpoint", daemon=True)
         self.thread.start()
 
@@ -48,7 +49,11 @@ class BackgroundTask:
         try:
             self.result = function()
         except Exception as error:  # (it must become the error of all ranks, whatever it is)
-            self.error = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            self.error = (
+                str(error)
+                if isinstance(error, CheckpointError)
+                else f"{type(error).__name__}: {error}"
+            )
 
     @property
     def state(self) -> int:
@@ -72,7 +77,8 @@ class SavePolicy:
 
 
 class Saver:
-    """Saves checkpoints to ``folder``. Every method is collective: call it on every rank, at one step.
+    """Saves checkpoints to ``folder``. Every method is collective: call it on every rank, at one
+    step.
 
     Args:
         agreement: of the ranks that save together.
@@ -83,7 +89,9 @@ class Saver:
         bytes: of a checkpoint, all ranks together; known once it is prepared.
     """
 
-    def __init__(self, folder: Path, agreement: Agreement, policy: SavePolicy, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, agreement: Agreement, policy: SavePolicy, say: Callable[[str], None]
+    ) -> None:
         self.folder, self.agreement, self.policy, self.say = folder, agreement, policy, say
         self.last_step: int | None = None
         self.bytes = 0
@@ -109,23 +117,33 @@ class Saver:
 
         def check_room() -> None:
             store.clean(self.folder)
-            missing = max(1, saves - len(discover.named(self.folder)))  # the others have their room already
-            check_free(self.folder, missing * self.bytes, f"room for {missing} checkpoints of {size(self.bytes)}")
+            missing = max(
+                1, saves - len(discover.named(self.folder))
+            )  # the others have their room already
+            check_free(
+                self.folder,
+                missing * self.bytes,
+                f"room for {missing} checkpoints of {size(self.bytes)}",
+            )
 
         self.agreement.run_on_main(check_room)
         try:
             self.agreement.run_on_main(lambda: describe(parts))
         except CheckpointError as error:
             if self.policy.on_save_error == "stop":
-                raise CheckpointError(f"no checkpoint of this run could be written: {error}") from None
+                raise CheckpointError(
+                    f"no checkpoint of this run could be written: {error}"
+                ) from None
             return [f"no checkpoint can be written as it is now: {error}"]
         return []
 
     def save(self, parts: Parts) -> None:
-        """Begin a checkpoint of this step; it is complete when ``finish`` returns, or some steps later.
+        """Begin a checkpoint of this step; it is complete when ``finish`` returns, or some steps
+        later.
 
         Raises:
-            TrainerError: a value is no finite number: such a checkpoint must not push out the good ones.
+            TrainerError: a value is no finite number: such a checkpoint must not push out the good
+                ones.
             CheckpointError: it or the one before failed, and ``on_save_error`` is ``stop``.
         """
         self.finish()
@@ -135,7 +153,14 @@ class Saver:
         lost, problem = "", ""
         document: tuple[Mapping[str, bytes], Mapping[str, Tensor]] = {}, {}
         try:
-            lost = next((one for one in parts.not_finite() if one not in parts.counters["not_finite_at_start"]), "")
+            lost = next(
+                (
+                    one
+                    for one in parts.not_finite()
+                    if one not in parts.counters["not_finite_at_start"]
+                ),
+                "",
+            )
             if parts.rank == 0 and not lost:
                 document = self._begin(parts)
         except (TrainerError, OSError) as error:
@@ -150,7 +175,9 @@ class Saver:
         if any(problem for _, problem in found):
             return self._fail([problem for _, problem in found])
         parts.strategy.sync_buffers()
-        self._snapshot = snapshot = take(parts, *document, self._buffers, copied=self.policy.in_background)
+        self._snapshot = snapshot = take(
+            parts, *document, self._buffers, copied=self.policy.in_background
+        )
         temporary = store.temporary_of(self.folder, parts.step)
         self._task = BackgroundTask(lambda: snapshot.write(temporary))
         if not self.policy.in_background:
@@ -163,7 +190,11 @@ class Saver:
         text, tensors = describe(parts)
         store.begin(self.folder, parts.step)
         card = parts.task.model_card(parts.run)  # it tells of this step
-        return {STATE: text, **self._extras, **({"extras/README.md": card.encode()} if card else {})}, tensors
+        return {
+            STATE: text,
+            **self._extras,
+            **({"extras/README.md": card.encode()} if card else {}),
+        }, tensors
 
     def finish(self) -> None:
         """Wait for the save in flight.
@@ -199,13 +230,19 @@ class Saver:
             self._task = BackgroundTask(commit if snapshot.rank == 0 else lambda: None)
             self._status.start(self._task.state)
 
-    def _commit(self, step: int, facts: Mapping[str, Any], files: list[FileFact], pinned: Collection[int]) -> None:
+    def _commit(
+        self, step: int, facts: Mapping[str, Any], files: list[FileFact], pinned: Collection[int]
+    ) -> None:
         created, policy = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.policy
         store.commit(self.folder, step, {**facts, "created": created}, files)
         try:
-            store.prune(self.folder, keep_last=policy.keep_last, keep_every=policy.keep_every, pinned=pinned)
+            store.prune(
+                self.folder, keep_last=policy.keep_last, keep_every=policy.keep_every, pinned=pinned
+            )
         except (OSError, CheckpointError) as error:  # nothing is lost by it
-            self.say(f"note: an older checkpoint than that of step {step} cannot be deleted: {error}")
+            self.say(
+                f"note: an older checkpoint than that of step {step} cannot be deleted: {error}"
+            )
 
     def _fail(self, errors: list[str]) -> None:
         self.agreement.run_on_main(partial(store.clean, self.folder))

@@ -14,7 +14,9 @@ from ..errors import CheckpointError
 
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
-    """Return its class, its steps, the rates of the groups, and what JSON can hold of its own state."""
+    """Return its class, its steps, the rates of the groups, and what JSON can hold of its own
+    state.
+    """
     return {
         "kind": type(schedule).__name__,
         "steps": schedule.last_epoch,
@@ -26,26 +28,34 @@ def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
 def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[str]:
     """Set a fresh schedule to where another one was; returns notices.
 
-    A schedule that is a function of the step takes its rates from the settings that run now. Others build each rate
-    on the one before: they go on from the rates that were saved.
+    A schedule that is a function of the step takes its rates from the settings that run now. Others
+    build each rate on the one before: they go on from the rates that were saved.
 
     Raises:
         CheckpointError: the state is not that of such a schedule.
     """
     steps, groups = state["steps"], schedule.optimizer.param_groups
     if isinstance(schedule, LambdaLR):
-        rates: list[Any] = [base * f(steps) for base, f in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+        rates: list[Any] = [
+            base * f(steps) for base, f in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        ]
         schedule.last_epoch, schedule._step_count, schedule._last_lr = steps, steps + 1, rates
     elif type(schedule).__name__ != state["kind"]:
-        return [f"the schedule was {state['kind']} and is {type(schedule).__name__} now: it starts anew"]
+        return [
+            f"the schedule was {state['kind']} and is {type(schedule).__name__} now: it starts anew"
+        ]
     elif len(state["lr"]) != len(groups):
-        return [f"the optimizer had {len(state['lr'])} groups and has {len(groups)} now: the schedule starts anew"]
+        return [
+            f"the optimizer had {len(state['lr'])} groups and has {len(groups)} now: the schedule starts anew"
+        ]
     else:
         rates = state["lr"]
         try:
             schedule.load_state_dict(_merged(schedule.state_dict(), state["own"]))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise CheckpointError(f"{state['kind']} does not take the state that was saved: {error!r}") from None
+            raise CheckpointError(
+                f"{state['kind']} does not take the state that was saved: {error!r}"
+            ) from None
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):  # others (a compiled step) hold on to this very tensor
             group["lr"].fill_(float(rate))
@@ -55,14 +65,18 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep numbers and texts, also of the schedules inside a schedule; functions and such are the settings' own."""
+    """Keep numbers and texts, also of the schedules inside a schedule; functions and such are the
+    settings' own.
+    """
     kept: dict[str, Any] = {}
     for key, value in state.items():
         if _is_nested(value):
             kept[key] = [_plain(item) for item in value]
         elif not isinstance(value, dict):
             with contextlib.suppress(TypeError, ValueError, RuntimeError):
-                kept[key] = json.loads(json.dumps(value, default=Tensor.item))  # rates may be tensors
+                kept[key] = json.loads(
+                    json.dumps(value, default=Tensor.item)
+                )  # rates may be tensors
     return kept
 
 
@@ -70,7 +84,9 @@ def _merged(fresh: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]
     merged = dict(fresh)
     for key, value in kept.items():
         nested = _is_nested(value)
-        merged[key] = [_merged(f, k) for f, k in zip(fresh[key], value, strict=True)] if nested else value
+        merged[key] = (
+            [_merged(f, k) for f, k in zip(fresh[key], value, strict=True)] if nested else value
+        )
     return merged
 
 

@@ -5,9 +5,9 @@
                               rank-00000.safetensors   the ranges that rank 0 owned; one such file a rank
                               extras/...               what belongs beside an exported model
 
-A checkpoint is written to a hidden sibling and flushed, the manifest comes last, then one rename gives it its name.
-Older ones go only after that, by a rename first, so that at any instant a name that can be seen is complete.
-``docs/checkpoint_format.md`` describes the format for other programs.
+A checkpoint is written to a hidden sibling and flushed, the manifest comes last, then one rename
+gives it its name. Older ones go only after that, by a rename first, so that at any instant a name
+that can be seen is complete. ``docs/checkpoint_format.md`` describes the format for other programs.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ def temporary_of(folder: Path, step: int) -> Path:
 
 
 def begin(folder: Path, step: int) -> None:
-    """Make the empty temporary folder of a checkpoint; ``CheckpointError`` if one of this step is there already."""
+    """Make the empty temporary folder of a checkpoint; ``CheckpointError`` if one of this step is
+    there already.
+    """
     if (folder / name_of(step)).exists():
-        raise CheckpointError(f"{folder / name_of(step)}: exists already, and was not written by this run")
+        raise CheckpointError(
+            f"{folder / name_of(step)}: exists already, and was not written by this run"
+        )
     delete(temporary_of(folder, step))
     temporary_of(folder, step).mkdir(parents=True)
 
@@ -74,14 +78,18 @@ def clean(folder: Path) -> None:
 
 
 def set_aside(damaged: Iterable[CheckpointInfo]) -> None:
-    """Rename damaged checkpoints, so that their names are free and they are still there to be looked at."""
+    """Rename damaged checkpoints, so that their names are free and they are still there to be
+    looked at.
+    """
     for one in damaged:
         target = one.path.with_name(f"{one.path.name}.damaged")
         try:
             delete(target)
             os.rename(one.path, target)
         except OSError as error:
-            raise CheckpointError(f"{one.path}: is damaged and cannot be renamed: {error.strerror}") from None
+            raise CheckpointError(
+                f"{one.path}: is damaged and cannot be renamed: {error.strerror}"
+            ) from None
 
 
 def is_ours(entry: Path) -> bool:

@@ -1,4 +1,6 @@
-"""Files that a stranger may have forged: names that stay in their folder, JSON without surprises, values that fit."""
+"""Files that a stranger may have forged: names that stay in their folder, JSON without surprises,
+values that fit.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from typing import Any
 
 from ..errors import CheckpointError
 
-LARGEST_JSON = 256 << 20  # bytes; far above what a run writes, far below what fills a machine's memory
+LARGEST_JSON = (
+    256 << 20
+)  # bytes; far above what a run writes, far below what fills a machine's memory
 _DEEPEST = 200  # levels; what walks through the values is recursive
 Fits = Callable[[Any], bool]
 
@@ -21,9 +25,13 @@ class Unreadable(CheckpointError):
 
 
 def parts_of(name: object) -> list[str]:
-    """Take apart a name with ``/`` between its parts; ``CheckpointError`` if it could leave its folder."""
+    """Take apart a name with ``/`` between its parts; ``CheckpointError`` if it could leave its
+    folder.
+    """
     parts = name.split("/") if isinstance(name, str) else [""]
-    if {"", ".", ".."} & {*parts} or any(letter in "\\\x7f" or letter < " " for letter in "".join(parts)):
+    if {"", ".", ".."} & {*parts} or any(
+        letter in "\\\x7f" or letter < " " for letter in "".join(parts)
+    ):
         raise CheckpointError(f"{name!r} is no name of a file inside the folder")
     return parts
 
@@ -32,7 +40,8 @@ def path_inside(folder: Path, name: object) -> Path:
     """Return the path of the regular file that ``name`` means inside ``folder``.
 
     Raises:
-        CheckpointError: the name leads out of the folder, or to a link, a pipe or whatever is no plain file.
+        CheckpointError: the name leads out of the folder, or to a link, a pipe or whatever is no
+            plain file.
         OSError: there is no such file, or it cannot be looked at.
     """
     parts, path = parts_of(name), folder
@@ -43,7 +52,9 @@ def path_inside(folder: Path, name: object) -> Path:
         except ValueError:  # no file system can hold it
             raise CheckpointError(f"{name!r} is no name of a file inside the folder") from None
         if not (stat.S_ISREG(mode) if number == len(parts) else stat.S_ISDIR(mode)):
-            raise CheckpointError(f"{name} is no plain file: {'/'.join(parts[:number])} is a link or something else")
+            raise CheckpointError(
+                f"{name} is no plain file: {'/'.join(parts[:number])} is a link or something else"
+            )
     return path
 
 
@@ -58,7 +69,9 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse JSON; ``ValueError`` if a number in it is not finite, or it is nested too deeply or too large."""
+    """Parse JSON; ``ValueError`` if a number in it is not finite, or it is nested too deeply or too
+    large.
+    """
     if len(text) > LARGEST_JSON:
         raise ValueError(f"more than {LARGEST_JSON >> 20} MiB of JSON")
     try:
@@ -69,7 +82,11 @@ def parse_json(text: bytes) -> Any:
     for _ in range(_DEEPEST):
         if any(isinstance(item, float) and not math.isfinite(item) for item in level):
             raise ValueError("a number is not finite")
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        inner = [
+            item.values() if isinstance(item, dict) else item
+            for item in level
+            if isinstance(item, dict | list)
+        ]
         level = [item for items in inner for item in items]
         if not level:
             return value
@@ -77,7 +94,9 @@ def parse_json(text: bytes) -> Any:
 
 
 def check_form(value: object, table: Mapping[str, Fits], source: str) -> None:
-    """Hold a mapping to a table of what must be true of each key; ``CheckpointError`` names the first that is not."""
+    """Hold a mapping to a table of what must be true of each key; ``CheckpointError`` names the
+    first that is not.
+    """
     for key, fits in table.items():
         if not (isinstance(value, dict) and key in value and fits(value[key])):
             raise CheckpointError(f"{source}: {key!r} is not what the format has there")

@@ -1,1 +1,3 @@
-"""The commands of ``trainer``: they look at runs, files and tasks from outside; training does not need them."""
+"""The commands of ``trainer``: they look at runs, files and tasks from outside; training does not
+need them.
+"""

@@ -33,7 +33,9 @@ _DEFAULT_PROCESSES = 2
 
 
 def check_files(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Return 0 where all of it would run, 2 where something is wrong: every problem in a line of its own."""
+    """Return 0 where all of it would run, 2 where something is wrong: every problem in a line of
+    its own.
+    """
     sys.path.insert(0, str(Path(args.script).resolve().parent))
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print is not our answer
         check = _Check(args)
@@ -66,7 +68,11 @@ class _Check:
         typed = split_command_line(words)
         self.add_problems(map(str, typed.problems))
         settings = [f"--{key}={text}" for key, text in typed.texts.items()]
-        named = [typed.files[key] for key in ("config", "accel_config", "deepspeed") if key in typed.files]
+        named = [
+            typed.files[key]
+            for key in ("config", "accel_config", "deepspeed")
+            if key in typed.files
+        ]
         loaded: list[tuple[str, Loaded | None]] = []
         for path in [*map(os.path.expanduser, typed.words), *named]:
             file_type = self.catch(lambda path: kind_of(read_document(path)), path)
@@ -83,7 +89,9 @@ class _Check:
                 self.configs.append((path, dataclasses.replace(config, config=whole), task))
 
     def _load(self, words: Sequence[str]) -> Loaded | None:
-        """Read a training config; where something in it is wrong, its task's settings are looked at all the same."""
+        """Read a training config; where something in it is wrong, its task's settings are looked at
+        all the same.
+        """
         loaded = self.catch(load_config, words)
         part = load_task_part(words) if loaded is None else None
         if part is not None:
@@ -100,7 +108,9 @@ class _Check:
                 if world is not None:
                     self.catch(check_partitions, request, world)
                 notices = [*request.notices, *(rehearsal_notices(request) if rehearsal else ())]
-                self.answer.append(table(request_rows(request, world, rehearsal=rehearsal), notices))
+                self.answer.append(
+                    table(request_rows(request, world, rehearsal=rehearsal), notices)
+                )
         for path, loaded, task in self.configs:
             self.answer.append(f"{path}: task {loaded.config.task}")
             plans = []
@@ -113,22 +123,50 @@ class _Check:
                         table(plan_rows(plan.as_dict()), plan.notices),
                     ]
             if self.args.build and task is not None:
-                alone = [] if self.requests else [self.catch(resolve, loaded.config, None, Launcher(name="python"),
-                                                             self.gpus, loaded.origins)]  # fmt: skip
-                self.add_problems(build_problems(task, loaded, [plan for plan in [*plans, *alone] if plan is not None]))
+                alone = (
+                    []
+                    if self.requests
+                    else [
+                        self.catch(
+                            resolve,
+                            loaded.config,
+                            None,
+                            Launcher(name="python"),
+                            # fmt: skip
+                            self.gpus,
+                            loaded.origins,
+                        )
+                    ]
+                )
+                self.add_problems(
+                    build_problems(
+                        task, loaded, [plan for plan in [*plans, *alone] if plan is not None]
+                    )
+                )
 
     def _plan(self, loaded: Loaded, request: Request, task: Task | None) -> Plan:
-        world = request.world_size.value if request.world_size else self.args.processes or _DEFAULT_PROCESSES
+        world = (
+            request.world_size.value
+            if request.world_size
+            else self.args.processes or _DEFAULT_PROCESSES
+        )
         local = -(-world // request.num_machines)
         launcher = Launcher(
-            name="accelerate", world_size=world, local_world_size=local, num_machines=request.num_machines
+            name="accelerate",
+            world_size=world,
+            local_world_size=local,
+            num_machines=request.num_machines,
         )
         gpus = max(self.gpus, local) if self.gpus else 0
         built_by = None if task is None else own_optimizer(task)
-        plan = resolve(loaded.config, request, launcher, gpus, loaded.origins, optimizer_built_by=built_by)
+        plan = resolve(
+            loaded.config, request, launcher, gpus, loaded.origins, optimizer_built_by=built_by
+        )
         notices = [*plan.notices]
         if gpus > self.gpus and plan.device != "cpu":
-            notices.append(f"this machine has {self.gpus} of the {local} GPUs that each machine needs")
+            notices.append(
+                f"this machine has {self.gpus} of the {local} GPUs that each machine needs"
+            )
         if plan.tensor_parallel_size > 1 and not self.args.build:
             self._check_adapter(loaded, task, plan.tensor_parallel_size)
             divided = f"whether the layers of this model can be divided by tp_size {plan.tensor_parallel_size}"
@@ -139,9 +177,13 @@ class _Check:
         """Note the one thing about a model's division that its task's settings tell."""
         if getattr(task, "adapter", None) is None or "adapter" not in loaded.config.task_settings:
             return
-        settings = loaded.origins.get("task_settings", Origin(COMMAND_LINE)).named("task_settings.adapter")
+        settings = loaded.origins.get("task_settings", Origin(COMMAND_LINE)).named(
+            "task_settings.adapter"
+        )
         rule = f"the layers of a model with adapters cannot be divided by tp_size {size}; take another launch file"
-        self.add_problems([str(Problem(origin=loaded.origins.get("task_settings.adapter", settings), rule=rule))])
+        self.add_problems(
+            [str(Problem(origin=loaded.origins.get("task_settings.adapter", settings), rule=rule))]
+        )
 
     def _describe_world(self, request: Request) -> str:
         if request.world_size is None:
@@ -157,7 +199,9 @@ class _Check:
         self.problems += [line for line in lines if line not in self.problems]
 
     def catch(self, work: Callable[..., T], *arguments: Any) -> T | None:
-        """Return what ``work`` returns; None where it raises an error of ours, whose problems are noted."""
+        """Return what ``work`` returns; None where it raises an error of ours, whose problems are
+        noted.
+        """
         try:
             return work(*arguments)
         except ConfigError as error:

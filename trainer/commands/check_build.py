@@ -1,4 +1,6 @@
-"""Find what only shows once data, model and optimizer are built, in one process on the CPU: ``check --build``."""
+"""Find what only shows once data, model and optimizer are built, in one process on the CPU: ``check
+--build``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ T = TypeVar("T")
 
 
 def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[str]:
-    """Build what ``task`` builds under the config's seed, and return what does not fit the plans, one line each."""
+    """Build what ``task`` builds under the config's seed, and return what does not fit the plans,
+    one line each.
+    """
     from accelerate.utils import set_seed
 
     config, lines = loaded.config, _Lines(type(task).__qualname__)
@@ -95,7 +99,9 @@ def _evaluation_names(task: Task, loaded: Loaded, data: Data, model: nn.Module) 
     config = loaded.config
     size = config.evaluation_batch_size or config.micro_batch_size
     layout = Layout(rank=0, world_size=1, micro_batch_size=size, accumulation_steps=1)
-    batch, _ = next(iter(EvaluationBatches(data.evaluation, layout, batch_size=size, collate=data.collate)))
+    batch, _ = next(
+        iter(EvaluationBatches(data.evaluation, layout, batch_size=size, collate=data.collate))
+    )
     sums = WeightedSums(task.build_metrics())
     model.eval()
     with torch.no_grad():

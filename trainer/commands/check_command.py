@@ -1,11 +1,13 @@
-"""``trainer check FILES... [SETTINGS...]``: read launch files and training configs together, and say what will run.
+"""``trainer check FILES... [SETTINGS...]``: read launch files and training configs together, and
+say what will run.
 
     trainer check                                                    # this machine, and what runs on it
     trainer check accel_configs/zero3.yaml train.yaml --max_steps 5 micro_batch_size=4
 
-Nothing is started. Every launch file is checked with every training config, and all problems of all files are shown
-at once. What is no file and no option of this command is a setting of the training config. Without files the answer is
-about this machine: its GPUs, and which files of ``accel_configs/`` (else those that come with samecurve) run on it.
+Nothing is started. Every launch file is checked with every training config, and all problems of all
+files are shown at once. What is no file and no option of this command is a setting of the training
+config. Without files the answer is about this machine: its GPUs, and which files of
+``accel_configs/`` (else those that come with samecurve) run on it.
 """
 
 from __future__ import annotations
@@ -15,14 +17,22 @@ from collections.abc import Sequence
 
 
 def run(argv: Sequence[str]) -> int:
-    """Return 0 where all of it would run, 2 where something is wrong: every problem in a line of its own."""
+    """Return 0 where all of it would run, 2 where something is wrong: every problem in a line of
+    its own.
+    """
     parser = argparse.ArgumentParser(
         prog="trainer check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [FILE ...] [--key value | key=value ...] [options]", allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("--processes", type=int, help="as many are launched; else what the files say, else 2")
-    parser.add_argument("--script", default="examples/train.py", help="the script whose folder holds the task")
-    parser.add_argument("--build", action="store_true", help="build data, model and optimizer here, in one process")
+    parser.add_argument(
+        "--processes", type=int, help="as many are launched; else what the files say, else 2"
+    )
+    parser.add_argument(
+        "--script", default="examples/train.py", help="the script whose folder holds the task"
+    )
+    parser.add_argument(
+        "--build", action="store_true", help="build data, model and optimizer here, in one process"
+    )
     args, rest = parser.parse_known_args(argv)
     if args.processes is not None and args.processes < 1:
         parser.error("--processes must be at least 1")

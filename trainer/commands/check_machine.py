@@ -29,7 +29,8 @@ class Machine:
 
     Args:
         gpus: those of this machine, by the name and the bytes of memory that the driver gives.
-        visible: how many of them this process sees; ``unusable`` says why PyTorch cannot compute on them.
+        visible: how many of them this process sees; ``unusable`` says why PyTorch cannot compute on
+            them.
         interconnect: how the GPUs reach each other.
         driver, cuda, nccl: versions; the last two are those that PyTorch was built with.
         cores: that this process may use.
@@ -55,7 +56,9 @@ def look_around() -> Machine:
     """Ask PyTorch, the driver's ``nvidia-smi`` and the system."""
     import torch
 
-    listed = _ask("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits").splitlines()
+    listed = _ask(
+        "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"
+    ).splitlines()
     cells = [[cell.strip() for cell in line.split(",")] for line in listed]
     gpus = tuple((name, int(mib) * 2**20 if mib.isdecimal() else 0) for name, mib, _ in cells)
     visible = visible_gpus()
@@ -72,16 +75,25 @@ def look_around() -> Machine:
         driver=cells[0][2] if cells else "",
         cuda=torch.version.cuda or "",
         nccl=".".join(map(str, nccl)),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1,
+        cores=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else psutil.cpu_count() or 1,
         memory=psutil.virtual_memory().total,
         versions=versions(installed=True),
     )
 
 
 def show_machine() -> int:
-    """Print the machine and a verdict on each launch file; return 0 where one of them runs here, else 1."""
+    """Print the machine and a verdict on each launch file; return 0 where one of them runs here,
+    else 1.
+    """
     machine = look_around()
-    print(table(_rows(machine), [*([machine.unusable] if machine.unusable else []), *other_distributions()]))
+    print(
+        table(
+            _rows(machine),
+            [*([machine.unusable] if machine.unusable else []), *other_distributions()],
+        )
+    )
     own = sorted(Path("accel_configs").glob("*.yaml"))
     runs = 0
     for path in own or sorted((TEMPLATE / "accel_configs").glob("*.yaml")):
@@ -96,7 +108,9 @@ def show_machine() -> int:
 def _ask(*words: str) -> str:
     """Return what ``nvidia-smi`` prints; nothing where it is missing or fails."""
     try:
-        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ["nvidia-smi", *words], capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
@@ -113,7 +127,11 @@ def _why_unusable(listed: int, visible: int) -> str:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return ""
-    reason = str(caught[0].message).partition("\n")[0] if caught else "torch.cuda.is_available() is False"
+    reason = (
+        str(caught[0].message).partition("\n")[0]
+        if caught
+        else "torch.cuda.is_available() is False"
+    )
     return f"PyTorch cannot compute on the GPUs: {reason}"
 
 
@@ -121,21 +139,35 @@ def _describe_links(topology: str) -> str:
     """Return how the pairs of GPUs in the table of ``nvidia-smi topo -m`` are connected."""
     lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", topology).splitlines()]
     rows = [line[1:] for line in lines if line and re.fullmatch(r"GPU\d+", line[0]) and "X" in line]
-    links = Counter(row[column] for number, row in enumerate(rows) for column in range(number + 1, len(rows)))
+    links = Counter(
+        row[column] for number, row in enumerate(rows) for column in range(number + 1, len(rows))
+    )
     # NV18: eighteen NVLinks; the others are ways over PCIe and between processors.
-    named = {f"{'NVLink' if link.startswith('NV') else 'PCIe'} ({link})": count for link, count in links.items()}
-    shares = {name: f" for {count} of {links.total()} pairs" if len(named) > 1 else "" for name, count in named.items()}
+    named = {
+        f"{'NVLink' if link.startswith('NV') else 'PCIe'} ({link})": count
+        for link, count in links.items()
+    }
+    shares = {
+        name: f" for {count} of {links.total()} pairs" if len(named) > 1 else ""
+        for name, count in named.items()
+    }
     return ", ".join(name + shares[name] for name in sorted(named))
 
 
 def _rows(machine: Machine) -> list[tuple[str, str]]:
     counted = Counter(machine.gpus)
-    shown = ", ".join(f"{n} x {name}" + (f", {size(held)}" if held else "") for (name, held), n in counted.items())
+    shown = ", ".join(
+        f"{n} x {name}" + (f", {size(held)}" if held else "") for (name, held), n in counted.items()
+    )
     if machine.visible != len(machine.gpus):
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         setting = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
         shown = f"{shown or 'unknown'}; {machine.visible} visible{setting}"
-    built = [f"{name} {value}" for name, value in (("CUDA", machine.cuda), ("NCCL", machine.nccl)) if value]
+    built = [
+        f"{name} {value}"
+        for name, value in (("CUDA", machine.cuda), ("NCCL", machine.nccl))
+        if value
+    ]
     rows = [
         ("GPUs", shown or "none: strategies are rehearsed on the CPU, over gloo"),
         ("interconnect", machine.interconnect),
@@ -143,7 +175,10 @@ def _rows(machine: Machine) -> list[tuple[str, str]]:
         ("PyTorch's", ", ".join(built)),
         ("cores", str(machine.cores)),
         ("memory", size(machine.memory)),
-        ("versions", ", ".join(f"{package} {version}" for package, version in machine.versions.items())),
+        (
+            "versions",
+            ", ".join(f"{package} {version}" for package, version in machine.versions.items()),
+        ),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -154,7 +189,8 @@ def _judge(path: Path, machine: Machine) -> tuple[bool, str, str]:
     try:
         request = read_launch_file(path)
         world = request.world_size.value if request.world_size else max(1, gpus)
-        # As many processes as there are GPUs: where a file asks for more, the command line says fewer.
+        # As many processes as there are GPUs: where a file asks for more, the command line says
+        # fewer.
         processes = min(world, gpus) if gpus and not request.use_cpu else world
         if processes < world and request.num_machines == 1:
             request = read_launch_file(path, processes)
@@ -164,11 +200,23 @@ def _judge(path: Path, machine: Machine) -> tuple[bool, str, str]:
     if request.num_machines > 1:
         return False, f"not here alone: it asks for {request.num_machines} machines", ""
     divides_layers = request.tensor_parallel_size > 1
-    needed = ("deepspeed", "transformers") if request.deepspeed else ("transformers",) if divides_layers else ()
+    needed = (
+        ("deepspeed", "transformers")
+        if request.deepspeed
+        else ("transformers",)
+        if divides_layers
+        else ()
+    )
     absent = [name for name in needed if name not in machine.versions]
     if absent:
-        what, extra = ("tensor parallelism", "llm") if divides_layers else (request.strategy, "deepspeed")
-        return False, f"not here: {what} needs {' and '.join(absent)}: pip install 'samecurve[{extra}]'", ""
+        what, extra = (
+            ("tensor parallelism", "llm") if divides_layers else (request.strategy, "deepspeed")
+        )
+        return (
+            False,
+            f"not here: {what} needs {' and '.join(absent)}: pip install 'samecurve[{extra}]'",
+            "",
+        )
     if gpus and machine.unusable and not request.use_cpu:
         return False, "not here: see the note; use_cpu: true rehearses on the CPU", ""
     number = f" --num_processes {processes}" if processes < world else ""
@@ -178,6 +226,8 @@ def _judge(path: Path, machine: Machine) -> tuple[bool, str, str]:
 
 def _describe(request: Request, world: int, processes: int, gpus: int) -> str:
     """Return what runs, on how many processes."""
-    one, several = ("GPU", "GPUs") if gpus and not request.use_cpu else ("CPU process", "CPU processes")
+    one, several = (
+        ("GPU", "GPUs") if gpus and not request.use_cpu else ("CPU process", "CPU processes")
+    )
     fewer = f", where the file asks for {world}" if processes < world else ""
     return f"{request.strategy} on {processes} {one if processes == 1 else several}{fewer}"

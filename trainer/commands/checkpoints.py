@@ -16,8 +16,12 @@ from .usage import local_path
 def run(argv: Sequence[str]) -> int:
     """Return 0 where all are in order, 1 where some are damaged or cannot be read."""
     parser = argparse.ArgumentParser(prog="trainer checkpoints", description=__doc__)
-    parser.add_argument("folder", type=local_path, help="a run's output_dir, or the folder with its checkpoints")
-    parser.add_argument("--verify", action="store_true", help="read every byte; otherwise manifests and sizes only")
+    parser.add_argument(
+        "folder", type=local_path, help="a run's output_dir, or the folder with its checkpoints"
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="read every byte; otherwise manifests and sizes only"
+    )
     args = parser.parse_args(argv)
     inside = args.folder / "checkpoints"
     found = listing(inside if os.path.isdir(inside) else args.folder)
@@ -25,7 +29,13 @@ def run(argv: Sequence[str]) -> int:
         raise CheckpointError(f"{args.folder}: holds no checkpoints")
     if args.verify:
         found = [verify(one) for one in found]
-    print("\n".join(columns([("checkpoint", "strategy", "world", "size", "age", "state"), *map(_row, found)])))
+    print(
+        "\n".join(
+            columns(
+                [("checkpoint", "strategy", "world", "size", "age", "state"), *map(_row, found)]
+            )
+        )
+    )
     return int(any(one.problem for one in found))
 
 

@@ -1,7 +1,9 @@
-"""Read weights out of checkpoints that other programs wrote: torch's distributed ones and DeepSpeed's.
+"""Read weights out of checkpoints that other programs wrote: torch's distributed ones and
+DeepSpeed's.
 
-Their files are pickles, which can run code when they are read. So they are read by torch's weights-only reader, or one
-like it, that knows tensors and the few plain classes named here and refuses everything else.
+Their files are pickles, which can run code when they are read. So they are read by torch's
+weights-only reader, or one like it, that knows tensors and the few plain classes named here and
+refuses everything else.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ def open_external(folder: Path) -> ExternalCheckpoint:
     Raises:
         CheckpointError: no known program did, or the files hold more than weights.
     """
-    for place in (folder, *sorted(path for path in folder.glob("*") if path.is_dir() and not path.is_symlink())):
+    for place in (
+        folder,
+        *sorted(path for path in folder.glob("*") if path.is_dir() and not path.is_symlink()),
+    ):
         if (place / ".metadata").exists():
             if place.name.startswith("optimizer"):
                 continue
@@ -75,15 +80,23 @@ class DistributedCheckpoint(ExternalCheckpoint):
             if index.fqn != stored_as:
                 continue
             if place.transform_descriptors:
-                raise CheckpointError(f"{self.folder}: {name} is stored transformed ({place.transform_descriptors})")
+                raise CheckpointError(
+                    f"{self.folder}: {name} is stored transformed ({place.transform_descriptors})"
+                )
             with open(path_inside(self.folder, place.relative_path), "rb") as file:
                 file.seek(place.offset)
-                part = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
+                part = torch.load(
+                    io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True
+                )
             offsets = index.offset or (0,) * part.dim()
-            whole[tuple(slice(low, low + size) for low, size in zip(offsets, part.shape, strict=True))] = part
+            whole[
+                tuple(slice(low, low + size) for low, size in zip(offsets, part.shape, strict=True))
+            ] = part
             filled += part.numel()
         if filled != whole.numel():
-            raise CheckpointError(f"{self.folder}: {filled} of {whole.numel()} elements of {name} are there")
+            raise CheckpointError(
+                f"{self.folder}: {filled} of {whole.numel()} elements of {name} are there"
+            )
         return whole
 
 
@@ -106,14 +119,18 @@ _METADATA = {
 
 
 def _member(enumeration: Any, name: Any) -> Any:
-    """Stand in for ``getattr``, as which Python 3.11.0 to 3.11.3 pickle a member of an enumeration: members only."""
+    """Stand in for ``getattr``, as which Python 3.11.0 to 3.11.3 pickle a member of an enumeration:
+    members only.
+    """
     if isinstance(enumeration, EnumMeta) and name in enumeration.__members__:
         return enumeration[name]
     raise pickle.UnpicklingError(f"it wants {name!r} of {enumeration!r}")
 
 
 class _MetadataReader(pickle.Unpickler):
-    """An unpickler that knows a fixed list of names; torch's weights-only reader does not know this file's protocol."""
+    """An unpickler that knows a fixed list of names; torch's weights-only reader does not know this
+    file's protocol.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -129,20 +146,28 @@ def _read_metadata(path: Path) -> Any:
         with open(path, "rb") as file:
             return _MetadataReader(file).load()
     except Exception as error:  # (whatever a forged file makes of the reader)
-        raise CheckpointError(f"{path}: refused, for it is more than a list of tensors: {error}") from None
+        raise CheckpointError(
+            f"{path}: refused, for it is more than a list of tensors: {error}"
+        ) from None
 
 
 class DeepSpeedCheckpoint(ExternalCheckpoint):
-    """A folder of DeepSpeed's stage 1, 2 or 3: full-precision weights as slices of flat groups, one file a rank."""
+    """A folder of DeepSpeed's stage 1, 2 or 3: full-precision weights as slices of flat groups, one
+    file a rank.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         models = [_load(path) for path in _ranked(folder, "*_model_states.pt")]
-        optimizers = [_load(path)["optimizer_state_dict"] for path in _ranked(folder, "*_optim_states.pt")]
+        optimizers = [
+            _load(path)["optimizer_state_dict"] for path in _ranked(folder, "*_optim_states.pt")
+        ]
         stage, world = int(optimizers[0]["zero_stage"]), optimizers[0]["partition_count"]
         world = max(world) if isinstance(world, list) else world
         if len(optimizers) != world:
-            raise CheckpointError(f"{folder}: {len(optimizers)} of {world} *_optim_states.pt are there")
+            raise CheckpointError(
+                f"{folder}: {len(optimizers)} of {world} *_optim_states.pt are there"
+            )
         self._partitioned = stage == 3
         key = "fp32_flat_groups" if self._partitioned else "single_partition_of_fp32_groups"
         self._flat: list[list[Tensor]] = [list(map(torch.flatten, one[key])) for one in optimizers]
@@ -151,7 +176,8 @@ class DeepSpeedCheckpoint(ExternalCheckpoint):
         self._places: dict[str, tuple[int, int]] = {}
         offset = 0
         for group, shapes in enumerate(first["param_shapes"]):
-            # Slices of all parameters follow each other through all groups; whole parameters begin anew in each.
+            # Slices of all parameters follow each other through all groups; whole parameters begin
+            # anew in each.
             offset = offset if self._partitioned else 0
             for number, (name, shape) in enumerate(shapes.items()):
                 self._places[name] = (group, offset)
@@ -216,7 +242,13 @@ def _load(path: Path) -> Any:
     path_inside(path.parent, path.name)
     try:
         # mmap: the optimizer's state, which nobody reads, does not come into memory.
-        known = [fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler, (_member, "builtins.getattr")]
+        known = [
+            fragment_address,
+            ZeroStageEnum,
+            LossScaler,
+            DynamicLossScaler,
+            (_member, "builtins.getattr"),
+        ]
         with safe_globals(known):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # (whatever a forged file makes of the reader)

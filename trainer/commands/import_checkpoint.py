@@ -1,7 +1,9 @@
-"""``trainer import SOURCE --to DIR``: write the weights of another program's checkpoint as safetensors.
+"""``trainer import SOURCE --to DIR``: write the weights of another program's checkpoint as
+safetensors.
 
-SOURCE is what Accelerate's save_state left under FSDP or DeepSpeed, or any folder of torch.distributed.checkpoint.
-Pickles are read by torch's weights-only reader; one that holds more than weights is refused.
+SOURCE is what Accelerate's save_state left under FSDP or DeepSpeed, or any folder of
+torch.distributed.checkpoint. Pickles are read by torch's weights-only reader; one that holds more
+than weights is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ def run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="trainer import", description=__doc__)
     parser.add_argument("source", type=local_path, help="the folder that the other program wrote")
     parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
-    parser.add_argument("--drop", action="append", default=[], help="leave a tensor out: a second name of a shared one")
+    parser.add_argument(
+        "--drop",
+        action="append",
+        default=[],
+        help="leave a tensor out: a second name of a shared one",
+    )
     args = parser.parse_args(argv)
     try:
         source = open_external(args.source)
@@ -31,6 +38,8 @@ def run(argv: Sequence[str]) -> int:
     except TrainerError:
         raise
     except Exception as error:  # (whatever a forged file makes of its reader)
-        raise CheckpointError(f"{args.source}: no readable checkpoint: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"{args.source}: no readable checkpoint: {type(error).__name__}: {error}"
+        ) from error
     print(f"{args.to / MODEL_FILE}: {len(names)} tensors")
     return 0

@@ -24,14 +24,19 @@ _TELLING = {
 
 
 def kind_of(doc: Document) -> str:
-    """Return what a file is by its keys, where no option says it: ``accelerate``, ``deepspeed`` or ``training``.
+    """Return what a file is by its keys, where no option says it: ``accelerate``, ``deepspeed`` or
+    ``training``.
 
     Raises:
         ConfigError: it is for transformers' own trainer.
     """
     refuse_other_files(doc)
     # In other files bf16 and fp16 are true or false.
-    keys = {key for key, value in doc.data.items() if key not in ("bf16", "fp16") or isinstance(value, dict)}
+    keys = {
+        key
+        for key, value in doc.data.items()
+        if key not in ("bf16", "fp16") or isinstance(value, dict)
+    }
     found = {kind: len(keys & set(telling)) for kind, telling in _TELLING.items()}
     best = max(found, key=lambda kind: found[kind])
     if found[best]:
@@ -40,8 +45,12 @@ def kind_of(doc: Document) -> str:
 
 
 def read_launch_file(path: str | Path, processes: int | None = None) -> Request:
-    """Read a launch file of either kind, for as many processes as the launcher is told. Raises as the others here."""
-    count = None if processes is None else Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
+    """Read a launch file of either kind, for as many processes as the launcher is told. Raises as
+    the others here.
+    """
+    count = (
+        None if processes is None else Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
+    )
     if kind_of(read_document(path)) == "deepspeed":
         return replace(read_deepspeed_file(path), world_size=count)
     return read_accelerate_file(path, overrides={} if count is None else {"num_processes": count})
@@ -57,14 +66,29 @@ def request_rows(request: Request, world_size: int | None, *, rehearsal: bool) -
     precision, norm = request.mixed_precision, request.max_grad_norm
     fsdp, deepspeed = rehearsal_changes(request) if rehearsal else (request.fsdp, request.deepspeed)
     rows = [
-        ("strategy", "single" if request.strategy == "ddp" and world_size == 1 else request.strategy),
-        ("world size", "the number of processes comes from the launcher" if world_size is None else str(world_size)),
+        (
+            "strategy",
+            "single" if request.strategy == "ddp" and world_size == 1 else request.strategy,
+        ),
+        (
+            "world size",
+            "the number of processes comes from the launcher"
+            if world_size is None
+            else str(world_size),
+        ),
     ]
     if precision is not None:
         rows.append(
-            ("precision", rehearsal_precision(request.strategy, precision.value) if rehearsal else precision.value)
+            (
+                "precision",
+                rehearsal_precision(request.strategy, precision.value)
+                if rehearsal
+                else precision.value,
+            )
         )
-    if batch := ", ".join(f"{name} {value.value}" for name, value in asked.items() if value is not None):
+    if batch := ", ".join(
+        f"{name} {value.value}" for name, value in asked.items() if value is not None
+    ):
         rows.append(("batch", batch))
     for name, section in (("optimizer", request.optimizer), ("schedule", request.scheduler)):
         if section is not None:
@@ -77,4 +101,6 @@ def request_rows(request: Request, world_size: int | None, *, rehearsal: bool) -
 def _section(section: Section) -> str:
     values = {key: found.value for key, found in section.values.items()}
     defaults = {key: found.value for key, found in section.defaults.items()}
-    return ", ".join([section.name, *written(values), *(f"{text} (default)" for text in written(defaults))])
+    return ", ".join(
+        [section.name, *written(values), *(f"{text} (default)" for text in written(defaults))]
+    )

@@ -1,4 +1,6 @@
-"""``trainer merge ADAPTER --to DIR``: add an adapter to the weights of its model, as a model of its own."""
+"""``trainer merge ADAPTER --to DIR``: add an adapter to the weights of its model, as a model of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: there is no adapter, its model is gone, or the new folder exists.
     """
     parser = argparse.ArgumentParser(prog="trainer merge", description=__doc__)
-    parser.add_argument("adapter", type=local_path, help="the folder of an exported adapter, such as RUN/model")
+    parser.add_argument(
+        "adapter", type=local_path, help="the folder of an exported adapter, such as RUN/model"
+    )
     parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
     parser.add_argument("--base", help="the model of the adapter, where it is not where it was")
     args = parser.parse_args(argv)

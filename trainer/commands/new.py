@@ -1,4 +1,6 @@
-"""``trainer new NAME``: write a folder with a task that trains, its config, launch files and a test to start from."""
+"""``trainer new NAME``: write a folder with a task that trains, its config, launch files and a test
+to start from.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def run(argv: Sequence[str]) -> int:
         rule = "is the name of samecurve's package, which scripts beside the folder could not import any more"
         raise usage_error("name", str(folder), f"{rule}; give another name")
     try:
-        left_out = shutil.ignore_patterns("__pycache__", "runs", ".*")  # traces of work on the template itself
+        left_out = shutil.ignore_patterns(
+            "__pycache__", "runs", ".*"
+        )  # traces of work on the template itself
         shutil.copytree(TEMPLATE, folder, ignore=left_out, copy_function=shutil.copyfile)
     except FileExistsError:
         rule = "exists already, and nothing is written over it; give a new folder"
@@ -36,7 +40,11 @@ def run(argv: Sequence[str]) -> int:
         rule = f"cannot be written: {error.strerror or error}"
         raise usage_error("name", str(folder), rule) from None
     accelerate = Path(sys.executable).with_name("accelerate")
-    program = "accelerate" if shutil.which("accelerate") == str(accelerate) else shlex.quote(str(accelerate))
+    program = (
+        "accelerate"
+        if shutil.which("accelerate") == str(accelerate)
+        else shlex.quote(str(accelerate))
+    )
     print(f"written: {folder}/ ({', '.join(sorted(path.name for path in folder.iterdir()))})")
     print("next:")
     print(

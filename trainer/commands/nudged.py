@@ -1,4 +1,6 @@
-"""A run's first weights, and the same nudged by some units in the last place: how far does rounding lead?"""
+"""A run's first weights, and the same nudged by some units in the last place: how far does rounding
+lead?
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ if TYPE_CHECKING:
     from ..checkpoint.export import ModelFile
 
 NUDGED = "nudged-weights-"  # and the seed: the folder that a nudged run begins with
-# In the last place of each weight. A network that chooses takes another way by chance, the sooner the larger the nudge;
-# how far it then goes does not depend on it. Of the digits CNN's runs from weights nudged by 16 units all three left
-# the reference by the third step, and were 3e-3 to 2e-2 away within 30; of six nudged by one unit none within 20, while
-# two processes did at the fourth step (2026-11-23). Without kinks 16 units are 1e-6, and stay below the strict bounds.
+# In the last place of each weight. A network that chooses takes another way by chance, the sooner
+# the larger the nudge; how far it then goes does not depend on it. Of the digits CNN's runs from
+# weights nudged by 16 units all three left the reference by the third step, and were 3e-3 to 2e-2
+# away within 30; of six nudged by one unit none within 20, while two processes did at the fourth
+# step (2026-11-23). Without kinks 16 units are 1e-6, and stay below the strict bounds.
 UNITS = 16
 
 
@@ -64,12 +67,18 @@ class FirstWeights:
         return cls(
             form=form,
             tensors=tensors,
-            parameters={name: one.detach() for name, one in tensors.items() if isinstance(one, nn.Parameter)},
-            dropouts=sum(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()),
+            parameters={
+                name: one.detach() for name, one in tensors.items() if isinstance(one, nn.Parameter)
+            },
+            dropouts=sum(
+                isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()
+            ),
         )
 
     def write_nudged(self, folder: Path, seed: int) -> None:
-        """Write a model folder in which each trainable weight is ``UNITS`` float32 numbers up or down, by the seed."""
+        """Write a model folder in which each trainable weight is ``UNITS`` float32 numbers up or
+        down, by the seed.
+        """
         import torch
 
         from ..checkpoint.export import write_model
@@ -85,7 +94,9 @@ class FirstWeights:
             if tensor.requires_grad and tensor.is_floating_point():
                 value = value.float()
                 sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
-                value = value + UNITS * (torch.nextafter(value, sign * torch.tensor(torch.inf)) - value)
+                value = value + UNITS * (
+                    torch.nextafter(value, sign * torch.tensor(torch.inf)) - value
+                )
             written[name] = value.contiguous()
         entries = [(name, tuple(value.shape), value.dtype) for name, value in written.items()]
         write_model(folder, self.form.file, entries, written.values(), lambda folder: None)

@@ -1,4 +1,6 @@
-"""Read finished runs back: our own run directories, W&B's offline folders by its own tool, W&B online by its API."""
+"""Read finished runs back: our own run directories, W&B's offline folders by its own tool, W&B
+online by its API.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,14 @@ class Run:
     @property
     def evaluation(self) -> dict[str, float]:
         """Return the last value of each ``eval/...`` metric."""
-        return {key: value for row in self.rows for key, value in row.items() if key.startswith("eval/")}
+        return {
+            key: value for row in self.rows for key, value in row.items() if key.startswith("eval/")
+        }
 
 
 def read_run(path: str | Path) -> Run:
-    """Read an output directory, a W&B folder (``offline-run-*``, a ``.wandb`` file), or ``wandb:ENTITY/PROJECT/RUN``.
+    """Read an output directory, a W&B folder (``offline-run-*``, a ``.wandb`` file), or
+    ``wandb:ENTITY/PROJECT/RUN``.
 
     Raises:
         ConfigError: it is neither, or cannot be read.
@@ -61,7 +66,9 @@ def read_run(path: str | Path) -> Run:
         return _read_folder(folder)
     if folder.suffix == ".wandb" or any(folder.glob("*.wandb")):
         return _read_wandb_folder(folder)
-    raise _unreadable(path, "neither an output directory of a run (no plan.json) nor a W&B run (no .wandb file)")
+    raise _unreadable(
+        path, "neither an output directory of a run (no plan.json) nor a W&B run (no .wandb file)"
+    )
 
 
 def _read_folder(folder: Path) -> Run:
@@ -77,7 +84,11 @@ def _read_folder(folder: Path) -> Run:
     # A run of an older version does not say all settings: those had today's defaults.
     settings = {**DEFAULTS, **read_document(folder / "config.yaml", what="training config").data}
     return Run(
-        name=folder.resolve().name, path=str(folder), plan=hidden({**settings, **plan}), rows=rows, summary=ended
+        name=folder.resolve().name,
+        path=str(folder),
+        plan=hidden({**settings, **plan}),
+        rows=rows,
+        summary=ended,
     )
 
 
@@ -85,7 +96,9 @@ def _read_wandb_folder(path: Path) -> Run:
     run = json.loads(_wandb_inspect("--summary", "--json", str(path)))
     records = map(json.loads, _wandb_inspect("--json", str(path)).splitlines())
     rows = [record["history"]["item"] for record in records if record.get("type") == "history"]
-    return _from_tracker(run.get("name") or path.name, str(path), run.get("config", {}), rows, run.get("summary", {}))
+    return _from_tracker(
+        run.get("name") or path.name, str(path), run.get("config", {}), rows, run.get("summary", {})
+    )
 
 
 def _read_wandb_run(path: str) -> Run:
@@ -102,11 +115,25 @@ def _read_wandb_run(path: str) -> Run:
 
 
 def _from_tracker(
-    name: str, path: str, config: Mapping[str, Any], rows: list[dict[str, Any]], summary: Mapping[str, Any]
+    name: str,
+    path: str,
+    config: Mapping[str, Any],
+    rows: list[dict[str, Any]],
+    summary: Mapping[str, Any],
 ) -> Run:
-    """Turn what ``callbacks/tracking.py`` logged back: rows as in metrics.jsonl, with ``train/`` before a name."""
-    rows = [{key.removeprefix("train/"): value for key, value in row.items()} for row in rows if "step" in row]
-    seconds = {key.rpartition("/")[2]: value for key, value in summary.items() if key.startswith("summary/seconds/")}
+    """Turn what ``callbacks/tracking.py`` logged back: rows as in metrics.jsonl, with ``train/``
+    before a name.
+    """
+    rows = [
+        {key.removeprefix("train/"): value for key, value in row.items()}
+        for row in rows
+        if "step" in row
+    ]
+    seconds = {
+        key.rpartition("/")[2]: value
+        for key, value in summary.items()
+        if key.startswith("summary/seconds/")
+    }
     ended: dict[str, Any] = {"seconds": seconds} if seconds else {}
     if "summary/peak_memory_bytes" in summary:
         ended["peak_memory_bytes"] = [summary["summary/peak_memory_bytes"]]
@@ -119,9 +146,13 @@ def _wandb_inspect(*words: str) -> str:
     program = str(beside) if beside.exists() else shutil.which("wandb")
     if program is None:
         raise _unreadable(words[-1], "reading a W&B run needs its own tool: pip install wandb")
-    done = subprocess.run([program, "leet", "inspect", *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, "leet", "inspect", *words], capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise _unreadable(words[-1], f"wandb leet inspect: {done.stderr.strip() or done.stdout.strip()}")
+        raise _unreadable(
+            words[-1], f"wandb leet inspect: {done.stderr.strip() or done.stdout.strip()}"
+        )
     return done.stdout
 
 

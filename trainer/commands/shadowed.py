@@ -1,4 +1,6 @@
-"""Whether something else answers to the name ``trainer``, so that a launcher would run it instead of this package."""
+"""Whether something else answers to the name ``trainer``, so that a launcher would run it instead
+of this package.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ _OURS = Path(__file__).resolve().parents[1]
 
 
 def shadow_notices(folder: Path) -> Iterator[str]:
-    """Yield a line for each file of ``folder`` that Python takes for this package: of a script there, and of ``-m``."""
+    """Yield a line for each file of ``folder`` that Python takes for this package: of a script
+    there, and of ``-m``.
+    """
     for found in (folder / "trainer.py", folder / "trainer" / "__init__.py"):
         if found.is_file() and found.resolve().parent != _OURS:
             yield (

@@ -1,7 +1,8 @@
 """``trainer show FILE``: print the first batch of a language task as the model sees it.
 
-What is learnt is green, everything else dim; into a file or a pipe, what is learnt stands between « and ». Behind each
-token that ``MaskedLM`` is to predict stands what it was, behind a text of ``SequenceClassifier`` its label.
+What is learnt is green, everything else dim; into a file or a pipe, what is learnt stands between «
+and ». Behind each token that ``MaskedLM`` is to predict stands what it was, behind a text of
+``SequenceClassifier`` its label.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: the config is wrong, or its task is not of ``trainer.language``.
         DataError: there is nothing to learn from.
     """
-    parser = argparse.ArgumentParser(prog="trainer show", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="trainer show", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--rows", type=int, help="of the batch that are shown, at most")
     args, rest = parser.parse_known_args(argv)
     loaded = load_config(rest)
@@ -39,9 +42,13 @@ def run(argv: Sequence[str]) -> int:
         task, config = load_task(loaded)
         if not isinstance(task, LanguageTask):
             raise usage_error(
-                "config", config.task, "shows tasks of trainer.language, such as trainer.language:CausalLM"
+                "config",
+                config.task,
+                "shows tasks of trainer.language, such as trainer.language:CausalLM",
             )
-        layout = Layout(rank=0, world_size=1, micro_batch_size=config.micro_batch_size, accumulation_steps=1)
+        layout = Layout(
+            rank=0, world_size=1, micro_batch_size=config.micro_batch_size, accumulation_steps=1
+        )
         data, windows = build_data(task, config, layout, loaded.origins, pin_memory=False)
         assert isinstance(windows, IndexedData)
         _, [numbers, *_] = next(windows.samples(0))
@@ -65,7 +72,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _packed(task: Any, row: dict[str, Any], cuts: Sequence[tuple[bool, bool]]) -> Iterator[str]:
-    """Yield the lines of a row of ``CausalLM``: about it, then a line for each document, and its text below.
+    """Yield the lines of a row of ``CausalLM``: about it, then a line for each document, and its
+    text below.
 
     Args:
         cuts: of each document, whether it was cut before and behind what is here.
@@ -94,11 +102,15 @@ def _packed(task: Any, row: dict[str, Any], cuts: Sequence[tuple[bool, bool]]) -
 
 
 def _masked(task: Any, row: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a row of ``MaskedLM``: behind each token that is to be predicted, what it was."""
+    """Yield the lines of a row of ``MaskedLM``: behind each token that is to be predicted, what it
+    was.
+    """
     from ..language.packing import IGNORED
 
     shown: list[tuple[int, bool]] = []
-    for token, label, there in zip(row["input_ids"], row["labels"], row["attention_mask"], strict=True):
+    for token, label, there in zip(
+        row["input_ids"], row["labels"], row["attention_mask"], strict=True
+    ):
         shown += [(token, False)] * there + [(label, True)] * (label != IGNORED)
     tokens, flags = map(list, zip(*shown, strict=True))
     yield f"{sum(row['attention_mask'])} tokens, {sum(flags)} of them are to be predicted"
@@ -107,7 +119,9 @@ def _masked(task: Any, row: dict[str, Any]) -> Iterator[str]:
 
 def _labelled(task: Any, row: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a row of ``SequenceClassifier``: the text, and its label behind it."""
-    tokens = [token for token, there in zip(row["input_ids"], row["attention_mask"], strict=True) if there]
+    tokens = [
+        token for token, there in zip(row["input_ids"], row["attention_mask"], strict=True) if there
+    ]
     yield f"{len(tokens)} tokens"
     yield f"{_text(task, tokens, [False] * len(tokens))} {_coloured(task.memory['labels'][row['labels']], True)}"
 
@@ -117,8 +131,11 @@ def _text(task: Any, tokens: list[int], flags: list[bool]) -> str:
     tokenizer, parts, end = task.load_tokenizer(), [], 0
     for learnt, span in groupby(flags):
         start, end = end, end + len(list(span))
-        # Spaces between words may belong to neither span: what a span adds to the text before it is shown.
-        before, whole = (tokenizer.decode(tokens[:at], clean_up_tokenization_spaces=False) for at in (start, end))
+        # Spaces between words may belong to neither span: what a span adds to the text before it is
+        # shown.
+        before, whole = (
+            tokenizer.decode(tokens[:at], clean_up_tokenization_spaces=False) for at in (start, end)
+        )
         parts.append(_coloured(whole[len(before) :], learnt))
     return "".join(parts)
 

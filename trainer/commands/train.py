@@ -1,8 +1,9 @@
 """``trainer train FILE``: train the task that a config names, without a script of your own.
 
 accelerate launch --config_file accel_configs/ddp.yaml -m trainer train --config train.yaml
-torchrun --nproc_per_node 2 -m trainer train --accel_config accel_configs/fsdp.yaml --config train.yaml
-deepspeed --num_gpus 2 --module trainer train --deepspeed ds_configs/zero3.json --config train.yaml
+torchrun --nproc_per_node 2 -m trainer train --accel_config accel_configs/fsdp.yaml --config
+train.yaml deepspeed --num_gpus 2 --module trainer train --deepspeed ds_configs/zero3.json --config
+train.yaml
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Start trainings in processes of their own, as a user would, and measure how far apart two of them are.
+"""Start trainings in processes of their own, as a user would, and measure how far apart two of them
+are.
 
 ``trainer parity`` and ``trainer compare --launch`` run these.
 """
@@ -42,7 +43,8 @@ class Trial:
     log: Path
 
     def run(self, *, verbose: bool = False) -> Run:
-        """Train, wait for the end, and read the run back: with its last error only, where it failed.
+        """Train, wait for the end, and read the run back: with its last error only, where it
+        failed.
 
         Args:
             verbose: print what the processes print to the terminal instead of the log.
@@ -89,23 +91,38 @@ def check_script(script: str | None) -> None:
     """
     if script is not None and not Path(script).is_file():
         raise usage_error(
-            "script", script, "does not exist; give the script that calls trainer.main(), or leave --script out"
+            "script",
+            script,
+            "does not exist; give the script that calls trainer.main(), or leave --script out",
         )
 
 
 def last_error(log: str) -> str:
-    """Find the line that names the error: torchrun's root cause, what follows ``rank N:``, or what ends a traceback."""
+    """Find the line that names the error: torchrun's root cause, what follows ``rank N:``, or what
+    ends a traceback.
+    """
     _, cause, after = log.rpartition("Root Cause")
     if cause and (found := re.search(r"traceback : (.*)", after, re.DOTALL)):
         log = found[1]
     lines = [line.strip() for line in log.splitlines() if line.strip(" =-\t")]
-    starts = [number for number, line in enumerate(lines) if line.endswith("Traceback (most recent call last):")]
+    starts = [
+        number
+        for number, line in enumerate(lines)
+        if line.endswith("Traceback (most recent call last):")
+    ]
     if starts:
         after_it = lines[starts[-1] + 1 :]
-        return next((line for line in after_it if line.partition(":")[0].endswith(("Error", "Exception"))), lines[-1])
+        return next(
+            (line for line in after_it if line.partition(":")[0].endswith(("Error", "Exception"))),
+            lines[-1],
+        )
     if cause and lines:
         return lines[0]
-    ours = [line for line in lines if line.startswith("rank ") and ": " in line and "(local_rank" not in line]
+    ours = [
+        line
+        for line in lines
+        if line.startswith("rank ") and ": " in line and "(local_rank" not in line
+    ]
     return ours[-1] if ours else lines[-1] if lines else ""
 
 
@@ -114,10 +131,11 @@ class Bounds:
     """The relative differences up to which two runs count as the same.
 
     Args:
-        first: of the loss of the first step: the model is the same, only sums are taken in another order.
+        first: of the loss of the first step: the model is the same, only sums are taken in another
+            order.
         step: of the loss and the gradient norm of any step.
-        mean: of the loss, averaged over the logged steps of a whole training: beyond it rounding is no explanation
-            that anybody would take without a nudged run.
+        mean: of the loss, averaged over the logged steps of a whole training: beyond it rounding is
+            no explanation that anybody would take without a nudged run.
         weights: of all weights together after a short trial, relative to the way they moved.
     """
 
@@ -127,8 +145,9 @@ class Bounds:
     weights: float
 
 
-# Measured under bf16 over 10 steps of the two examples, each strategy against one process: loss 1.3e-2, norm 2.8e-2,
-# weights 9.1e-2 (2026-11-21, two x86 CPU cores, torch 2.13, gloo); fp16 is finer than bf16.
+# Measured under bf16 over 10 steps of the two examples, each strategy against one process: loss
+# 1.3e-2, norm 2.8e-2, weights 9.1e-2 (2026-11-21, two x86 CPU cores, torch 2.13, gloo); fp16 is
+# finer than bf16.
 BOUNDS = {
     "no": Bounds(first=1e-5, step=1e-5, mean=1e-2, weights=1e-2),
     "bf16": Bounds(first=2e-2, step=5e-2, mean=5e-2, weights=2e-1),
@@ -139,12 +158,18 @@ BOUNDS = {
 
 def precision_of(plan: Mapping[str, Any]) -> str:
     """Return the key of ``BOUNDS`` for a run, from its plan.json."""
-    return "tf32" if plan.get("precision", {}).get("compute") == "tf32" else str(plan.get("mixed_precision", "no"))
+    return (
+        "tf32"
+        if plan.get("precision", {}).get("compute") == "tf32"
+        else str(plan.get("mixed_precision", "no"))
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """The relative differences of a curve from another over the steps they share; NaN where a value is not a number."""
+    """The relative differences of a curve from another over the steps they share; NaN where a value
+    is not a number.
+    """
 
     first_step: int
     first: float
@@ -167,20 +192,25 @@ class Sameness(Enum):
     DIFFERS = "differs"
 
 
-def judge(run: Run, reference: Run, keys: Sequence[str], bounds: Bounds, nudged: Sequence[Run]) -> Sameness | None:
-    """Hold the curves of a run against those of another: the one rule of ``parity`` and ``compare``.
+def judge(
+    run: Run, reference: Run, keys: Sequence[str], bounds: Bounds, nudged: Sequence[Run]
+) -> Sameness | None:
+    """Hold the curves of a run against those of another: the one rule of ``parity`` and
+    ``compare``.
 
-    Every step within the strict bound is the same. A network that chooses (ReLU, max pooling, experts) may leave it by
-    rounding alone: then the reference itself, started from weights that are nudged in their last place, says how far
-    rounding leads it. What strays no further than ``NUDGE_FACTOR`` times that, at no step earlier than half
-    way there, may be rounding; the first loss must be within its bound in any case.
+    Every step within the strict bound is the same. A network that chooses (ReLU, max pooling,
+    experts) may leave it by rounding alone: then the reference itself, started from weights that
+    are nudged in their last place, says how far rounding leads it. What strays no further than
+    ``NUDGE_FACTOR`` times that, at no step earlier than half way there, may be rounding; the first
+    loss must be within its bound in any case.
 
     Args:
         keys: of the rows, such as ``loss``.
         nudged: runs of the reference from nudged weights; none where nobody made them.
 
     Returns:
-        None where they share no step. UNKNOWN where it could be rounding, and there is no nudged run to tell.
+        None where they share no step. UNKNOWN where it could be rounding, and there is no nudged
+        run to tell.
     """
     apart = {key: relative_gaps(run.curve(key), reference.curve(key)) for key in keys}
     losses = apart["loss"]
@@ -188,7 +218,10 @@ def judge(run: Run, reference: Run, keys: Sequence[str], bounds: Bounds, nudged:
         return None
     if not losses[min(losses)] <= bounds.first:
         return Sameness.DIFFERS
-    far = {key: {step: gap for step, gap in gaps.items() if not gap <= bounds.step} for key, gaps in apart.items()}
+    far = {
+        key: {step: gap for step, gap in gaps.items() if not gap <= bounds.step}
+        for key, gaps in apart.items()
+    }
     if not any(far.values()):
         return Sameness.SAME
     if any(math.isnan(gap) for gaps in far.values() for gap in gaps.values()):
@@ -199,20 +232,26 @@ def judge(run: Run, reference: Run, keys: Sequence[str], bounds: Bounds, nudged:
     for key, gaps in far.items():
         carried = [relative_gaps(one.curve(key), reference.curve(key)) for one in nudged]
         for step, gap in gaps.items():
-            seen = [value for one in carried for at, value in one.items() if at <= NUDGE_AHEAD * step]
+            seen = [
+                value for one in carried for at, value in one.items() if at <= NUDGE_AHEAD * step
+            ]
             if not gap <= NUDGE_FACTOR * max(seen, default=0.0):
                 return Sameness.DIFFERS
     return Sameness.ROUNDING
 
 
 def relative_gaps(curve: Curve, reference: Curve) -> dict[int, float]:
-    """Return the relative difference at each step that both have; NaN where a value was not a number."""
+    """Return the relative difference at each step that both have; NaN where a value was not a
+    number.
+    """
     steps = sorted(curve.keys() & reference.keys())
     return {step: _relative(curve[step], reference[step]) for step in steps}
 
 
 def measure_gap(curve: Curve, reference: Curve) -> Gap | None:
-    """Measure a curve against another; None where they share no step. A value of None was not a number."""
+    """Measure a curve against another; None where they share no step. A value of None was not a
+    number.
+    """
     apart = relative_gaps(curve, reference)
     if not apart:
         return None

@@ -17,7 +17,8 @@ from ..task import Task
 
 
 def build_whole(task: Task, seed: int = 0) -> nn.Module:
-    """Build a task's model on the CPU of this process alone, with its values, wherever the task has them from.
+    """Build a task's model on the CPU of this process alone, with its values, wherever the task has
+    them from.
 
     Raises:
         CheckpointError: its files do not hold them.

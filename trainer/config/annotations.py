@@ -1,9 +1,10 @@
-"""Annotations of settings: what fits them, how text is read by them, and how they are said in words.
+"""Annotations of settings: what fits them, how text is read by them, and how they are said in
+words.
 
-Understood are ``bool``, ``int``, ``float``, ``str``, ``Literal``, an ``Enum`` (by name), ``Path``, ``Any``,
-``list[...]``, ``tuple[...]``, ``set[...]``, ``frozenset[...]``, ``dict[str, ...]``, a dataclass, or a union of these or
-with ``None``.
-``Annotated[int, About(...)]`` adds help and limits.
+Understood are ``bool``, ``int``, ``float``, ``str``, ``Literal``, an ``Enum`` (by name), ``Path``,
+``Any``, ``list[...]``, ``tuple[...]``, ``set[...]``, ``frozenset[...]``, ``dict[str, ...]``, a
+dataclass, or a union of these or with ``None``. ``Annotated[int, About(...)]`` adds help and
+limits.
 """
 
 from __future__ import annotations
@@ -46,15 +47,18 @@ class Typed(str):
 
 @dataclass(frozen=True)
 class About:
-    """The note in ``Annotated[int, About("channels", minimum=1)]``: help and limits beside the type.
+    """The note in ``Annotated[int, About("channels", minimum=1)]``: help and limits beside the
+    type.
 
     Args:
         help: one line.
-        minimum, above, maximum, below: limits of every number in the value; above and below are exclusive.
+        minimum, above, maximum, below: limits of every number in the value; above and below are
+            exclusive.
         whole: every number in the value is whole, also where it is written as 2e8.
         wanted: what must hold in the field's own words, where the types alone say too little.
         any_case: choices are text in any case, and ``true`` and ``false`` may stand in quotes.
-        path: every text in the value is a path of this machine's file system; a ``Path`` is one anyway.
+        path: every text in the value is a path of this machine's file system; a ``Path`` is one
+            anyway.
     """
 
     help: str = ""
@@ -96,7 +100,9 @@ def unpacked(annotation: Any) -> tuple[Any, About]:
 def union_members(annotation: Any) -> Members:
     """Return the members of a union; anything else is its own only member."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return tuple(member for part in typing.get_args(annotation) for member in union_members(part))
+        return tuple(
+            member for part in typing.get_args(annotation) for member in union_members(part)
+        )
     return (annotation,)
 
 
@@ -111,13 +117,16 @@ def is_a(member: Any, base: type) -> bool:
 
 
 def plain(value: object, *, compared: bool = False) -> Any:
-    """Return ``value`` as files hold it: text, finite numbers, lists and mappings; JSON and YAML give it back equal.
+    """Return ``value`` as files hold it: text, finite numbers, lists and mappings; JSON and YAML
+    give it back equal.
 
-    Members of an ``Enum`` become their names, paths and whatever else has no form in a file become text.
+    Members of an ``Enum`` become their names, paths and whatever else has no form in a file become
+    text.
 
     Args:
-        compared: return what runs are compared by instead, the same in every process and as checkpoints of older runs
-            hold it: members of an ``Enum`` by value, infinite numbers as they are, objects by their type.
+        compared: return what runs are compared by instead, the same in every process and as
+            checkpoints of older runs hold it: members of an ``Enum`` by value, infinite numbers as
+            they are, objects by their type.
     """
     nested = functools.partial(plain, compared=compared)
     if isinstance(value, enum.Enum):
@@ -155,7 +164,9 @@ def fits(member: Any, value: object) -> bool:
     if base is Any:
         return True
     if base is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in typing.get_args(member))
+        return any(
+            value == choice and type(value) is type(choice) for choice in typing.get_args(member)
+        )
     if base in (int, float):
         return is_number(value) and (base is float or isinstance(value, int))
     if base in _SEQUENCES:
@@ -179,25 +190,43 @@ def matched(members: Members, value: Any, *, any_case: bool = False) -> tuple[An
 
 
 def read_text(members: Members, text: str) -> Any:
-    """Return command-line text as what it is meant as: ``no`` is text where text is wanted, though false in YAML."""
+    """Return command-line text as what it is meant as: ``no`` is text where text is wanted, though
+    false in YAML.
+    """
     value = parse_scalar(text)
-    if text in _choices(members) or not any(fits(member, value) for member in members if member is not str):
+    if text in _choices(members) or not any(
+        fits(member, value) for member in members if member is not str
+    ):
         textual = any(is_a(member, str) or is_a(member, PurePath) for member in members)
-        return text if textual or any(isinstance(choice, str) for choice in _choices(members)) else value
+        return (
+            text
+            if textual or any(isinstance(choice, str) for choice in _choices(members))
+            else value
+        )
     return value
 
 
 def in_any_case(members: Members, text: str) -> Any:
     """Return the choice, or the truth value, that ``text`` is in another case; else the text."""
-    meant: dict[str, Any] = {choice.lower(): choice for choice in _choices(members) if isinstance(choice, str)}
+    meant: dict[str, Any] = {
+        choice.lower(): choice for choice in _choices(members) if isinstance(choice, str)
+    }
     if bool in members:
         meant |= {"true": True, "false": False}
     return meant.get(text.lower(), text)
 
 
 def _choices(members: Members) -> list[Any]:
-    literal = [choice for member in members if base_of(member) is Literal for choice in typing.get_args(member)]
-    return [*literal, *(name for member in members if is_a(member, enum.Enum) for name in member.__members__)]
+    literal = [
+        choice
+        for member in members
+        if base_of(member) is Literal
+        for choice in typing.get_args(member)
+    ]
+    return [
+        *literal,
+        *(name for member in members if is_a(member, enum.Enum) for name in member.__members__),
+    ]
 
 
 def misfit(members: Members, value: object, wanted: str) -> str:
@@ -213,7 +242,8 @@ def misfit(members: Members, value: object, wanted: str) -> str:
         if near := nearest(value, texts):
             return f"{rule}; did you mean {near!r}?"
         if re.fullmatch(r"[-+]?0\d+", value) and {int, float} & set(members):
-            return f"{rule}; write {int(value)}"  # from the command line: files with such numbers are refused
+            # from the command line: files with such numbers are refused
+            return f"{rule}; write {int(value)}"
         yes = value.lower() in ("yes", "no", "on", "off")  # truth values in YAML, nothing in JSON
         unquoted = not yes and any(fits(member, parse_scalar(value)) for member in members)
         return f"{rule}; remove the quotes" if unquoted else rule
@@ -230,7 +260,9 @@ def name_of(members: Members) -> str:
     others = [
         _name(member)
         for member in members
-        if member is not type(None) and base_of(member) is not Literal and not is_a(member, enum.Enum)
+        if member is not type(None)
+        and base_of(member) is not Literal
+        and not is_a(member, enum.Enum)
     ]
     return " or ".join([*([f"one of {choices}"] if choices else []), *others])
 

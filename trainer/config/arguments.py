@@ -1,4 +1,5 @@
-"""The command line of a training script: ``--key value``, ``--key=value`` or ``key=value``; and its help.
+"""The command line of a training script: ``--key value``, ``--key=value`` or ``key=value``; and its
+help.
 
 Values stay text here; the annotations of their keys decide later how they are read.
 """
@@ -46,16 +47,22 @@ class Arguments:
 
 
 def split_command_line(argv: Sequence[str]) -> Arguments:
-    """Take apart what was typed after a training script; a key that is true or false may stand alone, and then is true.
+    """Take apart what was typed after a training script; a key that is true or false may stand
+    alone, and then is true.
 
-    ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment says the same.
+    ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment says the
+    same.
     """
     typed = Arguments()
     texts, rest = typed.texts, list(argv)
     while rest:
         token = rest.pop(0)
         name, equals, text = token.partition("=")
-        if not (re.match(r"--[A-Za-z_]", token) or token == "-h" or re.fullmatch(r"[A-Za-z_][\w.-]*=", name + equals)):
+        if not (
+            re.match(r"--[A-Za-z_]", token)
+            or token == "-h"
+            or re.fullmatch(r"[A-Za-z_][\w.-]*=", name + equals)
+        ):
             typed.words.append(token)
             continue
         key = name.lstrip("-").replace("-", "_")
@@ -74,10 +81,14 @@ def split_command_line(argv: Sequence[str]) -> Arguments:
             else:
                 text = rest.pop(0)
         if texts.setdefault(key, text) != text:
-            typed.problems.append(_wrong(key, f"is given twice, as {texts[key]!r} and as {text!r}; keep one"))
+            typed.problems.append(
+                _wrong(key, f"is given twice, as {texts[key]!r} and as {text!r}; keep one")
+            )
     for key in texts:
         if part := next((other for other in texts if other.startswith(f"{key}.")), None):
-            typed.problems.append(_wrong(key, f"is given as a whole and in part, as {part}; keep one"))
+            typed.problems.append(
+                _wrong(key, f"is given as a whole and in part, as {part}; keep one")
+            )
     texts.pop("local_rank", None)
     typed.files.update({key: os.path.expanduser(texts.pop(key)) for key in _FILES if key in texts})
     return typed

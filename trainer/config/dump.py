@@ -14,7 +14,9 @@ from .train_config import TrainConfig, without_effect
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes all text without a letter in front: ``1e-3`` is a number to our reader, not to PyYAML."""
+    """A dumper that quotes all text without a letter in front: ``1e-3`` is a number to our reader,
+    not to PyYAML.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -28,9 +30,13 @@ _Dumper.add_representer(str, _Dumper.text)
 
 
 def to_yaml(
-    config: TrainConfig, comment: Callable[[Key], str] = lambda key: "", *, without: Collection[str] = ()
+    config: TrainConfig,
+    comment: Callable[[Key], str] = lambda key: "",
+    *,
+    without: Collection[str] = (),
 ) -> str:
-    """Write the resolved config; keys without effect on its optimizer are left out, secrets are hidden.
+    """Write the resolved config; keys without effect on its optimizer are left out, secrets are
+    hidden.
 
     Args:
         comment: what stands behind the value of a key.
@@ -44,7 +50,9 @@ def to_yaml(
 
 
 def _rows(values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, str]]:
-    """Yield the lines of a YAML file, each with the key whose value it shows, () where that follows below."""
+    """Yield the lines of a YAML file, each with the key whose value it shows, () where that follows
+    below.
+    """
     for name, value in values.items():
         key, start = (*prefix, name), f"{'  ' * len(prefix)}{_dump(name)}:"
         if isinstance(value, dict) and value:
@@ -55,5 +63,7 @@ def _rows(values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, st
 
 
 def _dump(value: object) -> str:
-    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, width=sys.maxsize, allow_unicode=True
+    )
     return text.removesuffix("\n").removesuffix("\n...")

@@ -1,4 +1,5 @@
-"""The training config: defaults < YAML or JSON file < command line, all of it checked, all problems at once.
+"""The training config: defaults < YAML or JSON file < command line, all of it checked, all problems
+at once.
 
 Nothing here imports torch, so a wrong key is answered in a blink.
 """
@@ -32,10 +33,12 @@ class Loaded:
 
     Args:
         config: the resolved values.
-        origins: by dotted key; absent for what is left at its default. ``load_task`` adds those of the task's defaults.
+        origins: by dotted key; absent for what is left at its default. ``load_task`` adds those of
+            the task's defaults.
         config_file: the training config, as named on the command line.
         accel_config, deepspeed: the files that say how to run, as named there.
-        texts: what was typed, by dotted key: the type of a task's setting is only known with the task.
+        texts: what was typed, by dotted key: the type of a task's setting is only known with the
+            task.
     """
 
     config: TrainConfig
@@ -52,7 +55,9 @@ class Loaded:
         return self.origins
 
 
-def load_config(argv: Sequence[str], *, complete: Callable[[Loaded], TrainConfig] | None = None) -> Loaded:
+def load_config(
+    argv: Sequence[str], *, complete: Callable[[Loaded], TrainConfig] | None = None
+) -> Loaded:
     """Read the training config that ``argv`` (without the program's name) asks for.
 
     Args:
@@ -68,16 +73,25 @@ def load_config(argv: Sequence[str], *, complete: Callable[[Loaded], TrainConfig
         raise ConfigError(check.problems)
 
     config = TrainConfig(**read.values)
-    loaded = Loaded(config=config, origins=read.origins, config_file=read.config_file, texts=read.texts, **read.files)
+    loaded = Loaded(
+        config=config,
+        origins=read.origins,
+        config_file=read.config_file,
+        texts=read.texts,
+        **read.files,
+    )
     if "print_config" in read.switches:
         shown = config if complete is None else complete(loaded)
-        print(to_yaml(shown, lambda key: _origin(loaded.origins, key, DEFAULT.source).place), end="")
+        print(
+            to_yaml(shown, lambda key: _origin(loaded.origins, key, DEFAULT.source).place), end=""
+        )
         raise SystemExit(0)
     return loaded
 
 
 def load_task_part(argv: Sequence[str]) -> Loaded | None:
-    """Return what a config says of the task alone, so that its settings can be checked where other keys are wrong.
+    """Return what a config says of the task alone, so that its settings can be checked where other
+    keys are wrong.
 
     None where that cannot be read.
     """
@@ -89,7 +103,9 @@ def load_task_part(argv: Sequence[str]) -> Loaded | None:
     if "task" not in part or any(problem.key == "task_settings" for problem in read.check.problems):
         return None
     config = TrainConfig(**part, max_steps=1)
-    return Loaded(config=config, origins=read.origins, config_file=read.config_file, texts=read.texts)
+    return Loaded(
+        config=config, origins=read.origins, config_file=read.config_file, texts=read.texts
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +126,9 @@ class _Read:
 
 
 def _read(argv: Sequence[str]) -> _Read:
-    """Read and check a config. Raises ConfigError where the file cannot be read, SystemExit after ``--help``."""
+    """Read and check a config. Raises ConfigError where the file cannot be read, SystemExit after
+    ``--help``.
+    """
     typed = split_command_line(argv)
     if "help" in typed.switches:
         print(help_text())
@@ -133,7 +151,9 @@ def _read(argv: Sequence[str]) -> _Read:
     check_rules(check, values, given)
     for key in _hidden_keys(given):
         rule = f"a secret, which is not written down; give it again: --{'.'.join(key)} VALUE"
-        check.problems.append(Problem(origin=_origin(origins, key, document.path), value=HIDDEN, rule=rule))
+        check.problems.append(
+            Problem(origin=_origin(origins, key, document.path), value=HIDDEN, rule=rule)
+        )
     return _Read(
         check=check,
         values=values,
@@ -149,14 +169,20 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
     """Return the task ``cls`` (a frozen, keyword-only dataclass) with these ``task_settings``.
 
     Raises:
-        ConfigError: a setting is unknown, missing or wrong; a ValueError of the task itself is told the same way.
+        ConfigError: a setting is unknown, missing or wrong; a ValueError of the task itself is told
+            the same way.
     """
-    own = [name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)]
+    own = [
+        name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)
+    ]
     if own and "__dataclass_fields__" not in vars(cls):
         rule = f"put @dataclass(frozen=True, kw_only=True) above the class: {', '.join(own)} cannot be set without"
         raise ConfigError(Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule))
     top = "task_settings"
-    values = _laid_over({top: settings}, {key: text for key, text in loaded.texts.items() if key.startswith(f"{top}.")})
+    values = _laid_over(
+        {top: settings},
+        {key: text for key, text in loaded.texts.items() if key.startswith(f"{top}.")},
+    )
     task_at = _origin(loaded.origins, ("task",), "TrainConfig").place
     aliases = _aliases_below(top, annotations_of(cast(type, cls)))
     validator = Validator(lambda key: _origin(loaded.origins, key, task_at), aliases)
@@ -167,7 +193,9 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
 
 
 def _aliases_below(section: str, known: Collection[str]) -> dict[str, str]:
-    """Return the aliases of keys below a section, as they are written there; of keys that it does not have none."""
+    """Return the aliases of keys below a section, as they are written there; of keys that it does
+    not have none.
+    """
     found = {}
     for alias, meant in read_table(_ALIASES).items():
         first, _, rest = meant.partition(".")
@@ -186,7 +214,9 @@ def _hidden_keys(values: object, above: Key = ()) -> Iterator[Key]:
 
 
 def _laid_over(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``values`` with those that were typed: the parts of a mapping one by one, so that the others stay."""
+    """Return ``values`` with those that were typed: the parts of a mapping one by one, so that the
+    others stay.
+    """
     whole = dict(values)
     for key, text in texts.items():
         put(whole, key.split("."), Typed(text))
@@ -197,7 +227,9 @@ def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
     paths = [*document.origins, *((key,) for key in document.data)]
     origins = {".".join(path): document.origin(path) for path in paths}
     for key in texts:
-        origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
+        origins = {
+            other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")
+        }
         origins[key] = Origin(COMMAND_LINE, key=key)
         first = key.split(".")[0]
         if not isinstance(document.data.get(first), dict):
@@ -206,7 +238,9 @@ def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
 
 
 def _origin(origins: Mapping[str, Origin], key: Key, otherwise: str) -> Origin:
-    """Return the place of a key, or of the nearest mapping around it that has one, as the origin of the key."""
+    """Return the place of a key, or of the nearest mapping around it that has one, as the origin of
+    the key.
+    """
     around = (".".join(key[:end]) for end in range(len(key), 0, -1))
     found = next((origins[part] for part in around if part in origins), Origin(otherwise))
     return found.named(".".join(key))

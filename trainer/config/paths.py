@@ -1,4 +1,6 @@
-"""Paths that users type: of this machine's file system, never an address such as ``s3://bucket/run``."""
+"""Paths that users type: of this machine's file system, never an address such as
+``s3://bucket/run``.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Plain data held against annotations: each mistake is one ``Problem`` with its origin and the nearest match.
+"""Plain data held against annotations: each mistake is one ``Problem`` with its origin and the
+nearest match.
 
-Nothing is converted silently, except that a whole number serves as a ``float`` and a list as a ``tuple``.
-The annotations that are understood stand in ``annotations.py``.
+Nothing is converted silently, except that a whole number serves as a ``float`` and a list as a
+``tuple``. The annotations that are understood stand in ``annotations.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigError, Origin, Problem, Sourced
 from ..text import did_you_mean, nearest
-from .annotations import About, base_of, is_a, is_number, matched, misfit, plain, union_members, unpacked
+from .annotations import (
+    About,
+    base_of,
+    is_a,
+    is_number,
+    matched,
+    misfit,
+    plain,
+    union_members,
+    unpacked,
+)
 from .documents import Key
 from .paths import not_local
 
@@ -27,12 +38,13 @@ _NOTHING = About()
 
 
 class Validator:
-    """Collects in ``problems`` what is wrong, in ``notices`` what to know, in ``meant`` what unknown keys stand for.
+    """Collects in ``problems`` what is wrong, in ``notices`` what to know, in ``meant`` what
+    unknown keys stand for.
 
     Args:
         origin: the origin of a key, or the one source of all keys.
-        aliases: by dotted key, what other tools call a key: no second name for it, but the way to answer with the
-            right one, or with a sentence where there is none.
+        aliases: by dotted key, what other tools call a key: no second name for it, but the way to
+            answer with the right one, or with a sentence where there is none.
     """
 
     def __init__(
@@ -41,7 +53,9 @@ class Validator:
         aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         source = origin
-        self.origin = (lambda key: Origin(source, key=".".join(key))) if isinstance(source, str) else source
+        self.origin = (
+            (lambda key: Origin(source, key=".".join(key))) if isinstance(source, str) else source
+        )
         self.aliases = aliases
         self.problems: list[Problem] = []
         self.notices: list[str] = []
@@ -69,7 +83,9 @@ class Validator:
         return fitting
 
     def missing(self, cls: type, given: Collection[str], prefix: Key = ()) -> None:
-        """Record a problem for each field of ``cls`` that has no default, is not ``given`` and was not misspelt."""
+        """Record a problem for each field of ``cls`` that has no default, is not ``given`` and was
+        not misspelt.
+        """
         for field in dataclasses.fields(cls):
             required = field.init and default_of(field) is dataclasses.MISSING
             key = (*prefix, field.name)
@@ -78,7 +94,9 @@ class Validator:
                 self.record(key, f"is required: {text}" if text else "is required")
 
     def build(self, cls: type[S], values: Mapping[str, Any], prefix: Key = ()) -> S | None:
-        """Return ``cls(**values)``; None where there are problems. A ValueError of the class itself is one of them."""
+        """Return ``cls(**values)``; None where there are problems. A ValueError of the class itself
+        is one of them.
+        """
         found = len(self.problems)
         fitting = self.settings(cls, values, prefix)
         self.missing(cls, values, prefix)
@@ -111,18 +129,28 @@ class Validator:
         self.notices.append(f"{found.origin.place}: {found.origin.key}: {text}")
 
     def idle(self, found: Sequence[Sourced[Any]], text: str) -> None:
-        """Note in one line, at the first of them, the keys of one section that change nothing, and why."""
+        """Note in one line, at the first of them, the keys of one section that change nothing, and
+        why.
+        """
         if found:
             names = ", ".join(entry.origin.key.rpartition(".")[2] for entry in found)
             self.notices.append(f"{found[0].origin.place}: {text}: {names}")
 
     def unknown(
-        self, found: Sourced[Any], known: Collection[str], key: Key, hint: str = "", *, owner: str = ""
+        self,
+        found: Sourced[Any],
+        known: Collection[str],
+        key: Key,
+        hint: str = "",
+        *,
+        owner: str = "",
     ) -> None:
-        """Record an unknown key with the ``hint``, else with the key that it misspells or that is ours for it.
+        """Record an unknown key with the ``hint``, else with the key that it misspells or that is
+        ours for it.
 
         Args:
-            owner: the file whose documentation lists its keys, such as ``DeepSpeed's JSON``; else ``--help`` does.
+            owner: the file whose documentation lists its keys, such as ``DeepSpeed's JSON``; else
+                ``--help`` does.
         """
         *prefix, name = key
         alias = self.aliases.get(".".join(key), "")
@@ -138,7 +166,9 @@ class Validator:
         elif owner and len(known) > 12:
             rule = f"{owner} has none of this name; remove it"
         else:
-            rule = did_you_mean(name, known) if prefix or len(known) <= 12 else "--help lists all keys"
+            rule = (
+                did_you_mean(name, known) if prefix or len(known) <= 12 else "--help lists all keys"
+            )
         self.problems.append(found.problem(f"unknown key; {rule}"))
 
     def record(self, key: Key, rule: str, value: object = None) -> None:
@@ -163,17 +193,24 @@ class Validator:
         if names_path and isinstance(value, str) and not_local(value):
             return self.record(key, not_local(value), value)
         if base in (list, set, frozenset):
-            done = [self._value((*args, Any)[0], item, (*key, str(at)), limits) for at, item in enumerate(value)]
+            done = [
+                self._value((*args, Any)[0], item, (*key, str(at)), limits)
+                for at, item in enumerate(value)
+            ]
             try:
                 return base(done)
             except TypeError:
                 return self.record(key, "must be a list of single values", value)
         if base is tuple:
-            items: Any = [args[0]] * len(value) if args[1:] == (...,) else args or [Any] * len(value)
+            items: Any = (
+                [args[0]] * len(value) if args[1:] == (...,) else args or [Any] * len(value)
+            )
             if len(items) != len(value):
                 return self.record(key, f"must be a list of {len(items)} values", value)
             pairs = enumerate(zip(items, value, strict=True))
-            return tuple(self._value(item, got, (*key, str(at)), limits) for at, (item, got) in pairs)
+            return tuple(
+                self._value(item, got, (*key, str(at)), limits) for at, (item, got) in pairs
+            )
         if is_a(base, enum.Enum):
             return base[value]
         if is_a(base, PurePath):
@@ -182,8 +219,14 @@ class Validator:
             if unnamed := [name for name in value if not isinstance(name, str)]:
                 return self.record(key, "keys must be text; put it in quotes", unnamed[0])
             item = (*args, Any, Any)[1]
-            return {name: self._value(item, got, (*key, name), limits) for name, got in value.items()}
-        return self.build(base, value, key) if dataclasses.is_dataclass(member) and is_a(member, object) else value
+            return {
+                name: self._value(item, got, (*key, name), limits) for name, got in value.items()
+            }
+        return (
+            self.build(base, value, key)
+            if dataclasses.is_dataclass(member) and is_a(member, object)
+            else value
+        )
 
 
 @functools.cache
@@ -193,7 +236,9 @@ def annotations_of(cls: type) -> dict[str, Any]:
         hints = typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
         rule = f"annotations must exist at run time, outside of TYPE_CHECKING: {error}"
-        raise ConfigError(Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule)) from None
+        raise ConfigError(
+            Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule)
+        ) from None
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 

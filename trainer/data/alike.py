@@ -1,7 +1,8 @@
-"""Every rank has the same data: what identifies it, how it is drawn alike, and the words that say that it differs.
+"""Every rank has the same data: what identifies it, how it is drawn alike, and the words that say
+that it differs.
 
-Streams are read by every rank from their beginning: what they draw is the same on all, and all read the same one.
-Data sets with an index are compared by a few of their samples (``samples.py``).
+Streams are read by every rank from their beginning: what they draw is the same on all, and all read
+the same one. Data sets with an index are compared by a few of their samples (``samples.py``).
 """
 
 from __future__ import annotations
@@ -29,14 +30,19 @@ SAME_DATA = (
 )
 
 
-def blocks(stream: Iterable[Any], size: int, *seed: int, offset: int = 0, stop: int = 0) -> Iterator[list[Any]]:
-    """Yield lists of ``size`` samples, the last one shorter, of a stream whose next sample has the number ``offset``.
+def blocks(
+    stream: Iterable[Any], size: int, *seed: int, offset: int = 0, stop: int = 0
+) -> Iterator[list[Any]]:
+    """Yield lists of ``size`` samples, the last one shorter, of a stream whose next sample has the
+    number ``offset``.
 
-    What the stream draws meanwhile from Python's, numpy's and torch's global generators follows from ``seed`` and the
-    number of the block's first sample: the same on every rank and in a run that goes on, at some 0.1 ms a block.
+    What the stream draws meanwhile from Python's, numpy's and torch's global generators follows
+    from ``seed`` and the number of the block's first sample: the same on every rank and in a run
+    that goes on, at some 0.1 ms a block.
 
     Args:
-        stop: a number at which a block ends, whatever its size: the first one of a run that goes on begins there.
+        stop: a number at which a block ends, whatever its size: the first one of a run that goes on
+            begins there.
     """
     rest = None
     while True:
@@ -72,7 +78,9 @@ def drawing(*seed: int) -> Iterator[None]:
 
 
 def digest(item: Any) -> int:
-    """Sum up the tensors, arrays, numbers and text in an item, in 32 bits; what is of another kind does not count."""
+    """Sum up the tensors, arrays, numbers and text in an item, in 32 bits; what is of another kind
+    does not count.
+    """
     if isinstance(item, Tensor):
         if item.is_nested or item.layout != torch.strided:
             item = item.coalesce().values() if item.is_sparse else item.values()
@@ -83,7 +91,9 @@ def digest(item: Any) -> int:
     if hasattr(item, "tobytes"):  # an array, an image
         return zlib.crc32(item.tobytes())
     if isinstance(item, str | bytes | int | float | complex):
-        return zlib.crc32(item if isinstance(item, bytes) else repr(item).encode(errors="backslashreplace"))
+        return zlib.crc32(
+            item if isinstance(item, bytes) else repr(item).encode(errors="backslashreplace")
+        )
     if isinstance(item, set | frozenset):
         return zlib.crc32(
             repr(sorted(digest(part) for part in item)).encode()
@@ -94,7 +104,9 @@ def digest(item: Any) -> int:
 def _parts_of(item: Any) -> Iterable[Any]:
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         return [(field.name, getattr(item, field.name)) for field in dataclasses.fields(item)]
-    if callable(getattr(item, "keys", None)) and hasattr(item, "__getitem__"):  # a mapping, or as good as one
+    if callable(getattr(item, "keys", None)) and hasattr(
+        item, "__getitem__"
+    ):  # a mapping, or as good as one
         return [(key, item[key]) for key in item.keys()]  # noqa: SIM118
     return item if isinstance(item, list | tuple) else ()
 

@@ -19,11 +19,13 @@ from .worker_signals import ignore_signals
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a global batch is cut: accumulation_steps x world_size micro-batches of micro_batch_size samples.
+    """How a global batch is cut: accumulation_steps x world_size micro-batches of micro_batch_size
+    samples.
 
     Args:
         rank, world_size: among those that have batches of their own.
-        counts: whether what this rank computes counts in sums over ranks; of ranks that share a batch the first's does.
+        counts: whether what this rank computes counts in sums over ranks; of ranks that share a
+            batch the first's does.
     """
 
     rank: int
@@ -53,9 +55,11 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """All micro-batches of one optimizer step. ``samples`` counts those of all ranks; ``end`` is the position after.
+    """All micro-batches of one optimizer step. ``samples`` counts those of all ranks; ``end`` is
+    the position after.
 
-    ``read`` is a digest of the first samples of a stream, the same on every rank; 0 where nobody has to look.
+    ``read`` is a digest of the first samples of a stream, the same on every rank; 0 where nobody
+    has to look.
     """
 
     micros: tuple[MicroBatch, ...]
@@ -72,13 +76,17 @@ class Window:
 def share(taken: range, layout: Layout) -> Iterator[range]:
     """Yield this rank's micro-batches of one step, where all ranks together take ``taken``.
 
-    A short step has fewer micro-batches, the same number on every rank; the last of them is dealt out
-    evenly, and a rank may get an empty one.
+    A short step has fewer micro-batches, the same number on every rank; the last of them is dealt
+    out evenly, and a rank may get an empty one.
     """
     per_micro = layout.micro_batch_size * layout.world_size
     for start in range(0, len(taken), per_micro):
         block = taken[start : start + per_micro]
-        yield block[len(block) * layout.rank // layout.world_size : len(block) * (layout.rank + 1) // layout.world_size]
+        yield block[
+            len(block) * layout.rank // layout.world_size : len(block)
+            * (layout.rank + 1)
+            // layout.world_size
+        ]
 
 
 class TrainData(ABC):
@@ -131,17 +139,21 @@ class TrainData(ABC):
         return MicroBatch(batch=batch, weight=weight, counts=bool(weight) and self.layout.counts)
 
     def lend(self, candidates: Iterable[Any]) -> None:
-        """Keep the first item that has weight, unless one is kept. (A step where none has any is refused.)"""
+        """Keep the first item that has weight, unless one is kept. (A step where none has any is
+        refused.)
+        """
         for item in candidates if self._lent is None else ():
             self._lent = copied(item)
             if self.weight_of is None or self.weight_of(self.collate([copied(item)])) > 0:
                 return
 
     def filler(self, candidates: Iterable[Any] = ()) -> Any:
-        """Make a batch of weight 0 for a rank without one of its own, so that it still takes part in the collectives.
+        """Make a batch of weight 0 for a rank without one of its own, so that it still takes part
+        in the collectives.
 
-        A batch without weight can have a loss that is no number, and zero times that is no number either, in the
-        backward pass too. So an item with weight is lent, copied each time, since some collates change their items.
+        A batch without weight can have a loss that is no number, and zero times that is no number
+        either, in the backward pass too. So an item with weight is lent, copied each time, since
+        some collates change their items.
         """
         self.lend(candidates)
         count = min(2, self.layout.micro_batch_size)  # BatchNorm wants more than one value
@@ -149,11 +161,15 @@ class TrainData(ABC):
 
     @abstractmethod
     def windows(self, position: int, steps: int) -> Iterator[Window]:
-        """Yield the next ``steps`` windows from ``position``, each fetched whole, so that its weight is known first."""
+        """Yield the next ``steps`` windows from ``position``, each fetched whole, so that its
+        weight is known first.
+        """
 
     @abstractmethod
     def epochs_at(self, position: int) -> float:
-        """Return the passes over the data after ``position`` samples; a stream counts finished ones."""
+        """Return the passes over the data after ``position`` samples; a stream counts finished
+        ones.
+        """
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -161,7 +177,9 @@ class TrainData(ABC):
 
     @abstractmethod
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Go on behind the window that ``state`` was taken after, on any layout; returns the position."""
+        """Go on behind the window that ``state`` was taken after, on any layout; returns the
+        position.
+        """
 
     def skips(self) -> int:
         """Count the samples that are read over before the next window."""
@@ -177,14 +195,17 @@ def copied(item: Any) -> Any:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Tell whether data can only be read from its beginning: without length or indexing, or torch's IterableDataset.
+    """Tell whether data can only be read from its beginning: without length or indexing, or torch's
+    IterableDataset.
 
     Raises:
         DataError: it is a loader, whose batches would be taken for items, or several data sets.
     """
     if isinstance(dataset, Mapping) and 0 not in dataset:
         names = listed([str(name) for name in dataset])
-        raise DataError(f"Data holds several data sets ({names}) where one belongs: give one of them")
+        raise DataError(
+            f"Data holds several data sets ({names}) where one belongs: give one of them"
+        )
     if isinstance(dataset, DataLoader):
         raise DataError(
             "Data holds a DataLoader where a data set belongs: give its .dataset, and its collate_fn as Data.collate; "

@@ -1,7 +1,8 @@
-"""Data preparation (download, tokenise, pack): once per node, cached by content, behind a file lock.
+"""Data preparation (download, tokenise, pack): once per node, cached by content, behind a file
+lock.
 
-A barrier around long work runs into the time-out of collectives; a lock on a file does not, and serves processes
-that know nothing of each other, such as two jobs on one machine.
+A barrier around long work runs into the time-out of collectives; a lock on a file does not, and
+serves processes that know nothing of each other, such as two jobs on one machine.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from ..errors import DataError
 
 
 def prepare_once(cache: str | Path, content: object, make: Callable[[Path], object]) -> Path:
-    """Return the folder that ``make`` fills from ``content``: made by the first process that asks, found by others.
+    """Return the folder that ``make`` fills from ``content``: made by the first process that asks,
+    found by others.
 
-    The folder's name is a hash of ``content``, so other content is another folder. It appears by one rename, when
-    all of it is there: what a killed process left is thrown away and made anew. If ``make`` fails, its error is
-    raised where it ran, and the next process that waits tries for itself.
+    The folder's name is a hash of ``content``, so other content is another folder. It appears by
+    one rename, when all of it is there: what a killed process left is thrown away and made anew. If
+    ``make`` fails, its error is raised where it ran, and the next process that waits tries for
+    itself.
 
     Args:
-        cache: parent of the folders, on a file system with locks (local disks, NFS with its lock manager). Each
-            node with a cache of its own makes its own; a shared one is filled once for all.
-        content: JSON data that the result depends on, all of it: a format number of yours, settings, the input.
+        cache: parent of the folders, on a file system with locks (local disks, NFS with its lock
+            manager). Each node with a cache of its own makes its own; a shared one is filled once
+            for all.
+        content: JSON data that the result depends on, all of it: a format number of yours,
+            settings, the input.
         make: writes files into the empty folder that it is given.
 
     Raises:

@@ -17,16 +17,19 @@ from .worker_signals import ignore_signals
 
 
 class EvaluationBatches:
-    """Yields ``(batch, examples)`` over a whole data set in its own order, anew each time; every rank as many batches.
+    """Yields ``(batch, examples)`` over a whole data set in its own order, anew each time; every
+    rank as many batches.
 
-    A batch of 0 examples does not count: it is there because a sharded forward pass needs all ranks, or another rank
-    counts it. A stream is read by every rank, without workers, and each keeps its share; what it draws is the same on
-    all of them and each time.
+    A batch of 0 examples does not count: it is there because a sharded forward pass needs all
+    ranks, or another rank counts it. A stream is read by every rank, without workers, and each
+    keeps its share; what it draws is the same on all of them and each time.
 
     Args:
-        gather: one number from each rank, to hold the stream that they read to be the same. Collective.
-        workers: loading processes of this rank. They stay until ``close``, with the data set as it was at the first
-            time. What they draw (python, numpy, torch) follows from rank and batch, the same each time.
+        gather: one number from each rank, to hold the stream that they read to be the same.
+            Collective.
+        workers: loading processes of this rank. They stay until ``close``, with the data set as it
+            was at the first time. What they draw (python, numpy, torch) follows from rank and
+            batch, the same each time.
     """
 
     def __init__(
@@ -79,7 +82,9 @@ class EvaluationBatches:
         block = next(read, [])
         refuse_unlike(self.gather(digest(block[:2])), "Data.evaluation")
         if not block:
-            raise DataError("Data.evaluation gave nothing: an empty stream, or one that can be read only once")
+            raise DataError(
+                "Data.evaluation gave nothing: an empty stream, or one that can be read only once"
+            )
         while block:
             [mine] = share(range(len(block)), self.cut)
             yield self.collate([block[at] for at in mine or [0]]), len(mine) * self.cut.counts
@@ -87,7 +92,9 @@ class EvaluationBatches:
 
 
 class _Shares:
-    """The keys of this rank's batches, for torch's DataLoader; an empty one is lent the first sample."""
+    """The keys of this rank's batches, for torch's DataLoader; an empty one is lent the first
+    sample.
+    """
 
     def __init__(self, size: int, cut: Layout) -> None:
         self.size, self.cut = size, cut
@@ -98,7 +105,9 @@ class _Shares:
 
 
 class _Drawn(Items):
-    """A data set whose items draw by the seed of their batch in a worker, whatever it has drawn before."""
+    """A data set whose items draw by the seed of their batch in a worker, whatever it has drawn
+    before.
+    """
 
     def __init__(self, dataset: Any, rank: int) -> None:
         super().__init__(dataset, seed=0, augment=None)

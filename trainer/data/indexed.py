@@ -1,8 +1,8 @@
 """Which samples, when, on which rank: a pure function of (seed, position, layout).
 
-The global order of an epoch follows from (seed, epoch). A step takes the next ``global_batch_size`` samples of it, cut
-into micro-batches and ranks; so the same samples meet at the same step on every layout with the same global batch. The
-position is one integer: samples consumed since the start.
+The global order of an epoch follows from (seed, epoch). A step takes the next ``global_batch_size``
+samples of it, cut into micro-batches and ranks; so the same samples meet at the same step on every
+layout with the same global batch. The position is one integer: samples consumed since the start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .order import ORDERS, order_for
 class IndexedData(TrainData):
     """Windows of a map-style data set, in the global order. It must not be empty.
 
-    Randomness of loading workers of their own (python, numpy, torch) differs between ranks and repeats from run to run.
+    Randomness of loading workers of their own (python, numpy, torch) differs between ranks and
+    repeats from run to run.
     """
 
     size: int
@@ -33,12 +34,16 @@ class IndexedData(TrainData):
         batch = layout.global_batch_size
         self.steps_per_epoch = self.size // batch if self.drop_last else -(-self.size // batch)
         if not self.steps_per_epoch:
-            raise DataError(f"drop_last: {self.size} samples do not fill one global batch of {batch}; lower the batch")
+            raise DataError(
+                f"drop_last: {self.size} samples do not fill one global batch of {batch}; lower the batch"
+            )
 
     def steps(self, position: int) -> Iterator[tuple[int, list[range], int, int]]:
-        """Yield ``(epoch, this rank's micro-batches, samples of all ranks, position after)`` for ever.
+        """Yield ``(epoch, this rank's micro-batches, samples of all ranks, position after)`` for
+        ever.
 
-        A micro-batch is where its samples stand in the order of the epoch, which is not computed here.
+        A micro-batch is where its samples stand in the order of the epoch, which is not computed
+        here.
         """
         batch = self.layout.global_batch_size
         while True:
@@ -48,11 +53,18 @@ class IndexedData(TrainData):
                 offset += batch
                 if len(taken) < batch and self.drop_last:
                     break
-                yield epoch, [*share(taken, self.layout)], len(taken), epoch * self.size + taken.stop
+                yield (
+                    epoch,
+                    [*share(taken, self.layout)],
+                    len(taken),
+                    epoch * self.size + taken.stop,
+                )
             position = (epoch + 1) * self.size
 
     def samples(self, position: int) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yield ``(epoch, this rank's micro-batches as indices of samples)`` of each step, for ever."""
+        """Yield ``(epoch, this rank's micro-batches as indices of samples)`` of each step, for
+        ever.
+        """
         known = -1
         for epoch, parts, *_ in self.steps(position):
             if epoch != known:
@@ -61,13 +73,19 @@ class IndexedData(TrainData):
 
     def windows(self, position: int, steps: int) -> Iterator[Window]:
         coming = islice(self.samples(position), steps)
-        keys = ([(epoch, index) for index in part] for epoch, parts in coming for part in parts if part)
+        keys = (
+            [(epoch, index) for index in part] for epoch, parts in coming for part in parts if part
+        )
         # Without workers the loader would do no more than this, at 30 microseconds a batch.
         batches: Iterator[Any] = (self.collate(self.items.__getitems__(some)) for some in keys)
         if self.workers or self.pin_memory:
-            batches = iter(self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate))
+            batches = iter(
+                self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate)
+            )
         for _, mine, samples, end in islice(self.steps(position), steps):
-            micros = tuple(self._micro_batch(len(part), next(batches) if part else None) for part in mine)
+            micros = tuple(
+                self._micro_batch(len(part), next(batches) if part else None) for part in mine
+            )
             self.position = end
             yield Window(micros=micros, samples=samples, end=end)
 
@@ -78,22 +96,30 @@ class IndexedData(TrainData):
     def _candidates(self) -> Iterator[Any]:
         for index in range(self.size):
             yield from self.items.__getitems__([(0, index)])
-        raise DataError(f"Data.train: none of its {self.size} samples has a weight; check Task.weight and the labels")
+        raise DataError(
+            f"Data.train: none of its {self.size} samples has a weight; check Task.weight and the labels"
+        )
 
     def steps_left(self, position: int, epochs: int) -> int:
-        """Count the optimizer steps from ``position`` to the end of pass number ``epochs``; below 0 beyond it."""
+        """Count the optimizer steps from ``position`` to the end of pass number ``epochs``; below 0
+        beyond it.
+        """
         epoch, offset = divmod(position, self.size)
         batch, rest = self.layout.global_batch_size, self.size - offset
         if epoch >= epochs:
             return -((position - epochs * self.size) // batch)
-        return (rest // batch if self.drop_last else -(-rest // batch)) + (epochs - epoch - 1) * self.steps_per_epoch
+        return (rest // batch if self.drop_last else -(-rest // batch)) + (
+            epochs - epoch - 1
+        ) * self.steps_per_epoch
 
     def epochs_at(self, position: int) -> float:
         return position / self.size
 
     def state(self) -> dict[str, Any]:
         # Only that of large sets is named, which older checkpoints do not know.
-        return {"samples": self.position} | ({} if self.order == "permutation" else {"order": self.order})
+        return {"samples": self.position} | (
+            {} if self.order == "permutation" else {"order": self.order}
+        )
 
     def restore(self, state: Mapping[str, Any]) -> int:
         """Go on in the order of the checkpoint, whatever a new run would take.
@@ -103,6 +129,8 @@ class IndexedData(TrainData):
         """
         self.order = state.get("order", "permutation")
         if self.order not in [*ORDERS]:  # what a file names may be anything
-            raise CheckpointError(f"state.json: {self.order!r} is no order of the data; known: {', '.join(ORDERS)}")
+            raise CheckpointError(
+                f"state.json: {self.order!r} is no order of the data; known: {', '.join(ORDERS)}"
+            )
         self.position = int(state["samples"])
         return self.position

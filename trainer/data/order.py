@@ -1,4 +1,6 @@
-"""The order of an epoch, a function of (size, seed, epoch): a permutation kept whole, or computed where it is read."""
+"""The order of an epoch, a function of (size, seed, epoch): a permutation kept whole, or computed
+where it is read.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import numpy as np
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 _Words = np.ndarray[Any, np.dtype[np.uint64]]
 
-# Above it numpy's permutation costs each rank more than 8 MiB and 40 ms an epoch: 8 GB and minutes for 10**9 samples.
+# Above it numpy's permutation costs each rank more than 8 MiB and 40 ms an epoch: 8 GB and minutes
+# for 10**9 samples.
 PERMUTED_UP_TO = 2**20
 
 
@@ -27,20 +30,26 @@ def epoch_order(size: int, seed: int, epoch: int) -> Indices:
 
 
 class FeistelOrder:
-    """A permutation that is computed where it is read, at some 110 ns a sample; nothing of its size is kept.
+    """A permutation that is computed where it is read, at some 110 ns a sample; nothing of its size
+    is kept.
 
-    The number of a sample is written with two digits to a base whose square is just above the size. Six rounds add a
-    hash of one digit and of the round's key to the other, modulo the base, which can be undone, so no two numbers meet.
-    One that leaves the range, of which there are at most two a base, goes through the rounds again until it is back.
-    (J. Black and P. Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002: generalised Feistel network and cycle
-    walking. The hash is the finalizer of SplitMix64: Steele, Lea and Flood, Fast Splittable Pseudorandom Number
+    The number of a sample is written with two digits to a base whose square is just above the size.
+    Six rounds add a hash of one digit and of the round's key to the other, modulo the base, which
+    can be undone, so no two numbers meet. One that leaves the range, of which there are at most two
+    a base, goes through the rounds again until it is back. (J. Black and P. Rogaway, Ciphers with
+    Arbitrary Finite Domains, CT-RSA 2002: generalised Feistel network and cycle walking. The hash
+    is the finalizer of SplitMix64: Steele, Lea and Flood, Fast Splittable Pseudorandom Number
     Generators, OOPSLA 2014.)
 
     Args:
         size: at most 2**62.
     """
 
-    ahead = 2**14  # indices that are computed at once: a short array costs 100 microseconds, and so does one of 1,000
+    ahead = (
+        2**14
+        # indices that are computed at once: a short array costs 100 microseconds, and so does one of
+        # 1,000
+    )
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
         self.size, self._base = size, np.uint64(isqrt(size - 1) + 1)
@@ -73,8 +82,12 @@ def _hash(words: _Words) -> _Words:
     return words ^ (words >> np.uint64(31))
 
 
-# The names stand in checkpoints. A run keeps the order that it began with; where none is named it is the first.
-ORDERS: Mapping[str, Callable[[int, int, int], Order]] = {"permutation": epoch_order, "feistel": FeistelOrder}
+# The names stand in checkpoints. A run keeps the order that it began with; where none is named it
+# is the first.
+ORDERS: Mapping[str, Callable[[int, int, int], Order]] = {
+    "permutation": epoch_order,
+    "feistel": FeistelOrder,
+}
 
 
 def order_for(size: int) -> str:

@@ -1,4 +1,6 @@
-"""The random number generators of a process as tensors: Python's, numpy's, torch's and those of its GPU."""
+"""The random number generators of a process as tensors: Python's, numpy's, torch's and those of its
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def read() -> dict[str, Tensor]:
     assert algorithm == "MT19937", "numpy's global generator"
     found = {
         "python": torch.tensor(words),
-        "python.normal": torch.tensor([math.nan if normal is None else normal], dtype=torch.float64),
+        "python.normal": torch.tensor(
+            [math.nan if normal is None else normal], dtype=torch.float64
+        ),
         "numpy": torch.tensor([*keys.tolist(), position, has_normal]),
         "numpy.normal": torch.tensor([cached], dtype=torch.float64),
         "torch": torch.get_rng_state(),
@@ -38,7 +42,9 @@ def write(state: dict[str, Tensor]) -> None:
     random.setstate((3, tuple(state["python"].tolist()), None if math.isnan(normal) else normal))
     *keys, position, has_normal = state["numpy"].tolist()
     assert len(keys) == 624, "words of the Mersenne Twister"
-    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_normal, float(state["numpy.normal"])))
+    np.random.set_state(
+        ("MT19937", np.array(keys, np.uint32), position, has_normal, float(state["numpy.normal"]))
+    )
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

@@ -1,7 +1,9 @@
-"""A few samples of each data set: whether all ranks have the same data, and whether a resumed run has it still.
+"""A few samples of each data set: whether all ranks have the same data, and whether a resumed run
+has it still.
 
-Sizes alone do not tell: ``rows[rank::world_size]`` is as long on every rank, and class numbers from a set are another
-permutation in each process. So some samples are read before the first step, and what they hold is compared.
+Sizes alone do not tell: ``rows[rank::world_size]`` is as long on every rank, and class numbers from
+a set are another permutation in each process. So some samples are read before the first step, and
+what they hold is compared.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ SECONDS = 1.0  # after which no more are read: samples may be films
 
 SIZE = "the number of samples"
 Fields = dict[str, str]
-Content = dict[str, dict[str, Fields]]  # of the sets, of their samples, and of batches; then by sample or batch
+Content = dict[
+    str, dict[str, Fields]
+]  # of the sets, of their samples, and of batches; then by sample or batch
 
 
 class Difference(NamedTuple):
@@ -51,8 +55,9 @@ class SampledSet:
         collate: makes a batch of items.
         batch_size: the most samples in a batch.
         version: what the task says of its content; "" for nothing.
-        workers: whether other processes load the samples. Then one reads these as well: a file that the data set opens
-            at its first read (HDF5, LMDB) must not be open already when loading processes are forked.
+        workers: whether other processes load the samples. Then one reads these as well: a file that
+            the data set opens at its first read (HDF5, LMDB) must not be open already when loading
+            processes are forked.
     """
 
     name: str
@@ -63,10 +68,12 @@ class SampledSet:
     workers: bool = False
 
     def read(self, draw: int) -> Content:
-        """Read size, version and a few samples; of a stream nothing, for what is read of it is gone.
+        """Read size, version and a few samples; of a stream nothing, for what is read of it is
+        gone.
 
         Args:
-            draw: the seed of what the samples draw from the global generators, which stay as they were.
+            draw: the seed of what the samples draw from the global generators, which stay as they
+                were.
         """
         dataset = self.items.dataset
         if dataset is None:
@@ -78,7 +85,11 @@ class SampledSet:
         about = {SIZE: str(size)}
         if self.version:
             about["the version"] = self.version
-        content: Content = {"sets": {self.name: about}, f"samples of {self.name}": {}, f"batches of {self.name}": {}}
+        content: Content = {
+            "sets": {self.name: about},
+            f"samples of {self.name}": {},
+            f"batches of {self.name}": {},
+        }
         for kind, key, fields in self._read_in_place(_Reader(self, indices_of(size), draw)):
             content[f"{kind} of {self.name}"][key] = fields
         return content
@@ -116,13 +127,18 @@ class _Reader(IterableDataset[tuple[str, str, Fields]]):
                 found = [fields_of(sample) for sample in samples]
                 # Copies: an augmentation may change what the data set keeps.
                 augmented = [
-                    items.augmented(copied(one), 0, index) for one, index in zip(samples, indices, strict=True)
+                    items.augmented(copied(one), 0, index)
+                    for one, index in zip(samples, indices, strict=True)
                 ]
                 batch = fields_of(chosen.collate(augmented))
 
             for index, fields in zip(indices, found, strict=True):
                 yield "samples", f"sample {index} of {chosen.name}", fields
-            yield "batches", f"the batch of samples {', '.join(map(str, indices))} of {chosen.name}", batch
+            yield (
+                "batches",
+                f"the batch of samples {', '.join(map(str, indices))} of {chosen.name}",
+                batch,
+            )
 
             enough = start + together >= AT_ONCE
             if enough and time.monotonic() - began > SECONDS:
@@ -134,13 +150,17 @@ def _as_it_is(read: Any) -> Any:
 
 
 def indices_of(size: int) -> list[int]:
-    """Choose the samples to look at: the first, the last, and some between, always the same of one size."""
+    """Choose the samples to look at: the first, the last, and some between, always the same of one
+    size.
+    """
     between = np.random.default_rng(size).choice(size, min(size, SAMPLES), replace=False)
     return list(dict.fromkeys([0, size - 1, *between.tolist()]))[:SAMPLES]
 
 
 def fields_of(item: Any) -> Fields:
-    """Return what an item holds by name: numbers and short text as they are, a checksum of anything else."""
+    """Return what an item holds by name: numbers and short text as they are, a checksum of anything
+    else.
+    """
     if callable(getattr(item, "keys", None)) and hasattr(item, "__getitem__"):
         return {repr(key): _told(item[key]) for key in item.keys()}  # noqa: SIM118  (it need not be a mapping)
     if isinstance(item, tuple | list) and len(item) <= 8:  # a longer one is a sequence of values
@@ -193,9 +213,11 @@ class Sampled:
             raise DataError(f"{told}: {SAME_DATA}")
 
     def _fields_drawn_anew(self) -> frozenset[tuple[str, str]]:
-        """Return the fields that hold something else when they are read again, on any rank. Every rank calls it.
+        """Return the fields that hold something else when they are read again, on any rank. Every
+        rank calls it.
 
-        They are drawn: also from generators of their own, as some libraries of augmentations do, on each rank others.
+        They are drawn: also from generators of their own, as some libraries of augmentations do, on
+        each rank others.
         """
         if self._drawn is None:
             again = self._read(draw=1)
@@ -215,10 +237,14 @@ class Sampled:
             return {}
         name = self.sets[0].name
         read = {name: self.content["sets"][name], **self.content.get(f"samples of {name}", {})}
-        return {key: {field: _checksum(text) for field, text in fields.items()} for key, fields in read.items()}
+        return {
+            key: {field: _checksum(text) for field, text in fields.items()}
+            for key, fields in read.items()
+        }
 
     def changes(self, before: Mapping[str, Mapping[str, int]]) -> list[str]:
-        """Say in what the training set differs from the one whose ``state`` this was. Every rank calls it.
+        """Say in what the training set differs from the one whose ``state`` this was. Every rank
+        calls it.
 
         Of a set of another size nothing is compared here: sizes are known otherwise.
         """
@@ -239,12 +265,16 @@ class Sampled:
         found = []
         for key in common:
             kind = "sets" if key == name else f"samples of {name}"
-            fields = [field for field in _differing(before[key], now[key]) if (kind, field) not in drawn]
+            fields = [
+                field for field in _differing(before[key], now[key]) if (kind, field) not in drawn
+            ]
             found += [f"{listed(fields)} of {key}"] if fields else []
         return [f"the data is another one: {listed(found, 2)} changed"] if found else []
 
 
-def _first_difference(of_ranks: Sequence[Content], drawn: frozenset[tuple[str, str]]) -> Difference | None:
+def _first_difference(
+    of_ranks: Sequence[Content], drawn: frozenset[tuple[str, str]]
+) -> Difference | None:
     """Return the first difference in what all ranks have read, but for the fields that are drawn."""
     for kind, read in of_ranks[0].items():
         for key, fields in read.items():

@@ -1,4 +1,6 @@
-"""Seeds and generators that follow from a tuple of numbers: the same in every process, whatever was drawn before."""
+"""Seeds and generators that follow from a tuple of numbers: the same in every process, whatever was
+drawn before.
+"""
 
 from __future__ import annotations
 

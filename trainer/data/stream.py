@@ -1,11 +1,13 @@
 """Streams: data that is read from its beginning, in its own order.
 
-Every rank reads the whole stream and keeps its share of each global window, so the same samples meet at the
-same step on every layout, as with a map-style data set. The price: each rank reads (not collates) everything.
-A stream that is divided over ranks by itself would be divided twice: it is refused.
+Every rank reads the whole stream and keeps its share of each global window, so the same samples
+meet at the same step on every layout, as with a map-style data set. The price: each rank reads (not
+collates) everything. A stream that is divided over ranks by itself would be divided twice: it is
+refused.
 
-A resumed run goes on behind the last sample that it trained. A stream with a state of its own is set to it; any other,
-and one with a shuffle buffer, whose content no state holds, is read over from the beginning of its epoch: slow, exact.
+A resumed run goes on behind the last sample that it trained. A stream with a state of its own is
+set to it; any other, and one with a shuffle buffer, whose content no state holds, is read over from
+the beginning of its epoch: slow, exact.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ _OTHER_STREAM = (
 class StreamData(TrainData):
     """Windows of micro-batches of a stream.
 
-    The end of the stream is the end of an epoch: its last step may be short (``drop_last`` leaves that out), and
-    the next epoch reads the stream anew, after ``set_epoch(epoch)`` where it has that.
+    The end of the stream is the end of an epoch: its last step may be short (``drop_last`` leaves
+    that out), and the next epoch reads the stream anew, after ``set_epoch(epoch)`` where it has
+    that.
 
     Args:
         dataset: torch's or Hugging Face's IterableDataset, or any iterable.
@@ -47,11 +50,21 @@ class StreamData(TrainData):
     def __init__(self, dataset: Iterable[Any], layout: Layout, **settings: Any) -> None:
         super().__init__(dataset, layout, **settings)
         assert self.workers <= 1, "several workers would each read the whole stream"
-        self._state: dict[str, Any] = {"samples": 0, "epoch": 0, "offset": 0, "stream": None, "began": 0}
+        self._state: dict[str, Any] = {
+            "samples": 0,
+            "epoch": 0,
+            "offset": 0,
+            "stream": None,
+            "began": 0,
+        }
 
     def windows(self, position: int, steps: int) -> Iterator[Window]:
-        assert position == self._state["samples"], "a stream goes on where it is; restore() moves it"
-        loader = self.loader(_Reader(self, self._state), position, batch_size=None, collate_fn=_as_it_is)
+        assert position == self._state["samples"], (
+            "a stream goes on where it is; restore() moves it"
+        )
+        loader = self.loader(
+            _Reader(self, self._state), position, batch_size=None, collate_fn=_as_it_is
+        )
         for read in islice(loader, steps):
             if isinstance(read, DataError):
                 raise read
@@ -63,16 +76,23 @@ class StreamData(TrainData):
         return float(self._state["epoch"])
 
     def state(self) -> dict[str, Any]:
-        """Return where the last window ended, as JSON, with the stream's own ``state_dict()`` where that is all of it.
+        """Return where the last window ended, as JSON, with the stream's own ``state_dict()`` where
+        that is all of it.
 
-        ``began`` is a checksum of the epoch's first sample: what is read over must be what was read before.
+        ``began`` is a checksum of the epoch's first sample: what is read over must be what was read
+        before.
         """
         return copy.deepcopy(self._state)
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        self._state = {"began": 0, **copy.deepcopy(dict(state))}  # 0, as in older checkpoints: nobody knows
+        self._state = {
+            "began": 0,
+            **copy.deepcopy(dict(state)),
+        }  # 0, as in older checkpoints: nobody knows
         if has_shuffle_buffer(self.items.dataset):
-            self._state["stream"] = None  # older checkpoints have one, of which the buffer is missing
+            self._state["stream"] = (
+                None  # older checkpoints have one, of which the buffer is missing
+            )
         return int(state["samples"])
 
     def skips(self) -> int:
@@ -81,7 +101,9 @@ class StreamData(TrainData):
 
 
 class _Reader(IterableDataset[Any]):
-    """Reads global windows and makes this rank's micro-batches of them; in a worker process, if there is one."""
+    """Reads global windows and makes this rank's micro-batches of them; in a worker process, if
+    there is one.
+    """
 
     def __init__(self, data: StreamData, state: Mapping[str, Any]) -> None:
         self.data, self.start = data, state
@@ -111,8 +133,16 @@ class _Reader(IterableDataset[Any]):
                 seen = 1 + digest(block[:2]) if samples == self.start["samples"] else 0
                 offset, samples = numbers.stop, samples + len(block)
                 own = own_state and own_state()
-                after = {"samples": samples, "epoch": epoch, "offset": offset, "stream": own, "began": began}
-                if len(block) < batch:  # the end: the state of a stream that was read to it may mean its beginning
+                after = {
+                    "samples": samples,
+                    "epoch": epoch,
+                    "offset": offset,
+                    "stream": own,
+                    "began": began,
+                }
+                if (
+                    len(block) < batch
+                ):  # the end: the state of a stream that was read to it may mean its beginning
                     after |= {"epoch": epoch + 1, "offset": 0, "stream": None, "began": 0}
                 yield self._parts(block, epoch, numbers), len(block), after, seen
             if offset == 0:
@@ -131,12 +161,18 @@ class _Reader(IterableDataset[Any]):
         )
 
     def _parts(self, block: Sequence[Any], epoch: int, numbers: range) -> list[tuple[Any, float]]:
-        data, augmented, pairs = self.data, self.data.items.augmented, [*zip(block, numbers, strict=True)]
+        data, augmented, pairs = (
+            self.data,
+            self.data.items.augmented,
+            [*zip(block, numbers, strict=True)],
+        )
         parts = []
         # Now, for a collate or an augmentation may change items, and these come once.
         data.lend(augmented(copied(item), epoch, number) for item, number in pairs)
         for part in share(range(len(block)), data.layout):
-            items = [augmented(item, epoch, number) for item, number in pairs[part.start : part.stop]]
+            items = [
+                augmented(item, epoch, number) for item, number in pairs[part.start : part.stop]
+            ]
             batch = data.collate(items) if items else None
             weight = data.weigh(len(items), batch) if items else 0.0
             parts.append((batch if weight else data.filler(), weight))
@@ -144,7 +180,9 @@ class _Reader(IterableDataset[Any]):
 
 
 def _begin(stream: Any, epoch: int, offset: int, state: Any) -> int:
-    """Set a stream to an epoch, or where its state left it; returns the samples to read over up to ``offset``."""
+    """Set a stream to an epoch, or where its state left it; returns the samples to read over up to
+    ``offset``.
+    """
     if hasattr(stream, "set_epoch"):
         stream.set_epoch(epoch)
     if state is None:
@@ -154,13 +192,19 @@ def _begin(stream: Any, epoch: int, offset: int, state: Any) -> int:
 
 
 def has_shuffle_buffer(stream: Any) -> bool:
-    """Tell whether a Hugging Face stream holds samples back to shuffle them, which its state does not keep."""
+    """Tell whether a Hugging Face stream holds samples back to shuffle them, which its state does
+    not keep.
+    """
     waiting = [getattr(stream, "_ex_iterable", None)]
     while waiting:
         stage = waiting.pop()
         if type(stage).__name__ == "BufferShuffledExamplesIterable":
             return True
-        waiting += [one for one in (getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())) if one]
+        waiting += [
+            one
+            for one in (getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ()))
+            if one
+        ]
     return False
 
 
@@ -173,10 +217,15 @@ def refuse_what_streams_cannot(config: TrainConfig, origins: Mapping[str, Origin
     unknown = "a stream has no known length; use"
     rules = {
         "epochs": (config.epochs is not None, f"{unknown} max_steps"),
-        "workers": (config.workers > 1, "a stream is read in order, by one process a rank; use 0 or 1"),
+        "workers": (
+            config.workers > 1,
+            "a stream is read in order, by one process a rank; use 0 or 1",
+        ),
         "eval_every": (isinstance(config.eval_every, str), f"{unknown} a number of steps"),
         "save_every": (isinstance(config.save_every, str), f"{unknown} a number of steps"),
     }
     if broken := [(key, rule) for key, (is_broken, rule) in rules.items() if is_broken]:
         at = {key: origins.get(key, Origin("TrainConfig", key=key)) for key in rules}
-        raise ConfigError([Problem(origin=at[key], value=getattr(config, key), rule=rule) for key, rule in broken])
+        raise ConfigError(
+            [Problem(origin=at[key], value=getattr(config, key), rule=rule) for key, rule in broken]
+        )

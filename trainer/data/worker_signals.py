@@ -6,7 +6,8 @@ import signal
 
 
 def ignore_signals(worker: int) -> None:
-    """Leave a signal to the whole job to the process that trains: it takes its last steps with this worker's batches.
+    """Leave a signal to the whole job to the process that trains: it takes its last steps with this
+    worker's batches.
 
     torch ends workers by an event, and they end themselves where their process is gone.
     """

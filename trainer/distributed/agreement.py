@@ -24,7 +24,8 @@ STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that aske
 
 
 class Agreement:
-    """Stop requests from any rank, and what only the main process does. Collective: call each method on every rank.
+    """Stop requests from any rank, and what only the main process does. Collective: call each
+    method on every rank.
 
     Args:
         timeout: how long a rank waits for another one; None: torch's default.
@@ -34,7 +35,9 @@ class Agreement:
     """
 
     def __init__(self, timeout: timedelta | None = None) -> None:
-        self.distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.distributed = (
+            dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        )
         self.timeout = timeout
         self.group: Any = _gloo_group(timeout) if self.distributed else None
         self.rank = dist.get_rank() if self.distributed else 0
@@ -46,10 +49,12 @@ class Agreement:
         self._launcher = LauncherWatch()
 
     def stop(self, number: int = 0, *, agreed: bool = False) -> None:
-        """Ask for a stop: any rank may ask alone, and all stop at the same step, half a second later at most.
+        """Ask for a stop: any rank may ask alone, and all stop at the same step, half a second
+        later at most.
 
         Args:
-            agreed: every rank asks at this very step, by numbers that are the same on all: the next step is the last.
+            agreed: every rank asks at this very step, by numbers that are the same on all: the next
+                step is the last.
         """
         if agreed:
             self._agreed = True  # nobody has to be told
@@ -57,9 +62,11 @@ class Agreement:
             self._votes.request = max(self._votes.request, STOP | number)
 
     def poll(self, fingerprint: int = 0) -> int | None:
-        """Return, at a step boundary, the signal of an agreed stop (0 where the code asked for it), None to go on.
+        """Return, at a step boundary, the signal of an agreed stop (0 where the code asked for it),
+        None to go on.
 
-        Ranks tell one another every few steps (``votes.py``), and no step waits for that. One process does as several.
+        Ranks tell one another every few steps (``votes.py``), and no step waits for that. One
+        process does as several.
 
         Args:
             fingerprint: of what this rank did, which must be the same on all.
@@ -73,7 +80,9 @@ class Agreement:
         return 0 if answer is None and self._agreed else answer
 
     def poll_evaluation(self) -> int:
-        """Return, after a batch of an evaluation, the signal of an agreed stop; 0 to go on. Raises nothing."""
+        """Return, after a batch of an evaluation, the signal of an agreed stop; 0 to go on. Raises
+        nothing.
+        """
         return self._pass_boundary("batch", 0) or 0
 
     def _pass_boundary(self, name: str, fingerprint: int) -> int | None:
@@ -84,7 +93,8 @@ class Agreement:
         return answer & 0xFF if answer else None
 
     def check_same(self, fingerprint: int) -> None:
-        """Hold a fingerprint against the others' now, before what it stands for is written. Collective.
+        """Hold a fingerprint against the others' now, before what it stands for is written.
+        Collective.
 
         Raises:
             LaunchError: ranks got the gradients of different parameters.
@@ -92,7 +102,9 @@ class Agreement:
         check_same(self.gather(fingerprint))
 
     def all_reduce_max(self, number: torch.Tensor) -> Any:
-        """Begin to take the maximum over ranks, in place; return the work to wait for, None for one process."""
+        """Begin to take the maximum over ranks, in place; return the work to wait for, None for one
+        process.
+        """
         if not self.distributed:
             return None
         work = dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group, async_op=True)
@@ -109,7 +121,9 @@ class Agreement:
         return self.begin_sum(value)()
 
     def begin_sum(self, value: float) -> Callable[[], float]:
-        """Begin to sum one number over ranks; what is returned waits for it. Collective: call on every rank."""
+        """Begin to sum one number over ranks; what is returned waits for it. Collective: call on
+        every rank.
+        """
         total = torch.tensor([value], dtype=torch.float64)
         work = dist.all_reduce(total, group=self.group, async_op=True) if self.distributed else None
 
@@ -142,11 +156,12 @@ class Agreement:
             raise failure[0]
 
     def listening(self) -> AbstractContextManager[None]:
-        """Turn SIGTERM and the first SIGINT into an agreed stop; afterwards the signals are what they were.
+        """Turn SIGTERM and the first SIGINT into an agreed stop; afterwards the signals are what
+        they were.
 
-        A second SIGTERM ends the process at once, and so does the first where the main thread is stuck (``watch.py``).
-        A stop that is agreed on has all the time it needs to evaluate and to save; a step that takes long by itself has
-        twice the time of the one before.
+        A second SIGTERM ends the process at once, and so does the first where the main thread is
+        stuck (``watch.py``). A stop that is agreed on has all the time it needs to evaluate and to
+        save; a step that takes long by itself has twice the time of the one before.
         """
 
         def ask(number: int) -> None:
@@ -155,16 +170,22 @@ class Agreement:
             self.stop(number)
 
         self._polled = time.monotonic()
-        return signals_watched(ask, lambda: math.inf if self._stopping else 2 * self._step_seconds, waits_in=__file__)
+        return signals_watched(
+            ask, lambda: math.inf if self._stopping else 2 * self._step_seconds, waits_in=__file__
+        )
 
     def limit_waits(self) -> None:
-        """Give the time-out to every group: engines make some of their own, with torch's 10 minutes for NCCL."""
+        """Give the time-out to every group: engines make some of their own, with torch's 10 minutes
+        for NCCL.
+        """
         if self.distributed and self.timeout is not None:
             for group in list(dist.distributed_c10d._world.pg_map):
                 dist.distributed_c10d._set_pg_timeout(self.timeout, group)
 
     def close(self) -> None:
-        """Finish what is in flight, and wait for all ranks: one may be at an upload, for which NCCL should not wait."""
+        """Finish what is in flight, and wait for all ranks: one may be at an upload, for which NCCL
+        should not wait.
+        """
         self._votes.finish()
         if self.distributed:
             dist.barrier(self.group)

@@ -43,7 +43,8 @@ class Row:
         count: grows with each row.
         step: optimizer steps done; ``phase``: of the training.
         unmoved: seconds since it moved: a step, a phase, a collective that it began.
-        doing: the call that its main thread is in; ``in_collective`` and ``outside`` are those of ``waits.Doing``.
+        doing: the call that its main thread is in; ``in_collective`` and ``outside`` are those of
+            ``waits.Doing``.
         begun: collectives that it has begun: a name to show and their number, by group.
         report: of its observer, while it does not move.
         crash: the file to which the process writes its stack where C++ ends it; "" for none.
@@ -72,20 +73,25 @@ class Row:
         return cls(**values, report=None if report is None else Report(**report))
 
 
-_who: dict[int, Who] = {}  # of the ranks that have come so far: the processes of a job stay the same
+_who: dict[
+    int, Who
+] = {}  # of the ranks that have come so far: the processes of a job stay the same
 
 
 class Board:
-    """Reads and writes the rows of all ranks, over a connection of its own: another thread's wait must not hold it up.
+    """Reads and writes the rows of all ranks, over a connection of its own: another thread's wait
+    must not hold it up.
 
-    Every method but ``has`` may wait for ever where the machine of the store is cut off or its process stopped.
+    Every method but ``has`` may wait for ever where the machine of the store is cut off or its
+    process stopped.
 
     Args:
         name: of this use of the board, the same on all ranks.
         answer_seconds: the store's own limit for an answer.
 
     Attributes:
-        rows: the last ones that were read, by rank; ``heard``: when each was first seen, by this process's clock.
+        rows: the last ones that were read, by rank; ``heard``: when each was first seen, by this
+            process's clock.
         who: of the ranks that have come so far; all uses of the board in this process share it.
     """
 
@@ -106,7 +112,9 @@ class Board:
         return self._store is not None
 
     def introduce(self, who: Who) -> None:
-        """Connect to the store, and tell the others who this rank is. It waits for ever where the store is stopped."""
+        """Connect to the store, and tell the others who this rank is. It waits for ever where the
+        store is stopped.
+        """
         c10d = sys.modules["torch.distributed"].distributed_c10d
         shared = c10d._get_default_store().clone()
         shared.set_timeout(timedelta(seconds=self._answer_seconds))
@@ -131,7 +139,9 @@ class Board:
         wanted = [rank for rank in ranks if rank != self.rank]
         missing = [rank for rank in wanted if rank not in self.rows]
         if missing and not self._store.check([str(rank) for rank in missing]):
-            wanted = [rank for rank in wanted if rank in self.rows or self._store.check([str(rank)])]
+            wanted = [
+                rank for rank in wanted if rank in self.rows or self._store.check([str(rank)])
+            ]
         if not wanted:
             return
         texts = self._store.multi_get([str(rank) for rank in wanted])

@@ -1,4 +1,6 @@
-"""Who a process is. A host name and a process number mean another process in the next container, and after a while."""
+"""Who a process is. A host name and a process number mean another process in the next container,
+and after a while.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ class Identity:
     """One process of one machine.
 
     Args:
-        machine: the boot and the namespace of process numbers: two containers of one machine have two.
+        machine: the boot and the namespace of process numbers: two containers of one machine have
+            two.
         pid: its number in that namespace.
-        started: when it started, in clock ticks since the boot; a number is given away again, with another start.
+        started: when it started, in clock ticks since the boot; a number is given away again, with
+            another start.
     """
 
     machine: str
@@ -50,7 +54,9 @@ class Identity:
         return self.is_here and self._state == "T"
 
     def kill_if_stopped(self) -> None:
-        """Kill it if it is of this machine and stopped: then it takes no other signal, and its launcher would wait."""
+        """Kill it if it is of this machine and stopped: then it takes no other signal, and its
+        launcher would wait.
+        """
         if self.is_stopped:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -74,7 +80,9 @@ def own_machine() -> str:
 
 
 def _state_and_start(pid: int) -> tuple[str, int]:
-    """Return the letter of a process's state and its start in clock ticks; ("", -1) where there is none."""
+    """Return the letter of a process's state and its start in clock ticks; ("", -1) where there is
+    none.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,7 +1,7 @@
 """Importing large packages without Python's garbage collector.
 
-It would look again and again at all that torch and accelerate make when they are imported, which stays to the end: a
-seventh of the time.
+It would look again and again at all that torch and accelerate make when they are imported, which
+stays to the end: a seventh of the time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage inside; what was made there counts as old afterwards, and is not looked at soon."""
+    """Collect no garbage inside; what was made there counts as old afterwards, and is not looked at
+    soon.
+    """
     thresholds = gc.get_threshold()
     gc.set_threshold(0)
     try:

@@ -1,14 +1,17 @@
 """Who holds up a job: one pure function of what is known of each rank.
 
-Ranks of one job begin the same collectives in the same order, and each process group counts those that a rank has
-begun. So who waits for whom is counted: the others wait for the rank that has begun fewest, wherever they do so.
+Ranks of one job begin the same collectives in the same order, and each process group counts those
+that a rank has begun. So who waits for whom is counted: the others wait for the rank that has begun
+fewest, wherever they do so.
 
 In this order, and each only where nothing in the job has moved:
-1. A rank that is stopped, or whose machine does not answer, holds up the others, whatever they seem to be doing.
+1. A rank that is stopped, or whose machine does not answer, holds up the others, whatever they seem
+    to be doing.
 2. So does one that waits for a process of its own that is stopped.
-3. A rank that is behind the others is stuck, unless it works, or waits for something outside of the job.
-4. Where all have begun the same, and none works or waits for something outside, those are stuck that are in no
-   collective; where all are in one, they are in different ones.
+3. A rank that is behind the others is stuck, unless it works, or waits for something outside of the
+    job.
+4. Where all have begun the same, and none works or waits for something outside, those are stuck
+   that are in no collective; where all are in one, they are in different ones.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ class Seen:
         observed: whether its observer answers.
         idle: since its process, or one that it started, used a core or a disk; as observed.
         stopped: since its process was stopped (SIGSTOP); 0 where it is not.
-        stopped_children: the same of processes that it started, by their numbers; those that are stopped.
+        stopped_children: the same of processes that it started, by their numbers; those that are
+            stopped.
         traced: a debugger is attached to it.
         begun: collectives that it has begun, by process group.
         in_collective: its main thread is in a call of torch.distributed, as far as its frames show.
@@ -63,7 +67,9 @@ class Seen:
     def may_take_its_time(self, limit: float) -> bool:
         """Tell whether it works, or waits for what is not a rank of this job."""
         works = not self.observed or self.idle < limit
-        is_halted = self.traced or self.stopped > 0.0  # by a debugger; by whoever may continue it in a moment
+        is_halted = (
+            self.traced or self.stopped > 0.0
+        )  # by a debugger; by whoever may continue it in a moment
         return works or is_halted or self.is_away or bool(self.outside)
 
 
@@ -74,7 +80,8 @@ def judge(ranks: Mapping[int, Seen], limit: float, *, gpu: bool = False) -> dict
         limit: seconds after which a rank counts as stopped or stuck.
         gpu: whether the ranks compute on GPUs: what waits for one may use a whole core, or none.
     """
-    # A stopped rank is certain: the others need not have waited for as long. They may have been in a long step.
+    # A stopped rank is certain: the others need not have waited for as long. They may have been in
+    # a long step.
     if any(seen.unmoved < limit / 2 for seen in ranks.values() if not seen.is_stopped(limit)):
         return {}
     stopped = [rank for rank, seen in ranks.items() if seen.is_stopped(limit)]
@@ -86,7 +93,10 @@ def judge(ranks: Mapping[int, Seen], limit: float, *, gpu: bool = False) -> dict
     waiting_for_own = {rank: _stopped_child(seen, limit) for rank, seen in ranks.items()}
     waiting_for_own = {rank: pid for rank, pid in waiting_for_own.items() if pid}
     if waiting_for_own:
-        return {rank: f"waits for its process {pid}, which is stopped" for rank, pid in waiting_for_own.items()}
+        return {
+            rank: f"waits for its process {pid}, which is stopped"
+            for rank, pid in waiting_for_own.items()
+        }
 
     behind = ranks_behind(ranks)
     if behind:
@@ -103,7 +113,8 @@ def judge(ranks: Mapping[int, Seen], limit: float, *, gpu: bool = False) -> dict
 
 
 def ranks_behind(ranks: Mapping[int, Seen]) -> list[int]:
-    """Return the ranks that others wait for: each has begun fewer collectives than another, and more than none.
+    """Return the ranks that others wait for: each has begun fewer collectives than another, and
+    more than none.
 
     It is empty where all have begun the same, and where ranks have begun them in different orders.
     """
@@ -125,5 +136,7 @@ def ranks_behind(ranks: Mapping[int, Seen]) -> list[int]:
 
 def _stopped_child(seen: Seen, limit: float) -> str:
     # The children of a process are looked at only once it has been idle for a while.
-    pids: Sequence[str] = [pid for pid, seconds in seen.stopped_children.items() if seconds >= limit / 2]
+    pids: Sequence[str] = [
+        pid for pid, seconds in seen.stopped_children.items() if seconds >= limit / 2
+    ]
     return pids[0] if pids and seen.idle >= limit and not seen.traced else ""

@@ -28,19 +28,34 @@ _WITH_COMMANDS = ("accelerate", "accelerate.commands.accelerate_cli")
 _PROGRAMS: dict[str, Name] = {
     **dict.fromkeys(("accelerate-launch", "accelerate.commands.launch"), "accelerate"),
     **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
-    **dict.fromkeys(("deepspeed", "ds", "deepspeed.launcher.launch", "deepspeed.launcher.runner"), "deepspeed"),
+    **dict.fromkeys(
+        ("deepspeed", "ds", "deepspeed.launcher.launch", "deepspeed.launcher.runner"), "deepspeed"
+    ),
 }
-# What those that start one process a rank call RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE. mpirun comes first:
-# it may start its daemons by srun, and its processes inherit what that says. Slurm counts the tasks of a step only in
-# what srun starts: salloc's shell and sbatch's script (with SLURM_NTASKS, and a SLURM_PROCID of 0) are one process.
+# What those that start one process a rank call RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE.
+# mpirun comes first: it may start its daemons by srun, and its processes inherit what that says.
+# Slurm counts the tasks of a step only in what srun starts: salloc's shell and sbatch's script
+# (with SLURM_NTASKS, and a SLURM_PROCID of 0) are one process.
 _STARTERS: tuple[tuple[Name, tuple[str, ...]], ...] = (
-    ("mpirun", tuple(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE"))),
-    ("mpirun", ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS")),  # MPICH and Intel MPI
-    ("srun", ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")),
+    (
+        "mpirun",
+        tuple(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")),
+    ),
+    (
+        "mpirun",
+        ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    ),  # MPICH and Intel MPI
+    (
+        "srun",
+        ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+    ),
 )
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 # Variables that have the same value in all processes of one job, and another one in the next.
-_JOB = {"srun": ("SLURM_JOB_ID", "SLURM_STEP_ID"), "mpirun": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")}
+_JOB = {
+    "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    "mpirun": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+}
 # Those of the job's size; the DeepSpeed launcher has names of its own.
 _LOCAL_SIZES, _MACHINES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"), ("GROUP_WORLD_SIZE", "CROSS_SIZE")
 
@@ -66,15 +81,17 @@ class Launcher:
     num_machines: int = 1
 
 
-def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Sequence[str]] | None = None) -> Launcher:
+def detect(
+    environment: Mapping[str, str] | None = None, ancestors: Sequence[Sequence[str]] | None = None
+) -> Launcher:
     """Read the launcher from the environment and the parents' command lines.
 
-    Ranks that are said in another way than torchrun's are written to this process's environment as torchrun's, which is
-    what Accelerate and DeepSpeed read.
+    Ranks that are said in another way than torchrun's are written to this process's environment as
+    torchrun's, which is what Accelerate and DeepSpeed read.
 
     Raises:
-        LaunchError: several processes were started, and nothing says how they find each other; or a variable that says
-            so cannot be right.
+        LaunchError: several processes were started, and nothing says how they find each other; or a
+            variable that says so cannot be right.
     """
     env = os.environ if environment is None else environment
     _check_numbers(env)
@@ -89,7 +106,9 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
         name = starter if ranks and name == "python" else name
         if not ranks:
             _refuse_half_a_rank(env)
-        elif int(ranks["WORLD_SIZE"]) > 1 and not (env.get("MASTER_ADDR") or "MASTER_ADDR" in ranks or _is_connected()):
+        elif int(ranks["WORLD_SIZE"]) > 1 and not (
+            env.get("MASTER_ADDR") or "MASTER_ADDR" in ranks or _is_connected()
+        ):
             size = f"WORLD_SIZE={ranks['WORLD_SIZE']}"
             raise LaunchError(
                 f"RANK and {size} are set, but not MASTER_ADDR, the machine of rank 0; set it, or unset them"
@@ -110,14 +129,18 @@ def detect(environment: Mapping[str, str] | None = None, ancestors: Sequence[Seq
 
 
 def _check_numbers(env: Mapping[str, str]) -> None:
-    """Raise ``LaunchError`` where a variable of torchrun's is no number, or a rank is not one of the job's."""
+    """Raise ``LaunchError`` where a variable of torchrun's is no number, or a rank is not one of
+    the job's.
+    """
     numbers = (*RANKS, *_LOCAL_SIZES, *_MACHINES, "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     for name in numbers:
         value = env.get(name)
         if value is None or (value == "" and name not in RANKS):  # an empty one counts as not set
             continue
         if not re.fullmatch(r"[0-9]{1,9}", value):
-            raise LaunchError(f"{name}={value!r} is set, which must be a whole number; unset it, or correct it")
+            raise LaunchError(
+                f"{name}={value!r} is set, which must be a whole number; unset it, or correct it"
+            )
 
     for name, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         rank, size = env.get(name), env.get(of)
@@ -127,7 +150,9 @@ def _check_numbers(env: Mapping[str, str]) -> None:
 
 
 def _refuse_half_a_rank(env: Mapping[str, str]) -> None:
-    """Raise ``LaunchError`` where one of RANK and WORLD_SIZE says that there are several processes, alone."""
+    """Raise ``LaunchError`` where one of RANK and WORLD_SIZE says that there are several processes,
+    alone.
+    """
     for name, other, alone in (("WORLD_SIZE", "RANK", "1"), ("RANK", "WORLD_SIZE", "0")):
         if env.get(name, alone) not in ("", alone):
             raise LaunchError(
@@ -147,7 +172,9 @@ def _first(variables: Mapping[str, str], names: Sequence[str]) -> int:
 
 
 def _connected() -> dict[str, str]:
-    """Return the ranks where the calling code connected this machine's processes (``accelerate.debug_launcher``)."""
+    """Return the ranks where the calling code connected this machine's processes
+    (``accelerate.debug_launcher``).
+    """
     dist: Any = sys.modules.get("torch.distributed")
     if not _is_connected() or "RANK" in os.environ:
         return {}
@@ -156,7 +183,8 @@ def _connected() -> dict[str, str]:
 
 
 def _from_starter(env: Mapping[str, str], *, refuse: bool) -> tuple[Name, dict[str, str]]:
-    """Return who started one process a rank, and the ranks in torchrun's words; none where nobody did.
+    """Return who started one process a rank, and the ranks in torchrun's words; none where nobody
+    did.
 
     Args:
         refuse: whether the processes cannot know each other by other means.
@@ -165,25 +193,47 @@ def _from_starter(env: Mapping[str, str], *, refuse: bool) -> tuple[Name, dict[s
         LaunchError: nothing says how they find each other.
     """
     started = [(name, names) for name, names in _STARTERS if env.get(names[2], "1") != "1"]
-    complete = [(name, names) for name, names in started if all(variable in env for variable in names)]
+    complete = [
+        (name, names) for name, names in started if all(variable in env for variable in names)
+    ]
     if not complete and not (started and refuse):
         return "environment", {}
     name, names = (complete or started)[0]
     wrong = f"{name} starts {env[names[2]]} processes ({names[2]}={env[names[2]]}) that do not know each other; set"
     if not complete:
-        raise LaunchError(f"{wrong} RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR, or start one torchrun per machine")
+        raise LaunchError(
+            f"{wrong} RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR, or start one torchrun per machine"
+        )
     found = {variable: env[theirs] for variable, theirs in zip(RANKS, names, strict=True)}
     first = ""
     if name == "srun":  # 8(x2),4: tasks of each machine
-        tasks = [n for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", env[names[3]]) for _ in range(int(times or 1))]
-        found |= {"LOCAL_WORLD_SIZE": tasks[int(env.get("SLURM_NODEID", 0))], "GROUP_WORLD_SIZE": str(len(tasks))}
+        tasks = [
+            n
+            for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", env[names[3]])
+            for _ in range(int(times or 1))
+        ]
+        found |= {
+            "LOCAL_WORLD_SIZE": tasks[int(env.get("SLURM_NODEID", 0))],
+            "GROUP_WORLD_SIZE": str(len(tasks)),
+        }
         first = _first_machine(env.get("SLURM_STEP_NODELIST", ""))
-    address = env.get("MASTER_ADDR") or ("127.0.0.1" if found["LOCAL_WORLD_SIZE"] == found["WORLD_SIZE"] else first)
+    address = env.get("MASTER_ADDR") or (
+        "127.0.0.1" if found["LOCAL_WORLD_SIZE"] == found["WORLD_SIZE"] else first
+    )
     if not address:
-        raise LaunchError(f"{wrong} MASTER_ADDR to the machine of rank 0: mpirun -x MASTER_ADDR=HOST, -genv for MPICH")
+        raise LaunchError(
+            f"{wrong} MASTER_ADDR to the machine of rank 0: mpirun -x MASTER_ADDR=HOST, -genv for MPICH"
+        )
     # Two jobs on one machine need two ports: those that the system gives away begin at 32768.
-    port = 20000 + zlib.crc32("".join(env.get(variable, "") for variable in _JOB[name]).encode()) % 12000
-    return name, {**found, "MASTER_ADDR": address, "MASTER_PORT": env.get("MASTER_PORT") or str(port)}
+    port = (
+        20000
+        + zlib.crc32("".join(env.get(variable, "") for variable in _JOB[name]).encode()) % 12000
+    )
+    return name, {
+        **found,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": env.get("MASTER_PORT") or str(port),
+    }
 
 
 def _first_machine(listed: str) -> str:
@@ -193,7 +243,9 @@ def _first_machine(listed: str) -> str:
 
 
 def _parents() -> Iterator[tuple[psutil.Process, list[str]]]:
-    """Yield each process from the parent upwards, with its command line; none where the system hides them."""
+    """Yield each process from the parent upwards, with its command line; none where the system
+    hides them.
+    """
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().parents():
             yield process, process.cmdline()
@@ -223,12 +275,17 @@ def _nearest(lines: Sequence[Sequence[str]]) -> tuple[Name, Sequence[str]]:
             name = _PROGRAMS[program]
             return name, rest if name == "accelerate" else ()
         if program and _is_python(line):
-            return "python", ()  # somebody's own program started us: what stands above it is not our launcher
+            return (
+                "python",
+                (),
+            )  # somebody's own program started us: what stands above it is not our launcher
     return "python", ()
 
 
 def _program(line: Sequence[str]) -> tuple[str, list[str]]:
-    """Return what a command line runs (a module, a script as a module, a program) and its arguments; "" for ``-c``."""
+    """Return what a command line runs (a module, a script as a module, a program) and its
+    arguments; "" for ``-c``.
+    """
     words = list(line)
     if _is_python(words):
         words.pop(0)
@@ -246,7 +303,9 @@ def _program(line: Sequence[str]) -> tuple[str, list[str]]:
         return "", []
     path = PurePath(words[0])
     # `python -m package.module` and `python /path/to/package/module.py` are the same launcher.
-    return ".".join(path.with_suffix("").parts[-3:]) if path.suffix == ".py" else path.name, words[1:]
+    return ".".join(path.with_suffix("").parts[-3:]) if path.suffix == ".py" else path.name, words[
+        1:
+    ]
 
 
 def _is_python(line: Sequence[str]) -> bool:

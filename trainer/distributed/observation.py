@@ -44,7 +44,8 @@ class Report:
         gone: the process has ended.
         idle: since the process, or one that it started, last used a core or a disk.
         stopped: since it was stopped (SIGSTOP); 0 where it is not.
-        stopped_children: the same for processes that it started, by their numbers; those that are stopped.
+        stopped_children: the same for processes that it started, by their numbers; those that are
+            stopped.
         traced: a debugger is attached.
     """
 
@@ -70,7 +71,10 @@ def own_observer() -> Address:
                     str(os.getpid()),
                     str(listener.fileno()),
                 ],
-                env={**os.environ, "OBSERVER_PASSWORD": address.password},  # not in the arguments, which all users see
+                env={
+                    **os.environ,
+                    "OBSERVER_PASSWORD": address.password,
+                },  # not in the arguments, which all users see
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # whoever reads this process's output waits for its end
@@ -82,12 +86,16 @@ def own_observer() -> Address:
 
 
 def continue_observer() -> None:
-    """Continue the observer of this process: somebody has stopped it, with other processes that this one started."""
+    """Continue the observer of this process: somebody has stopped it, with other processes that
+    this one started.
+    """
     for process in _processes:
         process.send_signal(signal.SIGCONT)
 
 
-_processes: list[subprocess.Popen[bytes]] = []  # kept: Python warns of one that is dropped while it runs
+_processes: list[
+    subprocess.Popen[bytes]
+] = []  # kept: Python warns of one that is dropped while it runs
 
 
 def _listener() -> socket.socket:
@@ -99,7 +107,9 @@ def _listener() -> socket.socket:
 def _own_address() -> str:
     """Return the address by which this machine reaches the store; "" where that is its own."""
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(os.environ.get("MASTER_ADDR", "localhost"), 1, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(
+            os.environ.get("MASTER_ADDR", "localhost"), 1, type=socket.SOCK_DGRAM
+        )
         family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)  # sends nothing
@@ -109,7 +119,9 @@ def _own_address() -> str:
 
 
 def ask(address: Address, word: str = "look") -> dict[str, Any] | None:
-    """Ask an observer; None where it does not answer, ``{"gone": True}`` where nothing listens there any more."""
+    """Ask an observer; None where it does not answer, ``{"gone": True}`` where nothing listens
+    there any more.
+    """
     host = address.host or os.environ.get("MASTER_ADDR", "localhost")
     try:
         with socket.create_connection((host, address.port), timeout=_ANSWER_SECONDS) as connection:
@@ -130,7 +142,9 @@ def report_of(address: Address) -> Report | None:
 
 
 def reports_of(addresses: Mapping[int, Address]) -> dict[int, Report | None]:
-    """Ask several observers at once, by rank: those of a machine that is cut off let wait for a second."""
+    """Ask several observers at once, by rank: those of a machine that is cut off let wait for a
+    second.
+    """
     if not addresses:
         return {}
     with ThreadPoolExecutor(min(_AT_ONCE, len(addresses))) as pool:

@@ -1,10 +1,12 @@
-"""A small process beside each rank, which sees from outside whether the rank works, is stopped or is gone.
+"""A small process beside each rank, which sees from outside whether the rank works, is stopped or
+is gone.
 
-A rank cannot say so itself: while it is stopped, or in a call that keeps Python's lock, none of its threads runs. The
-observer is its child, so it never takes another process for it; it answers questions of any rank of the job over TCP
-(``observation.py``), and it ends with its rank.
+A rank cannot say so itself: while it is stopped, or in a call that keeps Python's lock, none of its
+threads runs. The observer is its child, so it never takes another process for it; it answers
+questions of any rank of the job over TCP (``observation.py``), and it ends with its rank.
 
-It is started as a script, without the package and without site-packages: 10 MB, and some 0.1 ms of a core each second.
+It is started as a script, without the package and without site-packages: 10 MB, and some 0.1 ms of
+a core each second.
 """
 
 from __future__ import annotations
@@ -21,11 +23,15 @@ from typing import Any
 
 PERIOD_SECONDS = 0.5
 WATCH_THREAD = "watch"  # the name of the threads that watch, which run for a moment twice a second
-_CLOSELY_AFTER_SECONDS = 1.0  # a process that has been idle for so long is looked at with its threads and children
+_CLOSELY_AFTER_SECONDS = (
+    1.0  # a process that has been idle for so long is looked at with its threads and children
+)
 _IDLE_SHARE = 0.05  # of a core: what threads in the background use of a process that stands still
 _IDLE_SECONDS = 0.02  # of a core, once
 _IDLE_BYTES = 1 << 20  # to and from disks: logs
-_SLOWEST_LOOK_SECONDS = 4 * PERIOD_SECONDS  # after a longer gap this process was stopped itself, and saw nothing
+_SLOWEST_LOOK_SECONDS = (
+    4 * PERIOD_SECONDS
+)  # after a longer gap this process was stopped itself, and saw nothing
 _Process = tuple[int, int]  # process number, and start in clock ticks
 
 
@@ -39,7 +45,9 @@ class Stat:
         self.name = head.partition("(")[2]
         self.state = fields[0]
         self.parent = int(fields[1])
-        ticks = sum(map(int, fields[11:15]))  # of user and system, its own and those of its children that ended
+        ticks = sum(
+            map(int, fields[11:15])
+        )  # of user and system, its own and those of its children that ended
         self.core_seconds = ticks / os.sysconf("SC_CLK_TCK")
         self.started = int(fields[19])
 
@@ -51,7 +59,9 @@ def stat_of(pid: int) -> Stat | None:
 
 
 class Activity:
-    """How long a process and those that it started have used no core and no disk, and how long it has been stopped."""
+    """How long a process and those that it started have used no core and no disk, and how long it
+    has been stopped.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -84,7 +94,9 @@ class Activity:
         if idle > _CLOSELY_AFTER_SECONDS:
             family |= _descendants(self.pid)
         stopped = [process for process, one in family.items() if one.state == "T"]
-        self._stopped_since = {process: self._stopped_since.get(process, now) for process in stopped}
+        self._stopped_since = {
+            process: self._stopped_since.get(process, now) for process in stopped
+        }
 
         allowed = _IDLE_SECONDS + _IDLE_SHARE * idle
         works = stat.core_seconds - self._used > allowed
@@ -102,7 +114,8 @@ class Activity:
             self._family.setdefault(process, stat.core_seconds if first_look else 0.0)
         used = sum(stat.core_seconds - self._family[process] for process, stat in family.items())
 
-        # Runnable: other processes may have the cores. Twice in a row, for whatever waits wakes up now and then.
+        # Runnable: other processes may have the cores. Twice in a row, for whatever waits wakes up
+        # now and then.
         runnable = any(_has_runnable_thread(pid) for pid, _ in family)
         self._runnable_looks = self._runnable_looks + 1 if runnable else 0
 
@@ -122,7 +135,9 @@ class Activity:
         }
 
     def kill_stopped(self) -> None:
-        """Kill what was stopped at the last look, and still is: the process and those that it started."""
+        """Kill what was stopped at the last look, and still is: the process and those that it
+        started.
+        """
         for pid, started in self._stopped_since:
             stat = stat_of(pid)
             if stat is not None and (stat.started, stat.state) == (started, "T"):
@@ -167,15 +182,20 @@ def _disk_bytes(pid: int) -> int:
 
 def _is_traced(pid: int) -> bool:
     """Tell whether a debugger is attached to a process."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file,
+    ):
         return any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in file)
     return False
 
 
 class Observer:
-    """Answers questions about the parent of this process, one line each: the word that its rank chose, and what to do.
+    """Answers questions about the parent of this process, one line each: the word that its rank
+    chose, and what to do.
 
-    ``look`` is answered by a report, ``claim`` by whether nobody claimed before, and ``kill`` kills what is stopped.
+    ``look`` is answered by a report, ``claim`` by whether nobody claimed before, and ``kill`` kills
+    what is stopped.
     """
 
     def __init__(self, parent: int, password: str) -> None:
@@ -202,7 +222,9 @@ class Observer:
         return self.activity.report()
 
     def serve(self, listener: socket.socket) -> None:
-        """Look and answer until the parent is gone; kill what it left stopped, which nobody would continue."""
+        """Look and answer until the parent is gone; kill what it left stopped, which nobody would
+        continue.
+        """
         while not self.is_orphan:
             self.activity.look()
             if select.select([listener], [], [], PERIOD_SECONDS)[0]:
@@ -219,7 +241,8 @@ class Observer:
 
 
 def main() -> None:
-    # A scheduler sends these to every process of a job; this one has nothing to finish, and ends with its rank.
+    # A scheduler sends these to every process of a job; this one has nothing to finish, and ends
+    # with its rank.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     parent, descriptor = map(int, sys.argv[1:3])

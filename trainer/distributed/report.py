@@ -1,4 +1,6 @@
-"""The message of a job whose ranks do not go on: what happened to which, what each was doing, how to go on."""
+"""The message of a job whose ranks do not go on: what happened to which, what each was doing, how
+to go on.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ _HEAD = ("rank", "host", "pid", "step", "phase", "doing", "collectives begun")
 
 
 def report_text(
-    verdict: Mapping[int, str], rows: Mapping[int, Row], who: Mapping[int, Who], *, crashes: str, advice: str
+    verdict: Mapping[int, str],
+    rows: Mapping[int, Row],
+    who: Mapping[int, Who],
+    *,
+    crashes: str,
+    advice: str,
 ) -> str:
     """Return the message.
 
@@ -48,7 +55,9 @@ def _line(rank: int, row: Row | None, who: Who | None) -> tuple[str, ...]:
 
 
 def crash_of(row: Row) -> str:
-    """Return the stack of a process that crashed, from the file that it left, and delete that; "" where none is."""
+    """Return the stack of a process that crashed, from the file that it left, and delete that; ""
+    where none is.
+    """
     if not row.crash:
         return ""
     try:
@@ -56,7 +65,8 @@ def crash_of(row: Row) -> str:
         Path(row.crash).unlink(missing_ok=True)
     except OSError:
         return ""
-    # "Fatal Python error: ...", then other threads, then the one that crashed, then a list of extension modules.
+    # "Fatal Python error: ...", then other threads, then the one that crashed, then a list of
+    # extension modules.
     error, _, rest = text.partition("\n")
     crashed = "".join(rest.partition("Current thread")[1:]).partition("\n\n")[0]
     return "\n".join(filter(None, [error, crashed]))
@@ -66,7 +76,12 @@ def resume_command(argument: str) -> str:
     """Return the command that started this job, with ``argument`` where it lacks it."""
     launchers = launcher_processes()
     line = launchers[-1].cmdline() if launchers else [sys.executable, *sys.argv]
-    if line and os.path.basename(line[0]).startswith("python") and len(line) > 1 and not line[1].startswith("-"):
+    if (
+        line
+        and os.path.basename(line[0]).startswith("python")
+        and len(line) > 1
+        and not line[1].startswith("-")
+    ):
         line = [os.path.basename(line[1]), *line[2:]] if launchers else line
     text = shlex.join(hidden_words(line))
     return text if argument in text else f"{text} {argument}"

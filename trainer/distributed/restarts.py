@@ -1,4 +1,6 @@
-"""Attempts of one job: torchrun, and accelerate by it, start all ranks again where one fails (``--max_restarts``)."""
+"""Attempts of one job: torchrun, and accelerate by it, start all ranks again where one fails
+(``--max_restarts``).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,13 @@ def restarts() -> int:
 
 
 def connect_attempt(backend: str) -> None:
-    """Connect the ranks of a job that was started again, under names of this attempt's own. Collective.
+    """Connect the ranks of a job that was started again, under names of this attempt's own.
+    Collective.
 
-    One store serves all attempts of torchrun and accelerate, and in it torch finds the addresses of processes that are
-    gone: then ranks wait for them for ever. Several agents of c10d or etcd count other attempts where one came later,
+    One store serves all attempts of torchrun and accelerate, and in it torch finds the addresses of
+    processes that are
+    gone: then ranks wait for them for ever. Several agents of c10d or etcd count other attempts
+        where one came later,
     so they are left to torch.
     """
     alone = int(os.environ.get("WORLD_SIZE") or 1) == 1

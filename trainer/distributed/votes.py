@@ -1,4 +1,6 @@
-"""Votes beside the work: what one rank alone knows becomes known to all at one boundary, and no step waits for it."""
+"""Votes beside the work: what one rank alone knows becomes known to all at one boundary, and no
+step waits for it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,18 @@ from torch import Tensor
 
 from ..errors import LaunchError
 
-_SECONDS = 0.25  # between two votes; a request waits for the next one to begin, and then for the one after to be read
+# between two votes; a request waits for the next one to begin, and then for the one after to be
+# read
+_SECONDS = 0.25
 
 
 class AsyncMax:
-    """The largest of all ranks' numbers, asked at one boundary and known at a later one: nobody waits in between.
+    """The largest of all ranks' numbers, asked at one boundary and known at a later one: nobody
+    waits in between.
 
     Args:
-        all_reduce_max: begins to take the maximum over ranks, in place; returns the work to wait for, None for one
-            process.
+        all_reduce_max: begins to take the maximum over ranks, in place; returns the work to wait
+            for, None for one process.
     """
 
     def __init__(self, all_reduce_max: Callable[[Tensor], Any]) -> None:
@@ -44,11 +49,12 @@ class AsyncMax:
 
 
 class Pace:
-    """How many boundaries lie between two votes: those of a quarter of a second on the slowest rank.
+    """How many boundaries lie between two votes: those of a quarter of a second on the slowest
+    rank.
 
-    The time that boundaries took travels with each vote, so all ranks know the same. From one vote to the next the
-    number at most doubles, for a fast beginning promises nothing, and it falls at once: where steps suddenly take
-    longer, a request is late once, by so many of them.
+    The time that boundaries took travels with each vote, so all ranks know the same. From one vote
+    to the next the number at most doubles, for a fast beginning promises nothing, and it falls at
+    once: where steps suddenly take longer, a request is late once, by so many of them.
     """
 
     def __init__(self) -> None:
@@ -61,7 +67,9 @@ class Pace:
         return self._left == 0
 
     def microseconds(self) -> int:
-        """Return the time of a boundary since the last vote, whatever it went into, and begin to measure anew."""
+        """Return the time of a boundary since the last vote, whatever it went into, and begin to
+        measure anew.
+        """
         now = time.monotonic()
         spent, self._since = now - self._since, now
         return int(spent / self._span * 1e6)
@@ -76,10 +84,11 @@ class Pace:
 
 
 class Votes:
-    """Requests to stop, which any rank may make alone, and a comparison of what must be the same on all ranks.
+    """Requests to stop, which any rank may make alone, and a comparison of what must be the same on
+    all ranks.
 
-    All ranks pass the same boundaries in the same order: ends of steps, and of batches in an evaluation. A vote begins
-    at one of them and is read at the next that has one.
+    All ranks pass the same boundaries in the same order: ends of steps, and of batches in an
+    evaluation. A vote begins at one of them and is read at the next that has one.
 
     Args:
         all_reduce_max: as for ``AsyncMax``.
@@ -102,7 +111,8 @@ class Votes:
             fingerprint: of what this rank did, which must be the same on all.
 
         Raises:
-            LaunchError: since the vote before the last, ranks got the gradients of different parameters.
+            LaunchError: since the vote before the last, ranks got the gradients of different
+                parameters.
         """
         pace = self._paces.get(name) or self._paces.setdefault(name, Pace())
         if pace.is_due():

@@ -1,9 +1,10 @@
 """What this process waits for: another rank of the job, or something outside of it.
 
-Ranks wait for each other on locks within their processes (C++ wakes them when a message came), and so does what is
-stuck. A main thread in another call of the kernel (a socket, a pipe, a process, a file, a sleep) waits for something
-outside of the job, and so does one in a block of ``waits_outside``. The frames of the thread only ever let a rank
-alone or choose between two words: which rank is late is counted (``judge.py``).
+Ranks wait for each other on locks within their processes (C++ wakes them when a message came), and
+so does what is stuck. A main thread in another call of the kernel (a socket, a pipe, a process, a
+file, a sleep) waits for something outside of the job, and so does one in a block of
+``waits_outside``. The frames of the thread only ever let a rank alone or choose between two words:
+which rank is late is counted (``judge.py``).
 """
 
 from __future__ import annotations
@@ -25,18 +26,32 @@ _LIBRARIES = ("site-packages", "dist-packages", _STDLIB)
 _WATCH = tuple(str(_HERE / name) for name in ("watchdog.py", "waits.py"))
 _DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
 _AGREEMENT = (str(_HERE / "agreement.py"), str(_HERE / "votes.py"))
-_BACKWARD = "_engine_run_backward"  # waits for the gradients of other ranks, which no frame of Python shows
+_BACKWARD = (
+    "_engine_run_backward"  # waits for the gradients of other ranks, which no frame of Python shows
+)
 _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
-# Debuggers, and clients that wait on a lock for threads of their own, which wait for a network. Whatever waits for it
-# in the main thread itself is seen in the kernel.
+# Debuggers, and clients that wait on a lock for threads of their own, which wait for a network.
+# Whatever waits for it in the main thread itself is seen in the kernel.
 _CLIENTS = ("pdb.py", "bdb.py", "cmd.py", "pydevd.py", "asyn.py", "base_events.py")
-_CLIENT_PACKAGES = ("huggingface_hub", "fsspec", "botocore", "boto3", "gcsfs", "s3fs", "adlfs", "wandb", "mlflow")
+_CLIENT_PACKAGES = (
+    "huggingface_hub",
+    "fsspec",
+    "botocore",
+    "boto3",
+    "gcsfs",
+    "s3fs",
+    "adlfs",
+    "wandb",
+    "mlflow",
+)
 
 # Numbers of system calls: of x86-64, and those that newer machines share.
 _NEW_LOCKS = {449, 455}  # futex_waitv, futex_wait
 _X86 = platform.machine() == "x86_64"
 _LOCKS = {202 if _X86 else 98} | _NEW_LOCKS
-_POLLS = {7, 23, 232, 270, 271, 281} if _X86 else {22, 72, 73}  # poll, select and epoll_wait in their forms
+_POLLS = (
+    {7, 23, 232, 270, 271, 281} if _X86 else {22, 72, 73}
+)  # poll, select and epoll_wait in their forms
 _KNOWN_MACHINES = ("x86_64", "aarch64", "riscv64")
 
 _declared: list[str] = []
@@ -102,7 +117,11 @@ def _text(frames: Sequence[FrameType]) -> str:
         return ""
     own = next((frame for frame in frames if not _is_library(frame)), frames[0])
     # torch puts "wrapper" around its collectives.
-    calls = [frame for frame in frames if _DISTRIBUTED in frame.f_code.co_filename and _name(frame) != "wrapper"]
+    calls = [
+        frame
+        for frame in frames
+        if _DISTRIBUTED in frame.f_code.co_filename and _name(frame) != "wrapper"
+    ]
     inner = list(calls) if _is_in_collective(frames) else []
     name = _name(inner[-1] if inner else own)
     return f"{name} ({os.path.relpath(own.f_code.co_filename)}:{own.f_lineno})"
@@ -123,7 +142,9 @@ def _is_in_collective(frames: Sequence[FrameType]) -> bool:
     for depth, frame in enumerate(frames):
         file = frame.f_code.co_filename
         if file in _AGREEMENT:
-            return depth == 0  # it waits in C++; what it calls on the main process alone is no collective
+            return (
+                depth == 0
+            )  # it waits in C++; what it calls on the main process alone is no collective
         if _DISTRIBUTED in file:
             return True
         if not _is_library(frame):
@@ -137,7 +158,11 @@ def _outside(frames: Sequence[FrameType], native_thread: int) -> str:
     files = [frame.f_code.co_filename for frame in frames]
     if any(os.path.basename(file) in _CLIENTS for file in files[:6]):
         return "a client or a debugger"
-    if any(f"-packages{os.sep}{package}{os.sep}" in file for file in files for package in _CLIENT_PACKAGES):
+    if any(
+        f"-packages{os.sep}{package}{os.sep}" in file
+        for file in files
+        for package in _CLIENT_PACKAGES
+    ):
         return "a client"
 
     if any(file.endswith(_LOADER) for file in files):
@@ -150,7 +175,9 @@ def _outside(frames: Sequence[FrameType], native_thread: int) -> str:
 
 
 def system_call(path: str) -> int | None:
-    """Return the number of the call of the kernel in which a thread waits; None where it runs, or nobody knows."""
+    """Return the number of the call of the kernel in which a thread waits; None where it runs, or
+    nobody knows.
+    """
     if platform.machine() not in _KNOWN_MACHINES:
         return None
     try:
@@ -162,15 +189,19 @@ def system_call(path: str) -> int | None:
 
 
 def collectives_begun() -> dict[str, tuple[str, int]]:
-    """Return how many collectives this rank has begun in each of its groups, with a name to show, by the group's own.
+    """Return how many collectives this rank has begun in each of its groups, with a name to show,
+    by the group's own.
 
-    The own names are the same on all ranks of a group; several groups of a mesh are shown by one name. Groups whose
-    backend counts nothing are left out.
+    The own names are the same on all ranks of a group; several groups of a mesh are shown by one
+    name. Groups whose backend counts nothing are left out.
     """
     begun = {}
     for group in list(sys.modules["torch.distributed"].distributed_c10d._world.pg_map):
         with contextlib.suppress(RuntimeError):
-            begun[str(group.group_name)] = _shown(group), int(group._get_sequence_number_for_group())
+            begun[str(group.group_name)] = (
+                _shown(group),
+                int(group._get_sequence_number_for_group()),
+            )
     return begun
 
 

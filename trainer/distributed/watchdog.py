@@ -1,9 +1,11 @@
-"""A watch over the ranks of a job: one that is gone, stopped or stuck is named, and then the job ends.
+"""A watch over the ranks of a job: one that is gone, stopped or stuck is named, and then the job
+ends.
 
-A rank that dies takes its connections with it, and the others fail with errors of their own, or wait. One that is
-stopped, or waits for a worker that never answers, closes nothing: the others wait for it until the time-out, half an
-hour by default. So a thread of each rank writes twice a second what the rank does to the store that all share, a small
-process beside each rank sees whether it works (``observer.py``), and two ranks judge (``judge.py``).
+A rank that dies takes its connections with it, and the others fail with errors of their own, or
+wait. One that is stopped, or waits for a worker that never answers, closes nothing: the others wait
+for it until the time-out, half an hour by default. So a thread of each rank writes twice a second
+what the rank does to the store that all share, a small process beside each rank sees whether it
+works (``observer.py``), and two ranks judge (``judge.py``).
 
 It costs the main thread nothing but the interpreter's lock, for some 0.1 ms twice a second.
 """
@@ -34,8 +36,12 @@ from .report import GONE, crash_of, report_text
 from .waits import collectives_begun, doing_in, frames_of
 
 _FOUND_SECONDS = 2.0  # a rank whose connections broke waits so long to learn which one is gone
-_SILENT_SECONDS = 4 * PERIOD_SECONDS  # a rank that wrote nothing for so long is asked for at its observer
-_UNKNOWN_PATIENCE = 3.0  # times as long has a rank that has not written yet: all of them start at once
+_SILENT_SECONDS = (
+    4 * PERIOD_SECONDS
+)  # a rank that wrote nothing for so long is asked for at its observer
+_UNKNOWN_PATIENCE = (
+    3.0  # times as long has a rank that has not written yet: all of them start at once
+)
 _JUDGES = 2  # of which one may be what stands still
 _serial = 0
 
@@ -47,12 +53,13 @@ class LostRank(TrainerError):
 
 
 class Watchdog:
-    """Watches the ranks in a block that all enter: ``with Watchdog(...):``. One process has nobody to watch.
+    """Watches the ranks in a block that all enter: ``with Watchdog(...):``. One process has nobody
+    to watch.
 
     Args:
         rank, world_size: of this process.
-        position: returns the optimizer step, the phase, and a number that grows as the rank goes on. It is called from
-            another thread.
+        position: returns the optimizer step, the phase, and a number that grows as the rank goes
+            on. It is called from another thread.
         hang_seconds: how long a rank may be stopped or stuck; None: for ever.
         gpu: whether the ranks compute on one.
         advice: returns how to go on, for the end of the message.
@@ -77,7 +84,11 @@ class Watchdog:
         self._position, self._advice, self._log = position, advice, log
         self._hang_seconds, self._gpu = hang_seconds, gpu
         # The message is to stand by then, and a fault is seen some periods after it came.
-        self._limit = None if hang_seconds is None else max(hang_seconds - 4 * PERIOD_SECONDS, 2 * PERIOD_SECONDS)
+        self._limit = (
+            None
+            if hang_seconds is None
+            else max(hang_seconds - 4 * PERIOD_SECONDS, 2 * PERIOD_SECONDS)
+        )
         self._ended = threading.Event()
         self._telling = threading.Lock()
         self._began = time.monotonic()
@@ -111,24 +122,30 @@ class Watchdog:
     def _start(self, name: str) -> None:
         self._main, self._native_main = threading.get_ident(), threading.get_native_id()
         if not faulthandler.is_enabled():
-            # Read by another rank, so that it stands where a user reads first, and not above all else.
+            # Read by another rank, so that it stands where a user reads first, and not above all
+            # else.
             descriptor, self._crash = tempfile.mkstemp(prefix="samecurve-crash-")
             self._crash_file = os.fdopen(descriptor, "w")
             faulthandler.enable(self._crash_file)
-        board = self._board = Board(name, rank=self.rank, world_size=self.world_size, answer_seconds=_FOUND_SECONDS)
+        board = self._board = Board(
+            name, rank=self.rank, world_size=self.world_size, answer_seconds=_FOUND_SECONDS
+        )
         self._has_store = True
         self._who = Who(host=socket.gethostname(), identity=Identity.own(), observer=own_observer())
         self._ask_briefly(lambda: self._write(board))
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         board = self._board
         if board is None:
             return
         message = ""
         if error is not None and is_lost_peer(error):
-            self._telling.acquire()  # for good: the thread tells nothing any more, or ends this process
+            # for good: the thread tells nothing any more, or ends this process
+            self._telling.acquire()
             self._failed = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
             message = self._name_lost(board)
         self._ended.set()
@@ -157,7 +174,8 @@ class Watchdog:
             self._note_moves(now)
             if looking is None or not looking.is_alive():
                 asked = now
-                # A thread of its own: where the store is cut off or stopped no answer comes, and no time-out ends it.
+                # A thread of its own: where the store is cut off or stopped no answer comes, and no
+                # time-out ends it.
                 looking = threading.Thread(target=self._ask, args=(self._look,), daemon=True)
                 looking.start()
                 looking.join(PERIOD_SECONDS)
@@ -165,11 +183,15 @@ class Watchdog:
                 self._judge_without_store(now - asked, self._limit)
 
     def _is_in_haste(self) -> bool:
-        """Tell whether this rank wants to know more than in half a second: who is gone, or who the others are."""
+        """Tell whether this rank wants to know more than in half a second: who is gone, or who the
+        others are.
+        """
         return self._failed != [] or self._board is None or len(self._board.who) < self.world_size
 
     def _forget(self, now: float) -> None:
-        """Begin to watch anew: this process was stopped, or a call of C kept Python's lock, and it knows of nobody."""
+        """Begin to watch anew: this process was stopped, or a call of C kept Python's lock, and it
+        knows of nobody.
+        """
         self._began = self._moved = now
         if self._board is not None:
             self._board.heard = dict.fromkeys(self._board.heard, now)
@@ -180,19 +202,25 @@ class Watchdog:
             self._moves, self._moved = moves, now
 
     def _ask(self, work: Callable[[], object]) -> None:
-        """Do what asks the store, as long as there is one; torch prints a stack for each question after its end."""
+        """Do what asks the store, as long as there is one; torch prints a stack for each question
+        after its end.
+        """
         if not self._has_store:
             return
         try:
             work()
         except RuntimeError as error:
-            if "timeout" not in str(error).lower():  # a machine with too much to do answers the next one
+            if (
+                "timeout" not in str(error).lower()
+            ):  # a machine with too much to do answers the next one
                 self._has_store = False
         except (OSError, ValueError):
             return
 
     def _ask_briefly(self, work: Callable[[], object]) -> None:
-        """Do what asks the store from the main thread, which must not wait for ever where that is stopped."""
+        """Do what asks the store from the main thread, which must not wait for ever where that is
+        stopped.
+        """
         asking = threading.Thread(target=self._ask, args=(work,), daemon=True)
         asking.start()
         asking.join(timeout=_FOUND_SECONDS)
@@ -214,7 +242,9 @@ class Watchdog:
         self._looks += 1
         gone = self._gone(board)
         if gone is not None:
-            self._ask(lambda: board.read(range(self.world_size)))  # it may have said something meanwhile
+            self._ask(
+                lambda: board.read(range(self.world_size))
+            )  # it may have said something meanwhile
             if gone == self._gone(board) and not self._others_tell():
                 self._end(self._report({gone: GONE}))
         elif self._limit is not None and self.rank < _JUDGES:
@@ -228,7 +258,9 @@ class Watchdog:
         return owner not in (None, "", str(self.rank))
 
     def _gone(self, board: Board) -> int | None:
-        """Return the rank of a process of this machine that ended inside of the block, as far as is known."""
+        """Return the rank of a process of this machine that ended inside of the block, as far as is
+        known.
+        """
         for rank, who in list(board.who.items()):
             row = board.rows.get(rank)
             if rank != self.rank and who.identity.has_ended and not (row and row.left):
@@ -260,7 +292,9 @@ class Watchdog:
         )
 
     def _outside_of_late(self, outside: str) -> str:
-        """Return what the main thread waits for outside of the job, or did within the limit: no clock begins before."""
+        """Return what the main thread waits for outside of the job, or did within the limit: no
+        clock begins before.
+        """
         now = time.monotonic()
         if outside:
             self._outside = outside, now
@@ -276,9 +310,15 @@ class Watchdog:
             return
         self._ask(lambda: board.read(range(self.world_size)))
         silent = {rank: self._silent(board, rank, now) for rank in range(self.world_size)}
-        absent = {rank for rank in silent if self._is_absent(board, rank) or silent[rank] > _SILENT_SECONDS}
+        absent = {
+            rank
+            for rank in silent
+            if self._is_absent(board, rank) or silent[rank] > _SILENT_SECONDS
+        }
         asked = reports_of({rank: board.who[rank].observer for rank in absent if rank in board.who})
-        self._answered |= {rank: time.monotonic() for rank, report in asked.items() if report is not None}
+        self._answered |= {
+            rank: time.monotonic() for rank, report in asked.items() if report is not None
+        }
 
         seen = {}
         for rank in silent:
@@ -331,7 +371,9 @@ class Watchdog:
         )
 
     def _judge_without_store(self, unanswered: float, limit: float) -> None:
-        """End the job where the store has not answered for too long, and this rank has not moved meanwhile."""
+        """End the job where the store has not answered for too long, and this rank has not moved
+        meanwhile.
+        """
         board = self._board
         assert board is not None
         waited = min(unanswered, time.monotonic() - self._moved)
@@ -346,7 +388,9 @@ class Watchdog:
         who = board.who.get(holder)
         report = None if who is None else report_of(who.observer)
         seen = report or Report()
-        is_stopped = seen.stopped >= limit or (waited >= limit and who is not None and who.identity.is_stopped)
+        is_stopped = seen.stopped >= limit or (
+            waited >= limit and who is not None and who.identity.is_stopped
+        )
         if is_stopped:
             self._end_without_store({holder: STORE_STOPPED}, who)
         elif waited < limit or seen.stopped or seen.traced:
@@ -366,7 +410,8 @@ class Watchdog:
     # -- the message ------------------------------------------------------------------------------
 
     def _name_lost(self, board: Board) -> str:
-        """Return the message for a broken connection; "" where another rank tells what happened, or nobody is gone.
+        """Return the message for a broken connection; "" where another rank tells what happened, or
+        nobody is gone.
 
         The thread asks the store meanwhile: it may not answer.
         """
@@ -392,7 +437,9 @@ class Watchdog:
         return ""
 
     def _is_silent_and_gone(self, board: Board, rank: int, begin: float) -> bool:
-        """Tell whether a rank has been silent since its connections broke, and its observer has ended with it."""
+        """Tell whether a rank has been silent since its connections broke, and its observer has
+        ended with it.
+        """
         silent = time.monotonic() - max(begin, board.heard.get(rank, begin))
         if rank == self.rank or rank not in board.who or silent < 3 * PERIOD_SECONDS:
             return False
@@ -402,7 +449,9 @@ class Watchdog:
     def _timed(self, verdict: Mapping[int, str]) -> dict[int, str]:
         def since(text: str) -> str:
             whose = (
-                "it has done nothing" if text.startswith(("is stopped", "does not")) else "nothing in the job went on"
+                "it has done nothing"
+                if text.startswith(("is stopped", "does not"))
+                else "nothing in the job went on"
             )
             return f"{text}: {whose} for {self._hang_seconds:g} s (hang_seconds)"
 
@@ -422,7 +471,9 @@ class Watchdog:
         return report_text(verdict, rows, who, crashes=crashes, advice=self._advice())
 
     def _end(self, message: str) -> None:
-        """End this process, from the thread: the main one may wait for ever. "": another rank has told why."""
+        """End this process, from the thread: the main one may wait for ever. "": another rank has
+        told why.
+        """
         if not self._telling.acquire(blocking=False):
             return  # the main thread tells it
         if message and self._others_tell(take=True):
@@ -435,8 +486,8 @@ class Watchdog:
     def _end_others(self) -> None:
         """Have the others end; what is stopped takes no signal, and its launcher would wait for it."""
         if not self._has_store:
-            # That it is told the others learn from the observer of the rank that holds the store, which ends with that
-            # rank. They come to the same verdict within a second or so.
+            # That it is told the others learn from the observer of the rank that holds the store,
+            # which ends with that rank. They come to the same verdict within a second or so.
             time.sleep(_FOUND_SECONDS)
         if self._crash:
             Path(self._crash).unlink(missing_ok=True)
@@ -448,7 +499,9 @@ class Watchdog:
                 ask(who.observer, "kill")  # itself does not stop, what it started may
             who.identity.kill_if_stopped()
         if self._has_store and self.rank == rank_of_store():
-            time.sleep(4 * PERIOD_SECONDS)  # the verdict goes with this process: others read it first
+            time.sleep(
+                4 * PERIOD_SECONDS
+            )  # the verdict goes with this process: others read it first
 
 
 def _name_thread() -> None:

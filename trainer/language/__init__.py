@@ -1,4 +1,5 @@
-"""Language models as tasks that need no code: ``task: trainer.language:CausalLM`` in a training config.
+"""Language models as tasks that need no code: ``task: trainer.language:CausalLM`` in a training
+config.
 
 Needs the extra ``llm``. Nothing else of the package but commands knows of this room.
 """

@@ -1,4 +1,6 @@
-"""Low-rank adapters (Hu et al. 2021, "LoRA") of the peft library: the model is frozen, and only they learn."""
+"""Low-rank adapters (Hu et al. 2021, "LoRA") of the peft library: the model is frozen, and only
+they learn.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ class Adapter:
         r: rank of each.
         alpha: what an adapter adds is multiplied by alpha / r.
         dropout: of an adapter's input; it draws other numbers on every layout.
-        targets: the layers that get one by the ends of their names, such as q_proj; or all-linear, all but the head.
-        quantize: nf4: the frozen weights of linear layers are held in 4 bits (QLoRA), by bitsandbytes.
+        targets: the layers that get one by the ends of their names, such as q_proj; or all-linear,
+            all but the head.
+        quantize: nf4: the frozen weights of linear layers are held in 4 bits (QLoRA), by
+            bitsandbytes.
     """
 
     r: Annotated[int, About(minimum=1)] = 16
@@ -41,7 +45,9 @@ class Adapter:
     quantize: Literal["nf4"] | None = None
 
 
-def add_adapter(model: Any, adapter: Adapter, stored: Stored | None = None, task_type: str | None = "CAUSAL_LM") -> Any:
+def add_adapter(
+    model: Any, adapter: Adapter, stored: Stored | None = None, task_type: str | None = "CAUSAL_LM"
+) -> Any:
     """Return the model with adapters, everything else frozen.
 
     Args:
@@ -104,9 +110,13 @@ def load_adapted(folder: str, base: str | None = None) -> Any:
         rule = f"its adapter belongs to {base}, which is no folder here; give the model as --base"
         raise setting_error("model", folder, rule)
     try:
-        adapted = PeftModel.from_pretrained(load_pretrained(base, "sdpa", ignored=["*"]), str(config.parent))
+        adapted = PeftModel.from_pretrained(
+            load_pretrained(base, "sdpa", ignored=["*"]), str(config.parent)
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise setting_error("model", folder, f"the adapter cannot be loaded: {first_line(error)}") from None
+        raise setting_error(
+            "model", folder, f"the adapter cannot be loaded: {first_line(error)}"
+        ) from None
     read_ends(config.parent, adapted.get_base_model())
     return adapted
 

@@ -1,4 +1,6 @@
-"""What the tasks of this room share: a model that is filled later, a tokenizer, and a loss over tokens."""
+"""What the tasks of this room share: a model that is filled later, a tokenizer, and a loss over
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,24 @@ from .tokens import BadRows, Corpus, load_tokenizer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Documents = tuple[str, Corpus, Numbers]  # the setting that names them, all of its corpus, which of these are meant
+Documents = tuple[
+    str, Corpus, Numbers
+]  # the setting that names them, all of its corpus, which of these are meant
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageTask(Task):
-    """A task whose transformers model may be built without values: how it gets them, and its tokenizer.
+    """A task whose transformers model may be built without values: how it gets them, and its
+    tokenizer.
 
     Args:
         model: a folder of safetensors, a folder with a GGUF file, or a name on the Hub.
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
         adapter: low-rank adapters, of which alone is learnt; {} for the defaults.
-        attention: as transformers calls it: sdpa, eager, flash_attention_2; by default what the model's class takes.
-        ignore_tensors: patterns of tensors in the model's files that the model is not to have, such as ``mtp.*``.
+        attention: as transformers calls it: sdpa, eager, flash_attention_2; by default what the
+            model's class takes.
+        ignore_tensors: patterns of tensors in the model's files that the model is not to have, such
+            as ``mtp.*``.
         cache_dir: for tokens, and for what a GGUF file is converted to.
         memory: what it remembers: the tokenizer, the files of the model, counts of its data.
     """
@@ -53,10 +60,20 @@ class LanguageTask(Task):
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Hold what code gives to the rules of a YAML: a mapping stands for settings, a path for text."""
-        ours = next(cls for cls in type(self).__mro__ if cls.__module__.startswith(f"{__package__}."))
-        given = {setting.name: plain(getattr(self, setting.name)) for setting in fields(ours) if setting.init}
-        check = Validator(lambda key: Origin("language task", key=".".join(("task_settings", *key))))
+        """Hold what code gives to the rules of a YAML: a mapping stands for settings, a path for
+        text.
+        """
+        ours = next(
+            cls for cls in type(self).__mro__ if cls.__module__.startswith(f"{__package__}.")
+        )
+        given = {
+            setting.name: plain(getattr(self, setting.name))
+            for setting in fields(ours)
+            if setting.init
+        }
+        check = Validator(
+            lambda key: Origin("language task", key=".".join(("task_settings", *key)))
+        )
         for name, value in check.settings(type(self), given).items():
             object.__setattr__(self, name, value)
         if check.problems:
@@ -99,7 +116,11 @@ class LanguageTask(Task):
             auto_class: of transformers.
             options: of its configuration.
         """
-        patterns = [self.ignore_tensors] if isinstance(self.ignore_tensors, str) else self.ignore_tensors or []
+        patterns = (
+            [self.ignore_tensors]
+            if isinstance(self.ignore_tensors, str)
+            else self.ignore_tensors or []
+        )
         model, self.memory["stored"] = build_blank(
             str(self.model), self.attention, self.cache_dir, auto_class, patterns, **options
         )
@@ -114,7 +135,9 @@ class LanguageTask(Task):
         if not hasattr(module, "reset_lora_parameters"):
             return super().initialize(model, module)
         for adapter in layer.lora_A:
-            layer.reset_lora_parameters(adapter, True)  # zeros in the second matrix: at first an adapter adds nothing
+            layer.reset_lora_parameters(
+                adapter, True
+            )  # zeros in the second matrix: at first an adapter adds nothing
 
     def save_extras(self, directory: Path) -> None:
         """Write the tokenizer; the configurations are written with the model."""
@@ -123,15 +146,19 @@ class LanguageTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTask(LanguageTask):
-    """A task that predicts tokens of documents; a batch has ``labels``, a token or ``IGNORED`` for each position.
+    """A task that predicts tokens of documents; a batch has ``labels``, a token or ``IGNORED`` for
+    each position.
 
     Args:
-        data: what to learn from: a file, a folder, a pattern, hf:NAME, or a list of these (``sources.py``).
-        evaluation: what to measure on, named in the same way; or the share of the documents of ``data`` that is kept
-            for it, such as 0.05.
-        config: instead of ``model``, for a start from scratch: ``model_type`` and keys of that configuration.
+        data: what to learn from: a file, a folder, a pattern, hf:NAME, or a list of these
+            (``sources.py``).
+        evaluation: what to measure on, named in the same way; or the share of the documents of
+            ``data`` that is kept for it, such as 0.05.
+        config: instead of ``model``, for a start from scratch: ``model_type`` and keys of that
+            configuration.
         text_column: of rows with columns, what is learnt.
-        bad_rows: ``leave_out`` goes on without rows that cannot be learnt from; by default the first one ends the run.
+        bad_rows: ``leave_out`` goes on without rows that cannot be learnt from; by default the
+            first one ends the run.
     """
 
     counts_tokens: ClassVar[bool] = True
@@ -140,16 +167,24 @@ class TokenTask(LanguageTask):
     evaluation: Annotated[str | float | None, About(path=True)] = None
     config: dict[str, Any] | None = None
     text_column: str = "text"
-    bad_rows: BadRows = None  # so that runs of before the setting go on: they compare as if they had it
+    bad_rows: BadRows = (
+        None  # so that runs of before the setting go on: they compare as if they had it
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.model is None) == (self.config is None):
-            raise ValueError("give one of model (a folder or a name) and config (model_type and sizes)")
+            raise ValueError(
+                "give one of model (a folder or a name) and config (model_type and sizes)"
+            )
         if self.config is not None and self.tokenizer is None:
-            raise ValueError("tokenizer: a model from scratch has none of its own; name a folder or a tokenizer.json")
+            raise ValueError(
+                "tokenizer: a model from scratch has none of its own; name a folder or a tokenizer.json"
+            )
         if isinstance(self.evaluation, float) and not 0 < self.evaluation < 1:
-            raise ValueError(f"evaluation: {self.evaluation}: a share of the documents is between 0 and 1")
+            raise ValueError(
+                f"evaluation: {self.evaluation}: a share of the documents is between 0 and 1"
+            )
 
     def columns(self, row: Row | None) -> tuple[Columns, ChatTemplate | None]:
         """Return what is learnt of rows, and what writes those that are conversations.
@@ -167,7 +202,9 @@ class TokenTask(LanguageTask):
             row = next((row for source in sources for _, row in source.read()), None)
             columns, template = self.columns(row)
             tokenizer = self.load_tokenizer()
-            found = Corpus.prepare(sources, columns, tokenizer, template, self.cache_dir, key, self.bad_rows)
+            found = Corpus.prepare(
+                sources, columns, tokenizer, template, self.cache_dir, key, self.bad_rows
+            )
             plain = columns == Columns(text=self.text_column)
             self.note(*([] if plain else [f"{key}: {columns}"]), *found.notices)
             return found, np.arange(len(found.ends))
@@ -176,7 +213,11 @@ class TokenTask(LanguageTask):
         if isinstance(self.evaluation, float):
             kept = np.array(held_out(len(numbers), self.evaluation))
             return ("data", train, numbers[~kept]), ("evaluation", train, numbers[kept])
-        evaluation = None if self.evaluation is None else ("evaluation", *corpus("evaluation", self.evaluation))
+        evaluation = (
+            None
+            if self.evaluation is None
+            else ("evaluation", *corpus("evaluation", self.evaluation))
+        )
         return ("data", train, numbers), evaluation
 
     @abstractmethod
@@ -194,8 +235,15 @@ class TokenTask(LanguageTask):
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         tokens = self.weight(batch)
-        return {"loss": (self.training_step(model, batch) * tokens, tokens), "tokens": (tokens, None)}
+        return {
+            "loss": (self.training_step(model, batch) * tokens, tokens),
+            "tokens": (tokens, None),
+        }
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how they are cut.
-        return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}  # exp(710) is no float any more
+        # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how
+        # they are cut.
+        return {
+            **metrics,
+            "perplexity": math.exp(min(metrics["loss"], 700.0)),
+        }  # exp(710) is no float any more

@@ -1,6 +1,8 @@
-"""Transformers models built without values, on the meta device, and where in their files the values stand.
+"""Transformers models built without values, on the meta device, and where in their files the values
+stand.
 
-So no process holds a model whole: it is divided first, and each process reads its own parts of the files.
+So no process holds a model whole: it is divided first, and each process reads its own parts of the
+files.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ WRITTEN_TOGETHER = 256 << 20  # bytes of a file of converted tensors, or one ten
 COMPARED_TOGETHER = 1 << 24  # elements of two tensors in memory at a time
 
 
-# A tensor: its file, its name there and in the model, and the pattern by which a converter takes it.
+# A tensor: its file, its name there and in the model, and the pattern by which a converter takes
+# it.
 Located = tuple[Path, str, str, str | None]
 
 
@@ -45,16 +48,22 @@ class Stored:
     ignored: Sequence[str] = ()
 
     def of(self, model: Any) -> Pretrained:
-        """Return what fills a model that may have got adapters since: what they have added begins anew.
+        """Return what fills a model that may have got adapters since: what they have added begins
+        anew.
 
         Weights in 4 bits, no floating-point numbers, have been made of the files already.
 
         Raises:
-            ConfigError: a tensor that the files have a value for is not found in the model any more.
+            ConfigError: a tensor that the files have a value for is not found in the model any
+                more.
         """
         tensors = dict(canonical_state(model))
         own = {bare_name(name): name for name in tensors}
-        lost = sorted(name for name in self.names.values() if name not in own and not matches(name, self.ignored))
+        lost = sorted(
+            name
+            for name in self.names.values()
+            if name not in own and not matches(name, self.ignored)
+        )
         if lost:
             rule = (
                 f"its files hold {listed(lost)}, which is not found in the model any more since it was changed or got "
@@ -65,7 +74,11 @@ class Stored:
 
         names = {stored: own[name] for stored, name in self.names.items() if name in own}
         found = {id(tensors[name]) for name in names.values()}
-        new = [name for name, tensor in tensors.items() if id(tensor) not in found or is_quantized(tensor)]
+        new = [
+            name
+            for name, tensor in tensors.items()
+            if id(tensor) not in found or is_quantized(tensor)
+        ]
         return Pretrained(folder=self.folder, names=names, new=new)
 
     def missing(self, model: Any) -> list[str]:
@@ -87,14 +100,18 @@ class Stored:
         return []
 
     def keep_precision(self, model: Any) -> None:
-        """Have tensors of a model in the dtype of the files, where that of its configuration would round them."""
+        """Have tensors of a model in the dtype of the files, where that of its configuration would
+        round them.
+        """
         import torch
 
         store, _ = of_model_folder(self.folder, self.names)
         own = dict(canonical_state(model))
         for name in own.keys() & store.names("parameter"):
             if own[name].is_floating_point():
-                own[name].data = own[name].data.to(torch.promote_types(own[name].dtype, store.dtype("parameter", name)))
+                own[name].data = own[name].data.to(
+                    torch.promote_types(own[name].dtype, store.dtype("parameter", name))
+                )
 
 
 def _same_values(store: Ranges, one: str, other: str) -> bool:
@@ -124,16 +141,21 @@ def is_quantized(tensor: Any) -> bool:
 
 
 def bare_name(name: str) -> str:
-    """Return the name that a tensor had before adapters were added, of which some stand around others."""
+    """Return the name that a tensor had before adapters were added, of which some stand around
+    others.
+    """
     parts = name.removeprefix("base_model.model.").split(".")
     return ".".join(part for part in parts if part != "base_layer")
 
 
-def find_stored(model: Any, folder: Path, cache_dir: str, ignored: Sequence[str] = ()) -> Stored | None:
+def find_stored(
+    model: Any, folder: Path, cache_dir: str, ignored: Sequence[str] = ()
+) -> Stored | None:
     """Find where the values of a model stand; None where no file is a safetensors file.
 
-    Where tensors have to be converted (experts that have one each become one), they stand in a folder of ``cache_dir``
-    that is made once on each machine, with one tensor of the model in memory at a time and some that wait.
+    Where tensors have to be converted (experts that have one each become one), they stand in a
+    folder of ``cache_dir`` that is made once on each machine, with one tensor of the model in
+    memory at a time and some that wait.
 
     Args:
         ignored: patterns of tensors of the files that the model may lack.
@@ -175,7 +197,10 @@ def _write_converted(model: Any, located: Iterable[Located], into: Path) -> None
     made: dict[str, Any] = {}
     for number, name in enumerate(list(found), 1):
         tensors = found.pop(name).convert(name, model=model, config=model.config)
-        made |= {key: (value[0] if isinstance(value, list) else value).contiguous() for key, value in tensors.items()}
+        made |= {
+            key: (value[0] if isinstance(value, list) else value).contiguous()
+            for key, value in tensors.items()
+        }
         if not found or sum(tensor.nbytes for tensor in made.values()) > WRITTEN_TOGETHER:
             save_file(made, into / f"{number:05}.safetensors")
             made = {}
@@ -207,14 +232,18 @@ def _tensors(model: Any, folder: Path) -> Iterator[Located]:
 
 
 def converted(file: Path, cache_dir: str, load: Callable[[], Any]) -> Path:
-    """Return a folder with the safetensors files of a GGUF file, made once on each machine from what ``load`` gives."""
+    """Return a folder with the safetensors files of a GGUF file, made once on each machine from
+    what ``load`` gives.
+    """
     facts = file.stat()
     content = ["gguf", 2, str(file.resolve()), facts.st_size, facts.st_mtime_ns]
     return prepare_once(cache_dir, content, lambda folder: _save(load(), folder))
 
 
 def _save(model: Any, folder: Path) -> None:
-    """Write a model as its ``save_pretrained`` does, which of several processes writes nothing but in the first one."""
+    """Write a model as its ``save_pretrained`` does, which of several processes writes nothing but
+    in the first one.
+    """
     from safetensors.torch import save_model
 
     model.config.save_pretrained(folder)
@@ -224,7 +253,8 @@ def _save(model: Any, folder: Path) -> None:
 
 
 def small_copy(model: Any) -> Any:
-    """Build a model of the same class with random weights, a few layers and words: something to try out.
+    """Build a model of the same class with random weights, a few layers and words: something to try
+    out.
 
     It has a layer of each kind that the configuration names.
     """
@@ -232,7 +262,11 @@ def small_copy(model: Any) -> Any:
 
     config = copy.deepcopy(model.config)
     kinds = list(getattr(config, "layer_types", None) or ())
-    layers = min(2, config.num_hidden_layers) if not kinds else max(kinds.index(kind) + 1 for kind in set(kinds))
+    layers = (
+        min(2, config.num_hidden_layers)
+        if not kinds
+        else max(kinds.index(kind) + 1 for kind in set(kinds))
+    )
     config.num_hidden_layers = layers
     if "layer_types" in vars(config):  # others derive it
         config.layer_types = kinds[:layers]

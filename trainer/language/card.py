@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 SHOWN_APART = ("data", "evaluation", "model", "cache_dir")  # or of no matter to who reads it
 
 
-def model_card(task: TokenTask | SequenceClassifier, run: Mapping[str, Any], pipeline: str, title: str) -> str:
-    """Return the README of a model: YAML for the Hub, then data, settings, how it was trained, the last evaluation.
+def model_card(
+    task: TokenTask | SequenceClassifier, run: Mapping[str, Any], pipeline: str, title: str
+) -> str:
+    """Return the README of a model: YAML for the Hub, then data, settings, how it was trained, the
+    last evaluation.
 
     Args:
         run: as of ``Task.model_card``.
@@ -37,21 +40,39 @@ def model_card(task: TokenTask | SequenceClassifier, run: Mapping[str, Any], pip
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", f"# {title}", ""]
     lines += [f"{origin}.", "", "## Data", ""]
     lines += [f"- {name}" for name in names]
-    lines += [f"- {key}: {task.memory[key]}" for key in ("data", "evaluation") if key in task.memory]
-    fields = [one.name for one in dataclasses.fields(task) if one.init and one.name not in SHOWN_APART]
-    settings = {name: plain(getattr(task, name)) for name in fields if getattr(task, name) is not None}
-    lines += ["", "## Settings", "", "```yaml", yaml.safe_dump(settings, sort_keys=False).strip(), "```"]
+    lines += [
+        f"- {key}: {task.memory[key]}" for key in ("data", "evaluation") if key in task.memory
+    ]
+    fields = [
+        one.name for one in dataclasses.fields(task) if one.init and one.name not in SHOWN_APART
+    ]
+    settings = {
+        name: plain(getattr(task, name)) for name in fields if getattr(task, name) is not None
+    }
+    lines += [
+        "",
+        "## Settings",
+        "",
+        "```yaml",
+        yaml.safe_dump(settings, sort_keys=False).strip(),
+        "```",
+    ]
     lines += ["", "## Training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {text} |" for name, text in _training(run).items()]
     if found := run["last_evaluation"]:
         lines += ["", "## Evaluation", "", "| | |", "|---|---:|"]
-        lines += [f"| {name.removeprefix('eval/')} | {value:.6g} |" for name, value in found.items()]
+        lines += [
+            f"| {name.removeprefix('eval/')} | {value:.6g} |" for name, value in found.items()
+        ]
     return "\n".join([*lines, ""])
 
 
 def _training(run: Mapping[str, Any]) -> dict[str, str]:
     """Return what a run says of itself, by name."""
-    spent, machines = run["spent"], f" on {run['num_machines']} machines" if run["num_machines"] > 1 else ""
+    spent, machines = (
+        run["spent"],
+        f" on {run['num_machines']} machines" if run["num_machines"] > 1 else "",
+    )
     shared, groups = group_texts(run["optimizer_groups"], {"lr": run["lr"]})
     tokens = {"tokens learnt": f"{spent['tokens']:,.0f}"} if spent["tokens"] else {}
     return {

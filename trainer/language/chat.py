@@ -1,8 +1,10 @@
-"""Conversations as text with the spans of it that are learnt: what the assistant says, as the chat template writes it.
+"""Conversations as text with the spans of it that are learnt: what the assistant says, as the chat
+template writes it.
 
-The whole conversation is rendered once, and that text is what is learnt from. In it a turn of the assistant is what the
-template writes for its message, without what it writes to make the assistant speak (``add_generation_prompt``): that is
-given at generation. A template with {% generation %} marks says itself what is learnt.
+The whole conversation is rendered once, and that text is what is learnt from. In it a turn of the
+assistant is what the template writes for its message, without what it writes to make the assistant
+speak (``add_generation_prompt``): that is given at generation. A template with {% generation %}
+marks says itself what is learnt.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from .rendering import NOBODY, Part, Renderer, Unclear, length_alike
 from .templates import ChatTemplate
 
 WORDS = "forty two words"  # that no template writes by itself
-CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f_one", "arguments": {"x_one": "y_one"}}}
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "f_one", "arguments": {"x_one": "y_one"}},
+}
 QUESTION: Message = {"role": "user", "content": "?"}
 REMEDY = "put {% generation %} and {% endgeneration %} around what the assistant writes (task_settings.template)"
 
@@ -43,7 +49,8 @@ class ChatWriter:
     """Writes conversations with a chat template.
 
     Args:
-        counts: of learnt turns: those before the last message, those whose thoughts were written or left out.
+        counts: of learnt turns: those before the last message, those whose thoughts were written or
+            left out.
     """
 
     def __init__(self, tokenizer: Any, template: ChatTemplate) -> None:
@@ -64,12 +71,17 @@ class ChatWriter:
         dropped, written = self.counts["thoughts dropped"], self.counts["thoughts written"]
         if dropped:
             of = f"{dropped:,} of {dropped + written:,}"
-            found.append(f"template: it leaves out the thoughts of {of} turns that have some: they are learnt without")
+            found.append(
+                f"template: it leaves out the thoughts of {of} turns that have some: they are learnt without"
+            )
         return found
 
     def _rewrites_turns(self) -> bool:
         """Say whether a turn is written differently once another one follows."""
-        talk: list[Message] = [QUESTION, {"role": "assistant", "content": WORDS, "reasoning_content": "a thought"}]
+        talk: list[Message] = [
+            QUESTION,
+            {"role": "assistant", "content": WORDS, "reasoning_content": "a thought"},
+        ]
         return self._turn(talk, calls=False) != self._turn([*talk, *talk], calls=False)
 
     def try_answer(self) -> str:
@@ -81,7 +93,9 @@ class ChatWriter:
         return self._turn([QUESTION, {"role": "assistant", "tool_calls": [CALL]}], calls=True)
 
     def _turn(self, talk: Sequence[Message], *, calls: bool) -> str:
-        """Return what the template writes for the second message, or nothing where it refuses the messages."""
+        """Return what the template writes for the second message, or nothing where it refuses the
+        messages.
+        """
         renderer = self._renderer(self.template.for_tools(calls))
         try:
             text, parts = renderer.parts(self._form(renderer, calls=calls).bring(talk), {})
@@ -93,7 +107,8 @@ class ChatWriter:
         """Write a conversation.
 
         Raises:
-            ConfigError: the template refuses it, leaves something out, or does not say whose text is whose.
+            ConfigError: the template refuses it, leaves something out, or does not say whose text
+                is whose.
         """
         renderer = self._renderer(self.template.for_tools(chat.settings.get("tools")))
         calls = any(message.get("tool_calls") for message in chat.messages)
@@ -112,25 +127,36 @@ class ChatWriter:
             rule = f"the chat template refuses this conversation: {first_line(error)}"
             raise setting_error("template", origin, rule) from None
 
-    # -- what is learnt -----------------------------------------------------------------------------
+    # -- what is learnt
+    # -----------------------------------------------------------------------------
 
     def _as_marked(self, origin: str, renderer: Renderer, chat: Chat) -> LearntText:
         text, marked = renderer.generated(chat.messages, chat.settings)
-        said = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
+        said = [
+            number for number, message in enumerate(chat.messages) if message["role"] == "assistant"
+        ]
         spans = [(part.start, part.end) for part in marked if part.end > part.start]
         if not all(chat.learnt[number] for number in said):
             if len(marked) != len(said):
                 rule = "some messages are not learnt, and the template's {% generation %} marks are not one a message"
                 raise setting_error("template", origin, rule)
-            spans = [(part.start, part.end) for number, part in zip(said, marked, strict=True) if chat.learnt[number]]
+            spans = [
+                (part.start, part.end)
+                for number, part in zip(said, marked, strict=True)
+                if chat.learnt[number]
+            ]
         for number, message in enumerate(chat.messages):
-            written = any(spoken_text(message.get("content")) in text[start:end] for start, end in spans)
+            written = any(
+                spoken_text(message.get("content")) in text[start:end] for start, end in spans
+            )
             if chat.learnt[number] and not written:
                 raise _left_out(origin, number, message)
         self._check_written(origin, chat, text, {})
         return LearntText(text=text, spans=spans)
 
-    def _as_found(self, origin: str, renderer: Renderer, chat: Chat, text: str, parts: Sequence[Part]) -> LearntText:
+    def _as_found(
+        self, origin: str, renderer: Renderer, chat: Chat, text: str, parts: Sequence[Part]
+    ) -> LearntText:
         of: dict[int, list[Part]] = {}
         for part in parts:
             of.setdefault(part.message, []).append(part)
@@ -144,7 +170,9 @@ class ChatWriter:
                 raise _left_out(origin, number, message)
             first, *more = of[number]
             opening = self._opening(renderer, chat, number)
-            begin = first.start + _length_of_opening(opening, text[first.start : first.end], message)
+            begin = first.start + _length_of_opening(
+                opening, text[first.start : first.end], message
+            )
             spans += [(begin, first.end), *((part.start, part.end) for part in more)]
         # Behind its last message a template may write the end of the whole text, as Phi-3's does.
         behind_last = parts[-1].message == NOBODY and parts[-2].message == len(chat.messages) - 1
@@ -155,7 +183,9 @@ class ChatWriter:
         return LearntText(text=text, spans=[(start, end) for start, end in spans if end > start])
 
     def _opening(self, renderer: Renderer, chat: Chat, number: int) -> str:
-        """Return what makes the assistant speak before a message; the same for all behind the same role."""
+        """Return what makes the assistant speak before a message; the same for all behind the same
+        role.
+        """
         role = chat.messages[number - 1]["role"] if number else ""
         key = renderer.text, role, json.dumps(chat.settings, sort_keys=True, default=str)
         if key not in self._openings:
@@ -168,16 +198,28 @@ class ChatWriter:
             self._openings[key] = opening
         return self._openings[key]
 
-    # -- nothing is left out ------------------------------------------------------------------------
+    # -- nothing is left out
+    # ------------------------------------------------------------------------
 
     def _check_written(self, origin: str, chat: Chat, text: str, of: dict[int, list[Part]]) -> None:
-        """Refuse a conversation of which the template left something out, but thoughts, which are counted."""
+        """Refuse a conversation of which the template left something out, but thoughts, which are
+        counted.
+        """
         for number, message in enumerate(chat.messages):
-            own = "".join(text[part.start : part.end] for part in of[number]) if number in of else text
+            own = (
+                "".join(text[part.start : part.end] for part in of[number])
+                if number in of
+                else text
+            )
             said = spoken_text(message.get("content"))
             if message["role"] == "tool":
                 # Some write it as JSON, or into the turn of the assistant, whose words it is not.
-                if of and number not in of and said and any(said in text[p.start : p.end] for p in _learnt(chat, of)):
+                if (
+                    of
+                    and number not in of
+                    and said
+                    and any(said in text[p.start : p.end] for p in _learnt(chat, of))
+                ):
                     rule = f"the template writes the answer of a tool into the assistant's turn: {REMEDY}"
                     raise setting_error("template", f"{origin} message {number + 1}", rule)
                 continue
@@ -196,7 +238,8 @@ class ChatWriter:
                 rule = "the template leaves the row's tools out; give one that writes them (task_settings.template)"
                 raise setting_error("template", origin, rule)
 
-    # -- what a template takes ----------------------------------------------------------------------
+    # -- what a template takes
+    # ----------------------------------------------------------------------
 
     def _renderer(self, text: str) -> Renderer:
         if text not in self._renderers:
@@ -207,7 +250,11 @@ class ChatWriter:
         """Find out in which form the template takes messages, by trying it."""
         key = renderer.text, calls
         if key not in self._forms:
-            self._forms[key] = _find_calls(renderer, self._form(renderer, calls=False)) if calls else _find(renderer)
+            self._forms[key] = (
+                _find_calls(renderer, self._form(renderer, calls=False))
+                if calls
+                else _find(renderer)
+            )
         return self._forms[key]
 
 
@@ -225,9 +272,13 @@ def _find_calls(renderer: Renderer, form: Form) -> Form:
         {"role": "tool", "name": "f_one", "tool_call_id": "abcdefghi", "content": "z"},
     ]
     forms = [
-        replace(form, nothing=nothing, arguments_as_text=as_text) for as_text in (False, True) for nothing in (None, "")
+        replace(form, nothing=nothing, arguments_as_text=as_text)
+        for as_text in (False, True)
+        for nothing in (None, "")
     ]
-    written = [one for one in forms if _writes(renderer, one.bring(talk), "f_one", "x_one", "y_one")]
+    written = [
+        one for one in forms if _writes(renderer, one.bring(talk), "f_one", "x_one", "y_one")
+    ]
     taken = [one for one in forms if _writes(renderer, one.bring(talk))]
     return [*written, *taken, form][0]
 
@@ -241,14 +292,19 @@ def _writes(renderer: Renderer, messages: list[Message], *words: str) -> bool:
 
 
 def _learnt(chat: Chat, of: dict[int, list[Part]]) -> list[Part]:
-    return [part for number, parts in of.items() if number != NOBODY and chat.learnt[number] for part in parts]
+    return [
+        part
+        for number, parts in of.items()
+        if number != NOBODY and chat.learnt[number]
+        for part in parts
+    ]
 
 
 def _length_of_opening(opening: str, turn: str, message: Message) -> int:
     """Count the characters at the beginning of a turn that make the assistant speak.
 
-    Where an opening says more than the turn (the beginning of thoughts that the template left out), what both begin
-    with is no longer than up to the first word of the message.
+    Where an opening says more than the turn (the beginning of thoughts that the template left out),
+    what both begin with is no longer than up to the first word of the message.
     """
     if turn.startswith(opening):
         return len(opening)

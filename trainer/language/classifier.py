@@ -34,11 +34,14 @@ class SequenceClassifier(LanguageTask):
         data, evaluation: as of ``CausalLM``; rows with columns.
         model: a folder of safetensors or a name on the Hub.
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
-        text_column, label_column: of a row. A label is text or a number; all that occur are told apart.
+        text_column, label_column: of a row. A label is text or a number; all that occur are told
+            apart.
         sequence_length: tokens of a text, at most; longer ones are cut off.
-        adapter: low-rank adapters, of which alone is learnt beside the last layer; {} for the defaults.
+        adapter: low-rank adapters, of which alone is learnt beside the last layer; {} for the
+            defaults.
         attention: as transformers calls it: sdpa, eager; by default what the model's class takes.
-        ignore_tensors: patterns of tensors in the model's files that the model is not to have, such as ``mtp.*``.
+        ignore_tensors: patterns of tensors in the model's files that the model is not to have, such
+            as ``mtp.*``.
         cache_dir: for what a GGUF file is converted to.
     """
 
@@ -61,9 +64,13 @@ class SequenceClassifier(LanguageTask):
         elif self.evaluation is not None:
             evaluation = self._examples("evaluation", self.evaluation)
             if unknown := sorted({label for _, label in evaluation} - set(self.memory["labels"])):
-                raise setting_error("evaluation", self.evaluation, f"has a label that data lacks: {unknown[0]!r}")
+                raise setting_error(
+                    "evaluation", self.evaluation, f"has a label that data lacks: {unknown[0]!r}"
+                )
         tokenizer = self.load_tokenizer()
-        collate = partial(_collate, tokenizer=tokenizer, labels=self.memory["labels"], length=self.sequence_length)
+        collate = partial(
+            _collate, tokenizer=tokenizer, labels=self.memory["labels"], length=self.sequence_length
+        )
         version = xxh3_128_hexdigest(json.dumps(examples).encode())
         return Data(train=examples, evaluation=evaluation, collate=collate, version=version)
 
@@ -77,7 +84,9 @@ class SequenceClassifier(LanguageTask):
         if not rows:
             raise DataError(f"task_settings.{key}: no rows")
         texts = take_texts(rows, self.text_column, "text_column")
-        labels = [str(take_column(row, origin, self.label_column, "label_column")) for origin, row in rows]
+        labels = [
+            str(take_column(row, origin, self.label_column, "label_column")) for origin, row in rows
+        ]
         return list(zip(texts, labels, strict=True))
 
     def build_model(self) -> nn.Module:
@@ -89,9 +98,15 @@ class SequenceClassifier(LanguageTask):
             id2label=names,
             label2id={name: number for number, name in names.items()},
         )
-        model.config.pad_token_id = self.load_tokenizer().pad_token_id  # by which decoders find the last token
+        model.config.pad_token_id = (
+            self.load_tokenizer().pad_token_id
+        )  # by which decoders find the last token
         model.config.architectures = [type(model).__name__]
-        return model if self.adapter is None else add_adapter(model, self.adapter, self.memory["stored"], "SEQ_CLS")  # type: ignore[no-any-return]
+        return (
+            model
+            if self.adapter is None
+            else add_adapter(model, self.adapter, self.memory["stored"], "SEQ_CLS")
+        )  # type: ignore[no-any-return]
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return self.evaluation_step(model, batch)["loss"].mean()
@@ -108,7 +123,9 @@ class SequenceClassifier(LanguageTask):
         return model_card(self, run, "text-classification", "Classifier of texts")
 
 
-def _collate(examples: Sequence[Example], tokenizer: Any, labels: list[str], length: int) -> dict[str, Tensor]:
+def _collate(
+    examples: Sequence[Example], tokenizer: Any, labels: list[str], length: int
+) -> dict[str, Tensor]:
     import torch
 
     texts = [text for text, _ in examples]

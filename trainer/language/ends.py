@@ -18,7 +18,8 @@ def end_tokens(generation_config: Any) -> list[int]:
 
 
 def end_with(model: Any, learnt: Sequence[int], tokenizer: Any) -> str:
-    """Have a model end what it generates with tokens that it learns to end with; what it ended with does so still.
+    """Have a model end what it generates with tokens that it learns to end with; what it ended with
+    does so still.
 
     Args:
         learnt: the first one becomes the model's own.
@@ -40,7 +41,9 @@ def end_with(model: Any, learnt: Sequence[int], tokenizer: Any) -> str:
 
 
 def with_end(tokenizer: Any, learnt: Sequence[int]) -> Any:
-    """Return a tokenizer whose end of a text is among the tokens that are learnt as such: itself or a copy."""
+    """Return a tokenizer whose end of a text is among the tokens that are learnt as such: itself or
+    a copy.
+    """
     if not learnt or tokenizer.eos_token_id in learnt:
         return tokenizer
     other = copy.deepcopy(tokenizer)
@@ -51,6 +54,8 @@ def with_end(tokenizer: Any, learnt: Sequence[int]) -> Any:
 def read_ends(folder: Path, model: Any) -> None:
     """Have a model end with the tokens that are named beside its adapter, if any are."""
     file = folder / "generation_config.json"
-    found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    found = (
+        json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    )
     if found is not None:
         model.generation_config.eos_token_id = found

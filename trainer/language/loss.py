@@ -1,7 +1,8 @@
 """The mean loss over the tokens of a batch, with or without all logits in memory at once.
 
-The logits of 4,096 tokens over 32,000 words are 0.5 GB in float32, and their gradients as much again. Where they fit,
-nothing is faster than to have them; where they do not, a few large chunks of them cost no more products, and hold one.
+The logits of 4,096 tokens over 32,000 words are 0.5 GB in float32, and their gradients as much
+again. Where they fit, nothing is faster than to have them; where they do not, a few large chunks of
+them cost no more products, and hold one.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ from .separation import trial
 
 FIT = 1 << 29  # bytes of a micro-batch's logits in float32, up to which they are held as a whole
 CHUNK = {"cpu": 1 << 26}  # bytes of the logits in float32 of one chunk
-CHUNK_ON_GPU = 1 << 29  # each chunk reads and writes the weight's gradient once, which wants large ones there
+CHUNK_ON_GPU = (
+    1 << 29
+)  # each chunk reads and writes the weight's gradient once, which wants large ones there
 
 Inputs = Mapping[str, Tensor]
 
 
 class FusedHead(nn.Linear):
-    """A model's last layer, which answers with the loss instead of the logits while it has ``targets``.
+    """A model's last layer, which answers with the loss instead of the logits while it has
+    ``targets``.
 
-    The loss is computed inside of the layer's own forward, so that what a strategy does around it (gathering its
-    weight) happens as ever. A layer becomes one by its class alone: names and weights stay.
+    The loss is computed inside of the layer's own forward, so that what a strategy does around it
+    (gathering its weight) happens as ever. A layer becomes one by its class alone: names and
+    weights stay.
     """
 
     targets: Tensor | None = None
@@ -54,15 +59,19 @@ class FusedHead(nn.Linear):
 
 
 def rows_that_fit(length: int, vocabulary: int) -> int:
-    """Count the rows of so many tokens whose logits are held as a whole: the same on every rank and machine."""
+    """Count the rows of so many tokens whose logits are held as a whole: the same on every rank and
+    machine.
+    """
     return FIT // (4 * length * vocabulary)
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The mean cross entropy of a linear layer's outputs, of which some rows are in memory at a time.
+    """The mean cross entropy of a linear layer's outputs, of which some rows are in memory at a
+    time.
 
-    The gradients are computed on the way, while a chunk of logits is there: three products as without chunks, none
-    twice. The weight's adds up in float32, whatever the products are computed in.
+    The gradients are computed on the way, while a chunk of logits is there: three products as
+    without chunks, none twice. The weight's adds up in float32, whatever the products are computed
+    in.
     """
 
     @staticmethod
@@ -86,14 +95,26 @@ class ChunkedLoss(torch.autograd.Function):
             dtype: of the products.
             learns: gradients are wanted.
         """
-        hidden_learns, weight_learns, bias_learns = (learns and needs for needs in ctx.needs_input_grad[:3])
+        hidden_learns, weight_learns, bias_learns = (
+            learns and needs for needs in ctx.needs_input_grad[:3]
+        )
         matrix = weight.to(dtype)
         learnt = targets != IGNORED
         count = learnt.sum()
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        of_hidden = torch.empty(hidden.shape, dtype=dtype, device=hidden.device) if hidden_learns else None
-        of_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if weight_learns else None
-        of_bias = torch.zeros(weight.shape[:1], dtype=torch.float32, device=weight.device) if bias_learns else None
+        of_hidden = (
+            torch.empty(hidden.shape, dtype=dtype, device=hidden.device) if hidden_learns else None
+        )
+        of_weight = (
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+            if weight_learns
+            else None
+        )
+        of_bias = (
+            torch.zeros(weight.shape[:1], dtype=torch.float32, device=weight.device)
+            if bias_learns
+            else None
+        )
 
         for low in range(0, len(hidden), rows):
             part = slice(low, low + rows)
@@ -126,7 +147,8 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         *gradients, count = ctx.saved_tensors
         factor = outputs[0] / count
-        # In place, since the weight's may take gigabytes. A second pass back would be told of it by torch.
+        # In place, since the weight's may take gigabytes. A second pass back would be told of it by
+        # torch.
         scaled = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
         return (*scaled, None, None, None, None)
 
@@ -135,11 +157,14 @@ def fuse_head(model: Any, inputs: Inputs, labels: Tensor) -> str:
     """Let the model's last layer compute the loss; return why it cannot, empty if it can.
 
     Args:
-        inputs, labels: of a small batch, on which it is tried out: some models scale or bound their logits afterwards.
+        inputs, labels: of a small batch, on which it is tried out: some models scale or bound their
+            logits afterwards.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
-        return f"the last layer of {type(model).__name__} is a {type(head).__name__}, no plain Linear"
+        return (
+            f"the last layer of {type(model).__name__} is a {type(head).__name__}, no plain Linear"
+        )
     head.__class__ = FusedHead
     answers: list[Tensor] = []
     hook = head.register_forward_hook(lambda module, given, answer: answers.append(answer))

@@ -1,4 +1,6 @@
-"""The task of an encoder that fills in hidden words (Devlin et al. 2018, "BERT"), by settings alone."""
+"""The task of an encoder that fills in hidden words (Devlin et al. 2018, "BERT"), by settings
+alone.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ from .tokens import LEARNT, Corpus
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
-HIDDEN, REPLACED = 0.8, 0.1  # of the tokens that are to be predicted; the others are left as they are
+HIDDEN, REPLACED = (
+    0.8,
+    0.1,
+)  # of the tokens that are to be predicted; the others are left as they are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +38,12 @@ class MaskedLM(TokenTask):
     """Predict tokens of a text of which some are hidden, with an encoder.
 
     Args:
-        data, evaluation, model, config, tokenizer, text_column, adapter, attention, ignore_tensors, cache_dir: as of
-            ``CausalLM``.
+        data, evaluation, model, config, tokenizer, text_column, adapter, attention, ignore_tensors,
+            cache_dir: as of ``CausalLM``.
         sequence_length: tokens of a row, at most; longer texts are cut into several rows.
-        mask_probability: share of a row's tokens that are to be predicted. Of these 80 % are hidden, 10 % are other
-            tokens, 10 % are left; which, is drawn anew in each epoch, and once for evaluation.
+        mask_probability: share of a row's tokens that are to be predicted. Of these 80 % are
+            hidden, 10 % are other tokens, 10 % are left; which, is drawn anew in each epoch, and
+            once for evaluation.
     """
 
     sequence_length: Annotated[int, About(minimum=2)] = 512
@@ -46,22 +52,37 @@ class MaskedLM(TokenTask):
     def build_data(self) -> Data:
         train, evaluation = self.documents()
         mask = self._mask()
-        measured = None if evaluation is None else Pieces(*evaluation[1:], self.sequence_length, mask)
+        measured = (
+            None if evaluation is None else Pieces(*evaluation[1:], self.sequence_length, mask)
+        )
         pieces = Pieces(*train[1:], self.sequence_length)
-        return Data(train=pieces, evaluation=measured, collate=mask.collate, augment=mask, version=pieces.version)
+        return Data(
+            train=pieces,
+            evaluation=measured,
+            collate=mask.collate,
+            augment=mask,
+            version=pieces.version,
+        )
 
     def _mask(self) -> Mask:
         tokenizer = self.load_tokenizer()
         if tokenizer.mask_token_id is None:
             named = self.tokenizer or self.model
-            raise setting_error("tokenizer", named, "has no token that hides another one; give an encoder's")
+            raise setting_error(
+                "tokenizer", named, "has no token that hides another one; give an encoder's"
+            )
         special, filler = tokenizer.all_special_ids, tokenizer.pad_token_id or 0
-        return Mask(self.mask_probability, tokenizer.mask_token_id, self.vocabulary(), special, filler)
+        return Mask(
+            self.mask_probability, tokenizer.mask_token_id, self.vocabulary(), special, filler
+        )
 
     def build_model(self) -> nn.Module:
         auto_class, vocabulary = "AutoModelForMaskedLM", self.vocabulary()
         if self.config is not None:
-            defaults = {"vocab_size": vocabulary, "pad_token_id": self.load_tokenizer().pad_token_id}
+            defaults = {
+                "vocab_size": vocabulary,
+                "pad_token_id": self.load_tokenizer().pad_token_id,
+            }
             model = from_configuration(self.config, self.attention, defaults, auto_class)
         else:
             model = self.build_pretrained(auto_class)
@@ -86,7 +107,9 @@ class Pieces(Dataset[Any]):
         mask: for rows that are masked once; without one they are plain tokens.
     """
 
-    def __init__(self, corpus: Corpus, chosen: Numbers, length: int, mask: Mask | None = None) -> None:
+    def __init__(
+        self, corpus: Corpus, chosen: Numbers, length: int, mask: Mask | None = None
+    ) -> None:
         self.tokens, self.length, self.mask = corpus.tokens, length, mask
         self.ends = corpus.ends[chosen]
         starts = corpus.starts[chosen]
@@ -108,7 +131,8 @@ class Pieces(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Mask:
-    """A function that hides some tokens of a row, by random numbers of its own; and what makes a batch of such rows.
+    """A function that hides some tokens of a row, by random numbers of its own; and what makes a
+    batch of such rows.
 
     Args:
         probability: share of the tokens that are to be predicted, at least one of each row.

@@ -1,4 +1,6 @@
-"""Messages of conversations, as data sets write them, brought to the one form that chat templates take."""
+"""Messages of conversations, as data sets write them, brought to the one form that chat templates
+take.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def read_chat(
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise setting_error(key, origin, f"must hold a list of {FORM}")
     given = [*prompt, *messages]
-    read = [_read_message(f"{origin} message {number}", one, key) for number, one in enumerate(given, 1)]
+    read = [
+        _read_message(f"{origin} message {number}", one, key) for number, one in enumerate(given, 1)
+    ]
     learnt = []
     for number, message in enumerate(read):
         weight = message.pop("weight", None)
@@ -87,9 +91,13 @@ def _read_message(origin: str, given: Any, key: str) -> Message:
         message["role"] = ROLES.get(role, role)
         message["content"] = message.pop("value")
     if not isinstance(message.get("role"), str):
-        raise setting_error(key, origin, f"must be {FORM}; it has {', '.join(map(str, given)) or 'nothing'}")
+        raise setting_error(
+            key, origin, f"must be {FORM}; it has {', '.join(map(str, given)) or 'nothing'}"
+        )
     if message["role"] == "function_call":
-        rule = "is a call of a function as text; write it as tool_calls of a message of the assistant"
+        rule = (
+            "is a call of a function as text; write it as tool_calls of a message of the assistant"
+        )
         raise setting_error(key, origin, rule)
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
@@ -97,7 +105,9 @@ def _read_message(origin: str, given: Any, key: str) -> Message:
     if isinstance(content, list | tuple):
         for part in content:
             kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-            is_text = isinstance(part, str) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
+            is_text = isinstance(part, str) or (
+                isinstance(part, Mapping) and isinstance(part.get("text"), str)
+            )
             if not is_text:
                 raise setting_error(key, origin, f"holds {kind!r}; only text is learnt here")
         texts = [part if isinstance(part, str) else part["text"] for part in content]
@@ -116,7 +126,9 @@ def _json(origin: str, value: Any, column: str, wanted: type) -> Any:
             raise setting_error("data", origin, f"{column}: is no JSON: {error}") from None
     if value is not None and not isinstance(value, wanted):
         form = "a list" if wanted is Sequence else "a mapping"
-        raise setting_error("data", origin, f"{column}: must be {form}, not a {type(value).__name__}")
+        raise setting_error(
+            "data", origin, f"{column}: must be {form}, not a {type(value).__name__}"
+        )
     return value
 
 
@@ -128,7 +140,9 @@ def spoken_text(content: Any) -> str:
 
 
 def thoughts_of(message: Mapping[str, Any]) -> str:
-    """Return what the assistant thought before a message, as one of the usual keys or in front of its content."""
+    """Return what the assistant thought before a message, as one of the usual keys or in front of
+    its content.
+    """
     for key in ("reasoning_content", "thinking", "reasoning"):
         if isinstance(message.get(key), str):
             return str(message[key]).strip()

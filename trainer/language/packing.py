@@ -1,7 +1,8 @@
 """Documents cut and put together into rows of one length, and rows as the model sees them.
 
-A document of n tokens has n - 1 predictions: position i holds token i and is to predict token i + 1. A longer one is
-cut without losing any: the last position of a piece predicts the first token of the next.
+A document of n tokens has n - 1 predictions: position i holds token i and is to predict token i +
+1. A longer one is cut without losing any: the last position of a piece predicts the first token of
+the next.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class Fill:
-    """What became of documents: counts of documents, rows and of those that were longer than a row; positions used.
+    """What became of documents: counts of documents, rows and of those that were longer than a row;
+    positions used.
 
     Args:
         used: share of all positions that hold a token.
@@ -59,7 +61,8 @@ class Rows(Dataset[dict[str, Tensor]]):
         length: positions of a row.
         cache: the plan of the rows is kept there.
 
-    ``version`` changes with the documents' tokens and with what of them is learnt, and with nothing else.
+    ``version`` changes with the documents' tokens and with what of them is learnt, and with nothing
+    else.
 
     Raises:
         ConfigError: a document is longer than a row, and ``long_documents`` is ``refuse``.
@@ -82,24 +85,36 @@ class Rows(Dataset[dict[str, Tensor]]):
         positions = ends - starts - 1
         long = int((positions > length).sum())
         if long and long_documents == "refuse":
-            rule = (
-                f"{long:,} documents have more tokens, up to {positions.max() + 1:,}; raise it, or set long_documents"
-            )
+            rule = f"{long:,} documents have more tokens, up to {positions.max() + 1:,}; raise it, or set long_documents"
             raise setting_error("sequence_length", length, rule)
-        content = [FORMAT, corpus.folder.name, hashlib.sha256(chosen.astype(np.int64).tobytes()).hexdigest()]
+        content = [
+            FORMAT,
+            corpus.folder.name,
+            hashlib.sha256(chosen.astype(np.int64).tobytes()).hexdigest(),
+        ]
 
         def make(folder: Any) -> None:
-            pieces, without = _pieces(corpus.tokens, starts, ends, length, keep_rest=long_documents == "split")
-            order, rows = best_fit(pieces[:, 1], length) if self.packed else (slice(None), np.arange(len(pieces) + 1))
+            pieces, without = _pieces(
+                corpus.tokens, starts, ends, length, keep_rest=long_documents == "split"
+            )
+            order, rows = (
+                best_fit(pieces[:, 1], length)
+                if self.packed
+                else (slice(None), np.arange(len(pieces) + 1))
+            )
             np.save(folder / "pieces.npy", pieces[order])
             np.save(folder / "rows.npy", rows)
             (folder / "about.json").write_text(json.dumps({"without": without}))
 
         folder = prepare_once(cache, [*content, length, packing, long_documents], make)
         # Mapped: every rank and worker of a machine reads the same pages.
-        self.pieces, self.rows = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("pieces", "rows"))
+        self.pieces, self.rows = (
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("pieces", "rows")
+        )
         if len(self) == 0:
-            raise DataError(f"task_settings.{key}: no document has a token to learn in its first {length} positions")
+            raise DataError(
+                f"task_settings.{key}: no document has a token to learn in its first {length} positions"
+            )
         used = int(self.pieces[:, 1].sum())
         self.fill = Fill(
             documents=len(chosen),
@@ -107,7 +122,8 @@ class Rows(Dataset[dict[str, Tensor]]):
             rows=len(self),
             used=used / (len(self) * length),
             long=long,
-            left_out=corpus.left_out + json.loads((folder / "about.json").read_text(encoding="utf-8"))["without"],
+            left_out=corpus.left_out
+            + json.loads((folder / "about.json").read_text(encoding="utf-8"))["without"],
         )
 
         self.version = corpus.version(chosen)
@@ -160,9 +176,15 @@ class Collate:
 
 
 def _pieces(
-    tokens: np.ndarray[Any, np.dtype[np.uint32]], starts: Numbers, ends: Numbers, length: int, *, keep_rest: bool
+    tokens: np.ndarray[Any, np.dtype[np.uint32]],
+    starts: Numbers,
+    ends: Numbers,
+    length: int,
+    *,
+    keep_rest: bool,
 ) -> tuple[Numbers, int]:
-    """Cut documents into pieces of at most ``length`` positions: (first token, positions) of each, as (n, 2).
+    """Cut documents into pieces of at most ``length`` positions: (first token, positions) of each,
+    as (n, 2).
 
     Returns:
         The pieces, and how many were left out because nothing of them is learnt.

@@ -1,4 +1,6 @@
-"""Models of the transformers library: from a folder, a GGUF file in a folder, the Hub, or from a configuration."""
+"""Models of the transformers library: from a folder, a GGUF file in a folder, the Hub, or from a
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from .blank import Stored, converted, find_stored, matches
 from .problems import first_line, setting_error
 
 UNEXPECTED = "_keys_to_ignore_on_load_unexpected"
-# Buffers that files of former versions hold; transformers' from_pretrained overlooks them in all models.
+# Buffers that files of former versions hold; transformers' from_pretrained overlooks them in all
+# models.
 FORMER_BUFFERS = [r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]
 
 
@@ -26,7 +29,8 @@ def build_blank(
     ignored: Sequence[str] = (),
     **options: Any,
 ) -> tuple[Any, Stored | None]:
-    """Build a pretrained model without its values, and say where they stand; a whole one without safetensors files.
+    """Build a pretrained model without its values, and say where they stand; a whole one without
+    safetensors files.
 
     Args:
         name, attention, auto_class, ignored: as of ``load_pretrained``.
@@ -47,7 +51,9 @@ def build_blank(
         config = transformers.AutoConfig.from_pretrained(str(folder), **options)
         config._name_or_path = name
         with torch.device("meta"):
-            model = getattr(transformers, auto_class).from_config(config, attn_implementation=attention)
+            model = getattr(transformers, auto_class).from_config(
+                config, attn_implementation=attention
+            )
         stored = find_stored(model, folder, cache_dir, ignored)
         if (folder / "generation_config.json").is_file() and model.can_generate():
             model.generation_config = transformers.GenerationConfig.from_pretrained(str(folder))
@@ -80,7 +86,8 @@ def load_pretrained(
 
     Args:
         name: a folder or a name on the Hub.
-        attention: as transformers calls it: sdpa, eager, flash_attention_2; None for what the model's class takes.
+        attention: as transformers calls it: sdpa, eager, flash_attention_2; None for what the
+            model's class takes.
         auto_class: of transformers, that knows the model's class.
         ignored: patterns of tensors of the files that the model may lack.
         options: of ``from_pretrained``.
@@ -99,39 +106,64 @@ def load_pretrained(
         )
     except Exception as error:  # OSError, ValueError, ImportError and more, of four libraries
         raise _not_loaded(name, attention, error) from None
-    _hold_to_files(name, model, sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), auto_class, ignored)
+    _hold_to_files(
+        name,
+        model,
+        sorted(info["missing_keys"]),
+        sorted(info["unexpected_keys"]),
+        auto_class,
+        ignored,
+    )
     return model
 
 
 def _local(name: str) -> Path:
-    """Return the folder of a model; of one on the Hub the copy that is fetched once on each machine."""
+    """Return the folder of a model; of one on the Hub the copy that is fetched once on each
+    machine.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise setting_error("model", name, "no such folder; give a folder of safetensors or a name on the Hub")
+        raise setting_error(
+            "model", name, "no such folder; give a folder of safetensors or a name on the Hub"
+        )
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]))
+        return Path(
+            snapshot_download(
+                name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+            )
+        )
     except Exception as error:  # no network, no such model, no right to it
         raise _not_loaded(name, None, error) from None
 
 
 def _hold_to_files(
-    name: str, model: Any, missing: list[str], unused: list[str], auto_class: str, ignored: Sequence[str]
+    name: str,
+    model: Any,
+    missing: list[str],
+    unused: list[str],
+    auto_class: str,
+    ignored: Sequence[str],
 ) -> None:
-    """Hold a model to have all that its files hold, and the files all that it has, but for what is known to differ.
+    """Hold a model to have all that its files hold, and the files all that it has, but for what is
+    known to differ.
 
-    That is what the model's class names (buffers of former versions, layers that predict further tokens), and the
-    heads of other tasks on an encoder.
+    That is what the model's class names (buffers of former versions, layers that predict further
+    tokens), and the heads of other tasks on an encoder.
 
     Raises:
         ConfigError: a tensor of one of them is not in the other.
     """
     missing = [key for key in missing if not _found(model, "_keys_to_ignore_on_load_missing", key)]
-    unused = [key for key in unused if not matches(key, ignored) and not _found(model, UNEXPECTED, key)]
-    if auto_class != "AutoModelForCausalLM":  # what some encoders pool with, and their last layers, are of one task
+    unused = [
+        key for key in unused if not matches(key, ignored) and not _found(model, UNEXPECTED, key)
+    ]
+    if (
+        auto_class != "AutoModelForCausalLM"
+    ):  # what some encoders pool with, and their last layers, are of one task
         unused = [key for key in unused if _in_body(model, key)]
     if auto_class == "AutoModelForSequenceClassification":  # its last layer begins anew
         missing = [key for key in missing if _in_body(model, key)]
@@ -192,7 +224,9 @@ def from_configuration(
     try:
         built = cls(**{**defaults, **given})
         with torch.device("meta"):
-            return getattr(transformers, auto_class).from_config(built, attn_implementation=attention)
+            return getattr(transformers, auto_class).from_config(
+                built, attn_implementation=attention
+            )
     except Exception as error:  # a configuration's own checks, sizes that do not divide
         raise setting_error("config", kind, first_line(error)) from None
 
@@ -208,21 +242,28 @@ def check_sizes(model: Any, vocabulary: int, named: str | None, length: int) -> 
         ConfigError: there are tokens or positions that the model has not learnt.
     """
     positions = getattr(model.config, "max_position_embeddings", None)
-    for name, module in model.named_modules():  # RoBERTa counts positions from behind the one of fillers
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+    for (
+        name,
+        module,
+    ) in model.named_modules():  # RoBERTa counts positions from behind the one of fillers
+        if (
+            name.endswith("position_embeddings")
+            and getattr(module, "padding_idx", None) is not None
+        ):
             positions = module.num_embeddings - module.padding_idx - 1
     if positions is not None and 0 < positions < length:  # XLNet says -1: no end
-        raise setting_error("sequence_length", length, f"the model has {positions:,} positions; lower it")
+        raise setting_error(
+            "sequence_length", length, f"the model has {positions:,} positions; lower it"
+        )
     rows = model.get_input_embeddings().num_embeddings
     if vocabulary > rows:
-        rule = (
-            f"has tokens up to {vocabulary - 1:,}, and the model's embedding ends at {rows - 1:,}; give the model's own"
-        )
+        rule = f"has tokens up to {vocabulary - 1:,}, and the model's embedding ends at {rows - 1:,}; give the model's own"
         raise setting_error("tokenizer", named, rule)
 
 
 def checkpoint_activations(model: Any, every: int) -> None:
-    """Compute the activations of every n-th layer anew in the backward pass instead of keeping them.
+    """Compute the activations of every n-th layer anew in the backward pass instead of keeping
+    them.
 
     Raises:
         ConfigError: the model's layers cannot.
@@ -230,18 +271,24 @@ def checkpoint_activations(model: Any, every: int) -> None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # transformers 5.23 has renamed it, and warns of the name that 5.17 has.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
     try:
         enable({"use_reentrant": False})
     except ValueError as error:
         raise setting_error("activation_checkpointing", every, first_line(error)) from None
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     for number, layer in enumerate(layers):
         layer.gradient_checkpointing = number % every == 0
 
 
 def _checked(name: str, folder: Path) -> dict[str, Any]:
-    """Hold the files of a folder against each other; return what ``from_pretrained`` needs to know of them.
+    """Hold the files of a folder against each other; return what ``from_pretrained`` needs to know
+    of them.
 
     Raises:
         ConfigError: a file is missing or cut off; the folder holds no model.
@@ -249,7 +296,9 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     if (folder / "adapter_config.json").is_file():
-        raise setting_error("model", name, "holds an adapter; give the model that it belongs to, or merge the two")
+        raise setting_error(
+            "model", name, "holds an adapter; give the model that it belongs to, or merge the two"
+        )
     if (folder / "config.json").is_file():
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "quantization_config" in config:
@@ -265,16 +314,24 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
     else:
         raise setting_error("model", name, "holds neither config.json nor a GGUF file")
     index = folder / "model.safetensors.index.json"
-    files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if index.is_file() else []
+    files = (
+        sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if index.is_file()
+        else []
+    )
     for file in files:
         if not (folder / file).is_file():
-            raise setting_error("model", name, f"{file} is missing of {len(files)} files; copy the whole folder")
+            raise setting_error(
+                "model", name, f"{file} is missing of {len(files)} files; copy the whole folder"
+            )
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt"):
                 pass
         except SafetensorError as error:
-            raise setting_error("model", name, f"{path.name} is cut off or damaged: {first_line(error)}") from None
+            raise setting_error(
+                "model", name, f"{path.name} is cut off or damaged: {first_line(error)}"
+            ) from None
     return {}
 
 
@@ -284,4 +341,6 @@ def _not_loaded(name: str, attention: str | None, error: BaseException) -> Excep
         return setting_error("attention", attention, text)
     if Path(name).expanduser().is_dir():
         return setting_error("model", name, f"cannot be loaded: {text}")
-    return setting_error("model", name, f"no such folder here, and it cannot be loaded from the Hub: {text}")
+    return setting_error(
+        "model", name, f"no such folder here, and it cannot be loaded from the Hub: {text}"
+    )

@@ -11,7 +11,9 @@ def setting_error(key: str, value: object, rule: str) -> ConfigError:
     Args:
         key: below ``task_settings``.
     """
-    return ConfigError(Problem(origin=Origin("language task", key=f"task_settings.{key}"), value=value, rule=rule))
+    return ConfigError(
+        Problem(origin=Origin("language task", key=f"task_settings.{key}"), value=value, rule=rule)
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -1,11 +1,12 @@
 """Conversations as text, and which message wrote which part of it.
 
-A chat template goes through the messages in a loop. Before a template is compiled, each of its loops is made to write a
-mark where it begins with an item and where it ends. A mark behind which a message begins says whose text follows. The
-marks are taken out again, and the text is held against what transformers renders: it must be the same.
+A chat template goes through the messages in a loop. Before a template is compiled, each of its
+loops is made to write a mark where it begins with an item and where it ends. A mark behind which a
+message begins says whose text follows. The marks are taken out again, and the text is held against
+what transformers renders: it must be the same.
 
-So a conversation is rendered as a whole, as a template writes it that drops earlier thoughts, merges messages or ends a
-text differently, and nothing has to be guessed from the text.
+So a conversation is rendered as a whole, as a template writes it that drops earlier thoughts,
+merges messages or ends a text differently, and nothing has to be guessed from the text.
 """
 
 from __future__ import annotations
@@ -52,7 +53,13 @@ class Renderer:
         self.says_what_is_learnt = GENERATION.search(text) is not None  # with {% generation %}
         self._marked: Template | None = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], *, asks: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+        *,
+        asks: bool = False,
+    ) -> str:
         """Return a conversation as transformers renders it.
 
         Args:
@@ -60,12 +67,20 @@ class Renderer:
             asks: end with what makes the assistant speak.
         """
         rendered = self.tokenizer.apply_chat_template(
-            list(messages), chat_template=self.text, tokenize=False, add_generation_prompt=asks, **settings
+            list(messages),
+            chat_template=self.text,
+            tokenize=False,
+            add_generation_prompt=asks,
+            **settings,
         )
         return str(rendered)
 
-    def generated(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> tuple[str, list[Part]]:
-        """Return a conversation as text, and the parts in it that stand between {% generation %} marks."""
+    def generated(
+        self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+    ) -> tuple[str, list[Part]]:
+        """Return a conversation as text, and the parts in it that stand between {% generation %}
+        marks.
+        """
         from transformers.utils.chat_template_utils import render_jinja_template
 
         rendered: Any = render_jinja_template(
@@ -78,12 +93,17 @@ class Renderer:
         return text, [Part(NOBODY, start, end) for start, end in spans]
 
     def parts(
-        self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], *, asks: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+        *,
+        asks: bool = False,
     ) -> tuple[str, list[Part]]:
         """Return a conversation as text, and its parts in order.
 
         Raises:
-            Unclear: the template does something with its own output, so that marks in it change the text.
+            Unclear: the template does something with its own output, so that marks in it change the
+                text.
         """
         from transformers.utils.chat_template_utils import _alias_reasoning_fields
 
@@ -109,7 +129,12 @@ class Renderer:
 
         beside = {**self.tokenizer.special_tokens_map, "tools": None, "documents": None, **settings}
         marked = self._marked.render(
-            messages=given, add_generation_prompt=asks, enter_item=enter, assign_item=assign, leave_loop=leave, **beside
+            messages=given,
+            add_generation_prompt=asks,
+            enter_item=enter,
+            assign_item=assign,
+            leave_loop=leave,
+            **beside,
         )
         text, parts = _take_marks_out(marked, [message.get("role") for message in given])
         if text != self.render(messages, settings, asks=asks):
@@ -122,12 +147,15 @@ class Renderer:
         asked = self.render(before, settings, asks=True)
         if asked.startswith(answered) and asked != answered:
             return asked[len(answered) :]
-        # Of a template that ends the text otherwise (Phi-3's), or always asks: what no message wrote at its end.
+        # Of a template that ends the text otherwise (Phi-3's), or always asks: what no message
+        # wrote at its end.
         _, parts = self.parts(before, settings, asks=True)
         if len(parts) < 2 or parts[-1].message != NOBODY:
             return asked[length_alike(answered, asked) :]
         at_end = asked[parts[-1].start :]
-        ends_text = asked == answered and at_end.lstrip().startswith(self.tokenizer.eos_token or at_end)
+        ends_text = asked == answered and at_end.lstrip().startswith(
+            self.tokenizer.eos_token or at_end
+        )
         return "" if ends_text else at_end
 
 
@@ -141,7 +169,9 @@ def length_alike(one: str, other: str) -> int:
 
 def _without_nothing(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Leave out keys without a value, as transformers does before it renders."""
-    return [{key: value for key, value in message.items() if value is not None} for message in messages]
+    return [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
 
 
 def _compile_with_marks(text: str) -> Template:
@@ -171,7 +201,9 @@ def _compile_with_marks(text: str) -> Template:
                 body.insert(at + 1, _write(nodes, "leave_loop", nodes.Const(number_of)))
     tree.set_environment(environment)
     code = environment.compile(tree)
-    compiled: Template = environment.template_class.from_code(environment, code, environment.make_globals(None))
+    compiled: Template = environment.template_class.from_code(
+        environment, code, environment.make_globals(None)
+    )
     return compiled
 
 
@@ -195,8 +227,8 @@ def _bodies(tree: nodes.Node, nodes: Any) -> list[list[Any]]:
 def _take_marks_out(marked: str, roles: Sequence[object]) -> tuple[str, list[Part]]:
     """Return a text without its marks, and its parts.
 
-    In a loop over the messages within one of them (a search for a call's name) that one writes. But what a tool answers
-    is the tool's, also where it is written with the call.
+    In a loop over the messages within one of them (a search for a call's name) that one writes. But
+    what a tool answers is the tool's, also where it is written with the call.
     """
     parts: list[Part] = []
     pieces: list[str] = []
@@ -225,7 +257,9 @@ def _take_marks_out(marked: str, roles: Sequence[object]) -> tuple[str, list[Par
         if mark[1] == "+":
             outer = around[-1][1] if around else NOBODY
             number = int(mark[3]) if mark[3] else outer
-            inner_writes = outer == NOBODY or (roles[outer] == "assistant" and roles[number] == "tool")
+            inner_writes = outer == NOBODY or (
+                roles[outer] == "assistant" and roles[number] == "tool"
+            )
             around.append((loop, number if inner_writes else outer))
     add(marked[at:])
     return "".join(pieces), parts

@@ -1,7 +1,7 @@
 """Packed documents must not see each other: tried out on the model itself, before the first step.
 
-Whether a model's attention tells documents apart by their positions depends on its class, the attention's kernel,
-a cache, a mask; where it does not, losses are wrong and nothing else shows it.
+Whether a model's attention tells documents apart by their positions depends on its class, the
+attention's kernel, a cache, a mask; where it does not, losses are wrong and nothing else shows it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,18 @@ def small_batch(model: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def trial(model: Any) -> Iterator[None]:
-    """Let a model compute in training mode, in 16 bits on a GPU; mode and random numbers are as before afterwards."""
+    """Let a model compute in training mode, in 16 bits on a GPU; mode and random numbers are as
+    before afterwards.
+    """
     mode, on_gpu = model.training, model.device.type == "cuda"
-    devices = [torch.cuda.current_device()] if on_gpu else []  # by default all, which wakes each GPU of the machine
+    devices = (
+        [torch.cuda.current_device()] if on_gpu else []
+    )  # by default all, which wakes each GPU of the machine
     model.train()
-    with torch.random.fork_rng(devices), torch.autocast(model.device.type, torch.bfloat16, enabled=on_gpu):
+    with (
+        torch.random.fork_rng(devices),
+        torch.autocast(model.device.type, torch.bfloat16, enabled=on_gpu),
+    ):
         yield
     model.train(mode)
 
@@ -46,7 +53,8 @@ def trial(model: Any) -> Iterator[None]:
 def check_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
     """Refuse a model in which one packed document reaches another.
 
-    The gradient of the second document's outputs in the embeddings of all other tokens must be exactly zero.
+    The gradient of the second document's outputs in the embeddings of all other tokens must be
+    exactly zero.
 
     Args:
         inputs: what the model is called with, from a batch.
@@ -75,7 +83,13 @@ def check_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str,
     own = torch.zeros_like(reached, dtype=torch.bool)
     own[0, second] = True
     if reached[~own].any() or not reached[own].all():
-        layers = sorted({type(module).__name__ for module in model.modules() if MIXERS.search(type(module).__name__)})
+        layers = sorted(
+            {
+                type(module).__name__
+                for module in model.modules()
+                if MIXERS.search(type(module).__name__)
+            }
+        )
         through = f" (through one of {', '.join(layers)})" if layers else ""
         rule = f"documents of one row reach each other in {type(model).__name__}{through}; set packing: none"
         raise setting_error("packing", "best_fit", rule)

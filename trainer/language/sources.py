@@ -7,8 +7,8 @@
     a/*.jsonl     the files that a pattern matches
     hf:NAME       a data set of the Hub, hf:NAME:SUBSET one of its parts
 
-``@SPLIT`` behind a folder, a saved data set or one of the Hub names its split, ``hf:NAME@train[:1000]``; without it
-``train``.
+``@SPLIT`` behind a folder, a saved data set or one of the Hub names its split,
+``hf:NAME@train[:1000]``; without it ``train``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ from ..checkpoint.disk import hash_file
 from .folders import files_of_folder, kind_of
 from .problems import first_line, setting_error
 
-PACKED = (".zip", ".xz", ".zst", ".bz2", ".7z", ".tar", ".tgz", ".arrow")  # that nobody means as plain text
+PACKED = (
+    ".zip",
+    ".xz",
+    ".zst",
+    ".bz2",
+    ".7z",
+    ".tar",
+    ".tgz",
+    ".arrow",
+)  # that nobody means as plain text
 Row = str | Mapping[str, Any]  # plain text has no columns
 
 
@@ -56,11 +65,16 @@ def find_sources(names: str | Sequence[str], key: str) -> list[Source]:
     Raises:
         ConfigError: something does not exist or cannot be loaded.
     """
-    return [source for name in ([names] if isinstance(names, str) else names) for source in _find(name, key)]
+    return [
+        source
+        for name in ([names] if isinstance(names, str) else names)
+        for source in _find(name, key)
+    ]
 
 
 def held_out(count: int, share: float) -> list[bool]:
-    """Say of each of ``count`` documents whether it is kept for evaluation: every n-th, whatever order they are in.
+    """Say of each of ``count`` documents whether it is kept for evaluation: every n-th, whatever
+    order they are in.
 
     Raises:
         ConfigError: all are kept, or none.
@@ -76,7 +90,9 @@ def _find(name: str, key: str) -> list[Source]:
     if name.startswith("hf:"):
         return [_hub_source(name, key)]
     whole, path, split = Path(name).expanduser(), *_path_and_split(name)
-    if path.is_dir() and any((path / mark).is_file() for mark in ("dataset_dict.json", "dataset_info.json")):
+    if path.is_dir() and any(
+        (path / mark).is_file() for mark in ("dataset_dict.json", "dataset_info.json")
+    ):
         return [_saved_source(path, split or "train", key)]
     if whole.is_dir():
         files = files_of_folder(whole, None, key)
@@ -85,9 +101,15 @@ def _find(name: str, key: str) -> list[Source]:
     elif path.is_dir() and split is not None:
         files = files_of_folder(path, split, key)
     else:
-        files = [Path(file) for file in sorted(glob.glob(str(whole), recursive=True)) if Path(file).is_file()]
+        files = [
+            Path(file)
+            for file in sorted(glob.glob(str(whole), recursive=True))
+            if Path(file).is_file()
+        ]
     if not files:
-        raise setting_error(key, name, "no such file, folder or match of a pattern; hf:NAME is on the Hub")
+        raise setting_error(
+            key, name, "no such file, folder or match of a pattern; hf:NAME is on the Hub"
+        )
     return [_file_source(file, key) for file in files]
 
 
@@ -98,9 +120,7 @@ def _path_and_split(name: str) -> tuple[Path, str | None]:
 
 def _file_source(path: Path, key: str) -> Source:
     if path.suffix.lower() in PACKED:
-        rule = (
-            "is read neither as text nor as rows; .txt, .jsonl, .json, .csv, .tsv, each also as .gz, and .parquet are"
-        )
+        rule = "is read neither as text nor as rows; .txt, .jsonl, .json, .csv, .tsv, each also as .gz, and .parquet are"
         raise setting_error(key, str(path), rule)
     return Source(name=str(path), digest=hash_file(path), read=lambda: _read_file(path, key))
 
@@ -149,11 +169,15 @@ def _read_json(path: Path, text: str, key: str) -> Iterator[tuple[str, Row]]:
         yield from _read_lines(path, text.splitlines(), key)
         return
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise setting_error(key, str(path), "must be a list of objects, [{...}, ...], or one object a line")
+        raise setting_error(
+            key, str(path), "must be a list of objects, [{...}, ...], or one object a line"
+        )
     yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _read_table(path: Path, file: Iterable[str], separator: str, key: str) -> Iterator[tuple[str, Row]]:
+def _read_table(
+    path: Path, file: Iterable[str], separator: str, key: str
+) -> Iterator[tuple[str, Row]]:
     csv.field_size_limit(sys.maxsize)
     rows = csv.DictReader(file, delimiter=separator, strict=True)
     try:
@@ -195,7 +219,9 @@ def _saved_source(path: Path, split: str, key: str) -> Source:
         raise setting_error(key, str(path), f"cannot be read: {first_line(error)}") from None
     if isinstance(found, DatasetDict):
         if split not in found:
-            raise setting_error(key, str(path), f"has no split {split!r}; write {path}@{' or @'.join(found)}")
+            raise setting_error(
+                key, str(path), f"has no split {split!r}; write {path}@{' or @'.join(found)}"
+            )
         found = found[split]
     digest = " ".join(hash_file(Path(part["filename"])) for part in found.cache_files)
     return Source(name=str(path), digest=digest, read=lambda: _rows_of(found, str(path)))
@@ -208,7 +234,9 @@ def _hub_source(name: str, key: str) -> Source:
     path, _, subset = what.partition(":")
     try:
         found = load_dataset(path, subset or None, split=split or "train")
-    except Exception as error:  # no such data set, subset or split, no network: each library has errors of its own
+    except (
+        Exception
+    ) as error:  # no such data set, subset or split, no network: each library has errors of its own
         raise setting_error(key, name, f"cannot be loaded: {first_line(error)}") from None
     return Source(name=name, digest=found._fingerprint, read=lambda: _rows_of(found, name))
 
@@ -218,10 +246,14 @@ def _rows_of(rows: Any, name: str) -> Iterator[tuple[str, Row]]:
 
 
 def without_fillers(value: Any, *, inside: bool = False) -> Any:
-    """Leave out what Arrow fills in: a key of one mapping in a column is there in all others, without a value."""
+    """Leave out what Arrow fills in: a key of one mapping in a column is there in all others,
+    without a value.
+    """
     if isinstance(value, Mapping):
         return {
-            key: without_fillers(item, inside=True) for key, item in value.items() if item is not None or not inside
+            key: without_fillers(item, inside=True)
+            for key, item in value.items()
+            if item is not None or not inside
         }
     if isinstance(value, list):
         return [without_fillers(item, inside=True) for item in value]

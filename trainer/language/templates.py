@@ -1,4 +1,6 @@
-"""Where the chat template of a run comes from: the tokenizer, a name, a Jinja file, or its text in the config."""
+"""Where the chat template of a run comes from: the tokenizer, a name, a Jinja file, or its text in
+the config.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class ChatTemplate:
     Args:
         text: of the template.
         origin: where it comes from, for people.
-        with_tools: the text for conversations with tools, where the tokenizer has another one for these.
+        with_tools: the text for conversations with tools, where the tokenizer has another one for
+            these.
     """
 
     text: str
@@ -58,7 +61,8 @@ def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
     """Find the chat template of a run.
 
     Args:
-        given: ``task_settings.template``: a name, the text of a template, or a Jinja file; None: the tokenizer's.
+        given: ``task_settings.template``: a name, the text of a template, or a Jinja file; None:
+            the tokenizer's.
 
     Raises:
         ConfigError: there is none.
@@ -68,7 +72,11 @@ def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
     if given is None and isinstance(own, str):
         return ChatTemplate(text=own, origin="the tokenizer's")
     if given is None and "default" in named:
-        return ChatTemplate(text=named["default"], origin="the tokenizer's, default", with_tools=named.get("tool_use"))
+        return ChatTemplate(
+            text=named["default"],
+            origin="the tokenizer's, default",
+            with_tools=named.get("tool_use"),
+        )
     if given is None:
         names = ", ".join([*named, *SHIPPED])
         rule = f"the tokenizer has no chat template that is the default; give {names}, a Jinja file or its text"

@@ -1,4 +1,6 @@
-"""From rows to tokens: what of a row is text, what of it is learnt, and the file that holds them all."""
+"""From rows to tokens: what of a row is text, what of it is learnt, and the file that holds them
+all.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from .sources import Row, Source
 from .templates import ChatTemplate
 
 FORMAT = 2  # raise it when the same rows become other files
-LEARNT = np.uint32(1 << 31)  # the bit of a token that is to be predicted; no vocabulary is that large
+LEARNT = np.uint32(
+    1 << 31
+)  # the bit of a token that is to be predicted; no vocabulary is that large
 ROWS = 512  # that are encoded at once, by as many threads as the tokenizer takes
 Encoded = tuple[list[int], Any]  # tokens, and which of them are learnt, as 0 and 1
 Places = Sequence[tuple[int, int]]  # the characters that each token stands for
@@ -67,15 +71,21 @@ class Encoder:
         self.vocabulary = 1 + int(max(tokenizer.get_vocab().values()))
 
     def encode(self, rows: Sequence[tuple[str, Row]]) -> Iterator[Encoded | ConfigError]:
-        """Yield the tokens of rows in order, and which of them are learnt; or what is wrong with a row."""
+        """Yield the tokens of rows in order, and which of them are learnt; or what is wrong with a
+        row.
+        """
         read = [document for origin, row in rows for document in self._read(origin, row)]
         texts = [one for one in read if isinstance(one, LearntText)]
         # Each kind in one call: a fast tokenizer takes as many threads as there are.
         whole = iter(self._tokens([one.text for one in texts if one.spans is None]))
         pairs = iter(
-            self._tokens_with_places([one.text for one in texts if one.spans is not None and one.special], True)
+            self._tokens_with_places(
+                [one.text for one in texts if one.spans is not None and one.special], True
+            )
         )
-        chats = iter(self._tokens_with_places([one.text for one in texts if not one.special], False))
+        chats = iter(
+            self._tokens_with_places([one.text for one in texts if not one.special], False)
+        )
         for one in read:
             if not isinstance(one, LearntText):
                 yield one
@@ -109,12 +119,16 @@ class Encoder:
         coded: list[list[int]] = self.tokenizer(texts, verbose=False)["input_ids"] if texts else []
         return coded
 
-    def _tokens_with_places(self, texts: list[str], special: bool) -> Iterator[tuple[list[int], Places]]:
+    def _tokens_with_places(
+        self, texts: list[str], special: bool
+    ) -> Iterator[tuple[list[int], Places]]:
         """Yield the tokens of texts, and the characters that each token stands for."""
         if not texts:
             return
         try:
-            coded = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+            coded = self.tokenizer(
+                texts, add_special_tokens=special, return_offsets_mapping=True, verbose=False
+            )
         except NotImplementedError:
             rule = "does not say which characters a token stands for, so that no part of a text can be learnt alone"
             raise setting_error("tokenizer", type(self.tokenizer).__name__, rule) from None
@@ -137,7 +151,8 @@ class Encoder:
 
 
 def learnt_tokens(places: Places, spans: Sequence[tuple[int, int]]) -> Any:
-    """Say of each token whether it is learnt: it stands for a character of a span, or lies between two that do.
+    """Say of each token whether it is learnt: it stands for a character of a span, or lies between
+    two that do.
 
     So a token over the border of a span is learnt: its last characters are said by the assistant.
 
@@ -161,7 +176,8 @@ class Corpus:
     Args:
         tokens: uint32; the bit ``LEARNT`` says which are to be predicted.
         ends: where each document ends.
-        folder: of the files; its name changes with the content, with the settings and with how rows are read.
+        folder: of the files; its name changes with the content, with the settings and with how rows
+            are read.
         left_out: rows without anything to learn.
         content: changes with the tokens and with which of them are learnt, and with nothing else.
         notices: what to know of the rows.
@@ -193,7 +209,14 @@ class Corpus:
         """
         written_by = None if template is None else [template.text, template.with_tools]
         digests = [source.digest for source in sources]
-        content = [FORMAT, digests, dataclasses.asdict(columns), written_by, bad_rows, _identity(tokenizer)]
+        content = [
+            FORMAT,
+            digests,
+            dataclasses.asdict(columns),
+            written_by,
+            bad_rows,
+            _identity(tokenizer),
+        ]
 
         def make(folder: Path) -> None:
             encoder = Encoder(tokenizer, columns, template)
@@ -224,7 +247,8 @@ class Corpus:
         return np.concatenate([[0], self.ends[:-1]])
 
     def version(self, chosen: np.ndarray[Any, np.dtype[np.int64]]) -> str:
-        """Return what changes with the content of some documents: their tokens, and which of them are learnt.
+        """Return what changes with the content of some documents: their tokens, and which of them
+        are learnt.
 
         Args:
             chosen: documents by number.
@@ -236,10 +260,16 @@ def _identity(tokenizer: Any) -> list[Any]:
     """Return all that decides what a tokenizer makes of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     inner = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
-    return [inner, tokenizer.chat_template, {name: str(token) for name, token in tokenizer.special_tokens_map.items()}]
+    return [
+        inner,
+        tokenizer.chat_template,
+        {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+    ]
 
 
-def _encoded(rows: Iterator[tuple[str, Row]], encoder: Encoder, name: str) -> Iterator[Encoded | ConfigError]:
+def _encoded(
+    rows: Iterator[tuple[str, Row]], encoder: Encoder, name: str
+) -> Iterator[Encoded | ConfigError]:
     from tqdm import tqdm
 
     with tqdm(desc=f"tokenising {name}", unit=" rows", disable=not sys.stderr.isatty()) as progress:
@@ -269,7 +299,11 @@ class _Faults:
             return
         [problem] = self.first.problems
         if self.count == 1 and self.seen > 1:
-            raise ConfigError(dataclasses.replace(problem, rule=f"{problem.rule}; bad_rows: leave_out goes on without"))
+            raise ConfigError(
+                dataclasses.replace(
+                    problem, rule=f"{problem.rule}; bad_rows: leave_out goes on without"
+                )
+            )
         if 1 < self.count < self.seen:
             rule = f"{problem.rule}; so with {self.count:,} of {self.seen:,} rows: bad_rows: leave_out goes on without"
             raise ConfigError(dataclasses.replace(problem, rule=rule))
@@ -279,10 +313,14 @@ class _Faults:
     def notices(self) -> list[str]:
         if self.first is None:
             return []
-        return [f"{self.count:,} of {self.seen:,} rows are left out (bad_rows: leave_out), the first: {self.first}"]
+        return [
+            f"{self.count:,} of {self.seen:,} rows are left out (bad_rows: leave_out), the first: {self.first}"
+        ]
 
 
-def _write(folder: Path, encoded: Iterator[Encoded | ConfigError], encoder: Encoder, bad_rows: BadRows) -> None:
+def _write(
+    folder: Path, encoded: Iterator[Encoded | ConfigError], encoder: Encoder, bad_rows: BadRows
+) -> None:
     ends, end, left_out = [], 0, 0
     faults, content = _Faults(bad_rows=bad_rows), xxhash.xxh3_128()
     with open(folder / "tokens.bin", "wb") as file:

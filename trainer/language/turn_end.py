@@ -1,4 +1,6 @@
-"""The tokens that end what the assistant says, so that an exported model stops where it has learnt to."""
+"""The tokens that end what the assistant says, so that an exported model stops where it has learnt
+to.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from .templates import ChatTemplate
 
 
 def turn_ends(tokenizer: Any, template: ChatTemplate) -> list[int]:
-    """Return the tokens that end a turn of the assistant: of an answer, then of a call of a tool where it is another.
+    """Return the tokens that end a turn of the assistant: of an answer, then of a call of a tool
+    where it is another.
 
-    It is the last token of its own in a turn (``<|im_end|>``, ``</s>``), not a text of several tokens. None: the
-    template writes none, or the tokenizer does not know it.
+    It is the last token of its own in a turn (``<|im_end|>``, ``</s>``), not a text of several
+    tokens. None: the template writes none, or the tokenizer does not know it.
     """
     writer = ChatWriter(tokenizer, template)
     found: list[int] = []
@@ -29,5 +32,11 @@ def notice_of_turn_end(tokenizer: Any, template: ChatTemplate) -> list[str]:
     if turn_ends(tokenizer, template):
         return []
     behind = ChatWriter(tokenizer, template).try_answer().rpartition(WORDS)[2].strip()
-    why = f"writes {behind!r}, which the tokenizer takes apart" if behind else "writes nothing behind it"
-    return [f"template: no token ends a turn of the assistant (it {why}), so generation has nothing to stop at"]
+    why = (
+        f"writes {behind!r}, which the tokenizer takes apart"
+        if behind
+        else "writes nothing behind it"
+    )
+    return [
+        f"template: no token ends a turn of the assistant (it {why}), so generation has nothing to stop at"
+    ]

@@ -1,4 +1,6 @@
-"""Rows of a table that say how a strategy is set up: files that ask for different things look different."""
+"""Rows of a table that say how a strategy is set up: files that ask for different things look
+different.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,16 @@ Rows = list[tuple[str, str]]
 
 
 def details(plan: Mapping[str, Any]) -> Rows:
-    """Return the rows of what only one strategy has, and of the compiler. ``plan``: as in ``plan.json``."""
-    rows = _fsdp(plan["fsdp"]) if plan["fsdp"] else _deepspeed(plan["deepspeed"]) if plan["deepspeed"] else []
+    """Return the rows of what only one strategy has, and of the compiler. ``plan``: as in
+    ``plan.json``.
+    """
+    rows = (
+        _fsdp(plan["fsdp"])
+        if plan["fsdp"]
+        else _deepspeed(plan["deepspeed"])
+        if plan["deepspeed"]
+        else []
+    )
     dynamo = dict(plan["dynamo"])
     backend = str(dynamo.pop("backend", "no"))
     return [*rows, ("compile", ", ".join([backend, *written(dynamo)]))]
@@ -19,7 +29,9 @@ def details(plan: Mapping[str, Any]) -> Rows:
 def _fsdp(arguments: Mapping[str, Any]) -> Rows:
     policy, classes = arguments["auto_wrap_policy"], arguments["transformer_cls_names_to_wrap"]
     units = {
-        "TRANSFORMER_BASED_WRAP": ", ".join(classes) if classes else "the blocks that the model itself names",
+        "TRANSFORMER_BASED_WRAP": ", ".join(classes)
+        if classes
+        else "the blocks that the model itself names",
         "SIZE_BASED_WRAP": f"modules of {arguments['min_num_params']:,} parameters and more",
     }
     checkpointing = "in each unit" if arguments["activation_checkpointing"] else "no"
@@ -27,14 +39,32 @@ def _fsdp(arguments: Mapping[str, Any]) -> Rows:
         checkpointing += ", kept on the CPU"
     rows = [
         ("wrapping", units.get(policy, "the model as a whole")),
-        ("reshard", "after each forward pass" if arguments["reshard_after_forward"] else "after the backward pass"),
-        ("offload", "parameters, gradients and optimizer state to the CPU" if arguments["cpu_offload"] else "none"),
+        (
+            "reshard",
+            "after each forward pass"
+            if arguments["reshard_after_forward"]
+            else "after the backward pass",
+        ),
+        (
+            "offload",
+            "parameters, gradients and optimizer state to the CPU"
+            if arguments["cpu_offload"]
+            else "none",
+        ),
         ("activation checkpointing", checkpointing),
     ]
     if copies := arguments.get("dp_replicate_size"):
-        rows.insert(0, ("groups", f"{copies}, each with the whole model divided over its processes"))
+        rows.insert(
+            0, ("groups", f"{copies}, each with the whole model divided over its processes")
+        )
     if (size := arguments.get("tp_size", 1)) > 1:
-        rows.insert(0, ("tensor parallel", f"each layer over {size} processes in a row, by transformers' plan"))
+        rows.insert(
+            0,
+            (
+                "tensor parallel",
+                f"each layer over {size} processes in a row, by transformers' plan",
+            ),
+        )
     ignored = arguments["ignored_modules"]
     return [*rows, ("ignored modules", str(ignored))] if ignored else rows
 

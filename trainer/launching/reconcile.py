@@ -16,7 +16,8 @@ class Reconciler(Validator):
     """Collects where values come from, and every two places that disagree.
 
     Args:
-        config: the training config; ``origins`` are those of its values that were read from somewhere.
+        config: the training config; ``origins`` are those of its values that were read from
+            somewhere.
     """
 
     def __init__(self, config: TrainConfig, origins: Mapping[str, Origin]) -> None:
@@ -25,7 +26,9 @@ class Reconciler(Validator):
         self.origins = dict(origins)
 
     def says(self, key: str) -> bool:
-        """Tell whether the training config says a value, and not a default; one made in code has no origins."""
+        """Tell whether the training config says a value, and not a default; one made in code has no
+        origins.
+        """
         origin = self.origins.get(key)
         if origin is None:
             return getattr(self.config, key, None) != DEFAULTS.get(key)
@@ -41,7 +44,9 @@ class Reconciler(Validator):
             self.origins[key] = origin
 
     def origin_of(self, key: str) -> Origin:
-        """Return where the training config says a value; of a setting in a mapping, at least where the mapping is."""
+        """Return where the training config says a value; of a setting in a mapping, at least where
+        the mapping is.
+        """
         around = self.origins.get(key.partition(".")[0], Origin("TrainConfig"))
         return self.origins.get(key, around).named(key)
 
@@ -50,7 +55,9 @@ class Reconciler(Validator):
         return Sourced(getattr(self.config, key), self.origin_of(key))
 
     def agree(self, key: str, asked: Sourced[Any] | None) -> Any:
-        """Return the value of ``key``: the launch files', else the config's; a disagreement is recorded."""
+        """Return the value of ``key``: the launch files', else the config's; a disagreement is
+        recorded.
+        """
         ours = self.ours(key)
         if asked is None:
             return ours.value
@@ -61,7 +68,9 @@ class Reconciler(Validator):
         return asked.value
 
     def type_of(self, key: str, section: Section) -> str:
-        """Return the type of a section. ``key``, optimizer or schedule, is the training config's for it."""
+        """Return the type of a section. ``key``, optimizer or schedule, is the training config's
+        for it.
+        """
         ours = getattr(self.config, key)
         if self.says(key) and ours not in (None, section.name):
             self.disagree(section.typed, key, ours)
@@ -69,10 +78,11 @@ class Reconciler(Validator):
         return section.name
 
     def take(self, key: str, ours: Any, section: Section) -> Any:
-        """Return what a section says, else what it means where it is silent, else ``ours``, the training config's.
+        """Return what a section says, else what it means where it is silent, else ``ours``, the
+        training config's.
 
-        A value that both say, and differently, is recorded as a problem; a default that changes one, as a notice. The
-        task's own default goes before the engine's, and the notice says so.
+        A value that both say, and differently, is recorded as a problem; a default that changes
+        one, as a notice. The task's own default goes before the engine's, and the notice says so.
         """
         said, default = section.values.get(key), section.defaults.get(key)
         listed = list(ours) if isinstance(ours, tuple) else ours
@@ -85,7 +95,10 @@ class Reconciler(Validator):
             return ours
         if self.is_task_default(key):
             owner = self.origins[key].source
-            self.silent(default, f"DeepSpeed would take its default, {default.value}; {ours}, the {owner}, holds")
+            self.silent(
+                default,
+                f"DeepSpeed would take its default, {default.value}; {ours}, the {owner}, holds",
+            )
             return ours
         self.silent(default, f"DeepSpeed's default holds, {default.value}")
         self.origins[key] = section.origin
@@ -104,12 +117,15 @@ class Reconciler(Validator):
 def choose_optimizer(
     config: TrainConfig, request: Request, both: Reconciler, built_by: str | None
 ) -> tuple[str, dict[str, Any], float]:
-    """Return name, settings and learning rate: the config's, or those of a DeepSpeed JSON's ``optimizer`` section.
+    """Return name, settings and learning rate: the config's, or those of a DeepSpeed JSON's
+    ``optimizer`` section.
 
     Args:
         built_by: the method by which the task builds an optimizer of its own, if it does.
     """
-    values: dict[str, Any] = {key: getattr(config, key) for key in ("lr", "weight_decay", "betas", "eps", "momentum")}
+    values: dict[str, Any] = {
+        key: getattr(config, key) for key in ("lr", "weight_decay", "betas", "eps", "momentum")
+    }
     section = request.optimizer
     name: str = config.optimizer or "adamw"
     if section is not None:
@@ -126,7 +142,9 @@ def choose_optimizer(
         from ..optim.optimizers import check_class
 
         said, decay = both.says("weight_decay"), values["weight_decay"]
-        settings, problems = check_class(name, config.optimizer_settings, lr=lr, decay=decay, decay_said=said)
+        settings, problems = check_class(
+            name, config.optimizer_settings, lr=lr, decay=decay, decay_said=said
+        )
         for key, rule, value in problems:
             both.refuse(Sourced(value, both.origin_of(key)), rule)
         return name, settings, lr
@@ -134,23 +152,34 @@ def choose_optimizer(
     return name, {key: values[key] for key in keep}, lr
 
 
-def choose_schedule(config: TrainConfig, request: Request, both: Reconciler, lr: float) -> tuple[dict[str, Any], float]:
-    """Return the plan's values of the schedule, and the learning rate: the config's, or those of a DeepSpeed JSON."""
+def choose_schedule(
+    config: TrainConfig, request: Request, both: Reconciler, lr: float
+) -> tuple[dict[str, Any], float]:
+    """Return the plan's values of the schedule, and the learning rate: the config's, or those of a
+    DeepSpeed JSON.
+    """
     section = request.scheduler
     name, settings = config.schedule or "constant", dict(config.schedule_settings)
     warmup, ratio = config.warmup_steps, config.final_lr_ratio
     fraction = config.warmup_fraction
     if section is not None:
         name = both.type_of("schedule", section)
-        if both.is_task_default("warmup_fraction"):  # it belongs to the task's schedule, which does not run
+        if both.is_task_default(
+            "warmup_fraction"
+        ):  # it belongs to the task's schedule, which does not run
             both.origins["warmup_fraction"] = section.origin
             fraction = None
         peak = section.defaults.get("lr")
         if peak is not None and both.says("lr") and peak.value != lr:
             at = both.ours("lr").origin.place
-            both.silent(peak, f"DeepSpeed would rise to its default, {peak.value}; lr {lr:g} at {at} holds")
+            both.silent(
+                peak, f"DeepSpeed would rise to its default, {peak.value}; lr {lr:g} at {at} holds"
+            )
         lr = float(both.take("lr", lr, section))
-        length, key = section.values.get("max_steps"), "max_steps" if config.epochs is None else "epochs"
+        length, key = (
+            section.values.get("max_steps"),
+            "max_steps" if config.epochs is None else "epochs",
+        )
         if length is not None and (key == "epochs" or length.value != config.max_steps):
             both.disagree(length, key, getattr(config, key))
         in_other_units = {"warmup_samples": config.warmup_samples, "warmup_fraction": fraction}
@@ -165,8 +194,17 @@ def choose_schedule(config: TrainConfig, request: Request, both: Reconciler, lr:
     asked = config.final_lr_ratio
     if asked and name not in TO_FINAL:
         both.refuse(both.ours("final_lr_ratio"), f"has no effect on schedule {name}; remove it")
-    elif asked and section is not None and "final_lr_ratio" not in {**section.values, **section.defaults}:
+    elif (
+        asked
+        and section is not None
+        and "final_lr_ratio" not in {**section.values, **section.defaults}
+    ):
         rule = f"{section.typed.value} at {section.origin} ends at 0; remove one of the two"
         both.refuse(both.ours("final_lr_ratio"), rule)
-    chosen = {"schedule": name, "schedule_settings": settings, "warmup_steps": warmup, "warmup_fraction": fraction}
+    chosen = {
+        "schedule": name,
+        "schedule_settings": settings,
+        "warmup_steps": warmup,
+        "warmup_fraction": fraction,
+    }
     return {**chosen, "final_lr_ratio": ratio}, lr

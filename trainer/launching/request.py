@@ -16,10 +16,11 @@ class Section:
     """An optimizer or a schedule that a launch file asks for, in the words of the training config.
 
     Args:
-        name: of the optimizer or the schedule; ``typed`` is the type that the file gives, ``origin`` the section's.
+        name: of the optimizer or the schedule; ``typed`` is the type that the file gives,
+            ``origin`` the section's.
         values: what the file says, by key of the training config.
-        defaults: what the engine takes where the file is silent, likewise. What is in neither ("auto") is the training
-            config's to say.
+        defaults: what the engine takes where the file is silent, likewise. What is in neither
+            ("auto") is the training config's to say.
     """
 
     name: str
@@ -35,12 +36,14 @@ class Request:
 
     Args:
         strategy: what is to be built; ``strategy_origin`` says who asked for it.
-        stage_0: a DeepSpeed file asks, without sharding anything, for what is ``ddp`` here, or ``single`` alone.
+        stage_0: a DeepSpeed file asks, without sharding anything, for what is ``ddp`` here, or
+            ``single`` alone.
         world_size: processes of the whole job; ``num_machines`` machines share them.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         use_cpu: compute on the CPU even where there are GPUs.
         accumulation_steps: backward passes per optimizer step.
-        micro_batch_size: items per process and backward pass; ``global_batch_size``: per optimizer step.
+        micro_batch_size: items per process and backward pass; ``global_batch_size``: per optimizer
+            step.
         max_grad_norm: clip the global gradient norm to this; 0 means no clipping.
         optimizer, scheduler: those of a DeepSpeed JSON.
         fsdp: arguments of ``accelerate.FullyShardedDataParallelPlugin``, always of version 2.
@@ -48,7 +51,8 @@ class Request:
         dynamo: arguments of ``accelerate.utils.TorchDynamoPlugin``.
         notices: what was mapped or has no effect here, one line each with ``file:line``.
         files: every file that was read.
-        origins: of each value of ``fsdp``, ``deepspeed`` and ``dynamo`` that was typed, by dotted key.
+        origins: of each value of ``fsdp``, ``deepspeed`` and ``dynamo`` that was typed, by dotted
+            key.
     """
 
     strategy: Strategy

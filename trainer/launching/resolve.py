@@ -1,6 +1,8 @@
-"""The plan: what will run, resolved from the files, the launcher, the training config and the machine.
+"""The plan: what will run, resolved from the files, the launcher, the training config and the
+machine.
 
-Where two places give different values the run ends here, before anything starts, with both of them named.
+Where two places give different values the run ends here, before anything starts, with both of them
+named.
 """
 
 from __future__ import annotations
@@ -45,17 +47,25 @@ def resolve(
         LaunchError: the processes that run are not those that were asked for.
     """
     world = launcher.world_size
-    if request is None:  # nobody named a strategy: replicas are the plain meaning of several processes
-        request = Request(strategy="ddp" if world > 1 else "single", strategy_origin=Origin("the number of processes"))
+    if (
+        request is None
+    ):  # nobody named a strategy: replicas are the plain meaning of several processes
+        request = Request(
+            strategy="ddp" if world > 1 else "single",
+            strategy_origin=Origin("the number of processes"),
+        )
     both = Reconciler(config, origins)
     strategy = request.strategy
     if strategy == "ddp" and world == 1 and (request.stage_0 or launcher.name != "python"):
-        both.notices.append(f"{request.strategy_origin}: {launcher.name} runs one process, thus without DDP")
+        both.notices.append(
+            f"{request.strategy_origin}: {launcher.name} runs one process, thus without DDP"
+        )
         strategy = "single"
     else:
         _check_world(request, launcher)
     device = "cuda" if gpus and not request.use_cpu else "cpu"
-    # Those that start one process a rank may show each a GPU of its own only (srun --gpus-per-task=1).
+    # Those that start one process a rank may show each a GPU of its own only (srun
+    # --gpus-per-task=1).
     own = gpus == 1 and launcher.name in ("srun", "mpirun", "environment")
     if device == "cuda" and launcher.local_world_size > gpus and not own:
         raise LaunchError(
@@ -64,13 +74,19 @@ def resolve(
         )
 
     if config.sync_batchnorm and (device == "cpu" or strategy.startswith("zero")):
-        rule = "torch has it on GPUs only" if device == "cpu" else "not offered under DeepSpeed; use DDP or FSDP2"
+        rule = (
+            "torch has it on GPUs only"
+            if device == "cpu"
+            else "not offered under DeepSpeed; use DDP or FSDP2"
+        )
         both.refuse(both.ours("sync_batchnorm"), rule)
     if config.float32 == "tf32" and device == "cpu":
         both.notice(both.ours("float32"), "tf32 has no effect on a CPU")
     for key, owner in (("sync_each_batch", "fsdp"), ("bucket_cap_mb", "ddp")):
         if getattr(config, key) and strategy != owner:
-            both.notice(both.ours(key), f"no effect under {strategy}: gradients are kept as without it")
+            both.notice(
+                both.ours(key), f"no effect under {strategy}: gradients are kept as without it"
+            )
     precision = both.agree("mixed_precision", request.mixed_precision) or "no"
     micro = both.agree("micro_batch_size", request.micro_batch_size)
     asked_global = both.agree("global_batch_size", request.global_batch_size)
@@ -79,7 +95,9 @@ def resolve(
     optimizer, settings, lr = choose_optimizer(config, request, both, optimizer_built_by)
     schedule, lr = choose_schedule(config, request, both, lr)
     if request.dynamo and both.says("compile") and not config.compile:
-        both.refuse(both.ours("compile"), f"disagrees with {request.origins['dynamo']}; keep one of the two")
+        both.refuse(
+            both.ours("compile"), f"disagrees with {request.origins['dynamo']}; keep one of the two"
+        )
     tensor_parallel = request.tensor_parallel_size
     if tensor_parallel > 1:
         beside = f"not supported beside tp_size {tensor_parallel}"
@@ -87,8 +105,11 @@ def resolve(
             origin = request.origins["dynamo"] if request.dynamo else both.origin_of("compile")
             both.refuse(Sourced(True, origin), f"{beside}; leave it out")
         if precision == "fp16":
-            # The scaler tells infinite gradients to the ranks of the first one's mesh only: others would step.
-            both.refuse(Sourced(precision, both.origin_of("mixed_precision")), f"{beside}; take bf16")
+            # The scaler tells infinite gradients to the ranks of the first one's mesh only: others
+            # would step.
+            both.refuse(
+                Sourced(precision, both.origin_of("mixed_precision")), f"{beside}; take bf16"
+            )
     if both.problems:
         raise ConfigError(both.problems)
     accumulation = _fit_batch(asked_global, micro, accumulation, world, tensor_parallel, both)
@@ -100,9 +121,14 @@ def resolve(
     rehearsal = device == "cpu" and strategy != "single"
     notices = [*request.notices, *both.notices, *_task_defaults(both)]
     if rehearsal:
-        asked = request.mixed_precision or Sourced(precision, both.origins.get("mixed_precision", DEFAULT))
+        asked = request.mixed_precision or Sourced(
+            precision, both.origins.get("mixed_precision", DEFAULT)
+        )
         notices += rehearsal_notices(replace(request, mixed_precision=asked))
-        precision, (fsdp, deepspeed) = rehearsal_precision(strategy, precision), rehearsal_changes(request)
+        precision, (fsdp, deepspeed) = (
+            rehearsal_precision(strategy, precision),
+            rehearsal_changes(request),
+        )
     plan = Plan(
         strategy=strategy,
         launcher=launcher.name,
@@ -136,13 +162,17 @@ def resolve(
 
 
 def _task_defaults(both: Reconciler) -> list[str]:
-    """Tell in one line the values that hold because the task gives them and nobody says others; none: no line."""
+    """Tell in one line the values that hold because the task gives them and nobody says others;
+    none: no line.
+    """
     keys = [key for key in both.origins if both.is_task_default(key)]
     if not keys:
         return []
     owner = both.origins[keys[0]].source.replace("default", "defaults", 1)
     values = ", ".join(f"{key} {getattr(both.config, key)}" for key in keys)
-    return [f"{owner}, which starts from a pretrained model: {values}; set them in the config to change them"]
+    return [
+        f"{owner}, which starts from a pretrained model: {values}; set them in the config to change them"
+    ]
 
 
 def _check_world(request: Request, launcher: Launcher) -> None:
@@ -166,28 +196,42 @@ def _check_world(request: Request, launcher: Launcher) -> None:
 
 
 def check_partitions(request: Request, world: int) -> None:
-    """Raise LaunchError where the groups that hold a second copy of the parameters do not divide the processes."""
+    """Raise LaunchError where the groups that hold a second copy of the parameters do not divide
+    the processes.
+    """
     zero, left = request.deepspeed.get("zero_optimization", {}), world
     for key, groups in (
-        ("deepspeed.zero_optimization.zero_hpz_partition_size", zero.get("zero_hpz_partition_size") or 1),
+        (
+            "deepspeed.zero_optimization.zero_hpz_partition_size",
+            zero.get("zero_hpz_partition_size") or 1,
+        ),
         ("fsdp.tp_size", request.tensor_parallel_size),
         ("fsdp.dp_replicate_size", request.fsdp.get("dp_replicate_size", 1)),
     ):
         if left % groups:
             of = f"{world}" if left == world else f"{world}, by tp_size {world // left}"
-            raise LaunchError(f"{request.origins[key]}: {groups}: must divide the number of processes, {of}")
+            raise LaunchError(
+                f"{request.origins[key]}: {groups}: must divide the number of processes, {of}"
+            )
         left //= groups
 
 
 def _fit_batch(
-    asked: int | None, micro: int, accumulation: int | None, world: int, tensor_parallel: int, both: Reconciler
+    asked: int | None,
+    micro: int,
+    accumulation: int | None,
+    world: int,
+    tensor_parallel: int,
+    both: Reconciler,
 ) -> int:
     if asked is None:
         return accumulation or 1
     unit = micro * (accumulation or 1) * world // tensor_parallel
     if asked == unit or (accumulation is None and asked % unit == 0):
         return (accumulation or 1) * asked // unit
-    parts = f"micro_batch_size {micro} x world_size {world}" + f" / tp_size {tensor_parallel}" * (tensor_parallel > 1)
+    parts = f"micro_batch_size {micro} x world_size {world}" + f" / tp_size {tensor_parallel}" * (
+        tensor_parallel > 1
+    )
     if accumulation is not None:
         rule = f"must be {parts} x accumulation_steps {accumulation} = {unit}; change one of them"
     else:

@@ -1,8 +1,8 @@
 """Build the Accelerator that the plan describes, and check that it is what came out.
 
 Accelerate on a machine without a GPU turns most requests into something else: an
-FSDP or DeepSpeed file with ``use_cpu`` becomes DDP, two processes become two unconnected trainings. All
-of that is wrapped here, in one place.
+FSDP or DeepSpeed file with ``use_cpu`` becomes DDP, two processes become two unconnected trainings.
+All of that is wrapped here, in one place.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from ..config.train_config import TrainConfig
 
-# Variables that `accelerate launch` makes from its file. The file itself was read, strictly; what is left in
-# the environment would be read a second time, loosely, by Accelerate's plugins.
+# Variables that `accelerate launch` makes from its file. The file itself was read, strictly; what
+# is left in the environment would be read a second time, loosely, by Accelerate's plugins.
 _MADE_BY_LAUNCH = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 _KEPT = ("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY")
 
@@ -42,7 +42,8 @@ class Launched:
     Args:
         plan: what runs.
         accelerator: connects the processes; for a loop of your own.
-        strategy: wraps, steps and shards the model; the trainer makes one of its own for each training.
+        strategy: wraps, steps and shards the model; the trainer makes one of its own for each
+            training.
     """
 
     plan: Plan
@@ -60,14 +61,17 @@ def launch(
     deepspeed: str | None = None,
     optimizer_built_by: str | None = None,
 ) -> Launched:
-    """Turn files, launcher and machine into a running, verified Accelerator. Collective: call it once on every rank.
+    """Turn files, launcher and machine into a running, verified Accelerator. Collective: call it
+    once on every rank.
 
     Args:
-        config: the training config; batch, precision and clipping are held against the launch files.
+        config: the training config; batch, precision and clipping are held against the launch
+            files.
         origins: of the config's values, by key, for messages.
         accel_config: an accelerate YAML, for launchers that do not read one.
         deepspeed: a DeepSpeed JSON, for the ``deepspeed`` launcher or torchrun.
-        optimizer_built_by: the method by which the task builds an optimizer of its own; the JSON must have none then.
+        optimizer_built_by: the method by which the task builds an optimizer of its own; the JSON
+            must have none then.
 
     Raises:
         ConfigError, LaunchError: what would run is not what was asked for.
@@ -78,7 +82,14 @@ def launch(
     on_cpu = launcher.name == "deepspeed" and os.environ.get("DS_ACCELERATOR") == "cpu"
     if on_cpu or (request is not None and request.use_cpu):
         _hide_gpus()
-    plan = resolve(config, request, launcher, visible_gpus(), origins or {}, optimizer_built_by=optimizer_built_by)
+    plan = resolve(
+        config,
+        request,
+        launcher,
+        visible_gpus(),
+        origins or {},
+        optimizer_built_by=optimizer_built_by,
+    )
     in_file = request.mixed_precision if request else None
     asked = config.mixed_precision or (in_file.value if in_file else plan.mixed_precision)
     check_environment(plan, launcher, asked, deepspeed_file=request is not None and request.stage_0)
@@ -86,10 +97,16 @@ def launch(
     with _watched(plan, config):
         accelerator = _accelerator(plan)
     _check_accelerator(plan, accelerator)
-    return Launched(plan=plan, accelerator=accelerator, strategy=strategy_class(plan.strategy)(plan, accelerator))
+    return Launched(
+        plan=plan,
+        accelerator=accelerator,
+        strategy=strategy_class(plan.strategy)(plan, accelerator),
+    )
 
 
-def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: str | None) -> Request | None:
+def read_request_of(
+    launcher: Launcher, *, accel_config: str | None, deepspeed: str | None
+) -> Request | None:
     """Read what the files ask for, wherever their names were typed; None where nothing was asked."""
     if launcher.name == "deepspeed" and not (accel_config or deepspeed):
         raise LaunchError(
@@ -104,29 +121,46 @@ def read_request_of(launcher: Launcher, *, accel_config: str | None, deepspeed: 
     key, path = ("deepspeed", deepspeed) if deepspeed else ("accel_config", accel_config)
     named = Sourced(path, Origin(COMMAND_LINE, key=key))
     if accel_config and deepspeed:
-        raise ConfigError(named.problem("one job is described twice: give --accel_config or --deepspeed, not both"))
+        raise ConfigError(
+            named.problem(
+                "one job is described twice: give --accel_config or --deepspeed, not both"
+            )
+        )
     if launcher.name == "accelerate":
         own, flags = read_launch_flags(list(launcher.arguments))
-        if deepspeed or (accel_config and (own is None or os.path.realpath(own) != os.path.realpath(accel_config))):
-            raise ConfigError(named.problem("accelerate launch has a file of its own already; remove this one"))
+        if deepspeed or (
+            accel_config
+            and (own is None or os.path.realpath(own) != os.path.realpath(accel_config))
+        ):
+            raise ConfigError(
+                named.problem("accelerate launch has a file of its own already; remove this one")
+            )
         return read_accelerate_file(own, overrides=flags)
-    return read_accelerate_file(accel_config) if accel_config else read_deepspeed_file(str(deepspeed))
+    return (
+        read_accelerate_file(accel_config) if accel_config else read_deepspeed_file(str(deepspeed))
+    )
 
 
-def check_environment(plan: Plan, launcher: Launcher, precision: str, *, deepspeed_file: bool = False) -> None:
+def check_environment(
+    plan: Plan, launcher: Launcher, precision: str, *, deepspeed_file: bool = False
+) -> None:
     """Hold the variables that Accelerate obeys against the plan; a stray one must not pass unseen.
 
     Args:
         precision: the one that was asked for, which may not be the one that a rehearsal runs in.
-        deepspeed_file: the launch file is one of DeepSpeed: ``accelerate launch`` sets its variable, whatever runs.
+        deepspeed_file: the launch file is one of DeepSpeed: ``accelerate launch`` sets its
+            variable, whatever runs.
     """
     families = {"ACCELERATE_USE_DEEPSPEED": "zero", "ACCELERATE_USE_FSDP": "fsdp"}
     if deepspeed_file:
         del families["ACCELERATE_USE_DEEPSPEED"]
     for name, family in families.items():
         if os.environ.get(name, "").lower() == "true" and not plan.strategy.startswith(family):
-            raise LaunchError(f"{name}=true is set, but {plan.strategy} was asked for; unset it or name its file")
-    # accelerate launch makes its variable from file and flags, which were read; "no" is what it sets for nothing typed.
+            raise LaunchError(
+                f"{name}=true is set, but {plan.strategy} was asked for; unset it or name its file"
+            )
+    # accelerate launch makes its variable from file and flags, which were read; "no" is what it
+    # sets for nothing typed.
     stray = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if launcher.name != "accelerate" and stray not in ("no", precision):
         raise LaunchError(
@@ -145,23 +179,31 @@ def check_environment(plan: Plan, launcher: Launcher, precision: str, *, deepspe
     runs = str(plan.dynamo.get("backend", "inductor")).lower() if plan.compile else "no"
     if backend not in ("", "no", runs):
         what = f"compile runs {runs}" if plan.compile else "compile is false"
-        raise LaunchError(f"ACCELERATE_DYNAMO_BACKEND={backend} is set, but {what}; unset it, or set compile: true")
+        raise LaunchError(
+            f"ACCELERATE_DYNAMO_BACKEND={backend} is set, but {what}; unset it, or set compile: true"
+        )
 
 
 def _hide_gpus() -> None:
-    """Keep this process to the CPU: torch and DeepSpeed take a GPU that they see wherever no device is named."""
+    """Keep this process to the CPU: torch and DeepSpeed take a GPU that they see wherever no device
+    is named.
+    """
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise LaunchError("use_cpu: true, but this process uses a GPU already; start it with CUDA_VISIBLE_DEVICES=''")
+        raise LaunchError(
+            "use_cpu: true, but this process uses a GPU already; start it with CUDA_VISIBLE_DEVICES=''"
+        )
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def _take_gpu(plan: Plan, launcher: Launcher) -> None:
-    """Make this process's GPU the current one: the one of its local rank, or the only one that it sees.
+    """Make this process's GPU the current one: the one of its local rank, or the only one that it
+    sees.
 
     Raises:
-        LaunchError: it cannot be used, which the driver that counts it does not know, or not in this precision.
+        LaunchError: it cannot be used, which the driver that counts it does not know, or not in
+            this precision.
     """
     import torch
 
@@ -175,7 +217,9 @@ def _take_gpu(plan: Plan, launcher: Launcher) -> None:
         ) from None
     if plan.mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
         place = plan.origin("mixed_precision").place
-        raise LaunchError(f"{place}: {torch.cuda.get_device_name()} has no bf16; set mixed_precision: fp16 or 'no'")
+        raise LaunchError(
+            f"{place}: {torch.cuda.get_device_name()} has no bf16; set mixed_precision: fp16 or 'no'"
+        )
 
 
 def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
@@ -184,8 +228,8 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import DistributedType
 
-    # Accelerate keeps its settings for the whole process: those of an earlier launch must not reach this one. The
-    # process group stays.
+    # Accelerate keeps its settings for the whole process: those of an earlier launch must not reach
+    # this one. The process group stays.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -201,9 +245,12 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     if plan.strategy != "single":
         state = PartialState(backend=strategy.backend(plan), timeout=timeout)
         if plan.device == "cpu" and not plan.deepspeed:
-            # Without the cpu flag, and with the backend named, Accelerate connects the processes and then
-            # believes that there is nothing distributed: tell its shared state what it has become.
-            becomes = DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
+            # Without the cpu flag, and with the backend named, Accelerate connects the processes
+            # and then believes that there is nothing distributed: tell its shared state what it has
+            # become.
+            becomes = (
+                DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
+            )
             state._shared_state["distributed_type"] = becomes
 
 
@@ -234,17 +281,23 @@ def _accelerator(plan: Plan) -> Accelerator:
     torch.backends.cudnn.allow_tf32 = tf32  # which is torch's default: convolutions are not exact
     arguments = strategy_class(plan.strategy).accelerator_arguments(plan)
     # With a rank in the environment, and a GPU there, Accelerate takes one process for several.
-    hidden = {name: os.environ.pop(name) for name in RANKS if plan.strategy == "single" and name in os.environ}
+    hidden = {
+        name: os.environ.pop(name)
+        for name in RANKS
+        if plan.strategy == "single" and name in os.environ
+    }
     accelerator = Accelerator(
         mixed_precision=plan.mixed_precision,
         gradient_accumulation_steps=plan.accumulation_steps,
-        # Steps are counted by us, once per optimizer step; Accelerate's wrapper steps world-size times.
+        # Steps are counted by us, once per optimizer step; Accelerate's wrapper steps world-size
+        # times.
         step_scheduler_with_optimizer=False,
         **arguments,
     )
     os.environ.update(hidden)
     if plan.mixed_precision == "fp16" and plan.device == "cpu" and not plan.deepspeed:
-        # Accelerate drops fp16 without a word on a CPU; torch has both the autocast and the scaler for it.
+        # Accelerate drops fp16 without a word on a CPU; torch has both the autocast and the scaler
+        # for it.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")
     return accelerator
@@ -253,7 +306,9 @@ def _accelerator(plan: Plan) -> Accelerator:
 def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
     """Raise LaunchError where Accelerate made something else of the plan."""
     runs = str(accelerator.distributed_type).rsplit(".", 1)[-1]
-    expected = {"single": ["NO"], "ddp": ["MULTI_CPU", "MULTI_GPU"], "fsdp": ["FSDP"]}.get(plan.strategy, ["DEEPSPEED"])
+    expected = {"single": ["NO"], "ddp": ["MULTI_CPU", "MULTI_GPU"], "fsdp": ["FSDP"]}.get(
+        plan.strategy, ["DEEPSPEED"]
+    )
     for name, asked, found in (
         ("strategy", plan.strategy, plan.strategy if runs in expected else runs),
         ("processes", plan.world_size, accelerator.num_processes),

@@ -12,15 +12,18 @@ from torch import Tensor
 class Average:
     """``average = decay * average + (1 - decay) * weight`` after every optimizer step.
 
-    Works on flat shards in full precision, so it costs each rank one more copy of what it owns, under every strategy.
-    Without a decay there is none: nothing is kept, and the model is applied as it is.
+    Works on flat shards in full precision, so it costs each rank one more copy of what it owns,
+    under every strategy. Without a decay there is none: nothing is kept, and the model is applied
+    as it is.
 
     Args:
         live: the weights, as views that follow the model.
         write_back: makes the model compute with what they now hold.
     """
 
-    def __init__(self, live: Sequence[Tensor], write_back: Callable[[], None], decay: float | None) -> None:
+    def __init__(
+        self, live: Sequence[Tensor], write_back: Callable[[], None], decay: float | None
+    ) -> None:
         self.live, self.write_back, self.decay = list(live), write_back, decay
         self.average = [] if decay is None else [tensor.detach().clone() for tensor in live]
 
@@ -32,7 +35,9 @@ class Average:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Have the model compute with the average inside, and with its own weights again afterwards."""
+        """Have the model compute with the average inside, and with its own weights again
+        afterwards.
+        """
         self._swap()
         try:
             yield

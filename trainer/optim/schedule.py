@@ -1,7 +1,7 @@
 """Learning rate: how it follows the batch, and how it moves with the optimizer steps.
 
-The schedules that a config can name are held against its ``schedule_settings`` without torch, so that a mistake is
-answered in a blink; torch is imported where a schedule is built.
+The schedules that a config can name are held against its ``schedule_settings`` without torch, so
+that a mistake is answered in a blink; torch is imported where a schedule is built.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ def lr_factor(
     total_steps: int,
     final_ratio: float = 0.0,
 ) -> Callable[[int], float]:
-    """Return the factor of the learning rate as a function of the optimizer step (0 for the first one).
+    """Return the factor of the learning rate as a function of the optimizer step (0 for the first
+    one).
 
-    The rate rises linearly (with ``warmup_type: log`` in the settings: logarithmically) and reaches its full value at
-    step ``warmup_steps``; the first step never has rate zero. Afterwards ``constant`` stays, ``linear`` and ``cosine``
-    end at ``final_ratio``; ``step`` multiplies at its milestones; ``wsd`` stays and ends in a linear decay to
-    ``final_ratio`` (Hu et al. 2024, MiniCPM); ``inverse_sqrt`` falls with the square root of the steps since the start
-    (Vaswani et al. 2017).
+    The rate rises linearly (with ``warmup_type: log`` in the settings: logarithmically) and reaches
+    its full value at step ``warmup_steps``; the first step never has rate zero. Afterwards
+    ``constant`` stays, ``linear`` and ``cosine`` end at ``final_ratio``; ``step`` multiplies at its
+    milestones; ``wsd`` stays and ends in a linear decay to ``final_ratio`` (Hu et al. 2024,
+    MiniCPM); ``inverse_sqrt`` falls with the square root of the steps since the start (Vaswani et
+    al. 2017).
     """
     settings = settings or {}
 
@@ -47,7 +49,9 @@ def lr_factor(
         return final_ratio + (1.0 - final_ratio) * left
 
     milestones = sorted(settings.get("milestones", ()))
-    decay = settings.get("decay_steps") or max(1, round(settings.get("decay_fraction", 0.0) * total_steps))
+    decay = settings.get("decay_steps") or max(
+        1, round(settings.get("decay_fraction", 0.0) * total_steps)
+    )
     stable = max(warmup_steps, total_steps - decay)
     kinds: dict[str, Callable[[int], float]] = {
         "constant": lambda step: 1.0,
@@ -68,7 +72,8 @@ def lr_factor(
 
 
 def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
-    """Build the schedule of the plan; its ``step()`` is called once per optimizer step that was not skipped.
+    """Build the schedule of the plan; its ``step()`` is called once per optimizer step that was not
+    skipped.
 
     Raises:
         ConfigError: torch has no such schedule, or it does not take these settings.
@@ -87,7 +92,9 @@ def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRSche
     schedule = _of_torch(optimizer, plan)
     if not plan.warmup_steps:
         return schedule
-    rising = LambdaLR(optimizer, lr_factor("constant", warmup_steps=plan.warmup_steps, total_steps=total_steps))
+    rising = LambdaLR(
+        optimizer, lr_factor("constant", warmup_steps=plan.warmup_steps, total_steps=total_steps)
+    )
     return SequentialLR(optimizer, [rising, schedule], milestones=[plan.warmup_steps])
 
 
@@ -113,4 +120,6 @@ def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
     except (TypeError, ValueError, AttributeError) as error:
         rule = f"torch's {name} does not take these: {error}"
         origin = plan.origin("schedule_settings") if settings else origin
-        raise ConfigError(Problem(origin=origin.named("schedule_settings"), value=settings, rule=rule)) from None
+        raise ConfigError(
+            Problem(origin=origin.named("schedule_settings"), value=settings, rule=rule)
+        ) from None

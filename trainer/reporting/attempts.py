@@ -38,11 +38,15 @@ class Attempt:
 
     @classmethod
     def read(cls, row: Any) -> Attempt:
-        """Make one of a row of the file. Raises ``LookupError``, ``TypeError`` or ``ValueError`` where it is none."""
+        """Make one of a row of the file. Raises ``LookupError``, ``TypeError`` or ``ValueError``
+        where it is none.
+        """
         apart = {str(name): float(spent) for name, spent in row["apart"].items()}
         started, seconds = float(row["started"]), float(row["seconds"])
         steps = int(row["first_step"]), int(row["last_step"])
-        return cls(started=started, seconds=seconds, apart=apart, first_step=steps[0], last_step=steps[1])
+        return cls(
+            started=started, seconds=seconds, apart=apart, first_step=steps[0], last_step=steps[1]
+        )
 
 
 class Attempts:
@@ -69,13 +73,21 @@ class Attempts:
             os.replace(part_of(path), path)
 
     def account(self, step: int) -> dict[str, Any]:
-        """Return the parts of the wall time since the first start, which add up to it, and how much of it was good."""
+        """Return the parts of the wall time since the first start, which add up to it, and how much
+        of it was good.
+        """
         self.note(step, now=True)
         return account(self._all(step))
 
     def _all(self, step: int) -> list[Attempt]:
         apart, seconds = dict(self.meter.spent), self.meter.seconds
-        now = Attempt(started=self.started, seconds=seconds, apart=apart, first_step=self.first_step, last_step=step)
+        now = Attempt(
+            started=self.started,
+            seconds=seconds,
+            apart=apart,
+            first_step=self.first_step,
+            last_step=step,
+        )
         return [*self.before, now]
 
 
@@ -89,21 +101,27 @@ def _read(directory: RunDirectory) -> list[Attempt]:
 def account(attempts: Sequence[Attempt]) -> dict[str, Any]:
     """Add up attempts, in their order.
 
-    Steps that a later attempt began before were trained for nothing: their part of the training is ``redone``. ``down``
-    is the time between attempts.
+    Steps that a later attempt began before were trained for nothing: their part of the training is
+    ``redone``. ``down`` is the time between attempts.
     """
     parts = defaultdict(float, {"training": 0.0, "redone": 0.0, "down": 0.0})
     for number, one in enumerate(attempts):
         for name, spent in one.apart.items():
             parts[name] += spent
         training = max(0.0, one.seconds - sum(one.apart.values()))
-        kept = max(0, min([one.last_step, *(later.first_step for later in attempts[number + 1 :])]) - one.first_step)
+        kept = max(
+            0,
+            min([one.last_step, *(later.first_step for later in attempts[number + 1 :])])
+            - one.first_step,
+        )
         good = training * kept / max(1, one.last_step - one.first_step)
         parts["training"] += good
         parts["redone"] += training - good
         if number:
             last = attempts[number - 1]
-            parts["down"] += max(0.0, one.started - last.started - last.seconds)  # clocks may have been set back
+            parts["down"] += max(
+                0.0, one.started - last.started - last.seconds
+            )  # clocks may have been set back
     wall = sum(parts.values())
     return {
         "count": len(attempts),

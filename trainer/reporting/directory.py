@@ -90,7 +90,8 @@ class RunDirectory:
             self._lock.release(undo=undo)
 
     def claim(self, agreement: Agreement, *, overwrite: bool, continues: bool = False) -> None:
-        """Take the locked folder for this run. A used one is an error, or emptied of a former run's files.
+        """Take the locked folder for this run. A used one is an error, or emptied of a former run's
+        files.
 
         Args:
             overwrite: empty it.
@@ -102,16 +103,28 @@ class RunDirectory:
 
         def make() -> None:
             entries = [entry for entry in self.path.iterdir() if entry.name != LOCK]
-            inside = (one for entry in entries for one in (entry.rglob("*") if entry.is_dir() else [entry]))
-            if not any(one.is_file() for one in inside):  # empty folders are what a refused run left
+            inside = (
+                one
+                for entry in entries
+                for one in (entry.rglob("*") if entry.is_dir() else [entry])
+            )
+            if not any(
+                one.is_file() for one in inside
+            ):  # empty folders are what a refused run left
                 return
             if continues and self._is_of_a_run():
-                links = [entry.name for entry in entries if entry.name in _FILES and entry.is_symlink()]
+                links = [
+                    entry.name for entry in entries if entry.name in _FILES and entry.is_symlink()
+                ]
                 if links:
-                    raise self._wrong(f"holds {links[0]} as a link, through which another file would be changed")
+                    raise self._wrong(
+                        f"holds {links[0]} as a link, through which another file would be changed"
+                    )
                 return
             if not overwrite:
-                rule = "holds files already; give a new folder, or --overwrite to replace a former run"
+                rule = (
+                    "holds files already; give a new folder, or --overwrite to replace a former run"
+                )
                 raise self._wrong(rule)
             self._empty(entries)
 
@@ -161,19 +174,27 @@ class RunDirectory:
         self._write(name, "wb", text)
 
     def write_json(self, name: str, value: object) -> None:
-        """Write a small file of JSON; what JSON does not hold becomes text, and a number that is not finite null."""
-        self.write(name, json.dumps(_with_nulls(value), indent=2, default=str, allow_nan=False) + "\n")
+        """Write a small file of JSON; what JSON does not hold becomes text, and a number that is
+        not finite null.
+        """
+        self.write(
+            name, json.dumps(_with_nulls(value), indent=2, default=str, allow_nan=False) + "\n"
+        )
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, where a number that is not finite becomes null."""
         self._write("metrics.jsonl", "ab", json.dumps(_with_nulls(values), allow_nan=False) + "\n")
 
     def cut_rows(self, step: int) -> None:
-        """Drop the rows of metrics.jsonl after ``step``: those steps are trained again, and each has one row."""
+        """Drop the rows of metrics.jsonl after ``step``: those steps are trained again, and each
+        has one row.
+        """
         path = self.path / "metrics.jsonl"
         if not (self.main and path.exists()):
             return
-        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+        kept = [
+            line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step
+        ]
         part_of(path).unlink(missing_ok=True)
         part_of(path).write_bytes(b"".join(kept))
         publish(path)
@@ -210,7 +231,9 @@ def _foreign(entry: Path) -> list[str]:
     hidden = entry.name.startswith(".")
     name = entry.name[1:].removesuffix(".part").removesuffix(".old") if hidden else entry.name
     if name in _MODELS and not hidden:
-        return [] if exported_file(entry) or (entry.is_dir() and not any(entry.iterdir())) else [name]
+        return (
+            [] if exported_file(entry) or (entry.is_dir() and not any(entry.iterdir())) else [name]
+        )
     if name == CHECKPOINTS and entry.is_dir():
         return [f"{name}/{one.name}" for one in entry.iterdir() if not is_ours(one)]
     return [] if name in (*_FILES, *_MODELS, *_TRACKED) else [entry.name]

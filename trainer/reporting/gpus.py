@@ -18,7 +18,8 @@ class Gpu:
 
     Args:
         gib: memory, in GiB.
-        teraflops: the peak of dense matrix products in bf16 (fp16 where a chip has none); None where it is not known.
+        teraflops: the peak of dense matrix products in bf16 (fp16 where a chip has none); None
+            where it is not known.
         tf32, fp32: in these; ``tf32`` is None where a chip computes such products in fp32.
     """
 
@@ -31,9 +32,17 @@ class Gpu:
 
 KNOWN = {
     name.lower(): Gpu(name=name, gib=gib, teraflops=half, tf32=tf32, fp32=fp32)
-    for name, (gib, half, tf32, fp32) in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
+    for name, (gib, half, tf32, fp32) in yaml.safe_load(
+        Path(__file__).with_suffix(".yaml").read_text()
+    ).items()
 }
-_OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MIG"}  # such a word after a name makes it another one, or a part of it
+_OTHER_CHIPS = {
+    "TI",
+    "SUPER",
+    "D",
+    "LAPTOP",
+    "MIG",
+}  # such a word after a name makes it another one, or a part of it
 
 
 def gpu_of(text: str) -> Gpu:
@@ -43,7 +52,9 @@ def gpu_of(text: str) -> Gpu:
         ConfigError: neither.
     """
     if number := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GiB|GB|G)?", text, re.IGNORECASE):
-        return Gpu(name=f"{text} of memory" if not text.isdigit() else f"{text} GiB", gib=float(number[1]))
+        return Gpu(
+            name=f"{text} of memory" if not text.isdigit() else f"{text} GiB", gib=float(number[1])
+        )
     found = KNOWN.get(text.lower())
     if found is None:
         near = did_you_mean(text, [gpu.name for gpu in KNOWN.values()])

@@ -1,4 +1,6 @@
-"""A lock on a folder, which another process on any machine sees and which the kernel releases with its process."""
+"""A lock on a folder, which another process on any machine sees and which the kernel releases with
+its process.
+"""
 
 from __future__ import annotations
 
@@ -35,24 +37,31 @@ class _Handle:
         self.close()
 
     def lock(self) -> None:
-        """Lock the open file, without waiting; ``OSError`` where another one is locked, or none can be.
+        """Lock the open file, without waiting; ``OSError`` where another one is locked, or none can
+        be.
 
-        A lock of the process (``lockf``) would be gone as soon as the process closes any file of this name: a callback
-        that copies the run's folder away is enough.
+        A lock of the process (``lockf``) would be gone as soon as the process closes any file of
+        this name: a callback that copies the run's folder away is enough.
         """
         assert self.number is not None
-        if hasattr(fcntl, "F_OFD_SETLK"):  # Linux; it meets the locks of earlier versions, which were lockf's
+        if hasattr(
+            fcntl, "F_OFD_SETLK"
+        ):  # Linux; it meets the locks of earlier versions, which were lockf's
             whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             fcntl.fcntl(self.number, fcntl.F_OFD_SETLK, whole_file)
         else:
             fcntl.flock(self.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-_held: WeakValueDictionary[str, _Handle] = WeakValueDictionary()  # what this process has locked, by the folder
+_held: WeakValueDictionary[str, _Handle] = (
+    WeakValueDictionary()
+)  # what this process has locked, by the folder
 
 
 def _leave_to_parent() -> None:
-    """Close what a forked child (a data worker) has of the locks: it may outlive a killed parent for seconds."""
+    """Close what a forked child (a data worker) has of the locks: it may outlive a killed parent
+    for seconds.
+    """
     for handle in list(_held.values()):
         handle.close()
 
@@ -61,9 +70,11 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class FolderLock:
-    """The lock of one folder, taken at once and held until ``release`` or the end of the process, however it ends.
+    """The lock of one folder, taken at once and held until ``release`` or the end of the process,
+    however it ends.
 
-    Several of one process share it: a training that goes on where another one of the same process ended.
+    Several of one process share it: a training that goes on where another one of the same process
+    ended.
 
     Args:
         folder: exists, and can be written.
@@ -94,10 +105,16 @@ class FolderLock:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     raise Locked(said.removeprefix(_PREFIX).strip() or "another process") from None
                 self.notice = f"{folder} cannot be locked against a second run: {error.strerror}"
-            if self._is_still_there(handle):  # a process that was refused deletes the file that it made
+            if self._is_still_there(
+                handle
+            ):  # a process that was refused deletes the file that it made
                 self._handle, self.new, self.was_ours = handle, new, said.startswith(_PREFIX)
                 os.ftruncate(number, 0)
-                os.pwrite(number, f"{_PREFIX}process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                os.pwrite(
+                    number,
+                    f"{_PREFIX}process {os.getpid()} on {socket.gethostname()}\n".encode(),
+                    0,
+                )
                 _held[real] = handle
 
     def _is_still_there(self, handle: _Handle) -> bool:

@@ -23,11 +23,16 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
         gather: collects a value of every rank.
 
     Returns:
-        The CPU of this process's host and its cores; on GPUs also how many of which name the ranks have, and the
-        versions of CUDA, NCCL and (where Linux shows it) the driver.
+        The CPU of this process's host and its cores; on GPUs also how many of which name the ranks
+        have, and the versions of CUDA, NCCL and (where Linux shows it) the driver.
     """
-    known = re.search(r"^model name\s*: (.+)$", _CPUS.read_text() if _CPUS.exists() else "", re.MULTILINE)
-    found: dict[str, Any] = {"cpu": known[1] if known else platform.machine(), "cores": os.cpu_count()}
+    known = re.search(
+        r"^model name\s*: (.+)$", _CPUS.read_text() if _CPUS.exists() else "", re.MULTILINE
+    )
+    found: dict[str, Any] = {
+        "cpu": known[1] if known else platform.machine(),
+        "cores": os.cpu_count(),
+    }
     if device.type != "cuda":
         return found
     names = gather(torch.cuda.get_device_name(device))

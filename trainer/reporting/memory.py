@@ -15,9 +15,10 @@ _PROC = Path("/proc/self")
 class PeakMemory:
     """The most memory in each phase; a phase that comes again counts on.
 
-    On a GPU the allocator's count of tensors (``allocated``) and of what it took from the device (``reserved``).
-    Elsewhere the process's resident set (``resident``). Each is set back where a phase begins; where the system does
-    not let the resident set's be set back, a phase shows the largest up to its end (``resident since the start``).
+    On a GPU the allocator's count of tensors (``allocated``) and of what it took from the device
+    (``reserved``). Elsewhere the process's resident set (``resident``). Each is set back where a
+    phase begins; where the system does not let the resident set's be set back, a phase shows the
+    largest up to its end (``resident since the start``).
 
     Attributes:
         phase: the present one.
@@ -62,4 +63,6 @@ def _peak_resident() -> int:
     # Of a process that was started by a large one, ru_maxrss begins with the size of that one.
     if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
         return int(found[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

@@ -1,4 +1,6 @@
-"""Time of a run, and its memory by phases. Nothing here waits for the device within a step; a pause does."""
+"""Time of a run, and its memory by phases. Nothing here waits for the device within a step; a pause
+does.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Meter:
 
     @property
     def position(self) -> tuple[str, int]:
-        """Return what goes on now, and a number that grows as the run goes on. Any thread may read it."""
+        """Return what goes on now, and a number that grows as the run goes on. Any thread may read
+        it.
+        """
         return self._apart or self.memory.phase, self._moves
 
     def _move(self, apart: str = "") -> None:
@@ -70,13 +74,17 @@ class Meter:
         self.total_tokens += tokens
 
     def until_now(self) -> dict[str, float]:
-        """Return tokens and seconds from the run's start until now, whatever process it was; start-up counts."""
+        """Return tokens and seconds from the run's start until now, whatever process it was;
+        start-up counts.
+        """
         seconds = round(self.before["seconds"] + self.seconds, 3)
         return {"tokens": self.before["tokens"] + self.total_tokens, "seconds": seconds}
 
     @contextlib.contextmanager
     def paused(self, name: str) -> Iterator[None]:
-        """Count the time inside for ``name`` instead of training, and the memory; a GPU ends the steps before first."""
+        """Count the time inside for ``name`` instead of training, and the memory; a GPU ends the
+        steps before first.
+        """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         begin, around = time.perf_counter(), self.memory.enter(name)
@@ -105,7 +113,9 @@ class Meter:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time inside for a part of training; on a GPU from event to event, read when a step is logged."""
+        """Count the time inside for a part of training; on a GPU from event to event, read when a
+        step is logged.
+        """
         if self.device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
@@ -118,7 +128,9 @@ class Meter:
         self.within[name] += time.perf_counter() - begin_at
 
     def read(self, steps_left: int) -> dict[str, float]:
-        """Return the speed since the last reading (samples of all ranks), seconds left, this rank's peak memory."""
+        """Return the speed since the last reading (samples of all ranks), seconds left, this rank's
+        peak memory.
+        """
         now = time.perf_counter()
         busy = max(now - self.since - self.away, 1e-9)
         values = {
@@ -151,7 +163,8 @@ class Meter:
     def summary(
         self, gather: Callable[[Any], list[Any]], operations: float, world_size: int, precision: str
     ) -> dict[str, Any]:
-        """Return where the time went, in seconds of this process, and the peak memory of every rank. Collective.
+        """Return where the time went, in seconds of this process, and the peak memory of every
+        rank. Collective.
 
         Args:
             gather: collects a value of every rank.
@@ -162,7 +175,13 @@ class Meter:
         training = max(wall - sum(self.spent.values()), 1e-9)
         self._settle()
         rest = max(training - sum(self.within.values()), 0.0)
-        seconds = {**self.spent, **self.within, "forward and backward": rest, "training": training, "wall": wall}
+        seconds = {
+            **self.spent,
+            **self.within,
+            "forward and backward": rest,
+            "training": training,
+            "wall": wall,
+        }
         found: dict[str, Any] = {
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             **self._speed("samples", self.total_samples / training).as_dict("samples"),
@@ -180,10 +199,15 @@ class Meter:
         nothing = Speed(median=overall, low=overall, high=overall, readings=0)
         return Speed.of_readings(self.readings[unit]) or nothing
 
-    def _memory_of_phases(self, ranks: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, list[int]]]:
+    def _memory_of_phases(
+        self, ranks: list[dict[str, dict[str, int]]]
+    ) -> dict[str, dict[str, list[int]]]:
         """Turn ``PeakMemory.peaks`` of all ranks into bytes of every rank, by phase and measure."""
         return {
-            phase: {name: [one[phase][name] for one in ranks if name in one.get(phase, ())] for name in measures}
+            phase: {
+                name: [one[phase][name] for one in ranks if name in one.get(phase, ())]
+                for name in measures
+            }
             for phase, measures in self.memory.peaks.items()
         }
 

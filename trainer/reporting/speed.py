@@ -1,8 +1,9 @@
 """The speed of a run: one definition, for its last lines, summary.json and for comparing runs.
 
-Each logged row says how many samples (and tokens) a second passed since the row before, without pauses for evaluation
-and saving. The first row of a process also holds what is paid once (compiling, the first allocations): it does not
-count. The speed is the median of the others, its spread the middle half of them.
+Each logged row says how many samples (and tokens) a second passed since the row before, without
+pauses for evaluation and saving. The first row of a process also holds what is paid once
+(compiling, the first allocations): it does not count. The speed is the median of the others, its
+spread the middle half of them.
 """
 
 from __future__ import annotations
@@ -72,10 +73,12 @@ def _short(value: float) -> str:
 
 
 def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> Speed | None:
-    """Return the speed of a run from its logged rows, in their order; None where no row was read in steady state.
+    """Return the speed of a run from its logged rows, in their order; None where no row was read in
+    steady state.
 
     Args:
-        rows: with ``seconds`` since the process began to train, which begin anew in a process that goes on.
+        rows: with ``seconds`` since the process began to train, which begin anew in a process that
+            goes on.
         unit: ``samples`` or ``tokens``.
     """
     values = []

@@ -1,4 +1,6 @@
-"""The strategies by name; the only package, with ``trainer.launching``, that knows what they are called."""
+"""The strategies by name; the only package, with ``trainer.launching``, that knows what they are
+called.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,15 @@ from .buffers import sync
 from .finite import step_if_finite
 from .first_state import first_state, replaced_problem
 from .in_place import Watch
-from .tensors import canonical_names, canonical_state, clip, full, local_bytes, total_norm, unwrapped
+from .tensors import (
+    canonical_names,
+    canonical_state,
+    clip,
+    full,
+    local_bytes,
+    total_norm,
+    unwrapped,
+)
 from .trial import divided_step_problem, state_slots
 
 if TYPE_CHECKING:
@@ -42,11 +50,16 @@ class Shard:
     Args:
         name: the parameter's name in the model that the task built.
         start: first element of the range within the flattened parameter.
-        tensor: live 1-D view of the full-precision values; changes reach the model after ``write_back``.
-        state_key: the tensor that the optimizer keeps this parameter's state under; None for one that does not learn.
-        state_offset: where the range begins within the flattened ``state_key`` (this rank's part, if distributed).
-        copy, copies: which of the ranks that have this same range this one is, and how many have it.
-        columns: of a part that is some columns of a matrix, how they lie in the whole; None for one range.
+        tensor: live 1-D view of the full-precision values; changes reach the model after
+            ``write_back``.
+        state_key: the tensor that the optimizer keeps this parameter's state under; None for one
+            that does not learn.
+        state_offset: where the range begins within the flattened ``state_key`` (this rank's part,
+            if distributed).
+        copy, copies: which of the ranks that have this same range this one is, and how many have
+            it.
+        columns: of a part that is some columns of a matrix, how they lie in the whole; None for one
+            range.
     """
 
     name: str
@@ -99,17 +112,21 @@ class Strategy(ABC):
         self.model: nn.Module
         self.optimizer: Optimizer
         self.prepared_optimizer: Any
-        # Of the gradients that came so far, in their order; it must be the same on every rank. 0: nobody has to look.
+        # Of the gradients that came so far, in their order; it must be the same on every rank. 0:
+        # nobody has to look.
         self.fingerprint = 0
         self.notices: list[str] = []  # of what ``prepare`` did
         self.watch = Watch()
-        self.on_nan = ""  # what is done about a gradient that is not finite; "": nothing, in loops that do not look
+        # what is done about a gradient that is not finite; "": nothing, in loops that do not look
+        self.on_nan = ""
 
     # -- set-up -----------------------------------------------------------------------------------
 
     @classmethod
     def prepare_process(cls, plan: Plan) -> None:
-        """Set what an engine asks for before this process is connected to the others; connect it where that is ours."""
+        """Set what an engine asks for before this process is connected to the others; connect it
+        where that is ours.
+        """
         connect_attempt(cls.backend(plan))
 
     @classmethod
@@ -120,11 +137,15 @@ class Strategy(ABC):
     @classmethod
     @abstractmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
-        """Return the plugins and handlers that make ``Accelerator`` run this strategy as the plan says."""
+        """Return the plugins and handlers that make ``Accelerator`` run this strategy as the plan
+        says.
+        """
 
     @classmethod
     def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
-        """Hold what launch files say of the model's modules against a model that is built but not prepared yet."""
+        """Hold what launch files say of the model's modules against a model that is built but not
+        prepared yet.
+        """
         return []
 
     @property
@@ -133,8 +154,12 @@ class Strategy(ABC):
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
-        """Return why a fresh optimizer cannot step what this strategy gives it; empty where it can. Collective."""
-        blank = any(parameter.is_meta for group in optimizer.param_groups for parameter in group["params"])
+        """Return why a fresh optimizer cannot step what this strategy gives it; empty where it can.
+        Collective.
+        """
+        blank = any(
+            parameter.is_meta for group in optimizer.param_groups for parameter in group["params"]
+        )
         if (self.held or blank) and (problem := replaced_problem(optimizer)):
             return problem
         problem = self.held and divided_step_problem(optimizer, self.step_device, self.divide)
@@ -142,11 +167,15 @@ class Strategy(ABC):
 
     @classmethod
     def optimizer_problem_alone(cls, plan: Plan, optimizer: Optimizer) -> str:
-        """Return as much of ``optimizer_problem`` as one process can find out that is connected to no others."""
+        """Return as much of ``optimizer_problem`` as one process can find out that is connected to
+        no others.
+        """
         return replaced_problem(optimizer) if cls.held else ""
 
     def divide(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Divide whole tensors as those of an optimizer's group are; for a strategy that has ``held``. Collective."""
+        """Divide whole tensors as those of an optimizer's group are; for a strategy that has
+        ``held``. Collective.
+        """
         return tensors
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -161,9 +190,12 @@ class Strategy(ABC):
         self.wrap(model, optimizer)
         if first is not None:  # Accelerate has made a plain dictionary of it
             optimizer.state = first  # type: ignore[assignment]
-        # The inner optimizer: the prepared one looks up a package at every step (half of Accelerate's step cost).
+        # The inner optimizer: the prepared one looks up a package at every step (half of
+        # Accelerate's step cost).
         self.optimizer = self.prepared_optimizer.optimizer
-        self.trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.trainable = [
+            parameter for parameter in self.model.parameters() if parameter.requires_grad
+        ]
         if self.plan.compile:
             self.compile(dict(self.plan.dynamo))
 
@@ -173,10 +205,11 @@ class Strategy(ABC):
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:
-        """Apply ``torch.compile`` in place, so that names stay: layer by layer where the model repeats layers.
+        """Apply ``torch.compile`` in place, so that names stay: layer by layer where the model
+        repeats layers.
 
-        One layer is compiled then, and its code serves all. ``settings`` are the launch file's (``dynamo_config``),
-        which may also say whether it goes by layers.
+        One layer is compiled then, and its code serves all. ``settings`` are the launch file's
+        (``dynamo_config``), which may also say whether it goes by layers.
         """
         from accelerate.utils.other import compile_regions_fsdp2, has_repeated_blocks
 
@@ -189,9 +222,9 @@ class Strategy(ABC):
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         """Compile a model that repeats no layers.
 
-        Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and what of the model lies
-        in torch's own files (an nn.Sequential) is then run as it is, without a word: so the model's own forward
-        is compiled, inside of the wrapper and its hooks.
+        Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and what of
+        the model lies in torch's own files (an nn.Sequential) is then run as it is, without a word:
+        so the model's own forward is compiled, inside of the wrapper and its hooks.
         """
         model.forward = torch.compile(model.forward, **settings)
 
@@ -207,21 +240,27 @@ class Strategy(ABC):
     # -- one step ---------------------------------------------------------------------------------
 
     def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
-        """Surround forward and backward of one micro-batch; gradients are exchanged at the boundary only."""
+        """Surround forward and backward of one micro-batch; gradients are exchanged at the boundary
+        only.
+        """
         if boundary:
             return contextlib.nullcontext()
         return self.accelerator.no_sync(self.model)  # type: ignore[no-any-return]
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate gradients. They are averaged over ranks, so ``loss`` carries its share times world size."""
+        """Accumulate gradients. They are averaged over ranks, so ``loss`` carries its share times
+        world size.
+        """
         scaler = self.accelerator.scaler
         (loss if scaler is None else scaler.scale(loss)).backward()
 
     def finish_step(self) -> StepResult:
-        """Clip by global norm, step, zero the gradients. Skips the step where the scaler found inf or NaN.
+        """Clip by global norm, step, zero the gradients. Skips the step where the scaler found inf
+        or NaN.
 
-        A parameter that the step did not reach has the gradient zero, as the mean over the global batch says, under
-        every strategy: flat groups of parameters cannot leave one out, as torch does with a gradient of None.
+        A parameter that the step did not reach has the gradient zero, as the mean over the global
+        batch says, under every strategy: flat groups of parameters cannot leave one out, as torch
+        does with a gradient of None.
         """
         self.watch.check()
         limit, scaler, optimizer = self.plan.max_grad_norm, self.accelerator.scaler, self.optimizer
@@ -235,23 +274,31 @@ class Strategy(ABC):
         if scaler is None:
             step_if_finite(optimizer, norm, self.on_nan)
         else:
-            before = scaler.get_scale()  # a device sync each step; the scaler itself has one in step()
+            before = (
+                scaler.get_scale()
+            )  # a device sync each step; the scaler itself has one in step()
             scaler.step(optimizer)
             scaler.update()
             skipped = bool(scaler.get_scale() < before)
-        for parameter in self.trainable:  # all that it steps; zero_grad() would enter the profiler and dynamo: 20 us
+        for parameter in (
+            self.trainable
+        ):  # all that it steps; zero_grad() would enter the profiler and dynamo: 20 us
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped)
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
         """Return the shard of a parameter that every rank has whole."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        return Shard(name=name, start=0, tensor=values.view(-1), state_key=state_key, copy=rank, copies=world)
+        return Shard(
+            name=name, start=0, tensor=values.view(-1), state_key=state_key, copy=rank, copies=world
+        )
 
     # -- weights ----------------------------------------------------------------------------------
 
     def sync_buffers(self) -> None:
-        """Make buffers the same on every rank before they are used or written: means, and rank 0's whole numbers."""
+        """Make buffers the same on every rank before they are used or written: means, and rank 0's
+        whole numbers.
+        """
         sync(self.model, self.accelerator)
 
     def settle(self) -> None:
@@ -266,14 +313,18 @@ class Strategy(ABC):
         """
 
     def shards(self, *, learn: bool | None = True) -> Iterator[Shard]:
-        """Yield what this rank owns of the parameters that learn, of the others, or of all (None); of some nothing."""
+        """Yield what this rank owns of the parameters that learn, of the others, or of all (None);
+        of some nothing.
+        """
         for name, parameter in self.parameters(learn=learn):
             if (shard := self.shard(name, parameter)) is not None:
                 yield shard
 
     @torch.no_grad()
     def fill(self, values: Iterable[tuple[str, Tensor]]) -> None:
-        """Set parameters to whole tensors by name, of which this rank takes its part. Collective, as ``write_back``."""
+        """Set parameters to whole tensors by name, of which this rank takes its part. Collective,
+        as ``write_back``.
+        """
         shards = {shard.name: shard for shard in self.shards(learn=None)}
         for name, whole in values:
             if name in shards:
@@ -283,14 +334,18 @@ class Strategy(ABC):
 
     @abstractmethod
     def write_back(self) -> None:
-        """Make the model compute with what the shards now hold. A collective where the strategy shards."""
+        """Make the model compute with what the shards now hold. A collective where the strategy
+        shards.
+        """
 
     @abstractmethod
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         """Return one whole parameter in full precision. Collective where the strategy shards."""
 
     def _tensors(self) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
-        """Yield the prepared model's parameters and persistent buffers under the task's names, shared ones once."""
+        """Yield the prepared model's parameters and persistent buffers under the task's names,
+        shared ones once.
+        """
         self.settle()
         seen: set[int] = set()
         for name, tensor in canonical_state(self.model):
@@ -313,7 +368,9 @@ class Strategy(ABC):
     # -- the scaler of fp16's loss ----------------------------------------------------------------
 
     def scaler_state(self) -> dict[str, float]:
-        """Return ``scale``, and ``good_steps`` since it last changed; empty where the loss is not scaled."""
+        """Return ``scale``, and ``good_steps`` since it last changed; empty where the loss is not
+        scaled.
+        """
         scaler = self.accelerator.scaler
         if scaler is None:
             return {}
@@ -327,8 +384,12 @@ class Strategy(ABC):
             changed = {"scale": state["scale"], "_growth_tracker": int(state["good_steps"])}
             scaler.load_state_dict({**scaler.state_dict(), **changed})
 
-    def named_tensors(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
-        """Yield ``(name, shape, dtype, handle)`` of what a model file holds, in the model's order, shared ones once."""
+    def named_tensors(
+        self,
+    ) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
+        """Yield ``(name, shape, dtype, handle)`` of what a model file holds, in the model's order,
+        shared ones once.
+        """
         for name, tensor in self._tensors():
             if name in self._names:
                 yield name, *self._names[name], tensor
@@ -336,19 +397,24 @@ class Strategy(ABC):
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
         """Return one whole tensor for a model file; parameters in full precision.
 
-        It is on the CPU of the main process, which writes; the others have it where it was gathered, without a copy.
+        It is on the CPU of the main process, which writes; the others have it where it was
+        gathered, without a copy.
         """
-        tensor = self.full_tensor(name, handle) if isinstance(handle, nn.Parameter) else full(handle)
+        tensor = (
+            self.full_tensor(name, handle) if isinstance(handle, nn.Parameter) else full(handle)
+        )
         device = "cpu" if self.accelerator.is_main_process else tensor.device
         return tensor.detach().to(device).reshape(self._names[name][0])
 
     # -- what it holds ----------------------------------------------------------------------------
 
     def state_bytes(self) -> int:
-        """Measure the model states of this rank in bytes, wherever they lie: what is there, and what a step adds.
+        """Measure the model states of this rank in bytes, wherever they lie: what is there, and
+        what a step adds.
 
-        Counts the prepared model's parameters, the optimizer's own full-precision copies of them, ``slots``
-        tensors for each that it steps, and ``gradient_bytes``; no buffers, no activations.
+        Counts the prepared model's parameters, the optimizer's own full-precision copies of them,
+        ``slots`` tensors for each that it steps, and ``gradient_bytes``; no buffers, no
+        activations.
         """
         stepped = {shard.state_key for shard in self.shards() if shard.state_key is not None}
         kept = stepped.union(self.model.parameters())
@@ -370,9 +436,11 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Give a model floating-point inputs in ``dtype`` (None: as they are), and its outputs in full precision.
+    """Give a model floating-point inputs in ``dtype`` (None: as they are), and its outputs in full
+    precision.
 
-    What autocast does at a model's edges, for strategies that keep a whole model in the compute dtype.
+    What autocast does at a model's edges, for strategies that keep a whole model in the compute
+    dtype.
     """
     from accelerate.utils import convert_to_fp32, recursively_apply
 
@@ -380,7 +448,9 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
         def is_float(value: object) -> bool:
             return isinstance(value, Tensor) and value.is_floating_point()
 
-        return recursively_apply(lambda tensor: tensor.to(dtype), (args, kwargs), test_type=is_float)
+        return recursively_apply(
+            lambda tensor: tensor.to(dtype), (args, kwargs), test_type=is_float
+        )
 
     if dtype is not None:
         model.register_forward_pre_hook(into, with_kwargs=True)

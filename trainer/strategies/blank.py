@@ -1,6 +1,8 @@
-"""Models that are built without values, on the meta device: they are sharded first and filled afterwards.
+"""Models that are built without values, on the meta device: they are sharded first and filled
+afterwards.
 
-So no rank ever holds more of one than its own shards and what it is working on: a layer, or one large tensor.
+So no rank ever holds more of one than its own shards and what it is working on: a layer, or one
+large tensor.
 """
 
 from __future__ import annotations
@@ -29,21 +31,27 @@ Made = dict[nn.Parameter, nn.Parameter]  # new parameters, by those whose place 
 
 
 def allocate(modules: Iterable[nn.Module], device: torch.device, made: Made | None = None) -> Made:
-    """Put parameters that have memory, but no values, in the place of those on the meta device; return them.
+    """Put parameters that have memory, but no values, in the place of those on the meta device;
+    return them.
 
     Args:
         modules: whose own parameters are meant.
         made: what was made before: a shared parameter stays one.
     """
-    return _replace(modules, lambda parameter: torch.empty_like(parameter, device=device), {} if made is None else made)
+    return _replace(
+        modules,
+        lambda parameter: torch.empty_like(parameter, device=device),
+        {} if made is None else made,
+    )
 
 
 def give_back_freed(*, at_once: bool) -> None:
-    """Have host memory that is freed go back to the machine: each piece at once, or those of more than 32 MiB.
+    """Have host memory that is freed go back to the machine: each piece at once, or those of more
+    than 32 MiB.
 
-    glibc begins with the former and comes to the latter by itself, as larger pieces are freed: of an engine that makes
-    its tensors in pieces it then keeps as much again. Pieces that always come anew are slower, so it is for the start.
-    https://man7.org/linux/man-pages/man3/mallopt.3.html
+    glibc begins with the former and comes to the latter by itself, as larger pieces are freed: of
+    an engine that makes its tensors in pieces it then keeps as much again. Pieces that always come
+    anew are slower, so it is for the start. https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
@@ -60,12 +68,13 @@ def renew(optimizer: Optimizer, made: Made) -> None:
 class Blank:
     """The form of a model without values, and how its modules get their first ones.
 
-    What is drawn for a module depends on the seed and its name alone: it is the same on every layout. The buffers of
-    ``model`` get their values at once, since every rank has them whole.
+    What is drawn for a module depends on the seed and its name alone: it is the same on every
+    layout. The buffers of ``model`` get their values at once, since every rank has them whole.
 
     Args:
         model: with parameters on the meta device, not prepared yet.
-        initialize: gives a module its own parameters and buffers, all that it has and those of the modules within.
+        initialize: gives a module its own parameters and buffers, all that it has and those of the
+            modules within.
         seed: of the whole training.
         stored: persistent buffers get their values from files later.
 
@@ -74,34 +83,63 @@ class Blank:
     """
 
     def __init__(
-        self, model: nn.Module, initialize: Callable[[nn.Module, nn.Module], None], seed: int, *, stored: bool
+        self,
+        model: nn.Module,
+        initialize: Callable[[nn.Module, nn.Module], None],
+        seed: int,
+        *,
+        stored: bool,
     ) -> None:
         self._initialize, self._seed = initialize, seed
         for path, module in model.named_modules():
-            blank = {key: buffer for key, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
+            blank = {
+                key: buffer
+                for key, buffer in module._buffers.items()
+                if buffer is not None and buffer.is_meta
+            }
             found: list[list[Tensor]] = []
-            for before in (0, 1) if blank else ():  # what is the same both times was given, a mask or a count too
-                own = {key: torch.full_like(buffer, before, device="cpu") for key, buffer in blank.items()}
+            for before in (
+                (0, 1) if blank else ()
+            ):  # what is the same both times was given, a mask or a count too
+                own = {
+                    key: torch.full_like(buffer, before, device="cpu")
+                    for key, buffer in blank.items()
+                }
                 module._buffers.update(own)
-                self._draw(model, {path: module})  # its parameters are on the meta device, where nothing happens
+                self._draw(
+                    model, {path: module}
+                )  # its parameters are on the meta device, where nothing happens
                 found.append(list(own.values()))
             for key, one, other in zip(blank, *found, strict=True) if blank else ():
-                if not torch.equal(one, other) and not (stored and key not in module._non_persistent_buffers_set):
+                if not torch.equal(one, other) and not (
+                    stored and key not in module._non_persistent_buffers_set
+                ):
                     raise _nobody_fills(_join(path, key))
         # What has values already is not copied.
-        self._form = copy.deepcopy(model, {id(one): one for one in model.parameters() if not one.is_meta})
+        self._form = copy.deepcopy(
+            model, {id(one): one for one in model.parameters() if not one.is_meta}
+        )
 
     def first_values(self, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the first values of parameters by name, whole and on the CPU; a layer at a time is in memory.
+        """Yield the first values of parameters by name, whole and on the CPU; a layer at a time is
+        in memory.
 
         Raises:
             LaunchError: nobody gives one a value.
         """
         names = {id(tensor): name for name, tensor in reversed([*canonical_state(self._form)])}
         for modules in _portions("", self._form):
-            here = (parameter for module in modules.values() for parameter in module.parameters(recurse=False))
+            here = (
+                parameter
+                for module in modules.values()
+                for parameter in module.parameters(recurse=False)
+            )
             blank = dict.fromkeys(parameter for parameter in here if parameter.is_meta)
-            own = {names[id(parameter)]: parameter for parameter in blank if names[id(parameter)] in wanted}
+            own = {
+                names[id(parameter)]: parameter
+                for parameter in blank
+                if names[id(parameter)] in wanted
+            }
             if not own:
                 continue
             made = _replace(modules.values(), _unset, {}, only=set(own.values()))
@@ -117,12 +155,15 @@ class Blank:
     def _draw(self, model: nn.Module, modules: dict[str, nn.Module]) -> None:
         for path, module in modules.items():
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(zlib.crc32(f"{self._seed} {path}".encode()))  # of a seed it takes 32 bits
+                torch.manual_seed(
+                    zlib.crc32(f"{self._seed} {path}".encode())
+                )  # of a seed it takes 32 bits
                 self._initialize(model, module)
 
 
 def _portions(path: str, module: nn.Module) -> Iterator[dict[str, nn.Module]]:
-    """Yield modules by name that are initialized together, inner ones first: a parent may want its children's weights.
+    """Yield modules by name that are initialized together, inner ones first: a parent may want its
+    children's weights.
 
     What stands in a list (layers, experts) is a portion each.
     """
@@ -132,7 +173,9 @@ def _portions(path: str, module: nn.Module) -> Iterator[dict[str, nn.Module]]:
         if next(module.parameters(recurse=False), None) is not None:
             yield {path: module}
     else:
-        found = {_join(path, name) if name else path: inner for name, inner in module.named_modules()}
+        found = {
+            _join(path, name) if name else path: inner for name, inner in module.named_modules()
+        }
         yield dict(reversed(found.items()))
 
 
@@ -147,7 +190,8 @@ def _replace(
     *,
     only: Collection[nn.Parameter] | None = None,
 ) -> Made:
-    """Put others in the place of parameters, by default of those on the meta device, a shared one once.
+    """Put others in the place of parameters, by default of those on the meta device, a shared one
+    once.
 
     Not by swapping what is in them: whoever has weak references to one (nn.LSTM) does not allow it.
     """
@@ -157,12 +201,16 @@ def _replace(
                 if parameter not in made:
                     made[parameter] = nn.Parameter(make(parameter), parameter.requires_grad)
                     made[parameter]._backward_hooks = parameter._backward_hooks
-                setattr(module, key, made[parameter])  # some modules keep a list of their own up to date by it
+                setattr(
+                    module, key, made[parameter]
+                )  # some modules keep a list of their own up to date by it
     return made
 
 
 def _unset(tensor: Tensor) -> Tensor:
-    """Return memory on the CPU in which every value that nobody sets can be seen, for floating-point numbers."""
+    """Return memory on the CPU in which every value that nobody sets can be seen, for
+    floating-point numbers.
+    """
     empty = torch.zeros_like(tensor, device="cpu")
     return empty.fill_(float("nan")) if empty.is_floating_point() else empty
 

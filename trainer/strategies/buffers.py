@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def restored_buffers(model: nn.Module) -> Iterator[None]:
-    """Put the buffers back afterwards, also where they are replaced: for a batch that does not count."""
+    """Put the buffers back afterwards, also where they are replaced: for a batch that does not
+    count.
+    """
     before = [(*place, place[-1].clone()) for place in _places(model) if _can_change(place[-1])]
     yield
     for module, key, buffer, value in before:
@@ -31,8 +33,9 @@ def restored_buffers(model: nn.Module) -> Iterator[None]:
 class BuffersBefore:
     """The buffers as they were before a step, for a step that is left out.
 
-    A step costs one copy of all buffers, and the memory of it: nothing tells which of them a forward pass changes, for
-    torch does not count what its kernels write into BatchNorm's statistics.
+    A step costs one copy of all buffers, and the memory of it: nothing tells which of them a
+    forward pass changes, for torch does not count what its kernels write into BatchNorm's
+    statistics.
 
     Args:
         model: prepared; its modules stay the same.
@@ -55,8 +58,12 @@ class BuffersBefore:
                 if buffer is None:
                     self._absent.append((module, key))
                 elif _can_change(buffer):
-                    alike.setdefault((buffer.device, buffer.dtype), []).append((module, key, buffer))
-        self._copies = [(places, _flat(buffer for *_, buffer in places)) for places in alike.values()]
+                    alike.setdefault((buffer.device, buffer.dtype), []).append(
+                        (module, key, buffer)
+                    )
+        self._copies = [
+            (places, _flat(buffer for *_, buffer in places)) for places in alike.values()
+        ]
 
     def put_back(self, outcome: StepResult) -> None:
         """Give the buffers the values of ``take`` where the step was left out, for whatever reason.
@@ -86,7 +93,9 @@ class BuffersBefore:
             if stayed:
                 chosen = torch.where(left_out.to(copies.device), _flat(before), _flat(stayed))
                 news = torch.split(chosen, [buffer.numel() for buffer in stayed])
-                torch._foreach_copy_(stayed, [new.view_as(old) for new, old in zip(news, stayed, strict=True)])
+                torch._foreach_copy_(
+                    stayed, [new.view_as(old) for new, old in zip(news, stayed, strict=True)]
+                )
         if replaced and left_out:
             for module, key, value in replaced:
                 module._buffers[key] = value
@@ -96,7 +105,9 @@ _Place = tuple[nn.Module, str, Tensor]  # a buffer with the module that has it, 
 
 
 def _can_change(buffer: Tensor) -> bool:
-    """Tell whether code could write into a buffer: not into a sparse one, nor where elements share their memory."""
+    """Tell whether code could write into a buffer: not into a sparse one, nor where elements share
+    their memory.
+    """
     return buffer.layout == torch.strided and not (0 in buffer.stride() and buffer.numel() > 1)
 
 
@@ -111,29 +122,43 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 def _places(model: nn.Module) -> Iterator[_Place]:
     """Yield each buffer as often as modules have it, with the module and its name there."""
     for module in model.modules():
-        yield from ((module, key, buffer) for key, buffer in module._buffers.items() if buffer is not None)
+        yield from (
+            (module, key, buffer) for key, buffer in module._buffers.items() if buffer is not None
+        )
 
 
 @torch.no_grad()
 def sync(model: nn.Module, accelerator: Accelerator) -> None:
     """Make the buffers the same on every rank: the mean of floating ones, rank 0's of the others.
 
-    Collective: call on every rank. One packed reduction in float64, and a broadcast for each of the others.
+    Collective: call on every rank. One packed reduction in float64, and a broadcast for each of the
+        others.
     """
     if accelerator.num_processes == 1:
         return
     # A sparse one (the edges of a graph) is a constant; no collective takes it, and no checkpoint.
-    kept = [buffer for buffer in model.buffers() if buffer.layout == torch.strided and buffer.numel()]
+    kept = [
+        buffer for buffer in model.buffers() if buffer.layout == torch.strided and buffer.numel()
+    ]
     averaged = [buffer for buffer in kept if buffer.is_floating_point() or buffer.is_complex()]
     if averaged:
-        packed = torch.cat([_real(buffer).double().flatten() for buffer in averaged]) / accelerator.num_processes
-        parts = accelerator.reduce(packed, "sum").split([_real(buffer).numel() for buffer in averaged])
+        packed = (
+            torch.cat([_real(buffer).double().flatten() for buffer in averaged])
+            / accelerator.num_processes
+        )
+        parts = accelerator.reduce(packed, "sum").split(
+            [_real(buffer).numel() for buffer in averaged]
+        )
         for buffer, part in zip(averaged, parts, strict=True):
             _real(buffer).copy_(part.view(_real(buffer).shape))
     for buffer in kept:
         if not (buffer.is_floating_point() or buffer.is_complex()):
             # As bytes: gloo and NCCL know no 16-bit integers.
-            buffer.copy_(broadcast(buffer.reshape(-1).view(torch.uint8)).view(buffer.dtype).view(buffer.shape))
+            buffer.copy_(
+                broadcast(buffer.reshape(-1).view(torch.uint8))
+                .view(buffer.dtype)
+                .view(buffer.shape)
+            )
 
 
 def _real(buffer: Tensor) -> Tensor:
@@ -142,16 +167,26 @@ def _real(buffer: Tensor) -> Tensor:
 
 
 def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
-    """Take note of an unprepared model's floating buffers; the answer puts them back where an engine has cast them.
+    """Take note of an unprepared model's floating buffers; the answer puts them back where an
+    engine has cast them.
 
-    A tenth of each batch's mean is added to running statistics, which bfloat16 with its three digits would mostly
-    swallow; rotary positions beyond 256 are not told apart in it. torch wants the scale and shift beside full
-    statistics in full precision as well, so these are cast where they are used.
+    A tenth of each batch's mean is added to running statistics, which bfloat16 with its three
+    digits would mostly swallow; rotary positions beyond 256 are not told apart in it. torch wants
+    the scale and shift beside full statistics in full precision as well, so these are cast where
+    they are used.
     """
-    copies = {id(buffer): buffer.clone() for buffer in model.buffers() if buffer.is_floating_point()}
-    places = [(module, key, copies[id(buffer)]) for module, key, buffer in _places(model) if id(buffer) in copies]
+    copies = {
+        id(buffer): buffer.clone() for buffer in model.buffers() if buffer.is_floating_point()
+    }
+    places = [
+        (module, key, copies[id(buffer)])
+        for module, key, buffer in _places(model)
+        if id(buffer) in copies
+    ]
     # Sharding makes classes of its own, so the kinds are noted as well.
-    norms = [(m, type(m)) for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    norms = [
+        (m, type(m)) for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats
+    ]
 
     def put_back(device: torch.device) -> None:
         there = {id(copy): copy.to(device) for copy in copies.values()}

@@ -29,9 +29,10 @@ class DDP(Strategy):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import DistributedDataParallelKwargs
 
-        # Views into the exchange buckets save one copy of the gradients (99 ms against 106 ms a step).
-        # Buffers are not sent around before each forward: ranks agree on them when they are used, under every strategy.
-        # torch 2.13 has another word for it, which Accelerate does not know yet; one line a rank.
+        # Views into the exchange buckets save one copy of the gradients (99 ms against 106 ms a
+        # step). Buffers are not sent around before each forward: ranks agree on them when they are
+        # used, under every strategy. torch 2.13 has another word for it, which Accelerate does not
+        # know yet; one line a rank.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         ddp = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True,
@@ -50,7 +51,9 @@ class DDP(Strategy):
 
     def verify(self) -> None:
         if isinstance(self.model, DistributedDataParallel) != (self.plan.strategy == "ddp"):
-            raise LaunchError(f"asked for {self.plan.strategy}, but the model became {type(self.model).__name__}")
+            raise LaunchError(
+                f"asked for {self.plan.strategy}, but the model became {type(self.model).__name__}"
+            )
 
     def finish_step(self) -> StepResult:
         if isinstance(self.model, DistributedDataParallel):
@@ -73,14 +76,17 @@ class DDP(Strategy):
 
 
 def _settle_buckets(model: torch_ddp.DistributedDataParallel) -> None:
-    """Have the buckets arranged before the first step, with one backward of zeros (one all-reduce of the model's size).
+    """Have the buckets arranged before the first step, with one backward of zeros (one all-reduce
+    of the model's size).
 
-    DDP arranges them anew after its first backward, in the order in which gradients came. Three ranks and more then add
-    in another order: the first step after a resume would differ in its last bits from that of the unbroken run.
+    DDP arranges them anew after its first backward, in the order in which gradients came. Three
+    ranks and more then add in another order: the first step after a resume would differ in its last
+    bits from that of the unbroken run.
     """
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.reducer.prepare_for_backward([])
-    # The last made comes first in a backward pass, so this is the order of a model whose layers follow each other.
+    # The last made comes first in a backward pass, so this is the order of a model whose layers
+    # follow each other.
     (torch.stack([parameter.sum().float() for parameter in learning]).sum() * 0.0).backward()  # type: ignore[no-untyped-call]
     model.reducer._rebuild_buckets()
     for parameter in learning:

@@ -56,14 +56,18 @@ class ZeRO(Strategy):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import DeepSpeedPlugin
 
-        # DeepSpeed calls collectives by names that torch 2.13 renamed; one line a call on every rank.
-        warnings.filterwarnings("ignore", r".*is deprecated. Please use `torch.distributed.*_single`", FutureWarning)
+        # DeepSpeed calls collectives by names that torch 2.13 renamed; one line a call on every
+        # rank.
+        warnings.filterwarnings(
+            "ignore", r".*is deprecated. Please use `torch.distributed.*_single`", FutureWarning
+        )
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
     def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
-        # Accelerate puts the configuration where transformers finds it, whatever zero3_init_flag says: from_pretrained
-        # and from_config would then give parameters that are divided already, of shape [0].
+        # Accelerate puts the configuration where transformers finds it, whatever zero3_init_flag
+        # says: from_pretrained and from_config would then give parameters that are divided already,
+        # of shape [0].
         accelerator.state.deepspeed_plugin.dschf = None
         self._order: GradientOrder | None = None  # one process has no need of it
         self._window = contextlib.ExitStack()
@@ -84,17 +88,21 @@ class ZeRO(Strategy):
         if self.plan.strategy == "zero3":
             self._partition(model, optimizer)
             keep_in_step(model)
-            # In evaluation torch's encoder layers would read the weights of layers inside, which nobody has gathered.
+            # In evaluation torch's encoder layers would read the weights of layers inside, which
+            # nobody has gathered.
             torch.backends.mha.set_fastpath_enabled(False)
         with engine_start(model):
             super().wrap(model, optimizer)
 
     def _partition(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Divide the parameters over the ranks, one at a time: the engine would put the model on each device first."""
+        """Divide the parameters over the ranks, one at a time: the engine would put the model on
+        each device first.
+        """
         import deepspeed
 
         give_back_freed(at_once=True)
-        # Of a module without parameters it takes the settings only; given the model it would not cast what it divides.
+        # Of a module without parameters it takes the settings only; given the model it would not
+        # cast what it divides.
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         init: Any = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=config)
         made: Made = {}
@@ -115,44 +123,65 @@ class ZeRO(Strategy):
         put_back = keep_buffers_fp32(model)
         precision = self.plan.precision
         dtype = None if self.plan.mixed_precision == "no" else DTYPES[self.plan.mixed_precision]
-        # The engine casts the model and starts from what that leaves: until then the weights stay in host memory.
+        # The engine casts the model and starts from what that leaves: until then the weights stay
+        # in host memory.
         rounded = dtype is not None and not is_blank(model)
-        built = {name: tensor.detach() for name, tensor in canonical_state(model)} if rounded else {}
+        built = (
+            {name: tensor.detach() for name, tensor in canonical_state(model)} if rounded else {}
+        )
         # A bucket of the default 5e8 gradients is 2 GB also for a model of a thousand.
         zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-        zero.setdefault("reduce_bucket_size", min(500_000_000, sum(p.numel() for p in model.parameters())))
+        zero.setdefault(
+            "reduce_bucket_size", min(500_000_000, sum(p.numel() for p in model.parameters()))
+        )
         if self.plan.find_unused_parameters:
-            # A layer that one rank leaves out cannot be gathered by the others: all are gathered together, and stay.
+            # A layer that one rank leaves out cannot be gathered by the others: all are gathered
+            # together, and stay.
             zero["stage3_param_persistence_threshold"] = sys.maxsize
             set_z3_leaf_module(model, True)
         super().prepare(model, optimizer)
         engine: Any = self.model
         self.engine, self.zero = engine, engine.optimizer
-        if hasattr(engine.module, "config"):  # what a task asks for; the engine's own was read while it started
+        if hasattr(
+            engine.module, "config"
+        ):  # what a task asks for; the engine's own was read while it started
             engine.config = engine.module.config
-        self.optimizer = engine.basic_optimizer  # the torch optimizer inside, which holds the groups
+        self.optimizer = (
+            engine.basic_optimizer
+        )  # the torch optimizer inside, which holds the groups
         if self.plan.strategy == "zero1" and precision["gradients"] != precision["compute"]:
             self.zero.gradient_accumulation_dtype = DTYPES[precision["gradients"]]
             self.zero.use_separate_grad_accum = self.zero.use_grad_accum_attribute = True
-        # Its backward pass begins with the loss, not where a gradient first passes the model's output: a task may take
-        # gradients itself (torch.autograd.grad), which the engine would divide by the accumulation, and end the pass.
+        # Its backward pass begins with the loss, not where a gradient first passes the model's
+        # output: a task may take gradients itself (torch.autograd.grad), which the engine would
+        # divide by the accumulation, and end the pass.
         self._begin_backward = engine._backward_prologue
-        engine._backward_prologue, engine._backward_prologue_per_tensor = (lambda: None), (lambda gradient: gradient)
+        engine._backward_prologue, engine._backward_prologue_per_tensor = (
+            (lambda: None),
+            (lambda gradient: gradient),
+        )
         self._gather_persistent()
         if self.plan.find_unused_parameters:
             for hook in getattr(self.zero, "_leaf_module_hooks", ()):
-                hook.remove()  # they would look for missing gradients before those of the model have come
+                # they would look for missing gradients before those of the model have come
+                hook.remove()
         elif self.accelerator.num_processes > 1:
             reduce = (
-                "reduce_ready_partitions_and_remove_grads" if self.plan.strategy == "zero3" else "process_gradients"
+                "reduce_ready_partitions_and_remove_grads"
+                if self.plan.strategy == "zero3"
+                else "process_gradients"
             )
-            self._order = GradientOrder(dict(self.parameters()), getattr(self.zero, reduce), gather_object)
+            self._order = GradientOrder(
+                dict(self.parameters()), getattr(self.zero, reduce), gather_object
+            )
             setattr(self.zero, reduce, self._order.take)
             self.zero.register_grad_acc_post_hook(self._order.take_rest)
         if dtype is not None:
             put_back(self.accelerator.device)
             self.fill(built.items())
-            compute_in(engine.module, dtype)  # the engine casts the model, and leaves its inputs as they are
+            compute_in(
+                engine.module, dtype
+            )  # the engine casts the model, and leaves its inputs as they are
         whole = self.plan.strategy != "zero3"  # frozen ones are, and are the values themselves then
         set_anew = {id(parameter) for parameter in set_by_adapters(engine.module).values()}
         watched = self.parameters(learn=True if whole else None)
@@ -167,24 +196,36 @@ class ZeRO(Strategy):
             give_back_freed(at_once=False)
         stage = self.engine.zero_optimization_stage()
         if type(self.engine).__name__ != "DeepSpeedEngine" or stage != STAGES[self.plan.strategy]:
-            raise LaunchError(f"asked for {self.plan.strategy}, but {type(self.engine).__name__} runs stage {stage}")
+            raise LaunchError(
+                f"asked for {self.plan.strategy}, but {type(self.engine).__name__} runs stage {stage}"
+            )
         clip = self.engine.gradient_clipping()
         if clip != (self.plan.max_grad_norm or 0.0):
-            raise LaunchError(f"asked for max_grad_norm {self.plan.max_grad_norm}, but the engine clips at {clip}")
+            raise LaunchError(
+                f"asked for max_grad_norm {self.plan.max_grad_norm}, but the engine clips at {clip}"
+            )
 
     @contextlib.contextmanager
     def micro_step(self, *, boundary: bool) -> Iterator[None]:
-        # The engine counts micro-batches by itself, which is wrong for a short last window: the boundary is ours.
+        # The engine counts micro-batches by itself, which is wrong for a short last window: the
+        # boundary is ours.
         self.engine.set_gradient_accumulation_boundary(boundary or self.plan.find_unused_parameters)
         if not self.plan.find_unused_parameters:
             divided = self.plan.strategy == "zero3"
-            with explained("ZeRO-3", "find_unused_parameters: true") if divided else contextlib.nullcontext():
+            with (
+                explained("ZeRO-3", "find_unused_parameters: true")
+                if divided
+                else contextlib.nullcontext()
+            ):
                 yield
             return
         if self.plan.strategy == "zero3":
             for parameter in self.zero.persistent_parameters:
-                parameter.ds_active_sub_modules.add(-1)  # in use: released by the step only, not after each layer
-        # Ranks may use different parameters: gradients wait, whole, and are reduced in a fixed order at the end.
+                parameter.ds_active_sub_modules.add(
+                    -1
+                )  # in use: released by the step only, not after each layer
+        # Ranks may use different parameters: gradients wait, whole, and are reduced in a fixed
+        # order at the end.
         if not self.engine.inside_no_sync_ctxt:
             self._window.enter_context(self.engine.coalesce_grad_reduction())
         yield
@@ -197,7 +238,9 @@ class ZeRO(Strategy):
         for _, parameter in self.parameters():
             if parameter.grad is None and getattr(parameter, "grad_accum", None) is None:
                 shape, kept = getattr(parameter, "ds_shape", parameter.shape), parameter.data
-                parameter.data = kept.new_empty(shape)  # torch wants the gradient in the parameter's shape
+                parameter.data = kept.new_empty(
+                    shape
+                )  # torch wants the gradient in the parameter's shape
                 parameter.grad = torch.zeros_like(parameter)
                 parameter.data = kept
 
@@ -205,20 +248,26 @@ class ZeRO(Strategy):
         if self._order:
             self._order.begin(loss)
         loss.register_hook(lambda gradient: self._begin_backward())  # type: ignore[no-untyped-call]
-        # The loss carries its exact weight already; the engine would divide by the accumulation steps once more.
+        # The loss carries its exact weight already; the engine would divide by the accumulation
+        # steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
         self.fingerprint = self._order.fingerprint if self._order else 0
 
     def finish_step(self) -> StepResult:
-        # Accelerate steps the engine inside backward; on its own, code can run between the two. In every precision it
-        # makes no step with a gradient that is not finite, and says that its norm is infinite.
+        # Accelerate steps the engine inside backward; on its own, code can run between the two. In
+        # every precision it makes no step with a gradient that is not finite, and says that its
+        # norm is infinite.
         self.watch.check()
         self.engine.step()
         self.watch.reset()
         norm = self.engine.get_global_grad_norm()
-        skipped = self.plan.mixed_precision == "fp16" and bool(getattr(self.zero, "overflow", False))
+        skipped = self.plan.mixed_precision == "fp16" and bool(
+            getattr(self.zero, "overflow", False)
+        )
         if not isinstance(norm, Tensor):
-            norm = torch.full((), float("nan") if norm is None else float(norm), device=self.accelerator.device)
+            norm = torch.full(
+                (), float("nan") if norm is None else float(norm), device=self.accelerator.device
+            )
         return StepResult(grad_norm=norm, skipped=skipped)
 
     def shard(self, name: str, parameter: Any) -> Shard | None:
@@ -226,13 +275,18 @@ class ZeRO(Strategy):
         if self.plan.strategy == "zero3":
             flat, state_key, offset = parameter.ds_tensor.data, None, 0
             if learns:
-                flat, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
+                flat, group = zero._get_fp32_opt_state_partition(
+                    parameter, release_swap_buffers=False
+                )
                 state_key = zero.fp32_partitioned_groups_flat[group]
                 _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
-            # Slices of ceil(numel / world); the last one is padded, and the padding is not ours to show.
+            # Slices of ceil(numel / world); the last one is padded, and the padding is not ours to
+            # show.
             start = min(self.accelerator.process_index * flat.numel(), parameter.ds_numel)
             values = flat[: max(0, min(flat.numel(), parameter.ds_numel - start))]
-            return Shard(name=name, start=start, tensor=values, state_key=state_key, state_offset=int(offset))
+            return Shard(
+                name=name, start=start, tensor=values, state_key=state_key, state_offset=int(offset)
+            )
         if not learns:
             return self.replicated(name, parameter.data)
         if (mapping := parameter._hp_mapping) is None:
@@ -255,14 +309,20 @@ class ZeRO(Strategy):
     def load_scaler_state(self, state: Mapping[str, float]) -> None:
         scaler = self.zero.loss_scaler
         if scaler.dynamic and state:
-            scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = state["scale"], int(state["good_steps"]), -1
+            scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = (
+                state["scale"],
+                int(state["good_steps"]),
+                -1,
+            )
             scaler.cur_hysteresis = int(state.get("hysteresis", scaler.cur_hysteresis))
 
     def write_back(self) -> None:
         # DeepSpeed computes with copies; its own setters leave them stale until the next step.
         if self.plan.strategy != "zero3":
             self.zero.update_lp_params()
-        else:  # as its own step does: small parameters stay whole between steps, are let go first and fetched again
+        # as its own step does: small parameters stay whole between steps, are let go first and
+        # fetched again
+        else:
             self.zero._partition_all_parameters()
             for group in range(len(self.zero.fp32_partitioned_groups_flat)):
                 self.zero._reassign_or_swap_out_partitioned_parameters(group)
@@ -270,7 +330,9 @@ class ZeRO(Strategy):
         self.watch.reset()
 
     def _gather_persistent(self) -> None:
-        """Fetch the small parameters that stay whole; by all ranks together, before any of them leaves a layer out."""
+        """Fetch the small parameters that stay whole; by all ranks together, before any of them
+        leaves a layer out.
+        """
         kept = self.zero.persistent_parameters if self.plan.strategy == "zero3" else []
         if kept:
             kept[0].all_gather(kept)
@@ -287,21 +349,30 @@ class ZeRO(Strategy):
             return parameter.data.clone()
 
     def state_bytes(self) -> int:
-        # Stage 3 keeps slices of all parameters, beside the small ones that stay whole. With offload the optimizer's
-        # gradients are there from the start, and in stages 1 and 2 what goes back to the device.
+        # Stage 3 keeps slices of all parameters, beside the small ones that stay whole. With
+        # offload the optimizer's gradients are there from the start, and in stages 1 and 2 what
+        # goes back to the device.
         beside = [getattr(parameter, "ds_tensor", None) for parameter in self.model.parameters()]
-        beside += [key.grad for key in {shard.state_key for shard in self.shards()} if key is not None]
+        beside += [
+            key.grad for key in {shard.state_key for shard in self.shards()} if key is not None
+        ]
         beside += getattr(self.zero, "param_buffer_of_bit16_for_cpu_offload_groups", [])
-        return super().state_bytes() + local_bytes(tensor for tensor in beside if tensor is not None)
+        return super().state_bytes() + local_bytes(
+            tensor for tensor in beside if tensor is not None
+        )
 
     def gradient_bytes(self) -> int:
         kept: list[Any] = self.trainable
-        apart = self.plan.precision["gradients"] != self.plan.precision["compute"]  # in a buffer for this rank's part
+        apart = (
+            self.plan.precision["gradients"] != self.plan.precision["compute"]
+        )  # in a buffer for this rank's part
         if self.plan.strategy == "zero3":
             kept = [parameter.ds_tensor for parameter in kept]
         elif self.plan.strategy == "zero2" and apart:
             kept = [shard.tensor for shard in self.shards()]
-        elif self.plan.strategy == "zero2":  # whole, also those that lie across a border between two ranks
+        elif (
+            self.plan.strategy == "zero2"
+        ):  # whole, also those that lie across a border between two ranks
             kept = [parameter for parameter in kept if parameter._hp_mapping is not None]
         elements: int = sum(tensor.numel() for tensor in kept)
         return elements * DTYPES[self.plan.precision["gradients"]].itemsize
@@ -318,7 +389,9 @@ def _slices(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:
-    """Return the DeepSpeed configuration with nothing left to guess: no ``auto``, no value that stands twice."""
+    """Return the DeepSpeed configuration with nothing left to guess: no ``auto``, no value that
+    stands twice.
+    """
     config = copy.deepcopy(dict(plan.deepspeed))
     zero = config.setdefault("zero_optimization", {})
     assert zero.get("stage") == STAGES[plan.strategy], "the reader of launch files sets the stage"
@@ -332,12 +405,14 @@ def engine_config(plan: Plan) -> dict[str, Any]:
         "gradient_clipping": plan.max_grad_norm or 0.0,
         "zero_allow_untested_optimizer": True,
     }
-    # Asked for float32 beside bf16 in stage 1, it takes another optimizer, of another layout: ``prepare`` sets it then.
+    # Asked for float32 beside bf16 in stage 1, it takes another optimizer, of another layout:
+    # ``prepare`` sets it then.
     added_up_in = plan.precision["compute" if plan.strategy == "zero1" else "gradients"]
     config.setdefault("data_types", {})["grad_accum_dtype"] = added_up_in
     # Its own clock would wait for the device before and after each forward pass and step.
     config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
-    # torch's fused AdamW serves offloaded state as well, and gives the same numbers as without offload.
+    # torch's fused AdamW serves offloaded state as well, and gives the same numbers as without
+    # offload.
     config.setdefault("zero_force_ds_cpu_optimizer", False)
     for dtype in ("bf16", "fp16"):
         config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}

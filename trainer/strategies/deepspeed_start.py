@@ -19,7 +19,8 @@ from ..plan import Plan
 
 
 def prepare_process(plan: Plan) -> None:
-    """Set the environment that Accelerate and DeepSpeed read, and let DeepSpeed read its configuration.
+    """Set the environment that Accelerate and DeepSpeed read, and let DeepSpeed read its
+    configuration.
 
     Raises:
         LaunchError, ConfigError: as ``check_engine_config``.
@@ -32,8 +33,8 @@ def prepare_process(plan: Plan) -> None:
     if plan.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     else:
-        # Where each process sees a GPU of its own only, it is number 0; DeepSpeed takes the local rank as it is, and
-        # wants mpirun's to be the same.
+        # Where each process sees a GPU of its own only, it is number 0; DeepSpeed takes the local
+        # rank as it is, and wants mpirun's to be the same.
         os.environ["LOCAL_RANK"] = str(torch.cuda.current_device())
         os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)
     check_engine_config(plan)
@@ -42,22 +43,30 @@ def prepare_process(plan: Plan) -> None:
 
 
 def check_engine_config(plan: Plan) -> None:
-    """Let DeepSpeed read its configuration, so that what only it refuses is named like any other mistake.
+    """Let DeepSpeed read its configuration, so that what only it refuses is named like any other
+    mistake.
 
     Raises:
-        LaunchError: DeepSpeed is not installed, or transformers, which Accelerate asks for beside it.
+        LaunchError: DeepSpeed is not installed, or transformers, which Accelerate asks for beside
+            it.
         ConfigError: DeepSpeed refuses a value.
     """
     if find_spec("transformers") is None:
-        raise LaunchError("Accelerate runs DeepSpeed with transformers only: pip install 'samecurve[deepspeed]'")
+        raise LaunchError(
+            "Accelerate runs DeepSpeed with transformers only: pip install 'samecurve[deepspeed]'"
+        )
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it logs to standard output, while it is imported and with every reading
+    logging.disable(
+        logging.WARNING
+    )  # it logs to standard output, while it is imported and with every reading
     try:
         from deepspeed.runtime.config import DeepSpeedConfig
 
         DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **plan.deepspeed})
     except ImportError:
-        raise LaunchError("DeepSpeed is not installed: pip install 'samecurve[deepspeed]'") from None
+        raise LaunchError(
+            "DeepSpeed is not installed: pip install 'samecurve[deepspeed]'"
+        ) from None
     except Exception as error:  # asserts, ValueErrors and its own
         details = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
         said = details.strip().partition("\n")[0].removeprefix("Value error, ").rstrip(". ")
@@ -70,8 +79,8 @@ def check_engine_config(plan: Plan) -> None:
 def without_compiled_op() -> None:
     """Keep DeepSpeed from compiling an operator that serves inference only.
 
-    It wants a C++ compiler and 20 s at its first use; and whoever is killed in the meantime leaves a lock behind, on
-    which every later job waits for ever, without a word.
+    It wants a C++ compiler and 20 s at its first use; and whoever is killed in the meantime leaves
+    a lock behind, on which every later job waits for ever, without a word.
     """
     import deepspeed.ops
 
@@ -82,12 +91,15 @@ def without_compiled_op() -> None:
 def engine_start(model: nn.Module) -> Iterator[None]:
     """Leave out what the engine does for nothing while it is built.
 
-    To see whether the optimizer is its Muon it would import that, and with it torch's compiler (2 s, 100 MB): whose
-    optimizer is one has imported it. Under ZeRO-3 it would fetch each parameter whole to hang a hook on it, which needs
-    no values. In the place of torch's Adagrad it would put another one, with a single group of the default settings, so
-    that its state is that of the flat groups; ours has that already (``FirstState``).
+    To see whether the optimizer is its Muon it would import that, and with it torch's compiler (2
+    s, 100 MB): whose optimizer is one has imported it. Under ZeRO-3 it would fetch each parameter
+    whole to hang a hook on it, which needs no values. In the place of torch's Adagrad it would put
+    another one, with a single group of the default settings, so that its state is that of the flat
+    groups; ours has that already (``FirstState``).
     """
-    divided: list[Any] = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")]
+    divided: list[Any] = [
+        parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")
+    ]
     own = [(parameter, parameter.all_gather, parameter.partition) for parameter in divided]
     muon = ModuleType("deepspeed.runtime.zero.muon.muon_optimizer")
     muon.MuonWithAuxAdam = type("MuonWithAuxAdam", (), {})  # type: ignore[attr-defined]

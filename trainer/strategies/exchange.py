@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class DistributedDataParallel(torch_ddp.DistributedDataParallel):
-    """DDP whose model can be asked for what is its own (``model.config``), as under every other strategy.
+    """DDP whose model can be asked for what is its own (``model.config``), as under every other
+    strategy.
 
-    Its methods too, where nothing is learnt (``model.generate`` in ``evaluation_step``). What does not begin with a
-    call of the wrapper exchanges no gradients, and torch does not notice.
+    Its methods too, where nothing is learnt (``model.generate`` in ``evaluation_step``). What does
+    not begin with a call of the wrapper exchanges no gradients, and torch does not notice.
     """
 
     called = False
@@ -35,11 +36,14 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
             model = super().__getattr__("module")
             found = getattr(model, name)
         if self.training and getattr(found, "__self__", None) is model:
-            raise AttributeError(f"training begins with a call of the model itself: model(...), not model.{name}(...)")
+            raise AttributeError(
+                f"training begins with a call of the model itself: model(...), not model.{name}(...)"
+            )
         return found
 
     def check_exchanged(self, strategy: Strategy) -> None:
-        """Raise ``LaunchError`` where a bucket still waits for a gradient: none in it was averaged over the ranks.
+        """Raise ``LaunchError`` where a bucket still waits for a gradient: none in it was averaged
+        over the ranks.
 
         torch itself says so at the next forward pass, after a step with the rank's own gradients.
         """
@@ -56,7 +60,9 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
             if numbers is None:
                 raise
             refuse_other_parameters(strategy)
-            names = [name for name, _ in strategy.parameters()]  # in the order in which DDP numbers them
+            names = [
+                name for name, _ in strategy.parameters()
+            ]  # in the order in which DDP numbers them
             unused = [names[int(number)] for number in numbers[1].split()]
             raise LaunchError(
                 f"the loss of this step does not depend on {listed(unused)}: no gradient was averaged over the ranks; "

@@ -1,4 +1,6 @@
-"""State that an optimizer has before its first step, for tensors that take the place of its parameters."""
+"""State that an optimizer has before its first step, for tensors that take the place of its
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,26 @@ if TYPE_CHECKING:
 
 
 class FirstState(dict[Tensor, dict[str, Any]]):
-    """The state of an optimizer, which gives each tensor that has none what a parameter had before the first step.
+    """The state of an optimizer, which gives each tensor that has none what a parameter had before
+    the first step.
 
-    Adagrad makes its sums with the optimizer, for the parameters that ``build_optimizer`` saw. Sharding and flat groups
-    put other tensors in their place, whose state would be missing, and of another shape if it were moved.
+    Adagrad makes its sums with the optimizer, for the parameters that ``build_optimizer`` saw.
+    Sharding and flat groups put other tensors in their place, whose state would be missing, and of
+    another shape if it were moved.
 
     Args:
-        numbers: what fills a tensor of the parameter's shape, and its dtype (None: the parameter's), by key.
+        numbers: what fills a tensor of the parameter's shape, and its dtype (None: the
+            parameter's), by key.
         values: tensors without dimensions and plain values, by key.
         beside: whether such tensors lie on the parameter's device, as fused kernels want them.
     """
 
     def __init__(
-        self, numbers: dict[str, tuple[complex, torch.dtype | None]], values: dict[str, Any], *, beside: bool
+        self,
+        numbers: dict[str, tuple[complex, torch.dtype | None]],
+        values: dict[str, Any],
+        *,
+        beside: bool,
     ) -> None:
         super().__init__()
         self._numbers, self._values, self._beside = numbers, values, beside
@@ -55,7 +64,9 @@ def first_state(optimizer: Optimizer) -> FirstState | None:
 
 
 def replaced_problem(optimizer: Optimizer) -> str:
-    """Say why other tensors cannot take the place of an optimizer's parameters; empty where they can."""
+    """Say why other tensors cannot take the place of an optimizer's parameters; empty where they
+    can.
+    """
     try:
         _read(optimizer)
     except ValueError as error:
@@ -86,7 +97,9 @@ def _number(parameter: Tensor, key: str, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     if value.is_meta:
-        raise ValueError(f"{key!r}, whose values are not there, since the model was built on the meta device")
+        raise ValueError(
+            f"{key!r}, whose values are not there, since the model was built on the meta device"
+        )
     if value.dim() and value.shape != parameter.shape:
         raise ValueError(f"{key!r}, whose shape is not the parameter's")
     number = value.reshape(-1)[0].item() if value.numel() else 0

@@ -13,11 +13,13 @@ from .in_place import other_parameters
 
 
 class GradientOrder:
-    """The row in which gradients are reduced: a bucket is added to other ranks', whatever lies at which place in it.
+    """The row in which gradients are reduced: a bucket is added to other ranks', whatever lies at
+    which place in it.
 
-    Gradients of one node of autograd's graph come in any order. A compiled layer is one node, and what was compiled for
-    the shapes of one rank's rows may end otherwise than the other ranks'. torch's DDP has such a row, DeepSpeed none.
-    What waits for its turn is as much as came early, which is seldom more than a layer's.
+    Gradients of one node of autograd's graph come in any order. A compiled layer is one node, and
+    what was compiled for the shapes of one rank's rows may end otherwise than the other ranks'.
+    torch's DDP has such a row, DeepSpeed none. What waits for its turn is as much as came early,
+    which is seldom more than a layer's.
 
     Args:
         parameters: those that learn, by name.
@@ -51,9 +53,10 @@ class GradientOrder:
     def begin(self, loss: Tensor) -> None:
         """Begin a backward pass from ``loss``.
 
-        The ranks compare before the first one and take rank 0's order. Later each is held to it by what comes, since
-        an exchange of other sizes ends the process; ``fingerprint`` notices the rest. Walking the graph takes some
-        microseconds an operation, and is done again only where it does not show all (a reentrant checkpoint).
+        The ranks compare before the first one and take rank 0's order. Later each is held to it by
+        what comes, since an exchange of other sizes ends the process; ``fingerprint`` notices the
+        rest. Walking the graph takes some microseconds an operation, and is done again only where
+        it does not show all (a reentrant checkpoint).
 
         Raises:
             LaunchError: ranks, or micro-batches, use different parameters.
@@ -84,11 +87,14 @@ class GradientOrder:
                     waiting.append(below)
                     key, number = id(getattr(below, "variable", None)), node._sequence_nr()
                     reached[key] = min(number, reached.get(key, number))
-        used = {name: reached[id(own)] for name, own in self._parameters.items() if id(own) in reached}
+        used = {
+            name: reached[id(own)] for name, own in self._parameters.items() if id(own) in reached
+        }
         return sorted(used, key=used.__getitem__, reverse=True)
 
     def take(self, *gradient: Any) -> None:
-        """Reduce a gradient at its turn; one that the graph did not show (of a reentrant checkpoint) when it comes.
+        """Reduce a gradient at its turn; one that the graph did not show (of a reentrant
+        checkpoint) when it comes.
 
         Raises:
             LaunchError: it did not come in the first micro-batch.
@@ -103,7 +109,8 @@ class GradientOrder:
             self._turn += 1
 
     def take_rest(self) -> None:
-        """End a backward pass: reduce what waits. A graph with reentrant checkpoints has several ends.
+        """End a backward pass: reduce what waits. A graph with reentrant checkpoints has several
+        ends.
 
         Raises:
             LaunchError: a gradient did not come that did in the first micro-batch.
@@ -125,7 +132,9 @@ class GradientOrder:
         self._reduce(*self._early.pop(place))
 
     def _refusal(self, who: str, names: Sequence[str]) -> LaunchError:
-        if frozen := [name for name, parameter in self._parameters.items() if not parameter.requires_grad]:
+        if frozen := [
+            name for name, parameter in self._parameters.items() if not parameter.requires_grad
+        ]:
             return LaunchError(other_parameters(frozen))
         return LaunchError(
             f"only some {who} use {listed(names)}; set find_unused_parameters: true, with which gradients are kept "

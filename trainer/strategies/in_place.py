@@ -1,4 +1,6 @@
-"""Parameters that code outside of the optimizer reads or changes: held whole for it, and seen where they were not."""
+"""Parameters that code outside of the optimizer reads or changes: held whole for it, and seen where
+they were not.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ if TYPE_CHECKING:
 
 
 # In what torch says of a parameter that is not there, or only in part.
-NO_VALUES = r"DTensor|storage of size 0|input of size 0|must be a matrix|\(0\)|\[0\]|PostBackwardFunction"
+NO_VALUES = (
+    r"DTensor|storage of size 0|input of size 0|must be a matrix|\(0\)|\[0\]|PostBackwardFunction"
+)
 
 
 class Watch:
-    """Parameters whose values lie elsewhere: what changes them in place would be lost, without a word.
+    """Parameters whose values lie elsewhere: what changes them in place would be lost, without a
+    word.
 
     Args:
-        look: gives ``(name, parameter)`` of each; None for a parameter that is not there yet. Names are asked for last.
+        look: gives ``(name, parameter)`` of each; None for a parameter that is not there yet. Names
+            are asked for last.
     """
 
     def __init__(self, look: Callable[[], Sequence[tuple[Any, Any]]] = list) -> None:
@@ -34,11 +40,14 @@ class Watch:
         self.reset()
 
     def reset(self) -> None:
-        """Take what was done until now for meant: an engine writes to a parameter that is alone in its group."""
+        """Take what was done until now for meant: an engine writes to a parameter that is alone in
+        its group.
+        """
         self._before = self._versions()
 
     def _versions(self) -> list[int]:
-        # torch counts what is done in place to a tensor: 60 ns each to read. FSDP2's whole parameters begin with 0.
+        # torch counts what is done in place to a tensor: 60 ns each to read. FSDP2's whole
+        # parameters begin with 0.
         return [0 if parameter is None else parameter._version for _, parameter in self._look()]
 
     def check(self) -> None:
@@ -54,7 +63,8 @@ class Watch:
 
 
 def set_by_adapters(model: nn.Module) -> dict[tuple[int, str], nn.Parameter]:
-    """Find the frozen parameters that peft's adapters of experts set to themselves in each forward pass.
+    """Find the frozen parameters that peft's adapters of experts set to themselves in each forward
+    pass.
 
     That counts as a change in place (``torch.nn.utils.parametrize`` does it), and changes no value.
 
@@ -72,8 +82,11 @@ def set_by_adapters(model: nn.Module) -> dict[tuple[int, str], nn.Parameter]:
     return found
 
 
-def gathered_parameters(model: nn.Module, without: Collection[tuple[int, str]]) -> list[tuple[Any, Any]]:
-    """List what FSDP2 gathers layers to, by name; it is freed after each layer, and its shards stay as they were.
+def gathered_parameters(
+    model: nn.Module, without: Collection[tuple[int, str]]
+) -> list[tuple[Any, Any]]:
+    """List what FSDP2 gathers layers to, by name; it is freed after each layer, and its shards stay
+    as they were.
 
     Args:
         without: modules' ids and names in them of parameters that are left out.
@@ -84,28 +97,39 @@ def gathered_parameters(model: nn.Module, without: Collection[tuple[int, str]]) 
     for module in model.modules():
         if isinstance(module, FSDPModule):
             state: Any = module._get_fsdp_state()
-            for group in getattr(state, "_fsdp_param_groups", (state._fsdp_param_group,)):  # one in torch 2.11
+            for group in getattr(
+                state, "_fsdp_param_groups", (state._fsdp_param_group,)
+            ):  # one in torch 2.11
                 found += group.fsdp_params if group else []
     places = ((one, one._module_info) for one in found)
     kept = [one for one, place in places if (id(place.module), place.param_name) not in without]
     return [(one._param_fqn, getattr(one, "_unsharded_param", None)) for one in kept]
 
 
-def carry_hooks(model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Tensor], Any]]]) -> None:
-    """Hang hooks on gradients, by the parameter's name, on what FSDP2 gathers it to, always the same. Collective.
+def carry_hooks(
+    model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Tensor], Any]]]
+) -> None:
+    """Hang hooks on gradients, by the parameter's name, on what FSDP2 gathers it to, always the
+    same. Collective.
 
     They hung on what ``fully_shard`` has replaced, and would never be called.
     """
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    units = {f"{path}." if path else "": one for path, one in model.named_modules() if isinstance(one, FSDPModule)}
+    units = {
+        f"{path}." if path else "": one
+        for path, one in model.named_modules()
+        if isinstance(one, FSDPModule)
+    }
     for name, of_parameter in hooks.items():
         unit = units[max((path for path in units if name.startswith(path)), key=len)]
         unit.unshard()
         gathered = model.get_parameter(name)
         if of_parameter and isinstance(gathered, DTensor):
-            raise LaunchError(f"{name} has a hook on its gradient, of which tensor parallelism has parts only")
+            raise LaunchError(
+                f"{name} has a hook on its gradient, of which tensor parallelism has parts only"
+            )
         for hook in of_parameter.values():
             gathered.register_hook(hook)  # type: ignore[no-untyped-call]
         unit.reshard()
@@ -115,15 +139,20 @@ def refuse_other_parameters(strategy: Strategy) -> None:
     """Hold a model between two steps to the parameters that learnt when training began.
 
     Raises:
-        LaunchError: a layer was frozen, thawed, replaced or added, which the optimizer does not know; or a hook hangs
-            on what FSDP2 keeps of a parameter, where no gradient passes.
+        LaunchError: a layer was frozen, thawed, replaced or added, which the optimizer does not
+            know; or a hook hangs on what FSDP2 keeps of a parameter, where no gradient passes.
     """
-    named, before = [*unwrapped(strategy.model).named_parameters()], {id(one) for one in strategy.trainable}
+    named, before = (
+        [*unwrapped(strategy.model).named_parameters()],
+        {id(one) for one in strategy.trainable},
+    )
     if changed := before ^ {id(one) for _, one in named if one.requires_grad}:
         raise LaunchError(other_parameters([name for name, one in named if id(one) in changed]))
     for name, parameter in named:
         if hasattr(parameter, "placements") and parameter._backward_hooks:
-            raise LaunchError(f"{name}: a hook on its gradient would not be called: register it in build_model")
+            raise LaunchError(
+                f"{name}: a hook on its gradient would not be called: register it in build_model"
+            )
 
 
 def other_parameters(names: Sequence[str]) -> str:
@@ -136,7 +165,8 @@ def other_parameters(names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def explained(strategy: str, keeps_whole: str) -> Iterator[None]:
-    """Say what an error comes from where layers have their values while they compute, and not always.
+    """Say what an error comes from where layers have their values while they compute, and not
+    always.
 
     Args:
         keeps_whole: the setting with which all have them until the backward pass has ended.
@@ -159,7 +189,8 @@ def _reason(strategy: str, keeps_whole: str) -> str:
 def refuse_gradients_of_gradients(model: nn.Module) -> None:
     """Refuse ``create_graph`` where FSDP2 frees layers behind their forward pass.
 
-    With BERT torch 2.13 read the freed memory: a segmentation fault, and no error that could be explained.
+    With BERT torch 2.13 read the freed memory: a segmentation fault, and no error that could be
+    explained.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -179,7 +210,8 @@ def refuse_gradients_of_gradients(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Module]:
-    """Hold parameters whole and in full precision in their places, and keep what the block makes of them. Collective.
+    """Hold parameters whole and in full precision in their places, and keep what the block makes of
+    them. Collective.
 
     Args:
         names: of parameters, or of modules that hold them; all where there is none.
@@ -192,7 +224,10 @@ def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Mo
     for name, parameter in strategy.parameters(learn=None):
         if f"{name}.".startswith(prefixes):
             whole = strategy.full_tensor(name, parameter)
-            if whole.dtype in (torch.bfloat16, torch.float16):  # a frozen one, in the engine's precision
+            if whole.dtype in (
+                torch.bfloat16,
+                torch.float16,
+            ):  # a frozen one, in the engine's precision
                 whole = whole.float()
             wholes[id(parameter)] = name, nn.Parameter(whole, requires_grad=parameter.requires_grad)
     if not wholes:
@@ -200,7 +235,9 @@ def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Mo
     places: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter | None]] = [
         (module._parameters, key, parameter)
         for module in strategy.model.modules()
-        for key, parameter in dict.items(module._parameters)  # (DeepSpeed's own kind of dict would gather each)
+        for key, parameter in dict.items(
+            module._parameters
+        )  # (DeepSpeed's own kind of dict would gather each)
         if id(parameter) in wholes
     ]
     for table, key, divided in places:

@@ -1,7 +1,9 @@
-"""Tensor parallelism: the matrices of a layer divided over ranks, by the plan that transformers has for the model.
+"""Tensor parallelism: the matrices of a layer divided over ranks, by the plan that transformers has
+for the model.
 
-Shoeybi et al. 2019, "Megatron-LM". Only the layers' inside is divided: what goes from one to the next is whole on every
-rank of a group, which therefore all see the same batch and draw the same random numbers.
+Shoeybi et al. 2019, "Megatron-LM". Only the layers' inside is divided: what goes from one to the
+next is whole on every rank of a group, which therefore all see the same batch and draw the same
+random numbers.
 """
 
 from __future__ import annotations
@@ -20,14 +22,22 @@ if TYPE_CHECKING:
 
     from ..plan import Plan
 
-# The dimension of the weight that a style of transformers divides. The last two give and take whole tensors, so a layer
-# that cannot be divided may stay whole; the others fit one another.
-_DIVIDES = {"colwise": 0, "rowwise": 1, "colwise_gather_output": 0, "colwise_rep": 0, "embedding_rowwise": 0}
+# The dimension of the weight that a style of transformers divides. The last two give and take whole
+# tensors, so a layer that cannot be divided may stay whole; the others fit one another.
+_DIVIDES = {
+    "colwise": 0,
+    "rowwise": 1,
+    "colwise_gather_output": 0,
+    "colwise_rep": 0,
+    "embedding_rowwise": 0,
+}
 _MAY_STAY_WHOLE = ("colwise_gather_output", "colwise_rep", "embedding_rowwise")
 
 
 class Columns(NamedTuple):
-    """Some columns of a matrix, one row behind the other: each has ``width`` elements of a row of ``stride``."""
+    """Some columns of a matrix, one row behind the other: each has ``width`` elements of a row of
+    ``stride``.
+    """
 
     width: int
     stride: int
@@ -59,7 +69,10 @@ def _problem(model: nn.Module, style: str, module: nn.Module, ranks: int) -> str
     """Say why a layer cannot be divided; empty if it can."""
     if style not in _DIVIDES:
         return f"is to be {style!r}, which is not supported here"
-    if type(module) not in (nn.Linear, nn.Embedding):  # another class may do more with its weight than multiply
+    if type(module) not in (
+        nn.Linear,
+        nn.Embedding,
+    ):  # another class may do more with its weight than multiply
         return f"is a {type(module).__name__}, which is not divided here"
     elsewhere = (other for other in model.modules() if other is not module)
     if any(module.weight is value for other in elsewhere for value in other._parameters.values()):
@@ -77,8 +90,15 @@ def problem_of(model: nn.Module, ranks: int) -> str:
             "configuration has a base_model_tp_plan (Llama, Mistral, Qwen2, ...), and models with adapters have not"
         )
     config: Any = getattr(model, "config", None)
-    counts = {key: getattr(config, key, None) or ranks for key in ("num_attention_heads", "num_key_value_heads")}
-    wrong = [f"{key} is {count}, not a multiple of {ranks}" for key, count in counts.items() if count % ranks]
+    counts = {
+        key: getattr(config, key, None) or ranks
+        for key in ("num_attention_heads", "num_key_value_heads")
+    }
+    wrong = [
+        f"{key} is {count}, not a multiple of {ranks}"
+        for key, count in counts.items()
+        if count % ranks
+    ]
     for name, style, module in layers:
         if style not in _MAY_STAY_WHOLE and (why := _problem(model, style, module, ranks)):
             wrong.append(f"{name} {why}")
@@ -86,9 +106,13 @@ def problem_of(model: nn.Module, ranks: int) -> str:
 
 
 def refuse_without_transformers(plan: Plan) -> None:
-    """Raise ``LaunchError`` where layers are to be divided and the library is not there that has the plan for it."""
+    """Raise ``LaunchError`` where layers are to be divided and the library is not there that has
+    the plan for it.
+    """
     if plan.tensor_parallel_size > 1 and find_spec("transformers") is None:
-        raise LaunchError("tensor parallelism goes by transformers' plans of models: pip install 'samecurve[llm]'")
+        raise LaunchError(
+            "tensor parallelism goes by transformers' plans of models: pip install 'samecurve[llm]'"
+        )
 
 
 def problems_of(plan: Plan, model: nn.Module) -> list[Problem]:
@@ -101,7 +125,8 @@ def problems_of(plan: Plan, model: nn.Module) -> list[Problem]:
 
 
 def divide(model: nn.Module, mesh: DeviceMesh) -> list[str]:
-    """Divide the layers of an unprepared model in place, of which each rank keeps its part; nothing is exchanged.
+    """Divide the layers of an unprepared model in place, of which each rank keeps its part; nothing
+    is exchanged.
 
     transformers' own way to do it has changed from 5.17 to 5.23; its styles have not.
 

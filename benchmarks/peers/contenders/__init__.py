@@ -1,4 +1,5 @@
 """The contenders, one file for each kind, which is imported in their own processes alone.
 
-Each function trains as ``work`` says, tells ``turns`` of each step, and returns the weights at the end, on rank 0.
+Each function trains as ``work`` says, tells ``turns`` of each step, and returns the weights at the
+end, on rank 0.
 """

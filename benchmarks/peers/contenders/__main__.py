@@ -1,4 +1,6 @@
-"""Be one rank of a contender: ``python -m benchmarks.peers.contenders FOLDER NAME MODULE:FUNCTION``."""
+"""Be one rank of a contender: ``python -m benchmarks.peers.contenders FOLDER NAME
+MODULE:FUNCTION``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The loop as a good engineer writes it with torch alone, on one process, under DDP and with ``fully_shard``."""
+"""The loop as a good engineer writes it with torch alone, on one process, under DDP and with
+``fully_shard``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ..work import CLIP, READ_EVERY, Work, loss_of
 def divided(model: nn.Module, work: Work) -> nn.Module:
     """Return the model as the strategy wants it."""
     if work.strategy == "ddp":
-        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+        return nn.parallel.DistributedDataParallel(
+            model, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
     if work.strategy == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -49,4 +53,7 @@ def train(work: Work, turns: Turns) -> dict[str, Tensor]:
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the whole weights by the names of the model itself. Collective: call on every rank."""
     found = {name.removeprefix("module."): value for name, value in model.named_parameters()}
-    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in found.items()}
+    return {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in found.items()
+    }

@@ -35,4 +35,7 @@ def train(work: Work, turns: Turns) -> dict[str, Tensor]:
             print(step, shown.item() / work.world)
         turns.step_done()
     # Collective: every rank asks for all of them.
-    return {name: safe_get_full_fp32_param(parameter) for name, parameter in engine.module.named_parameters()}
+    return {
+        name: safe_get_full_fp32_param(parameter)
+        for name, parameter in engine.module.named_parameters()
+    }

@@ -18,7 +18,9 @@ DDP = {"gradient_as_bucket_view": True, "broadcast_buffers": False, "process_gro
 
 
 def connected(work: Work, ddp: Any) -> dict[str, Any]:
-    """Return the settings of the processes: they are started, and find each other by torchrun's variables."""
+    """Return the settings of the processes: they are started, and find each other by torchrun's
+    variables.
+    """
     if work.world == 1:
         return {"accelerator": "cpu", "devices": 1}
     return {
@@ -36,7 +38,9 @@ def train_with_fabric(work: Work, turns: Turns) -> dict[str, Tensor]:
     optimizer = work.optimizer(model)
     schedule = work.schedule(optimizer)
     model, optimizer = fabric.setup(model, optimizer)
-    for step, batch in enumerate(fabric.setup_dataloaders(work.loader(), use_distributed_sampler=False), 1):
+    for step, batch in enumerate(
+        fabric.setup_dataloaders(work.loader(), use_distributed_sampler=False), 1
+    ):
         loss = loss_of(model, batch)
         fabric.backward(loss)
         fabric.clip_gradients(model, optimizer, max_norm=CLIP)

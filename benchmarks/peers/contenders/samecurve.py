@@ -1,4 +1,6 @@
-"""This framework, through ``fit()``, with all that is on by default and a callback that counts the steps."""
+"""This framework, through ``fit()``, with all that is on by default and a callback that counts the
+steps.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,11 @@ class Tick(trainer.Callback):
 
 
 def stop_the_clock(turns: Turns) -> None:
-    """Have waiting for a turn take no time: votes and watch follow the time of a step, which the wait is no part of.
+    """Have waiting for a turn take no time: votes and watch follow the time of a step, which the
+    wait is no part of.
 
-    It makes a call of ``time.monotonic`` 0.6 us longer. ``perf_counter``, which only measures, stays as it is.
+    It makes a call of ``time.monotonic`` 0.6 us longer. ``perf_counter``, which only measures,
+    stays as it is.
     """
     running = time.monotonic
 

@@ -48,12 +48,16 @@ class InOrder(Trainer):
 class WithLoss(InOrder):
     """The same for models that return scores alone."""
 
-    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any
+    ) -> Any:
         return loss_of(model, inputs)
 
 
 def connect(work: Work) -> None:
-    """Connect the processes over gloo; that they are distributed Accelerate does not find out without a GPU."""
+    """Connect the processes over gloo; that they are distributed Accelerate does not find out
+    without a GPU.
+    """
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     if "zero" in work.strategy:
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
@@ -63,16 +67,27 @@ def connect(work: Work) -> None:
         state._shared_state["distributed_type"] = becomes[work.strategy]
 
 
-def run(work: Work, turns: Turns, cls: type[InOrder], model: Any, data: Any, collate: Any) -> dict[str, Tensor]:
+def run(
+    work: Work, turns: Turns, cls: type[InOrder], model: Any, data: Any, collate: Any
+) -> dict[str, Tensor]:
     connect(work)
     strategy: dict[str, Any] = {}
     if work.strategy == "fsdp":
         strategy = {"fsdp": True, "fsdp_config": {"version": 2}}
     elif "zero" in work.strategy:
-        zero = {"stage": int(work.strategy[-1]), "reduce_bucket_size": sum(p.numel() for p in model.parameters())}
-        asked = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        zero = {
+            "stage": int(work.strategy[-1]),
+            "reduce_bucket_size": sum(p.numel() for p in model.parameters()),
+        }
+        asked = (
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+        )
         auto = dict.fromkeys((*asked, "gradient_clipping"), "auto")
-        strategy = {"deepspeed": {"zero_optimization": zero, "zero_allow_untested_optimizer": True, **auto}}
+        strategy = {
+            "deepspeed": {"zero_optimization": zero, "zero_allow_untested_optimizer": True, **auto}
+        }
     arguments = TrainingArguments(
         output_dir=str(Path(work.folder) / f"run of {turns.name}"),
         max_steps=work.steps,
@@ -88,12 +103,17 @@ def run(work: Work, turns: Turns, cls: type[InOrder], model: Any, data: Any, col
         disable_tqdm=True,
         **strategy,
     )
-    running = cls(model, arguments, train_dataset=data, data_collator=collate, callbacks=[Tick(turns)])
+    running = cls(
+        model, arguments, train_dataset=data, data_collator=collate, callbacks=[Tick(turns)]
+    )
     running.work = work
     running.train()
     verify(work, running)
     if work.strategy == "zero3":
-        return {name: safe_get_full_fp32_param(parameter) for name, parameter in model.named_parameters()}
+        return {
+            name: safe_get_full_fp32_param(parameter)
+            for name, parameter in model.named_parameters()
+        }
     return weights_of(model)
 
 
@@ -116,8 +136,14 @@ def train_llama(work: Work, turns: Turns) -> dict[str, Tensor]:
     data = fine_tuned(Path(work.folder)).build_data()
 
     def collate(rows: Any) -> dict[str, Tensor]:
-        batch = data.collate(rows)  # labels are shifted already, which transformers calls shift_labels
-        return {"input_ids": batch["input_ids"], "labels": batch["labels"], "shift_labels": batch["labels"]}
+        batch = data.collate(
+            rows
+        )  # labels are shifted already, which transformers calls shift_labels
+        return {
+            "input_ids": batch["input_ids"],
+            "labels": batch["labels"],
+            "shift_labels": batch["labels"],
+        }
 
     model = AutoModelForCausalLM.from_pretrained(Path(work.folder) / "pretrained")
     return run(work, turns, InOrder, model, data.train, collate)

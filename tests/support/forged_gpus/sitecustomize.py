@@ -1,4 +1,5 @@
-"""Put on PYTHONPATH: every Python then counts FORGED_GPUS devices, unless CUDA_VISIBLE_DEVICES hides them.
+"""Put on PYTHONPATH: every Python then counts FORGED_GPUS devices, unless CUDA_VISIBLE_DEVICES
+hides them.
 
 Only the counting is forged: whoever computes on such a device fails.
 """
@@ -14,9 +15,13 @@ from typing import Any
 
 
 class ForgedGpus:
-    """A finder that changes ``torch.cuda`` once it is imported; torch itself is not imported for it."""
+    """A finder that changes ``torch.cuda`` once it is imported; torch itself is not imported for
+    it.
+    """
 
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != "torch.cuda":
             return None
         sys.meta_path.remove(self)

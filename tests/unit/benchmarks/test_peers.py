@@ -23,7 +23,15 @@ END = {"weight": torch.tensor([3.0, 4.0]), "bias": torch.ones(1)}
 
 
 def work(**settings: Any) -> Work:
-    defaults = {"model": "mlp", "strategy": "single", "world": 1, "batch": 8, "warm_up": 10, "block": 5, "rounds": 8}
+    defaults = {
+        "model": "mlp",
+        "strategy": "single",
+        "world": 1,
+        "batch": 8,
+        "warm_up": 10,
+        "block": 5,
+        "rounds": 8,
+    }
     return Work(**{**defaults, "folder": "none", **settings})
 
 
@@ -52,7 +60,9 @@ def test_contender_with_other_weights_is_named_with_the_tensor() -> None:
     assert apart(END, END, START) == {"weight": 0.0, "bias": 0.0}
     assert weight_problem("Fabric", apart(near, END, START)) == ""
     far = {"weight": END["weight"], "bias": END["bias"] + 0.01}
-    assert "Fabric did other work: bias is 1.0e-02 of its way" in weight_problem("Fabric", apart(far, END, START))
+    assert "Fabric did other work: bias is 1.0e-02 of its way" in weight_problem(
+        "Fabric", apart(far, END, START)
+    )
     assert "bias" in weight_problem("Fabric", apart({"weight": END["weight"]}, END, START))
     lost = {"weight": END["weight"], "bias": torch.tensor([float("nan")])}
     assert "bias" in weight_problem("Fabric", apart(lost, END, START))
@@ -61,7 +71,9 @@ def test_contender_with_other_weights_is_named_with_the_tensor() -> None:
 def test_schedule_of_the_work_is_the_one_of_the_config() -> None:
     own = work()
     same = lr_factor("cosine", warmup_steps=10, total_steps=own.steps, final_ratio=0.1)
-    assert [own.factor(step) for step in range(own.steps)] == pytest.approx([same(step) for step in range(own.steps)])
+    assert [own.factor(step) for step in range(own.steps)] == pytest.approx(
+        [same(step) for step in range(own.steps)]
+    )
 
 
 def test_page_is_what_the_results_make_of_it() -> None:
@@ -79,7 +91,10 @@ def test_invalid_run_says_so_in_its_json_on_the_page_and_by_its_exit_code(
 
     def measured(table: Any, work: Work) -> dict[str, coordinator.Running]:
         for name in names:
-            torch.save(work.start["weights"] if "samecurve" in name else other(work), Path(work.folder) / f"{name}.pt")
+            torch.save(
+                work.start["weights"] if "samecurve" in name else other(work),
+                Path(work.folder) / f"{name}.pt",
+            )
         times = dict(zip(names, (1.0, 1.0, 1.1), strict=True))
         return {
             name: coordinator.Running(name, tmp_path, [], seconds=[each] * 3, cpu=[each] * 3)
@@ -95,11 +110,16 @@ def test_invalid_run_says_so_in_its_json_on_the_page_and_by_its_exit_code(
     found = json.loads((folder / "step.json").read_text())
     assert len(found["problems"]) == 2
     assert (
-        "samecurve did other work" in found["problems"][0] and "by hand is at 1.100 of itself" in found["problems"][1]
+        "samecurve did other work" in found["problems"][0]
+        and "by hand is at 1.100 of itself" in found["problems"][1]
     )
     assert "**Invalid: samecurve did other work" in capsys.readouterr().out
     whole = page.page(f"# Page\n{page.BEGIN}old\n{page.END}more\n", folder)
-    assert "**Invalid: by hand is at 1.100" in whole and "old" not in whole and whole.endswith("more\n")
+    assert (
+        "**Invalid: by hand is at 1.100" in whole
+        and "old" not in whole
+        and whole.endswith("more\n")
+    )
     assert "| 1.08 |" not in whole, "what is invalid is in no summary"
 
 

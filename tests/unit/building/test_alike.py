@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.building.alike import _form, _groups, _is_close, _is_whole, _sketch, check_model, differing, told
+from trainer.building.alike import (
+    _form,
+    _groups,
+    _is_close,
+    _is_whole,
+    _sketch,
+    check_model,
+    differing,
+    told,
+)
 from trainer.errors import LaunchError
 
 
@@ -32,7 +41,9 @@ def test_one_number_is_sent_where_nothing_differs() -> None:
 
 
 def test_the_first_difference_in_order_is_told() -> None:
-    other: Any = Gathered(lambda value: 0 if isinstance(value, int) else {"lr": "0.1", "seed": "1", "more": "2"})
+    other: Any = Gathered(
+        lambda value: 0 if isinstance(value, int) else {"lr": "0.1", "seed": "1", "more": "2"}
+    )
     found, of_ranks = differing({"seed": "0", "lr": "0.1"}, other)
     assert found == ["seed", "more"]
     assert told("seed", of_ranks) == "rank 1: seed is 1, rank 0: 0"
@@ -47,7 +58,10 @@ def test_a_model_is_told_by_order_shape_dtype_and_what_learns() -> None:
     assert facts["parameter 1"] == "0.bias (1,) torch.float32 frozen"
     assert facts["buffer 2"] == "1.num_batches_tracked () torch.int64"
     groups = _groups(model, torch.optim.SGD([{"params": [model[0].weight], "lr": 0.5}], lr=0.1))
-    assert groups["optimizer group 0: lr"] == "0.5" and groups["optimizer group 0: parameters"] == "0.weight"
+    assert (
+        groups["optimizer group 0: lr"] == "0.5"
+        and groups["optimizer group 0: parameters"] == "0.weight"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
@@ -59,7 +73,9 @@ def test_first_values_that_were_rounded_otherwise_are_close(dtype: torch.dtype) 
     drawn_again[-1] = torch.randn(64).to(dtype)  # one row of a thousand
     assert _is_close(_sketch(values), _sketch(rounded))
     assert not _is_close(_sketch(values), _sketch(drawn_again))
-    assert not _is_close(_sketch(values), _sketch(values.roll(1, 0))), "the same values in another order"
+    assert not _is_close(_sketch(values), _sketch(values.roll(1, 0))), (
+        "the same values in another order"
+    )
 
 
 def test_whole_numbers_are_the_same_or_not() -> None:
@@ -78,7 +94,9 @@ def test_values_that_are_not_there_are_not_compared() -> None:
 
 
 def test_values_that_are_read_later_do_not_count() -> None:
-    """A resumed run, or one with ``weights``, has them from files; what no file holds counts all the same."""
+    """A resumed run, or one with ``weights``, has them from files; what no file holds counts all
+    the same.
+    """
     torch.manual_seed(0)
     model = nn.Linear(2, 2)
     model.register_buffer("kept", torch.randn(2), persistent=True)
@@ -89,10 +107,16 @@ def test_values_that_are_read_later_do_not_count() -> None:
         if isinstance(value, int):
             return 0
         if isinstance(value, dict):
-            return {what: text + ("!" if what.startswith("the first values") else "") for what, text in value.items()}
+            return {
+                what: text + ("!" if what.startswith("the first values") else "")
+                for what, text in value.items()
+            }
         return value._replace(sums=[1e9] * 4)
 
-    with pytest.raises(LaunchError, match=r"^rank 1: the first weights of weight differ: .* here, .* on rank 0: build"):
+    with pytest.raises(
+        LaunchError,
+        match=r"^rank 1: the first weights of weight differ: .* here, .* on rank 0: build",
+    ):
         check_model(model, optimizer, Gathered(other_rank), values_come_later=False)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match=r"^rank 1: the first weights of drawn differ"):
         check_model(model, optimizer, Gathered(other_rank), values_come_later=True)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""What a model brings that a strategy would lose without a word: taken along, or refused in one line."""
+"""What a model brings that a strategy would lose without a word: taken along, or refused in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.building.brought import have_hooks_see_full_precision, laid_out, refuse_what_would_be_lost, uncovered
+from trainer.building.brought import (
+    have_hooks_see_full_precision,
+    laid_out,
+    refuse_what_would_be_lost,
+    uncovered,
+)
 from trainer.errors import LaunchError
 from trainer.strategies.blank import allocate
 
@@ -49,16 +56,40 @@ def with_hook_behind() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "line"),
     [
-        (lambda: nn.Sequential(nn.DataParallel(nn.Linear(2, 2))), "0 is a DataParallel: build the model itself"),
+        (
+            lambda: nn.Sequential(nn.DataParallel(nn.Linear(2, 2))),
+            "0 is a DataParallel: build the model itself",
+        ),
         (lambda: nn.Sequential(nn.LazyLinear(2)), "0.weight has no shape yet"),
         (lambda: nn.Embedding(4, 2, sparse=True), "Embedding gives sparse gradients"),
-        (lambda: nn.Sequential(Counting(2, 2)), "0 has extra state, which no checkpoint would hold"),
-        (with_edges, "edges is sparse, and no file would hold it: make it dense, or persistent=False"),
-        (with_hook_behind, "weight has a hook behind its gradient (register_post_accumulate_grad_hook)"),
-        (lambda: tied(lambda weight: weight), "0.weight and 1.weight are two parameters in one memory"),
-        (lambda: tied(lambda weight: weight.t()), "0.weight and 1.weight are two parameters in one memory"),
-        (lambda: tied(lambda weight: weight[5:]), "0.weight and 1.weight are two parameters in one memory"),
-        (lambda: tied(lambda weight: weight[:, ::2]), "0.weight and 1.weight are two parameters in one memory"),
+        (
+            lambda: nn.Sequential(Counting(2, 2)),
+            "0 has extra state, which no checkpoint would hold",
+        ),
+        (
+            with_edges,
+            "edges is sparse, and no file would hold it: make it dense, or persistent=False",
+        ),
+        (
+            with_hook_behind,
+            "weight has a hook behind its gradient (register_post_accumulate_grad_hook)",
+        ),
+        (
+            lambda: tied(lambda weight: weight),
+            "0.weight and 1.weight are two parameters in one memory",
+        ),
+        (
+            lambda: tied(lambda weight: weight.t()),
+            "0.weight and 1.weight are two parameters in one memory",
+        ),
+        (
+            lambda: tied(lambda weight: weight[5:]),
+            "0.weight and 1.weight are two parameters in one memory",
+        ),
+        (
+            lambda: tied(lambda weight: weight[:, ::2]),
+            "0.weight and 1.weight are two parameters in one memory",
+        ),
     ],
 )
 def test_what_strategies_would_lose_is_refused(build: Callable[[], nn.Module], line: str) -> None:
@@ -82,7 +113,10 @@ def test_parts_of_one_memory_that_do_not_meet_are_taken() -> None:
         "2 parameters are laid out row by row (channels_last, transposed views); inputs in channels_last still compute "
         "in that layout"
     ]
-    assert all(model[name].is_contiguous() and torch.equal(model[name], value) for name, value in before.items())
+    assert all(
+        model[name].is_contiguous() and torch.equal(model[name], value)
+        for name, value in before.items()
+    )
 
 
 def test_views_of_one_memory_in_two_dtypes_are_compared_byte_by_byte() -> None:
@@ -124,21 +158,29 @@ def test_compiled_modules_keep_their_names_and_run_compiled() -> None:
         return graph.forward
 
     layer = nn.Linear(2, 2)
-    built = torch.compile(nn.Sequential(torch.compile(layer, backend=backend), nn.ReLU()), backend=backend)
+    built = torch.compile(
+        nn.Sequential(torch.compile(layer, backend=backend), nn.ReLU()), backend=backend
+    )
     x = torch.randn(3, 2)
     expected = layer(x).relu()
     assert any("_orig_mod" in name for name, _ in built.named_parameters())  # type: ignore[attr-defined]
     model = uncovered(built)  # type: ignore[arg-type]
-    assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"] and type(model[0]) is nn.Linear  # type: ignore[index]
+    assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"] and type(
+        model[0]
+    ) is nn.Linear  # type: ignore[index]
     assert graphs == [] and torch.allclose(model(x), expected) and len(graphs) == 1
-    assert torch.allclose(layer(x).relu(), expected) and len(graphs) == 2  # the layer is compiled for itself too
+    assert (
+        torch.allclose(layer(x).relu(), expected) and len(graphs) == 2
+    )  # the layer is compiled for itself too
 
 
 def test_hooks_on_gradients_see_full_precision_and_follow_a_model_without_values() -> None:
     with torch.device("meta"):
         model = nn.Linear(3, 1, bias=False, dtype=torch.bfloat16)
     seen = []
-    model.weight.register_hook(lambda gradient: seen.append(gradient.dtype) or gradient * torch.tensor([1.0, 0.0, 2.0]))
+    model.weight.register_hook(
+        lambda gradient: seen.append(gradient.dtype) or gradient * torch.tensor([1.0, 0.0, 2.0])
+    )
     model.weight.register_hook(lambda gradient: None)  # one that only looks
     have_hooks_see_full_precision(model)
     allocate([model], torch.device("cpu"))

@@ -35,8 +35,16 @@ def threads() -> Iterator[None]:
     ("bound", "count", "line"),
     [
         # One machine of 96 cores, for four processes there; Slurm may give each its own.
-        (False, 24, "the optimizer runs on the CPU: 24 threads in each process (of 96 cores, for 4)"),
-        (True, 96, "the optimizer runs on the CPU: 96 threads in each process (of 96 cores, for 1)"),
+        (
+            False,
+            24,
+            "the optimizer runs on the CPU: 24 threads in each process (of 96 cores, for 4)",
+        ),
+        (
+            True,
+            96,
+            "the optimizer runs on the CPU: 96 threads in each process (of 96 cores, for 1)",
+        ),
     ],
 )
 def test_an_optimizer_on_the_cpu_has_its_part_of_the_cores(
@@ -44,7 +52,9 @@ def test_an_optimizer_on_the_cpu_has_its_part_of_the_cores(
 ) -> None:
     cores = list(range(96))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cores))
-    others = [(socket.gethostname(), [core + 96 * bound for core in cores])] * 3 + [("other", cores)] * 4
+    others = [(socket.gethostname(), [core + 96 * bound for core in cores])] * 3 + [
+        ("other", cores)
+    ] * 4
     one = Agreement()
     monkeypatch.setattr(one, "gather", lambda value: [value, *others])
     assert (share_cores(one), torch.get_num_threads()) == (line, count)
@@ -57,11 +67,29 @@ def test_an_optimizer_on_the_cpu_has_its_part_of_the_cores(
         ("fsdp", {"fsdp": {"cpu_offload": False}}, False),
         ("fsdp", {"fsdp": {"cpu_offload": True}}, True),
         ("zero2", {}, False),
-        ("zero2", {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}}, True),
-        ("zero2", {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}}}, False),
+        (
+            "zero2",
+            {
+                "deepspeed": {
+                    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+                }
+            },
+            True,
+        ),
+        (
+            "zero2",
+            {
+                "deepspeed": {
+                    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}
+                }
+            },
+            False,
+        ),
     ],
 )
-def test_strategies_say_where_the_optimizer_steps(strategy: str, settings: dict[str, Any], on_cpu: bool) -> None:
+def test_strategies_say_where_the_optimizer_steps(
+    strategy: str, settings: dict[str, Any], on_cpu: bool
+) -> None:
     made = plan(request(strategy, **settings), launcher=launched(4), machine=FOUR_GPUS)
     assert strategy_class(strategy).steps_on_cpu(made) is on_cpu
 
@@ -117,7 +145,10 @@ def test_a_schedule_of_the_tasks_own_may_stand_beside_null() -> None:
         def build_schedule(self, optimizer: Any, plan: Any, total_steps: int) -> Any:
             return torch.optim.lr_scheduler.ConstantLR(optimizer)
 
-    optimizer, config = torch.optim.SGD([torch.zeros(1)], lr=1.0), TrainConfig(task="m:T", max_steps=4)
+    optimizer, config = (
+        torch.optim.SGD([torch.zeros(1)], lr=1.0),
+        TrainConfig(task="m:T", max_steps=4),
+    )
     made = plan(schedule=None)
     assert str(made.origin("schedule")).startswith("train.yaml")
     assert type(schedule_of(Mine(), config, made, optimizer, 4)[0]).__name__ == "ConstantLR"
@@ -132,7 +163,10 @@ def test_a_schedule_that_follows_a_metric_is_refused() -> None:
             return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    with pytest.raises(ConfigError, match=r"^Mine.build_schedule: 'ReduceLROnPlateau': follows a metric and not the"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^Mine.build_schedule: 'ReduceLROnPlateau': follows a metric and not the",
+    ):
         schedule_of(Mine(), TrainConfig(task="m:T", max_steps=4), plan(), optimizer, 4)
 
 

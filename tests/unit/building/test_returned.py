@@ -1,4 +1,6 @@
-"""What the methods of a task return, held to what they must return: one line names the method and what came."""
+"""What the methods of a task return, held to what they must return: one line names the method and
+what came.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_what_is_right_is_passed_on() -> None:
     assert optimizer_by(mine(optimizer), model, None) is optimizer  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("value", "said"), [(None, "None"), (([1], [2]), "a tuple of (list, list)"), ({}, "a dict")])
+@pytest.mark.parametrize(
+    ("value", "said"), [(None, "None"), (([1], [2]), "a tuple of (list, list)"), ({}, "a dict")]
+)
 def test_what_is_wrong_is_one_line(value: Any, said: str) -> None:
     for error, ask, line in (
         (DataError, data_of, "Mine.build_data must return trainer.Data(train=..., evaluation=...)"),
@@ -54,7 +58,9 @@ def test_what_is_wrong_is_one_line(value: Any, said: str) -> None:
     ):
         with pytest.raises(error) as caught:
             ask(mine(value))  # type: ignore[no-untyped-call]
-        assert str(caught.value).startswith(line) and str(caught.value).endswith(f"; it returned {said}")
+        assert str(caught.value).startswith(line) and str(caught.value).endswith(
+            f"; it returned {said}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -73,9 +79,13 @@ def test_a_step_returns_the_loss(result: Any, said: str) -> None:
     assert str(caught.value) == line
 
 
-@pytest.mark.parametrize(("result", "said"), [(None, "None"), (torch.ones(4), "a Tensor"), ([1.0], "a list")])
+@pytest.mark.parametrize(
+    ("result", "said"), [(None, "None"), (torch.ones(4), "a Tensor"), ([1.0], "a list")]
+)
 def test_an_evaluation_returns_values_by_name(result: Any, said: str) -> None:
-    with pytest.raises(DataError, match=f"^evaluation_step must return values by name, .* it returned {said}$"):
+    with pytest.raises(
+        DataError, match=f"^evaluation_step must return values by name, .* it returned {said}$"
+    ):
         WeightedSums().add(result)
 
 
@@ -92,7 +102,9 @@ class Doubled(torch.autograd.Function):
 
 
 def test_a_loss_without_a_parameter_is_refused() -> None:
-    with pytest.raises(DataError, match="no parameter has a part in: compute it from what the model returned"):
+    with pytest.raises(
+        DataError, match="no parameter has a part in: compute it from what the model returned"
+    ):
         refuse_independent(torch.tensor(3.0, requires_grad=True) * 2)
     with pytest.raises(DataError, match="requires_grad=True does not help"):
         refuse_independent(torch.tensor(3.0, requires_grad=True))
@@ -111,7 +123,10 @@ def test_a_loss_with_a_parameter_is_taken(reentrant: bool) -> None:
 def test_a_second_backward_is_told_in_words_of_the_task() -> None:
     loss = nn.Linear(3, 1)(torch.ones(2, 3)).pow(2).mean()
     loss.backward()
-    with pytest.raises(DataError, match="must not call backward, which the trainer does"), OneBackward():
+    with (
+        pytest.raises(DataError, match="must not call backward, which the trainer does"),
+        OneBackward(),
+    ):
         loss.backward()
     with pytest.raises(RuntimeError, match="mine"), OneBackward():
         raise RuntimeError("mine")

@@ -39,9 +39,14 @@ def test_a_fused_step_looks_at_the_flag_on_its_device() -> None:
     for norm in (float("nan"), float("inf")):
         parameter.grad = torch.tensor([norm, 1.0])
         step_by_flag(optimizer, torch.tensor(norm))
-    assert all(map(torch.equal, before, (parameter, *optimizer.state[parameter].values()))), "moments and count as well"
+    assert all(map(torch.equal, before, (parameter, *optimizer.state[parameter].values()))), (
+        "moments and count as well"
+    )
     other, plain = stepped()
-    for one, stepper in ((parameter, lambda: step_by_flag(optimizer, torch.tensor(1.0))), (other, plain.step)):
+    for one, stepper in (
+        (parameter, lambda: step_by_flag(optimizer, torch.tensor(1.0))),
+        (other, plain.step),
+    ):
         one.grad = torch.tensor([0.3, 0.4])
         stepper()
     assert torch.equal(parameter, other), "the same bits as without the flag"
@@ -79,7 +84,9 @@ class LosesAll(Plain):
 
 @fresh
 def test_a_run_that_skips_every_step_ends(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match=r"^step 32: the loss on rank 0 is inf, .*; 32 steps in a row were left"):
+    with pytest.raises(
+        TrainerError, match=r"^step 32: the loss on rank 0 is inf, .*; 32 steps in a row were left"
+    ):
         fit(tmp_path, LosesAll(), max_steps=50, on_nan="skip", save_every=None)
 
 
@@ -104,6 +111,8 @@ def test_a_spike_is_told_or_ends_the_run_before_it_is_saved(tmp_path: Path) -> N
     assert log.count(" is a spike: ") == 1 and "note: step 26: the loss " in log and made.step == 30
     kept = copy.deepcopy(spikes.state_dict())
     assert kept["count"] == 29, "the spike is not learnt from"
-    with pytest.raises(TrainerError, match=r"^step 26: the loss .* is a spike: .* before; lower lr"):
+    with pytest.raises(
+        TrainerError, match=r"^step 26: the loss .* is a spike: .* before; lower lr"
+    ):
         fit(tmp_path / "fails", Odd(), Jumps(26), LossSpikes(fail=True), **settings)
     assert not list((tmp_path / "fails").glob("checkpoints/step-*"))

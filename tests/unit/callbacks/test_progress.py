@@ -24,10 +24,14 @@ class Counting(Plain):
 
 
 @pytest.mark.parametrize(("task", "speed"), [(Counting(), r"  \d+ tokens/s"), (Plain(), "")])
-def test_an_evaluation_that_counts_tokens_says_how_many_a_second(task: Plain, speed: str, tmp_path: Path) -> None:
+def test_an_evaluation_that_counts_tokens_says_how_many_a_second(
+    task: Plain, speed: str, tmp_path: Path
+) -> None:
     """In the line alone: metrics.jsonl has what every run of the same numbers has."""
     fit(tmp_path / "run", task, max_steps=2, save_every=None)
-    [line] = [line for line in log_of(tmp_path / "run").splitlines() if line.startswith("step 2/2  eval")]
+    [line] = [
+        line for line in log_of(tmp_path / "run").splitlines() if line.startswith("step 2/2  eval")
+    ]
     assert re.search(rf"step 2/2  eval/\w+ [\d.]+(  eval/\w+ [\d.]+)*{speed}$", line)
     [row] = [row for row in rows(tmp_path / "run") if any(key.startswith("eval/") for key in row)]
     assert {key for key in row if "second" in key} == set()
@@ -45,7 +49,10 @@ def test_metrics_of_several_sets_are_shown_and_the_best_value_is_kept(tmp_path: 
     folder = tmp_path / "run"
     fit(folder, Domains(), max_steps=4, eval_every=2, best_metric="eval/clean/error")
     lines = log_of(folder).splitlines()
-    assert any(re.fullmatch(r"step 4/4  eval/clean/error [\d.]+  eval/noisy/error [\d.]+", line) for line in lines)
+    assert any(
+        re.fullmatch(r"step 4/4  eval/clean/error [\d.]+  eval/noisy/error [\d.]+", line)
+        for line in lines
+    )
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["best"] == {
         "metric": "eval/clean/error",
@@ -53,7 +60,9 @@ def test_metrics_of_several_sets_are_shown_and_the_best_value_is_kept(tmp_path: 
         "step": 2,
     }
     done = next(line for line in lines if line.startswith("done:"))
-    assert "eval/noisy/error" in done and re.search(r", best eval/clean/error [\d.]+ at step 2$", done)
+    assert "eval/noisy/error" in done and re.search(
+        r", best eval/clean/error [\d.]+ at step 2$", done
+    )
 
 
 class Weighted(Plain):

@@ -8,7 +8,9 @@ import torch
 from trainer.callbacks.replicas import _sum, first_difference
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.complex64]
+)
 @pytest.mark.parametrize("count", [1, 3, 8, 1001])
 def test_every_single_flipped_bit_changes_the_checksum(dtype: torch.dtype, count: int) -> None:
     values = torch.arange(1, count + 1).to(dtype)

@@ -40,4 +40,6 @@ def test_at_the_end_nothing_is_promised() -> None:
     said = list[str]()
     mlflow = SimpleNamespace(name="mlflow")
     Patience(said.append).call(mlflow, lambda: next(iter(())), "the end of the run", again=False)
-    assert said == ["mlflow: did not take the end of the run (StopIteration: ); metrics.jsonl has every value"]
+    assert said == [
+        "mlflow: did not take the end of the run (StopIteration: ); metrics.jsonl has every value"
+    ]

@@ -45,7 +45,12 @@ def test_keys_that_do_not_go_together(values: dict[str, Any], rule: str) -> None
 
 
 def test_secrets_are_left_out_of_a_configuration() -> None:
-    values = {"lr": 1, "hub_token": "x", "max_tokens": 5, "deep": {"API-KEY": "x", "key": 1, "password": "x"}}
+    values = {
+        "lr": 1,
+        "hub_token": "x",
+        "max_tokens": 5,
+        "deep": {"API-KEY": "x", "key": 1, "password": "x"},
+    }
     assert without_secrets(values) == {"lr": 1, "max_tokens": 5, "deep": {"key": 1}}
 
 
@@ -53,4 +58,7 @@ def test_secrets_are_left_out_of_a_configuration() -> None:
 def test_steps_that_are_none_of_the_run_are_not_profiled_without_a_word(tmp_path: Path) -> None:
     """Of a run whose length only its data say."""
     fit(tmp_path, max_steps=None, epochs=1, profile_steps="20-22")
-    assert "note: profile_steps 20-22: nothing is traced: this run begins at step 0, ends at 3" in log_of(tmp_path)
+    assert (
+        "note: profile_steps 20-22: nothing is traced: this run begins at step 0, ends at 3"
+        in log_of(tmp_path)
+    )

@@ -28,7 +28,14 @@ run_and_exit(lambda: {}(Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[
 
 
 def continued(tmp_path: Path, first: int, end: int, **environment: str) -> tuple[str, float]:
-    words = [sys.executable, "-c", CONTINUED.format("trained"), str(tmp_path / "out"), str(first), str(end)]
+    words = [
+        sys.executable,
+        "-c",
+        CONTINUED.format("trained"),
+        str(tmp_path / "out"),
+        str(first),
+        str(end),
+    ]
     words.append(f"--task_settings.hub_token={SECRET}")
     begin = time.monotonic()
     done = subprocess.run(
@@ -58,7 +65,9 @@ def test_a_failed_training_keeps_its_curve(tmp_path: Path) -> None:
     """wandb writes in blocks, and leaving a failed job does not wait for anybody."""
     words = [sys.executable, "-c", CONTINUED.format("fail"), str(tmp_path / "out"), "1", "4"]
     environment = clean_environment(quiet(tmp_path, WANDB_API_KEY=""))
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 1 and "loss is nan" in done.stderr, done.stderr
     [folder] = (tmp_path / "out" / "wandb").glob("offline-run-*")
     assert [row["step"] for row in read_run(folder).rows] == [1, 2, 3]
@@ -100,4 +109,6 @@ def refuse(server: socket.socket) -> None:
             return
         with connection:
             connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            connection.sendall(
+                b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )

@@ -1,4 +1,6 @@
-"""Runs of peft models end, go on and are compared as those of any other model, though their export is an adapter."""
+"""Runs of peft models end, go on and are compared as those of any other model, though their export
+is an adapter.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_a_checkpoint_leaves_out_what_the_adapter_lies_on(tmp_path: Path) -> Non
     folder = finished(tmp_path / "run")
     [newest, *_] = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
     held = {key for path in newest.glob("rank-*.safetensors") for key in load_file(path)}
-    assert any("lora_" in key for key in held) and all("lora_" in key or key.startswith("rng.") for key in held), held
+    assert any("lora_" in key for key in held) and all(
+        "lora_" in key or key.startswith("rng.") for key in held
+    ), held
     adapter = (folder / "model" / "adapter_model.safetensors").stat().st_size
     assert sum(path.stat().st_size for path in newest.iterdir()) < 3 * adapter + 2**20
 
@@ -75,7 +79,9 @@ def test_a_checkpoint_leaves_out_what_the_adapter_lies_on(tmp_path: Path) -> Non
 def test_going_on_over_other_weights_than_the_adapter_learnt_on_is_refused(tmp_path: Path) -> None:
     checkpoints = finished(tmp_path / "run") / "checkpoints"
     newest = str(max(checkpoints.glob("step-*")))
-    config = configured(1, output_dir=str(tmp_path / "new"), task="brought_language:Language", resume=newest)
+    config = configured(
+        1, output_dir=str(tmp_path / "new"), task="brought_language:Language", resume=newest
+    )
     with pytest.raises(ConfigError, match=r'base_weights: "[0-9a-f]{16}" -> "[0-9a-f]{16}"'):
         Trainer(OtherBase(kind="lora"), config, launch(config))
 
@@ -90,17 +96,29 @@ class OtherBase(Language):
         return model
 
 
-@pytest.mark.slow  # two launches: that adapters are the same under every strategy, test_brought.py shows
-def test_parity_compares_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+# two launches: that adapters are the same under every strategy, test_brought.py shows
+@pytest.mark.slow
+def test_parity_compares_adapters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     monkeypatch.chdir(ROOT)
     (tmp_path / "train.yaml").write_text(
         "task: adapted:Language\ntask_settings: {kind: lora}\nmicro_batch_size: 8\nglobal_batch_size: 8\n"
         "lr: 0.01\neps: 1e-4\nmax_steps: 6\n"
     )
     workers = str(ROOT / "tests" / "workers")
-    imported = f"import sys; sys.path.insert(0, {workers!r})\nfrom brought_language import Language\n"
+    imported = (
+        f"import sys; sys.path.insert(0, {workers!r})\nfrom brought_language import Language\n"
+    )
     (tmp_path / "adapted.py").write_text(imported)
-    words = ["parity", "accel_configs/ddp.yaml", "--config", str(tmp_path / "train.yaml"), "--steps", "3"]
+    words = [
+        "parity",
+        "accel_configs/ddp.yaml",
+        "--config",
+        str(tmp_path / "train.yaml"),
+        "--steps",
+        "3",
+    ]
     assert cli.main(words) == 0, capsys.readouterr().out
     row = next(line for line in capsys.readouterr().out.splitlines() if line.endswith("same"))
     assert float(row.split()[-2]) < 1e-2, "the weights are compared as well"

@@ -16,7 +16,13 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def test_the_best_stays(tmp_path: Path) -> None:
-    best = {"eval_every": 1, "best_metric": "eval/loss", "keep_last": 1, "save_every": 1, "lr_scaling": "none"}
+    best = {
+        "eval_every": 1,
+        "best_metric": "eval/loss",
+        "keep_last": 1,
+        "save_every": 1,
+        "lr_scaling": "none",
+    }
     trainer = fit(tmp_path, Evaluated(), **best)
     [kept] = [step for callback in trainer.callbacks for step in callback.pinned_steps()]
     assert kept == 3 and steps(tmp_path) == [8, 3]

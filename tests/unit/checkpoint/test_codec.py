@@ -1,4 +1,6 @@
-"""State that users keep in checkpoints: what is saved and comes back, and what is refused before the first step."""
+"""State that users keep in checkpoints: what is saved and comes back, and what is refused before
+the first step.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ def nested(depth: int) -> Any:
     [
         ({1, 2}, r"Holds.value: a set is neither JSON nor a tensor"),
         ({3: "x"}, r"Holds.value: a dict with the key 3 is neither"),
-        (torch.ones(1, dtype=torch.complex64), r"Holds.value: a Tensor of torch.complex64 is neither"),
+        (
+            torch.ones(1, dtype=torch.complex64),
+            r"Holds.value: a Tensor of torch.complex64 is neither",
+        ),
         (np.datetime64("2026-11-21"), r"Holds.value: a date is neither"),
         (nested(250), r"state.json: cannot be written: nested too deeply"),
         (nested(100_000), r"nested too deeply"),
@@ -74,7 +79,9 @@ def nested(depth: int) -> Any:
     ],
     ids=["set", "key", "complex", "date", "deep", "deeper", "digits"],
 )
-def test_state_that_cannot_be_saved_is_refused_before_the_first_step(value: Any, said: str, tmp_path: Path) -> None:
+def test_state_that_cannot_be_saved_is_refused_before_the_first_step(
+    value: Any, said: str, tmp_path: Path
+) -> None:
     match = f"no checkpoint of this run could be written: .*{said}"
     refused(tmp_path / "stop", match, Odd(), Holds(value))
     fit(tmp_path / "none", Odd(), Holds(value), keep_last=0, save_every=None)
@@ -84,11 +91,17 @@ def test_state_that_cannot_be_saved_follows_on_save_error(tmp_path: Path) -> Non
     fit(tmp_path / "always", Odd(), Holds({1}), on_save_error="continue")
     log = log_of(tmp_path / "always")
     assert "note: no checkpoint can be written as it is now: Holds.value: a set is neither" in log
-    assert log.count("was not saved: Holds.value: a set is neither") == 4 and steps(tmp_path / "always") == []
+    assert (
+        log.count("was not saved: Holds.value: a set is neither") == 4
+        and steps(tmp_path / "always") == []
+    )
     fit(tmp_path / "later", Odd(), Holds(1, {1}, since=5), on_save_error="continue")
     assert steps(tmp_path / "later") == [4, 2] and len(rows(tmp_path / "later")) == 8
     assert not list((tmp_path / "later" / "checkpoints").glob(".*"))
-    with pytest.raises(CheckpointError, match=r"the checkpoint of step 6 was not saved: Holds.value: a set is neither"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"the checkpoint of step 6 was not saved: Holds.value: a set is neither",
+    ):
         fit(tmp_path / "stop", Odd(), Holds(1, {1}, since=5))
     assert steps(tmp_path / "stop") == [4, 2]
     for run in ("always", "later"):
@@ -96,7 +109,12 @@ def test_state_that_cannot_be_saved_follows_on_save_error(tmp_path: Path) -> Non
 
 
 def test_numbers_of_numpy_and_tuples_come_back(tmp_path: Path) -> None:
-    value = (np.int64(3), [np.float32(0.5), np.bool_(True)], (1, (2.0, "x"), ()), {"inf": (np.float64("inf"),)})
+    value = (
+        np.int64(3),
+        [np.float32(0.5), np.bool_(True)],
+        (1, (2.0, "x"), ()),
+        {"inf": (np.float64("inf"),)},
+    )
     fit(tmp_path / "run", Odd(), Holds(value), max_steps=2)
     again = Holds(None)
     fit(tmp_path / "new", Odd(), again, max_steps=4, resume=str(checkpoint(tmp_path / "run", 2)))
@@ -106,7 +124,9 @@ def test_numbers_of_numpy_and_tuples_come_back(tmp_path: Path) -> None:
 def test_lists_of_checkpoints_before_tuples_were_kept_still_load(tmp_path: Path) -> None:
     fit(tmp_path / "run", Odd(), Holds((1, [2])), max_steps=2)
     path = checkpoint(tmp_path / "run", 2) / discover.STATE
-    former = path.read_text().replace(" ", "").replace("\n", "").replace('{"$tuple":[1,[2]]}', "[1,[2]]")
+    former = (
+        path.read_text().replace(" ", "").replace("\n", "").replace('{"$tuple":[1,[2]]}', "[1,[2]]")
+    )
     assert "$tuple" in path.read_text() and "$tuple" not in former
     path.write_text(former)
     reseal(path.parent)
@@ -140,4 +160,6 @@ class DrawnTask(Odd):
 def test_a_stream_with_tuples_in_its_state_goes_on(tmp_path: Path) -> None:
     fit(tmp_path / "run", DrawnTask())
     fit(tmp_path / "new", DrawnTask(), resume=str(checkpoint(tmp_path / "run", 4)))
-    assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 4}
+    assert losses(tmp_path / "new") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
+    }

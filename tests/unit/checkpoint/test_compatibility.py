@@ -31,16 +31,24 @@ def test_what_changes_the_numbers_is_shown_and_asked_for(tmp_path: Path) -> None
     with pytest.raises(ConfigError) as caught:
         fit(tmp_path / "new", resume=resume, **changed)
     text = str(caught.value)
-    assert "seed: 0 -> 7" in text and "optimizer_groups.0.settings.weight_decay: 0.01 -> 0.1" in text
+    assert (
+        "seed: 0 -> 7" in text and "optimizer_groups.0.settings.weight_decay: 0.01 -> 0.1" in text
+    )
     assert "allow_config_change: true" in text and "log_every" not in text
     fit(tmp_path / "new", resume=resume, allow_config_change=True, **changed)
-    assert "note: changed since the checkpoint: seed: 0 -> 7" in (tmp_path / "new" / "log.txt").read_text()
+    assert (
+        "note: changed since the checkpoint: seed: 0 -> 7"
+        in (tmp_path / "new" / "log.txt").read_text()
+    )
 
 
 def test_another_model_is_never_loaded(tmp_path: Path) -> None:
     fit(tmp_path / "run")
     resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
-    with pytest.raises(CheckpointError, match=r"does not hold this model: .*middle.weight has shape \(3, 5\), the mod"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"does not hold this model: .*middle.weight has shape \(3, 5\), the mod",
+    ):
         fit(tmp_path / "new", Wider(), resume=resume, allow_config_change=True)
 
 
@@ -48,7 +56,10 @@ def test_another_optimizer_starts_anew_and_says_so(tmp_path: Path) -> None:
     fit(tmp_path / "run")
     resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
     fit(tmp_path / "new", Odd(dropout=0.2, sgd=True), resume=resume, allow_config_change=True)
-    assert "the optimizer is another one: its state starts anew" in (tmp_path / "new" / "log.txt").read_text()
+    assert (
+        "the optimizer is another one: its state starts anew"
+        in (tmp_path / "new" / "log.txt").read_text()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +74,16 @@ class Rated(Odd):
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         first, *rest = [parameter for parameter in model.parameters() if parameter.requires_grad]
         groups: list[dict[str, Any]] = [{"params": [first]}, {"params": rest, "lr": self.rate}]
-        return torch.optim.AdamW(groups, lr=plan.lr, weight_decay=self.decay, betas=(self.beta, 0.99))
+        return torch.optim.AdamW(
+            groups, lr=plan.lr, weight_decay=self.decay, betas=(self.beta, 0.99)
+        )
 
     def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> Any:
-        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if self.schedule == "exponential" else None
+        return (
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            if self.schedule == "exponential"
+            else None
+        )
 
 
 @pytest.mark.parametrize("schedule", ["", "exponential"])
@@ -87,7 +104,9 @@ def test_what_code_changes_in_a_group_is_a_changed_setting(
     assert "changed since the checkpoint" not in log_of(tmp_path / "same")
 
     task = Rated(schedule=schedule, **changed)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=rf"belongs to a run with other numbers; restore these values, .*: {said}"):
+    with pytest.raises(
+        ConfigError, match=rf"belongs to a run with other numbers; restore these values, .*: {said}"
+    ):
         fit(tmp_path / "no", task, resume=resume)
     fit(tmp_path / "new", task, resume=resume, allow_config_change=True)
     assert re.search(f"note: changed since the checkpoint: {said}", log_of(tmp_path / "new"))
@@ -96,7 +115,10 @@ def test_what_code_changes_in_a_group_is_a_changed_setting(
 def test_a_rate_of_the_config_that_changes_is_told_once(tmp_path: Path) -> None:
     fit(tmp_path / "run", Rated(), max_steps=4)
     resume = str(checkpoint(tmp_path / "run", 4))
-    Trainer(Rated(rate=2e-2), configured(tmp_path / "new", resume=resume, allow_config_change=True, lr=0.01))
+    Trainer(
+        Rated(rate=2e-2),
+        configured(tmp_path / "new", resume=resume, allow_config_change=True, lr=0.01),
+    )
     lines = [line for line in log_of(tmp_path / "new").splitlines() if "changed since" in line]
     assert len(lines) == 1 and lines[0].endswith("changed since the checkpoint: lr: 0.05 -> 0.01")
 
@@ -114,7 +136,11 @@ class OtherRows(Odd):
         rows = [data.train[number] for number in range(len(data.train))]
         one, other = self.swapped
         rows[one], rows[other] = rows[other], rows[one]
-        return Data(train=Noisy(rows) if self.noise else rows, evaluation=data.evaluation, version=self.version)
+        return Data(
+            train=Noisy(rows) if self.noise else rows,
+            evaluation=data.evaluation,
+            version=self.version,
+        )
 
 
 class Noisy(list[Any]):
@@ -139,7 +165,9 @@ def test_a_version_tells_of_any_sample(tmp_path: Path) -> None:
     fit(tmp_path / "run", OtherRows(version="one"), max_steps=4)
     resume = str(checkpoint(tmp_path / "run", 4))
     fit(tmp_path / "same", OtherRows(version="one"), resume=resume)
-    with pytest.raises(ConfigError, match=r": the data is another one: the version of Data\.train changed$"):
+    with pytest.raises(
+        ConfigError, match=r": the data is another one: the version of Data\.train changed$"
+    ):
         fit(tmp_path / "no", OtherRows(version="two"), resume=resume)
 
 
@@ -219,7 +247,11 @@ def test_layers_may_be_frozen_and_thawed_over_a_resume(
     path = checkpoint(tmp_path / "run", 4)
     with pytest.raises(ConfigError, match=rf"belongs to a run with other numbers; .*{said}"):
         fit(tmp_path / "no", Part(learns=now), resume=str(path), ema_decay=average)
-    settings: dict[str, Any] = {"resume": str(path), "allow_config_change": True, "ema_decay": average}
+    settings: dict[str, Any] = {
+        "resume": str(path),
+        "allow_config_change": True,
+        "ema_decay": average,
+    }
     trainer = Trainer(Part(learns=now), configured(tmp_path / "new", **settings))
     assert f"note: changed since the checkpoint: {said}" in log_of(tmp_path / "new")
     kept = discover.inspect(path).open()
@@ -233,7 +265,14 @@ def test_layers_may_be_frozen_and_thawed_over_a_resume(
 
 
 def configured(folder: Path, **settings: Any) -> TrainConfig:
-    given = {"max_steps": 8, "save_every": 2, "log_every": 1, "micro_batch_size": 24, "lr": 0.05, **settings}
+    given = {
+        "max_steps": 8,
+        "save_every": 2,
+        "log_every": 1,
+        "micro_batch_size": 24,
+        "lr": 0.05,
+        **settings,
+    }
     return TrainConfig(task="resuming:Odd", output_dir=str(folder), **given)
 
 
@@ -248,7 +287,8 @@ class Factored(Odd):
 
 def test_state_that_cannot_be_cut_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"Adafactor keeps 'row_var' of shape \(5, 1\) for a parameter of shape \(5,"
+        CheckpointError,
+        match=r"Adafactor keeps 'row_var' of shape \(5, 1\) for a parameter of shape \(5,",
     ):
         fit(tmp_path / "a", Factored())
     fit(tmp_path / "b", Factored(), keep_last=0, save_every=None)
@@ -259,7 +299,8 @@ def test_parameters_that_came_or_went_are_named() -> None:
     """And not two lists that are cut off before they differ."""
     names = [f"block.{number}.weight" for number in range(9)]
     before, now = (
-        {"names": [*names, *more], "settings": {}} for more in (["head.weight"], ["body.weight", "z.weight"])
+        {"names": [*names, *more], "settings": {}}
+        for more in (["head.weight"], ["body.weight", "z.weight"])
     )
     assert differences({"optimizer_groups": [before]}, {"optimizer_groups": [now]}) == [
         "optimizer_groups.0.names: now without head.weight; now with body.weight, z.weight"

@@ -40,7 +40,9 @@ class Typed(Odd):
 @pytest.mark.parametrize("task", [Typed(), Typed(learns=True)], ids=["buffer", "parameter"])
 def test_complex_tensors_are_refused_by_name(task: Odd, keep_last: int, tmp_path: Path) -> None:
     save_every = 2 if keep_last else None
-    match = "typed: safetensors has no complex64: neither the model nor a checkpoint could be written"
+    match = (
+        "typed: safetensors has no complex64: neither the model nor a checkpoint could be written"
+    )
     refused(tmp_path, match, task, keep_last=keep_last, save_every=save_every)
 
 
@@ -52,15 +54,27 @@ class Misnamed(Odd):
 
 
 def test_a_name_that_no_file_can_hold_is_refused_at_the_start(tmp_path: Path) -> None:
-    refused(tmp_path, "^__metadata__: no tensor of a safetensors file can have this name", Misnamed())
+    refused(
+        tmp_path, "^__metadata__: no tensor of a safetensors file can have this name", Misnamed()
+    )
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"])
 def test_rare_dtypes_are_saved_and_exported(dtype: str, tmp_path: Path) -> None:
     fit(tmp_path / "run", Typed(dtype=dtype), max_steps=4)
-    fit(tmp_path / "new", Typed(dtype=dtype), max_steps=4, resume=str(checkpoint(tmp_path / "run", 2)))
-    assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 2}
-    assert cli.main(["export", str(checkpoint(tmp_path / "new", 4)), "--to", str(tmp_path / "out")]) == 0
+    fit(
+        tmp_path / "new",
+        Typed(dtype=dtype),
+        max_steps=4,
+        resume=str(checkpoint(tmp_path / "run", 2)),
+    )
+    assert losses(tmp_path / "new") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 2
+    }
+    assert (
+        cli.main(["export", str(checkpoint(tmp_path / "new", 4)), "--to", str(tmp_path / "out")])
+        == 0
+    )
     typed = load_file(tmp_path / "out" / "model.safetensors")["typed"]
     assert str(typed.dtype) == f"torch.{dtype}" and typed.to(torch.float32).tolist() == [1, 1, 1]
 
@@ -82,13 +96,19 @@ class Grows(Odd):
         return Growing(super().build_model())
 
 
-@pytest.mark.parametrize("settings", [{}, {"keep_last": 0, "save_every": None}, {"on_save_error": "continue"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"keep_last": 0, "save_every": None}, {"on_save_error": "continue"}], ids=str
+)
 def test_a_buffer_that_changes_its_shape_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"buffer bank was built with shape \(0,\) and has \(\d,\) now") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"buffer bank was built with shape \(0,\) and has \(\d,\) now"
+    ) as caught:
         fit(tmp_path, Grows(), **settings)
     assert str(caught.value).count("bank") == 1 and "\n" not in str(caught.value)
     assert not [name for name in ("model", ".model.part") if (tmp_path / name).exists()]
-    assert steps(tmp_path) == [] and ("checkpoints" in settings or not list(tmp_path.glob("checkpoints/.*")))
+    assert steps(tmp_path) == [] and (
+        "checkpoints" in settings or not list(tmp_path.glob("checkpoints/.*"))
+    )
 
 
 class Empty(Odd):

@@ -35,9 +35,14 @@ def test_the_scaler_of_fp16_goes_on(tmp_path: Path) -> None:
     assert whole.skipped_steps > 0, "it had to look for its scale"
     resume = str(tmp_path / "run" / "checkpoints" / store.name_of(20))
     resumed = fit(tmp_path / "new", Steep(), resume=resume, **settings)
-    assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 20}
+    assert losses(tmp_path / "new") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 20
+    }
     assert resumed.strategy.scaler_state() == whole.strategy.scaler_state() != {}
-    assert (resumed.skipped_steps, resumed.schedule.last_epoch) == (whole.skipped_steps, whole.schedule.last_epoch)
+    assert (resumed.skipped_steps, resumed.schedule.last_epoch) == (
+        whole.skipped_steps,
+        whole.schedule.last_epoch,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +62,23 @@ class Chosen(Odd):
         return kinds[self.name]([p for p in model.parameters() if p.requires_grad])
 
 
-@pytest.mark.parametrize("name", ["amsgrad", "momentum", "plain", "NAdam", "RMSprop", "Adagrad", "foreach"])
+@pytest.mark.parametrize(
+    "name", ["amsgrad", "momentum", "plain", "NAdam", "RMSprop", "Adagrad", "foreach"]
+)
 def test_optimizers_of_torch_go_on_bit_by_bit(name: str, tmp_path: Path) -> None:
     fit(tmp_path / "run", Chosen(name=name))
-    fit(tmp_path / "new", Chosen(name=name), resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)))
-    assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 4}
+    fit(
+        tmp_path / "new",
+        Chosen(name=name),
+        resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)),
+    )
+    assert losses(tmp_path / "new") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
+    }
 
 
-# -- schedules and streams --------------------------------------------------------------------------
+# -- schedules and streams
+# --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -73,16 +87,29 @@ def test_optimizers_of_torch_go_on_bit_by_bit(name: str, tmp_path: Path) -> None
         {"schedule": "linear", "warmup_steps": 3},
         {"schedule": "wsd", "schedule_settings": {"decay_steps": 3}},
         {"schedule": "torch:ExponentialLR", "schedule_settings": {"gamma": 0.9}},
-        {"schedule": "torch:MultiStepLR", "schedule_settings": {"milestones": [3, 5], "gamma": 0.5}},
-        {"schedule": "torch:CosineAnnealingLR", "schedule_settings": {"T_max": 8}, "warmup_steps": 5},
+        {
+            "schedule": "torch:MultiStepLR",
+            "schedule_settings": {"milestones": [3, 5], "gamma": 0.5},
+        },
+        {
+            "schedule": "torch:CosineAnnealingLR",
+            "schedule_settings": {"T_max": 8},
+            "warmup_steps": 5,
+        },
         {"schedule": "torch:OneCycleLR", "schedule_settings": {"max_lr": 0.1, "total_steps": 9}},
     ],
     ids=lambda schedule: schedule["schedule"],
 )
 def test_schedules_go_on(schedule: dict[str, Any], tmp_path: Path) -> None:
     fit(tmp_path / "run", **schedule)
-    fit(tmp_path / "new", resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)), **schedule)
-    ours, theirs = ([(row["lr"], row["loss"]) for row in rows(tmp_path / name)] for name in ("run", "new"))
+    fit(
+        tmp_path / "new",
+        resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)),
+        **schedule,
+    )
+    ours, theirs = (
+        [(row["lr"], row["loss"]) for row in rows(tmp_path / name)] for name in ("run", "new")
+    )
     assert theirs == ours[4:]
 
 
@@ -125,12 +152,22 @@ class Streamed(Odd):
 @pytest.mark.parametrize("keeps", [True, False])
 def test_streams_go_on(keeps: bool, tmp_path: Path) -> None:
     fit(tmp_path / "run", Streamed(keeps=keeps))
-    fit(tmp_path / "new", Streamed(keeps=keeps), resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)))
-    assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 4}
+    fit(
+        tmp_path / "new",
+        Streamed(keeps=keeps),
+        resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)),
+    )
+    assert losses(tmp_path / "new") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
+    }
 
 
-@pytest.mark.parametrize("tasks", [(Odd(), Streamed()), (Streamed(keeps=True), Odd())], ids=["to", "from"])
-def test_data_of_another_sort_starts_at_its_beginning(tasks: tuple[Odd, Odd], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tasks", [(Odd(), Streamed()), (Streamed(keeps=True), Odd())], ids=["to", "from"]
+)
+def test_data_of_another_sort_starts_at_its_beginning(
+    tasks: tuple[Odd, Odd], tmp_path: Path
+) -> None:
     first, second = tasks
     fit(tmp_path / "run", first)
     resume = str(checkpoint(tmp_path / "run", 4))
@@ -141,7 +178,9 @@ def test_data_of_another_sort_starts_at_its_beginning(tasks: tuple[Odd, Odd], tm
     samples = [row["samples"] for row in rows(tmp_path / "new")]
     assert samples == [24, 48, 50, 74] and trainer.step == 8
     fit(tmp_path / "again", second, resume=str(checkpoint(tmp_path / "new", 6)))
-    assert losses(tmp_path / "again") == {step: loss for step, loss in losses(tmp_path / "new").items() if step > 6}
+    assert losses(tmp_path / "again") == {
+        step: loss for step, loss in losses(tmp_path / "new").items() if step > 6
+    }
 
 
 @pytest.mark.parametrize("limits", [(0, 50), (50, 0)], ids=["computed", "permuted"])
@@ -150,8 +189,13 @@ def test_a_run_goes_on_in_its_order_whatever_a_new_one_takes(
 ) -> None:
     for name, limit in zip(("run", "new"), limits, strict=True):
         monkeypatch.setattr(order, "PERMUTED_UP_TO", limit)
-        fit(tmp_path / name, resume=str(checkpoint(tmp_path / "run", 4)) if name == "new" else "none")
-    assert losses(tmp_path / "new") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 4}
+        fit(
+            tmp_path / name,
+            resume=str(checkpoint(tmp_path / "run", 4)) if name == "new" else "none",
+        )
+    assert losses(tmp_path / "new") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
+    }
 
 
 # -- callbacks -------------------------------------------------------------------------------------
@@ -177,5 +221,11 @@ class Remembers(Callback):
 def test_callbacks_go_on_with_what_they_know(tmp_path: Path) -> None:
     whole, again, other = Remembers(), Remembers(), Remembers()
     fit(tmp_path / "run", None, whole, other)
-    fit(tmp_path / "new", None, again, Remembers(), resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)))
+    fit(
+        tmp_path / "new",
+        None,
+        again,
+        Remembers(),
+        resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)),
+    )
     assert again.seen == whole.seen and len(again.seen) == 8 and again.total.tolist() == [8, 8, 8]

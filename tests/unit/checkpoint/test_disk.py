@@ -29,7 +29,9 @@ def test_publish_of_a_file_replaces_the_one_before(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["rows"] and (tmp_path / "rows").read_text() == "after"
 
 
-def test_publish_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -56,7 +58,9 @@ def test_the_disk_begins_to_write_while_the_rest_is_copied(
     asked: list[tuple[int, int]] = []
 
     def advise(handle: int, begin: int, count: int, advice: int) -> None:
-        assert os.fstat(handle).st_size >= begin + (count if count > 8192 else 0), "already in the file"
+        assert os.fstat(handle).st_size >= begin + (count if count > 8192 else 0), (
+            "already in the file"
+        )
         asked.append((begin, count))
 
     if advised:

@@ -1,4 +1,6 @@
-"""What a run cannot save is known before its first step; what it can is saved, and no worthless weights are."""
+"""What a run cannot save is known before its first step; what it can is saved, and no worthless
+weights are.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def test_a_failed_last_save_leaves_the_model(
 
     monkeypatch.setattr(saver.Snapshot, "write", write)
     with pytest.raises(
-        CheckpointError, match=f"the checkpoint of step {broken} was not saved: OSError: .*No space left"
+        CheckpointError,
+        match=f"the checkpoint of step {broken} was not saved: OSError: .*No space left",
     ):
         fit(tmp_path / "run", **settings)
     monkeypatch.undo()
@@ -88,7 +91,12 @@ class Lost(Odd):
             return loss
         nothing = float("nan")
         gradient = (model.scale - model.scale.detach()).sqrt().sum()
-        return {"both": loss * nothing, "gradient": loss + gradient, "value": loss + nothing, "": loss}[self.lost]
+        return {
+            "both": loss * nothing,
+            "gradient": loss + gradient,
+            "value": loss + nothing,
+            "": loss,
+        }[self.lost]
 
 
 class Ruins(Callback):
@@ -105,11 +113,23 @@ class Ruins(Callback):
 @pytest.mark.parametrize(
     ("task", "step", "said"),
     [
-        ({"at": 5}, 6, r"step 5: the loss on rank 0 is nan, of samples .* of Data.train; lower lr, set max_grad_norm"),
+        (
+            {"at": 5},
+            6,
+            r"step 5: the loss on rank 0 is nan, of samples .* of Data.train; lower lr, set max_grad_norm",
+        ),
         ({"at": 6}, 6, r"step 6: the loss on rank 0 is nan"),
         ({"at": 6, "lost": "value"}, 6, r"step 6: the loss is nan"),
-        ({"at": 6, "lost": "gradient"}, 6, r"step 6: the gradient is not finite, though the losses of all ranks are"),
-        ({"at": 6, "lost": ""}, 6, r"step 6: .* holds values that are not finite: no checkpoint of it is written"),
+        (
+            {"at": 6, "lost": "gradient"},
+            6,
+            r"step 6: the gradient is not finite, though the losses of all ranks are",
+        ),
+        (
+            {"at": 6, "lost": ""},
+            6,
+            r"step 6: .* holds values that are not finite: no checkpoint of it is written",
+        ),
         ({"at": 7, "lost": "gradient"}, 8, r"step 7: the gradient is not finite"),
     ],
     ids=["before", "loss", "value", "gradient", "weight", "last"],
@@ -120,10 +140,17 @@ def test_weights_that_are_not_finite_never_push_out_good_ones(
 ) -> None:
     settings = {"log_every": 100, "keep_last": 1, "on_save_error": on_save_error}
     with pytest.raises(TrainerError, match=said):
-        fit(tmp_path, Lost(**task), *([] if task.get("lost", "both") else [Ruins(task["at"])]), **settings)
+        fit(
+            tmp_path,
+            Lost(**task),
+            *([] if task.get("lost", "both") else [Ruins(task["at"])]),
+            **settings,
+        )
     assert steps(tmp_path) == [step - 2], "the one that was being written is complete"
     found = discover.verify(discover.inspect(checkpoint(tmp_path, step - 2)))
-    assert not found.problem and all(found.open().ranges.whole("parameter", n).isfinite().all() for n in ("scale",))
+    assert not found.problem and all(
+        found.open().ranges.whole("parameter", n).isfinite().all() for n in ("scale",)
+    )
     again = {**settings, "log_every": 1, "allow_config_change": True}  # a task that loses nothing
     fit(tmp_path, Odd(), resume="auto", **again)
     assert all(np.isfinite(loss) for loss in losses(tmp_path).values()) and steps(tmp_path) == [8]
@@ -163,10 +190,16 @@ class RuinsOne(Ruins):
         return model.mean if self.what == "buffer mean" else model.frozen.bias.data
 
 
-@pytest.mark.parametrize("what", ["buffer mean", "frozen frozen.bias", "average scale", "optimizer.exp_avg scale"])
-def test_nothing_that_is_not_finite_is_saved_but_what_was_so_from_the_start(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "what", ["buffer mean", "frozen frozen.bias", "average scale", "optimizer.exp_avg scale"]
+)
+def test_nothing_that_is_not_finite_is_saved_but_what_was_so_from_the_start(
+    what: str, tmp_path: Path
+) -> None:
     settings = {"keep_last": 1, "ema_decay": 0.9}
-    with pytest.raises(TrainerError, match=f"^step 6: {what} holds values that are not finite: no checkpoint of it"):
+    with pytest.raises(
+        TrainerError, match=f"^step 6: {what} holds values that are not finite: no checkpoint of it"
+    ):
         fit(tmp_path, Masking(), RuinsOne(6, what), **settings)
     assert steps(tmp_path) == [4]
     state = discover.inspect(checkpoint(tmp_path, 4)).open().state
@@ -184,26 +217,39 @@ def test_a_checkpoint_from_before_that_is_not_finite_is_told(tmp_path: Path) -> 
     (path / "state.json").write_text(json.dumps(state))
     reseal(path)
     fit(tmp_path / "second", Masking(), resume=str(path))
-    assert "the checkpoint holds values that are not finite: buffer mask" in log_of(tmp_path / "second")
+    assert "the checkpoint holds values that are not finite: buffer mask" in log_of(
+        tmp_path / "second"
+    )
 
 
 def test_a_loss_without_a_value_is_found_when_it_is_logged(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match=r"step 8: the loss on rank 0 is nan, of samples .* of Data.train; lower lr"):
+    with pytest.raises(
+        TrainerError,
+        match=r"step 8: the loss on rank 0 is nan, of samples .* of Data.train; lower lr",
+    ):
         fit(tmp_path, Lost(at=8, lost="value"), keep_last=0, save_every=None, log_every=100)
 
 
-def test_an_export_that_safetensors_cannot_read_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_safetensors_cannot_read_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from trainer.checkpoint import export
 
     fit(tmp_path / "run")
     before = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
     real = export.raw
     monkeypatch.setattr(export, "raw", lambda tensor: real(tensor)[:-1])
-    with pytest.raises(CheckpointError, match=r"the model could not be written to .*: no readable safetensors file:"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"the model could not be written to .*: no readable safetensors file:",
+    ):
         fit(tmp_path / "new")
     shutil.rmtree(tmp_path / "new" / "checkpoints")
     assert sorted(path.name for path in (tmp_path / "new").iterdir() if path.is_dir()) == []
-    assert cli.main(["export", str(checkpoint(tmp_path / "run", 8)), "--to", str(tmp_path / "out")]) == 1
+    assert (
+        cli.main(["export", str(checkpoint(tmp_path / "run", 8)), "--to", str(tmp_path / "out")])
+        == 1
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "run"]
     monkeypatch.undo()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 8

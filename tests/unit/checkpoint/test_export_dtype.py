@@ -1,4 +1,6 @@
-"""A model is exported in the dtype of the files that it started from, or in the one that is asked for."""
+"""A model is exported in the dtype of the files that it started from, or in the one that is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ class Small(nn.Module):
 
 def test_each_tensor_has_the_dtype_of_its_file_unless_another_is_asked_for(tmp_path: Path) -> None:
     model = Small()
-    stored = {"body.weight": torch.ones(2, 2).bfloat16(), "first.head": torch.ones(2, 2), "count": torch.ones(())}
+    stored = {
+        "body.weight": torch.ones(2, 2).bfloat16(),
+        "first.head": torch.ones(2, 2),
+        "count": torch.ones(()),
+    }
     save_file(stored, tmp_path / "model.safetensors")
     source = Pretrained(folder=tmp_path, names={"first.head": "head.weight"})
     assert export_dtypes(model, "auto", source) == {"body.weight": torch.bfloat16}
@@ -33,10 +39,15 @@ def test_each_tensor_has_the_dtype_of_its_file_unless_another_is_asked_for(tmp_p
 
     form = ModelFile.of(model, export_dtypes(model, "auto", source))
     assert form.dtype("body.weight", torch.float32) == form.most_of() == torch.bfloat16
-    assert form.dtype("head.weight", torch.float32) == torch.float32 and ModelFile.of(model).most_of() is None
+    assert (
+        form.dtype("head.weight", torch.float32) == torch.float32
+        and ModelFile.of(model).most_of() is None
+    )
 
 
-def test_the_configuration_says_the_dtype_of_the_file_and_the_models_own_stays(tmp_path: Path) -> None:
+def test_the_configuration_says_the_dtype_of_the_file_and_the_models_own_stays(
+    tmp_path: Path,
+) -> None:
     from transformers import LlamaConfig
 
     model = Small()

@@ -32,7 +32,8 @@ def test_an_honest_checkpoint_is_taken_by_all(place: Path) -> None:
     assert cli.main(["checkpoints", str(place / "theirs")]) == 0
 
 
-# Hidden ones, for a visible file in the folder that the manifest does not list by its right name is refused anyway.
+# Hidden ones, for a visible file in the folder that the manifest does not list by its right name is
+# refused anyway.
 @pytest.mark.parametrize(
     "name",
     [
@@ -47,7 +48,9 @@ def test_names_that_lead_elsewhere_are_refused(name: str, place: Path) -> None:
 
 
 def test_the_absolute_name_of_a_file_of_mine_is_refused(place: Path) -> None:
-    """The prefix taken off, ``extras//home/me/.bashrc`` is an absolute path: an export would write there."""
+    """The prefix taken off, ``extras//home/me/.bashrc`` is an absolute path: an export would write
+    there.
+    """
     check_refused(place, listed(f"extras/{place / 'home' / '.bashrc'}"))
 
 

@@ -60,7 +60,11 @@ def of_another_form(told: Any) -> None:
     ],
 )
 def test_other_programs_checkpoints_are_held_to_their_folder(
-    change: Callable[[Any], None], said: str, distributed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: Callable[[Any], None],
+    said: str,
+    distributed: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     [data] = [path for path in distributed.iterdir() if not path.name.startswith(".")]
     shutil.copy(data, tmp_path / "elsewhere")

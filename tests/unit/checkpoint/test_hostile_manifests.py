@@ -19,7 +19,14 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 @pytest.mark.parametrize(
     "changes",
-    [{"bytes": -1}, {"bytes": True}, {"bytes": "12"}, {"bytes": 12.5}, {"bytes": 10**30}, {"xxh3": 7}],
+    [
+        {"bytes": -1},
+        {"bytes": True},
+        {"bytes": "12"},
+        {"bytes": 12.5},
+        {"bytes": 10**30},
+        {"xxh3": 7},
+    ],
     ids=str,
 )
 def test_sizes_and_digests_that_are_none_are_refused(changes: dict[str, Any], place: Path) -> None:
@@ -64,7 +71,9 @@ def test_json_that_would_surprise_is_refused(name: str, text: str, place: Path) 
             (path / name).write_bytes(sealed(text).encode("latin-1"))
             return
         state = (path / name).read_text()
-        (path / name).write_bytes(state.replace('"samples": 48', f'"samples": {text}').encode("latin-1"))
+        (path / name).write_bytes(
+            state.replace('"samples": 48', f'"samples": {text}').encode("latin-1")
+        )
         reseal(path)
 
     check_refused(place, forge, at_a_glance=name == discover.MANIFEST)
@@ -96,7 +105,9 @@ def test_models_that_the_files_do_not_hold_are_refused(entry: Any, place: Path) 
     check_refused(place, stated(change), at_a_glance=False)
 
 
-@pytest.mark.parametrize("forge", [stated(lambda state: [state]), stated(lambda state: {**state, "step": 4})])
+@pytest.mark.parametrize(
+    "forge", [stated(lambda state: [state]), stated(lambda state: {**state, "step": 4})]
+)
 def test_state_of_another_checkpoint_is_refused(forge: Forge, place: Path) -> None:
     check_refused(place, forge, at_a_glance=False)
 
@@ -124,9 +135,23 @@ WRONG = [
 
 
 @pytest.mark.parametrize("changes", WRONG, ids=str)
-def test_values_that_nobody_encoded_are_refused_at_resume(changes: dict[str, Any], place: Path) -> None:
+def test_values_that_nobody_encoded_are_refused_at_resume(
+    changes: dict[str, Any], place: Path
+) -> None:
     path = place / "theirs" / "step-00000002"
-    settings = {"schedule": "torch:ExponentialLR", "schedule_settings": {"gamma": 0.9}} if "schedule" in changes else {}
+    settings = (
+        {"schedule": "torch:ExponentialLR", "schedule_settings": {"gamma": 0.9}}
+        if "schedule" in changes
+        else {}
+    )
     stated(lambda state: {**state, **changes})(path)
     with pytest.raises(CheckpointError):
-        fit(place / "new", Noted(), max_steps=4, ema_decay=0.9, allow_config_change=True, resume=str(path), **settings)
+        fit(
+            place / "new",
+            Noted(),
+            max_steps=4,
+            ema_decay=0.9,
+            allow_config_change=True,
+            resume=str(path),
+            **settings,
+        )

@@ -33,7 +33,10 @@ def bytes_behind(path: Path) -> None:
 def twice(path: Path) -> None:
     """The same elements stand there in two pieces."""
     tensors = [(key, entry.shape, entry.dtype) for key, entry in read_header(path / RANK).items()]
-    content, begin = (path / RANK).read_bytes(), min(e.begin for e in read_header(path / RANK).values())
+    content, begin = (
+        (path / RANK).read_bytes(),
+        min(e.begin for e in read_header(path / RANK).values()),
+    )
     more = torch.zeros(3)
     told = header([*tensors, ("parameter/middle.weight/2", (3,), torch.float32)])
     (path / RANK).write_bytes(told + content[begin:] + bytes(raw(more)))
@@ -79,8 +82,16 @@ def test_a_part_of_an_optimizers_state_is_refused(place: Path) -> None:
         told["optimizer.steps/middle.weight/0"] = told.pop("optimizer.step/middle.weight/0")
 
     headed(lose_step)(place / "theirs" / "step-00000002")
-    with pytest.raises(CheckpointError, match=r"^the optimizer's state of middle\.weight lacks step, which "):
-        fit(place / "new", Noted(), max_steps=4, ema_decay=0.9, resume=str(place / "theirs" / "step-00000002"))
+    with pytest.raises(
+        CheckpointError, match=r"^the optimizer's state of middle\.weight lacks step, which "
+    ):
+        fit(
+            place / "new",
+            Noted(),
+            max_steps=4,
+            ema_decay=0.9,
+            resume=str(place / "theirs" / "step-00000002"),
+        )
 
 
 @pytest.mark.parametrize("text", ["5", "[]", '["export"]', "null", '"x"'])
@@ -92,7 +103,9 @@ def test_a_state_that_is_no_mapping_is_refused(text: str, place: Path) -> None:
     check_refused(place, forge, at_a_glance=False)
 
 
-def test_a_large_file_beside_the_model_is_copied_in_pieces(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_beside_the_model_is_copied_in_pieces(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stranger's may be larger than the memory."""
     path = place / "theirs" / "step-00000002"
     real = Path.read_bytes
@@ -109,10 +122,15 @@ def test_a_large_file_beside_the_model_is_copied_in_pieces(place: Path, monkeypa
 def test_a_missing_tensor_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     renamed("parameter/nobody/0")(place / "theirs" / "step-00000002")
     assert cli.main(["checkpoints", str(place / "theirs"), "--verify"]) == 1
-    assert "damaged: parameter middle.weight: elements 0 to 15 are in no file" in capsys.readouterr().out
+    assert (
+        "damaged: parameter middle.weight: elements 0 to 15 are in no file"
+        in capsys.readouterr().out
+    )
 
 
-def test_a_file_beside_the_model_cannot_stand_in_for_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_beside_the_model_cannot_stand_in_for_it(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = place / "theirs" / "step-00000002"
     (path / "extras" / "model.safetensors").write_bytes(b"owned")
     listed("extras/model.safetensors")(path)

@@ -31,18 +31,27 @@ class Stepped(Odd):
     def build_model(self) -> nn.Module:
         model = super().build_model()
         for parameter in model.parameters():
-            parameter.requires_grad_(parameter.requires_grad and (self.name != "Muon" or parameter.dim() == 2))
+            parameter.requires_grad_(
+                parameter.requires_grad and (self.name != "Muon" or parameter.dim() == 2)
+            )
         return model
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         learning = [p for p in model.parameters() if p.requires_grad]
-        halves = [{"params": learning[:2], "momentum": 0.0}, {"params": learning[2:], "momentum": 0.9}]
+        halves = [
+            {"params": learning[:2], "momentum": 0.0},
+            {"params": learning[2:], "momentum": 0.9},
+        ]
         kinds: dict[str, Any] = {
             "LBFGS": lambda: torch.optim.LBFGS(learning, lr=plan.lr),
             "Muon": lambda: torch.optim.Muon(learning, lr=plan.lr),
             "halves": lambda: torch.optim.SGD(halves, lr=plan.lr),
-            "tensor_lr": lambda: torch.optim.AdamW(learning, lr=torch.tensor(plan.lr), foreach=False),
-            "infinite": lambda: torch.optim.AdamW([{"params": learning, "limit": float("inf")}], lr=plan.lr),
+            "tensor_lr": lambda: torch.optim.AdamW(
+                learning, lr=torch.tensor(plan.lr), foreach=False
+            ),
+            "infinite": lambda: torch.optim.AdamW(
+                [{"params": learning, "limit": float("inf")}], lr=plan.lr
+            ),
             "picky": lambda: Picky(learning, lr=plan.lr),
         }
         return kinds[self.name]()  # type: ignore[no-any-return]
@@ -58,17 +67,26 @@ class Picky(torch.optim.SGD):
 def test_an_optimizer_that_wants_a_closure_is_refused(tmp_path: Path) -> None:
     for keep_last, save_every in ((4, 2), (0, None)):
         match = r"LBFGS.step wants a closure .*; a step here has one forward and backward pass: take another optimizer"
-        refused(tmp_path / str(keep_last), match, Stepped(), keep_last=keep_last, save_every=save_every)
+        refused(
+            tmp_path / str(keep_last), match, Stepped(), keep_last=keep_last, save_every=save_every
+        )
 
 
 @pytest.mark.parametrize("name", ["Muon", "halves", "tensor_lr", "infinite"])
 @pytest.mark.parametrize("schedule", ["cosine", "torch:ExponentialLR"])
-def test_optimizers_with_groups_of_all_sorts_go_on_bit_by_bit(name: str, schedule: str, tmp_path: Path) -> None:
-    settings = {"schedule": schedule, "schedule_settings": {"gamma": 0.8} if ":" in schedule else {}}
+def test_optimizers_with_groups_of_all_sorts_go_on_bit_by_bit(
+    name: str, schedule: str, tmp_path: Path
+) -> None:
+    settings = {
+        "schedule": schedule,
+        "schedule_settings": {"gamma": 0.8} if ":" in schedule else {},
+    }
     fit(tmp_path / "run", Stepped(name=name), **settings)
     resume = str(checkpoint(tmp_path / "run", 4))
     trainer = fit(tmp_path / "new", Stepped(name=name), resume=resume, **settings)
-    ours, theirs = ([(row["lr"], row["loss"]) for row in rows(tmp_path / run)] for run in ("run", "new"))
+    ours, theirs = (
+        [(row["lr"], row["loss"]) for row in rows(tmp_path / run)] for run in ("run", "new")
+    )
     assert theirs == ours[4:] and len({rate for rate, _ in ours}) > 4
     group = trainer.strategy.optimizer.param_groups[0]
     assert isinstance(group["lr"], Tensor) == (name == "tensor_lr")
@@ -90,14 +108,21 @@ class OnlyThere(torch.optim.Adam):
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
-            assert all(p.is_meta and p.grad.is_meta for p in group["params"]), "no kernel for the CPU"
+            assert all(p.is_meta and p.grad.is_meta for p in group["params"]), (
+                "no kernel for the CPU"
+            )
         return super().step(closure)
 
 
 def test_an_optimizer_is_tried_where_it_will_step() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))  # on the CPU, as build_model leaves it
-    form = OptimizerForm.of(model, OnlyThere(model.parameters()), saved=True, device=torch.device("meta"))
-    assert form.ranges == {"exp_avg": torch.float32, "exp_avg_sq": torch.float32} and form.values == {"step": True}
+    form = OptimizerForm.of(
+        model, OnlyThere(model.parameters()), saved=True, device=torch.device("meta")
+    )
+    assert form.ranges == {
+        "exp_avg": torch.float32,
+        "exp_avg_sq": torch.float32,
+    } and form.values == {"step": True}
 
 
 class EightBit(torch.optim.Adam):
@@ -105,17 +130,27 @@ class EightBit(torch.optim.Adam):
 
     def step(self, closure: Any = None) -> Any:
         super().step(closure)
-        for parameter in (p for group in self.param_groups for p in group["params"] if p.numel() >= 4096):
+        for parameter in (
+            p for group in self.param_groups for p in group["params"] if p.numel() >= 4096
+        ):
             self.state[parameter]["qmap"] = torch.zeros(256)
 
 
 @pytest.mark.parametrize("shape", [(5000,), (100, 50), (100, 10, 5)])
-def test_state_that_only_large_parameters_have_is_seen_before_the_first_step(shape: tuple[int, ...]) -> None:
+def test_state_that_only_large_parameters_have_is_seen_before_the_first_step(
+    shape: tuple[int, ...],
+) -> None:
     model = nn.ParameterList([torch.zeros(shape), torch.zeros(3, 3)])
-    with pytest.raises(CheckpointError, match=r"EightBit keeps 'qmap' of shape \(256,\) for a parameter of shape"):
-        OptimizerForm.of(model, EightBit(model.parameters()), saved=True, device=torch.device("cpu"))
+    with pytest.raises(
+        CheckpointError, match=r"EightBit keeps 'qmap' of shape \(256,\) for a parameter of shape"
+    ):
+        OptimizerForm.of(
+            model, EightBit(model.parameters()), saved=True, device=torch.device("cpu")
+        )
     small = model[1:]
-    form = OptimizerForm.of(small, EightBit(small.parameters()), saved=True, device=torch.device("cpu"))
+    form = OptimizerForm.of(
+        small, EightBit(small.parameters()), saved=True, device=torch.device("cpu")
+    )
     assert form.ranges.keys() == {"exp_avg", "exp_avg_sq"}
 
 
@@ -126,8 +161,20 @@ def test_state_that_only_large_parameters_have_is_seen_before_the_first_step(sha
         ("fsdp", {"fsdp": {"cpu_offload": False}}, "cuda:3"),
         ("fsdp", {"fsdp": {"cpu_offload": True}}, "cpu"),
         ("zero3", {}, "cuda:3"),
-        ("zero2", {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}}, "cpu"),
-        ("zero3", {"deepspeed": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}}, "cuda:3"),
+        (
+            "zero2",
+            {
+                "deepspeed": {
+                    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+                }
+            },
+            "cpu",
+        ),
+        (
+            "zero3",
+            {"deepspeed": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}},
+            "cuda:3",
+        ),
     ],
 )
 def test_an_optimizer_steps_on_the_device_unless_its_state_is_offloaded(

@@ -1,4 +1,6 @@
-"""What was read from a model folder is held against its files: no bit is lost on the way, nor by a smaller dtype."""
+"""What was read from a model folder is held against its files: no bit is lost on the way, nor by a
+smaller dtype.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,20 @@ def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     tensors = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).state_dict()
     (tmp_path / "given").mkdir()
-    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, tmp_path / "given" / "model.safetensors")
+    save_file(
+        {name: tensor.bfloat16() for name, tensor in tensors.items()},
+        tmp_path / "given" / "model.safetensors",
+    )
     return tmp_path / "given"
 
 
 def test_the_checksum_of_the_files_is_told(folder: Path, tmp_path: Path) -> None:
     fit(tmp_path / "run", FromFiles(folder=str(folder)))
     fit(tmp_path / "same", FromFiles(folder=str(folder), frozen="bfloat16"))
-    told = [log_of(tmp_path / name).split(f"{folder}: 4 tensors, checksum ")[1][:16] for name in ("run", "same")]
+    told = [
+        log_of(tmp_path / name).split(f"{folder}: 4 tensors, checksum ")[1][:16]
+        for name in ("run", "same")
+    ]
     assert told[0] == told[1] and int(told[0], 16)
 
 
@@ -63,20 +71,30 @@ def test_a_value_that_changed_on_the_way_is_named(
 ) -> None:
     read = Ranges.read
 
-    def once_wrong(self: Ranges, kind: str, name: str, start: int, out: Tensor, *columns: Any) -> None:
+    def once_wrong(
+        self: Ranges, kind: str, name: str, start: int, out: Tensor, *columns: Any
+    ) -> None:
         read(self, kind, name, start, out, *columns)
-        if name == "1.weight" and out.dtype == torch.float32:  # into the model; the proof reads in the files' dtype
+        if (
+            name == "1.weight" and out.dtype == torch.float32
+        ):  # into the model; the proof reads in the files' dtype
             out[3] += 1.0
 
     monkeypatch.setattr(Ranges, "read", once_wrong)
-    with pytest.raises(CheckpointError, match=r"given: memory or a disk is faulty: .*there: 1\.weight$"):
+    with pytest.raises(
+        CheckpointError, match=r"given: memory or a disk is faulty: .*there: 1\.weight$"
+    ):
         fit(tmp_path / "run", FromFiles(folder=str(folder)))
 
 
 def test_a_dtype_that_would_round_the_files_is_named(folder: Path, tmp_path: Path) -> None:
     rule = r"given: 0\.(weight|bias) stands there in bfloat16, and the model has it in float16, which would round it"
     with pytest.raises(CheckpointError, match=rule):
-        fit(tmp_path / "run", FromFiles(folder=str(folder), frozen="float16"), mixed_precision="bf16")
+        fit(
+            tmp_path / "run",
+            FromFiles(folder=str(folder), frozen="float16"),
+            mixed_precision="bf16",
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -94,7 +112,11 @@ def test_a_flipped_bit_and_two_swapped_values_change_the_checksum() -> None:
     whole = content_sum(values, 0, torch.bfloat16)
     for bit in range(16):
         flipped = values.clone()
-        flipped.view(torch.int16)[11] ^= torch.tensor(1 << bit if bit < 15 else -(1 << 15), dtype=torch.int16)
+        flipped.view(torch.int16)[11] ^= torch.tensor(
+            1 << bit if bit < 15 else -(1 << 15), dtype=torch.int16
+        )
         assert content_sum(flipped, 0, torch.bfloat16) != whole, bit
     swapped = values[[1, 0, *range(2, 64)]]
-    assert content_sum(swapped, 0, torch.bfloat16) != whole != content_sum(values, 4, torch.bfloat16)
+    assert (
+        content_sum(swapped, 0, torch.bfloat16) != whole != content_sum(values, 4, torch.bfloat16)
+    )

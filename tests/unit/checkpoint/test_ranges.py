@@ -22,7 +22,9 @@ def test_a_range_is_read_to_where_it_belongs(dtype: torch.dtype, tmp_path: Path)
     values = torch.arange(2**20).to(dtype)
     write_pieces(tmp_path / "rank-00000.safetensors", [(str(Key("parameter", "weight")), values)])
     store = of_rank_files([tmp_path / "rank-00000.safetensors"])
-    weight = torch.nn.Parameter(torch.zeros(2**20 + 3, dtype=dtype), requires_grad=dtype.is_floating_point)
+    weight = torch.nn.Parameter(
+        torch.zeros(2**20 + 3, dtype=dtype), requires_grad=dtype.is_floating_point
+    )
     tracemalloc.start()
     store.read("parameter", "weight", 5, weight[1 : 2**20 - 6])
     _, peak = tracemalloc.get_traced_memory()
@@ -44,15 +46,22 @@ def test_a_tensor_that_begins_far_behind_its_file_asks_for_no_memory(tmp_path: P
 
 
 def test_pieces_of_one_tensor_in_several_dtypes_are_refused(tmp_path: Path) -> None:
-    pieces = [("parameter/w/0", torch.zeros(3)), ("parameter/w/3", torch.zeros(3, dtype=torch.int32))]
+    pieces = [
+        ("parameter/w/0", torch.zeros(3)),
+        ("parameter/w/3", torch.zeros(3, dtype=torch.int32)),
+    ]
     write_pieces(tmp_path / "rank-00000.safetensors", pieces)
     with pytest.raises(CheckpointError, match=r"parameter w: stands there in several dtypes"):
         of_rank_files([tmp_path / "rank-00000.safetensors"])
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-def test_a_checkpoint_is_read_from_its_beginning_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In a file that stays open: what is read in another order takes more than twice the time from a disk."""
+def test_a_checkpoint_is_read_from_its_beginning_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a file that stays open: what is read in another order takes more than twice the time from
+    a disk.
+    """
     fit(tmp_path / "run", max_steps=4)
     path = checkpoint(tmp_path / "run", 4) / "rank-00000.safetensors"
     stored = [key for key in read_header(path) if key.startswith(("parameter", "optimizer.exp"))]
@@ -84,6 +93,7 @@ def test_a_checkpoint_is_read_from_its_beginning_to_its_end(monkeypatch: pytest.
     monkeypatch.setattr(restore, "_load_tensors", loaded)
     fit(tmp_path / "run", max_steps=6, resume="auto")
     assert [key for key in asked if key in stored] == stored and len(stored) > 6
-    # Once for the ranges; values (Adam's step, one a parameter) and buffers are few bytes, each by itself.
+    # Once for the ranges; values (Adam's step, one a parameter) and buffers are few bytes, each by
+    # itself.
     values = [key for key in read_header(path) if key.startswith(("optimizer.step", "buffer"))]
     assert len(opened) <= 1 + len(values)

@@ -36,7 +36,9 @@ def test_auto_begins_goes_on_and_finishes(tmp_path: Path) -> None:
     fit(run, resume="auto")  # nothing is left to do
     assert losses(run) == losses(tmp_path / "whole")
     names = ("model/model.safetensors", "metrics.jsonl")
-    assert [(run / name).read_bytes() for name in names[:1]] == [(tmp_path / "whole" / names[0]).read_bytes()]
+    assert [(run / name).read_bytes() for name in names[:1]] == [
+        (tmp_path / "whole" / names[0]).read_bytes()
+    ]
 
 
 def test_auto_passes_over_the_damaged_and_says_so(tmp_path: Path) -> None:
@@ -50,7 +52,9 @@ def test_auto_passes_over_the_damaged_and_says_so(tmp_path: Path) -> None:
     (run / "checkpoints" / store.name_of(6) / discover.STATE).unlink()
     fit(run, resume="auto")
     log = log_of(run)
-    assert "passed over step-00000008: rank-00000.safetensors was changed after it was written" in log
+    assert (
+        "passed over step-00000008: rank-00000.safetensors was changed after it was written" in log
+    )
     assert "passed over step-00000006: state.json is missing" in log
     assert f"resumed from {run / 'checkpoints' / 'step-00000004'}" in log
     assert losses(run) == whole and steps(run) == [8, 6, 4, 2]
@@ -75,11 +79,15 @@ def names(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("resume", ["auto", "path"])
-def test_a_checkpoint_of_a_newer_format_is_refused_and_keeps_its_name(resume: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_newer_format_is_refused_and_keeps_its_name(
+    resume: str, tmp_path: Path
+) -> None:
     fit(tmp_path, max_steps=6)
     reseal(checkpoint(tmp_path, 6), version=2)
     before = names(tmp_path)
-    with pytest.raises(CheckpointError, match=r"step-00000006: has version 2 of the format; this program reads 1"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000006: has version 2 of the format; this program reads 1"
+    ):
         fit(tmp_path, resume=resume if resume == "auto" else str(checkpoint(tmp_path, 6)))
     assert names(tmp_path) == before
 
@@ -98,7 +106,8 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_no_damaged_one(
 
     monkeypatch.setattr(discover, "hash_file", failing)
     with pytest.raises(
-        CheckpointError, match=r"step-00000006: cannot be read: .*Input/output error.*; resume: auto pas"
+        CheckpointError,
+        match=r"step-00000006: cannot be read: .*Input/output error.*; resume: auto pas",
     ):
         fit(tmp_path, resume="auto")
     capsys.readouterr()
@@ -115,9 +124,7 @@ def test_where_all_are_damaged_auto_does_not_begin_anew_by_itself(tmp_path: Path
     for step in (2, 4):
         (checkpoint(tmp_path, step) / discover.STATE).write_text("{}")
     before = names(tmp_path)
-    said = (
-        r"all checkpoints are damaged \(step-00000004: .*; step-00000002: .*\); to start anew give another output_dir"
-    )
+    said = r"all checkpoints are damaged \(step-00000004: .*; step-00000002: .*\); to start anew give another output_dir"
     with pytest.raises(CheckpointError, match=said):
         fit(tmp_path, resume="auto")
     assert names(tmp_path) == before
@@ -131,12 +138,19 @@ def test_a_checkpoint_whose_model_is_not_whole_is_passed_over(tmp_path: Path) ->
     path.write_text(path.read_text().replace('"middle.weight"', '"middle.wight"'))
     reseal(path.parent)
     fit(tmp_path, resume="auto")
-    assert "passed over step-00000008: parameter middle.wight: elements 0 to 15 are in no file" in log_of(tmp_path)
+    assert (
+        "passed over step-00000008: parameter middle.wight: elements 0 to 15 are in no file"
+        in log_of(tmp_path)
+    )
     assert (tmp_path / "checkpoints" / "step-00000008.damaged").is_dir()
 
 
-@pytest.mark.parametrize(("length", "key"), [({"max_steps": 6}, "max_steps: 6"), ({"epochs": 2}, "epochs: 2")], ids=str)
-def test_an_end_before_the_checkpoint_is_refused(length: dict[str, int], key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("length", "key"), [({"max_steps": 6}, "max_steps: 6"), ({"epochs": 2}, "epochs: 2")], ids=str
+)
+def test_an_end_before_the_checkpoint_is_refused(
+    length: dict[str, int], key: str, tmp_path: Path
+) -> None:
     fit(tmp_path)
     before = names(tmp_path)
     length = {"max_steps": None, **length}  # type: ignore[dict-item]

@@ -22,36 +22,54 @@ def test_a_path_is_that_checkpoint_or_an_error(tmp_path: Path) -> None:
     four = run / "checkpoints" / store.name_of(4)
     fit(branch, resume=str(four))
     assert losses(branch) == {step: loss for step, loss in losses(run).items() if step > 4}
-    with pytest.raises(ConfigError, match=r"goes on to step-00000008; give another output_dir to branch off"):
+    with pytest.raises(
+        ConfigError, match=r"goes on to step-00000008; give another output_dir to branch off"
+    ):
         fit(run, resume=str(four))
     lose(run, 8, 6)
     fit(run, resume=str(four))  # the newest of its own run: that run goes on
     assert list(losses(run)) == list(range(1, 9))
-    with pytest.raises(ConfigError, match=r"holds checkpoints and is none; name one of step-00000008, .*resume: auto"):
+    with pytest.raises(
+        ConfigError,
+        match=r"holds checkpoints and is none; name one of step-00000008, .*resume: auto",
+    ):
         fit(tmp_path / "other", resume=str(run))
     with pytest.raises(CheckpointError, match="nowhere: does not exist"):
         fit(tmp_path / "other", resume=str(tmp_path / "nowhere"))
     (four / discover.STATE).write_text("{}")
-    with pytest.raises(CheckpointError, match=r"step-00000004: state.json has 2 bytes instead of \d+; resume: auto"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000004: state.json has 2 bytes instead of \d+; resume: auto"
+    ):
         fit(tmp_path / "other", resume=str(four))
 
 
-def test_a_run_that_saves_nothing_goes_on_with_the_optimizer_of_the_checkpoint(tmp_path: Path) -> None:
+def test_a_run_that_saves_nothing_goes_on_with_the_optimizer_of_the_checkpoint(
+    tmp_path: Path,
+) -> None:
     fit(tmp_path / "run")
     four = tmp_path / "run" / "checkpoints" / store.name_of(4)
     fit(tmp_path / "on", resume=str(four), keep_last=0, save_every=None)
-    assert losses(tmp_path / "on") == {step: loss for step, loss in losses(tmp_path / "run").items() if step > 4}
+    assert losses(tmp_path / "on") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
+    }
 
 
 def test_weights_alone_start_a_new_run(tmp_path: Path) -> None:
     fit(tmp_path / "run")
-    for weights in (tmp_path / "run" / "model", tmp_path / "run" / "checkpoints" / store.name_of(8)):
+    for weights in (
+        tmp_path / "run" / "model",
+        tmp_path / "run" / "checkpoints" / store.name_of(8),
+    ):
         new = tmp_path / weights.name
         fit(new, Odd(dropout=0.0), weights=str(weights))
         assert f"note: starts with the weights of {weights}" in (new / "log.txt").read_text()
-        assert list(losses(new)) == list(range(1, 9)) and losses(new)[1] < losses(tmp_path / "run")[8] + 0.1
+        assert (
+            list(losses(new)) == list(range(1, 9))
+            and losses(new)[1] < losses(tmp_path / "run")[8] + 0.1
+        )
     with pytest.raises(
-        CheckpointError, match=r"not hold this model: middle.weight has shape \(3, 5\), the model's is \(4, 5\)"
+        CheckpointError,
+        match=r"not hold this model: middle.weight has shape \(3, 5\), the model's is \(4, 5\)",
     ):
         fit(tmp_path / "wider", Wider(), weights=str(tmp_path / "run" / "model"))
     with pytest.raises(CheckpointError, match=r"nowhere: holds no .safetensors file"):
@@ -59,15 +77,20 @@ def test_weights_alone_start_a_new_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["model", "checkpoint"])
-def test_weights_of_another_shape_and_those_that_the_model_lacks_are_named(source: str, tmp_path: Path) -> None:
+def test_weights_of_another_shape_and_those_that_the_model_lacks_are_named(
+    source: str, tmp_path: Path
+) -> None:
     fit(tmp_path / "run", max_steps=2)
-    weights = str(tmp_path / "run" / "model" if source == "model" else checkpoint(tmp_path / "run", 2))
+    weights = str(
+        tmp_path / "run" / "model" if source == "model" else checkpoint(tmp_path / "run", 2)
+    )
     said = r"not hold this model: middle.weight has shape \(3, 5\), the model's is \(5, 3\) \(is it transposed\?\)$"
     with pytest.raises(CheckpointError, match=said):
         fit(tmp_path / "turned", Turned(), weights=weights)
     fit(tmp_path / "less", Smaller(), max_steps=2, weights=weights)
-    assert f"note: 3 tensors of {weights} are not in the model: forwards, frozen.weight, frozen.bias\n" in log_of(
-        tmp_path / "less"
+    assert (
+        f"note: 3 tensors of {weights} are not in the model: forwards, frozen.weight, frozen.bias\n"
+        in log_of(tmp_path / "less")
     )
 
 

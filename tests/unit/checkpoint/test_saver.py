@@ -35,22 +35,32 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("in_background", [True, False])
 def test_a_save_that_fails_stops_the_run(in_background: bool, tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"step 6 was not saved: OSError: .*No space left.*on_save_error: continue"
+        CheckpointError,
+        match=r"step 6 was not saved: OSError: .*No space left.*on_save_error: continue",
     ):
         fit(tmp_path, save_in_background=in_background)
     assert steps(tmp_path) == [4, 2] and len(os.listdir(tmp_path / "checkpoints")) == 2
-    assert len(rows(tmp_path)) in ((6, 7, 8) if in_background else (6,)), "known at a step soon after"
+    assert len(rows(tmp_path)) in ((6, 7, 8) if in_background else (6,)), (
+        "known at a step soon after"
+    )
 
 
 @pytest.mark.usefixtures("broken")
 def test_a_save_that_fails_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
     fit(tmp_path, on_save_error="continue")
     log = (tmp_path / "log.txt").read_text()
-    assert log.count("was not saved: OSError: [Errno 28] No space left on device; the ones before are kept") == 2
+    assert (
+        log.count(
+            "was not saved: OSError: [Errno 28] No space left on device; the ones before are kept"
+        )
+        == 2
+    )
     assert steps(tmp_path) == [4, 2] and len(rows(tmp_path)) == 8
 
 
-def test_an_older_one_that_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_one_that_cannot_be_deleted_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*_: object, **__: object) -> list[int]:
         raise PermissionError("may not be deleted")
 
@@ -65,20 +75,29 @@ def test_an_older_one_that_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch
 Usage = namedtuple("Usage", "total used free")
 
 
-def test_a_full_disk_is_found_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_found_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: Usage(1, 1, 3000))
-    with pytest.raises(CheckpointError, match=r"room for 4 checkpoints of 1016 B needs 4.0 KiB, but 2.9 KiB are free"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"room for 4 checkpoints of 1016 B needs 4.0 KiB, but 2.9 KiB are free",
+    ):
         fit(tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_a_disk_that_fills_up_is_named_at_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_is_named_at_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Fills(Callback):
         def on_step(self, trainer: Trainer, info: StepInfo) -> None:
             if info.step == 4:
                 monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: Usage(1, 1, 10))
 
-    with pytest.raises(CheckpointError, match=r"step 4 was not saved: .*a checkpoint needs .* but 10 B are free"):
+    with pytest.raises(
+        CheckpointError, match=r"step 4 was not saved: .*a checkpoint needs .* but 10 B are free"
+    ):
         fit(tmp_path, None, Fills())
     assert steps(tmp_path) == [2]
 

@@ -1,4 +1,6 @@
-"""What a save copies to host memory: buffers that stay from one save to the next, and no copy of stale bytes."""
+"""What a save copies to host memory: buffers that stay from one save to the next, and no copy of
+stale bytes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_every_save_has_the_bytes_of_its_step_in_the_same_buffers(
     real = saver.Snapshot.write
 
     def write(self: saver.Snapshot, folder: Path) -> Any:
-        kept = [(key, tensor) for key, tensor in self.pieces if not key.startswith(("rng.", "user/"))]
+        kept = [
+            (key, tensor) for key, tensor in self.pieces if not key.startswith(("rng.", "user/"))
+        ]
         places.append({key: tensor.data_ptr() for key, tensor in kept})
         return real(self, folder)
 
@@ -40,7 +44,9 @@ def test_every_save_has_the_bytes_of_its_step_in_the_same_buffers(
     trainer = fit(tmp_path, None, Weights(), save_in_background=in_background)
     assert len(places) == 4 and all(later == places[0] for later in places)
     own = {shard.tensor.data_ptr() for shard in trainer.strategy.shards()}
-    assert own.isdisjoint(places[0].values()) == in_background, "only a save that training waits for needs no copy"
+    assert own.isdisjoint(places[0].values()) == in_background, (
+        "only a save that training waits for needs no copy"
+    )
     for step in (2, 4, 6, 8):
         store = inspect(checkpoint(tmp_path, step)).open().ranges
         written = [store.whole("parameter", shard.name) for shard in trainer.strategy.shards()]
@@ -63,7 +69,9 @@ class OnGpu(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[bool] = []
     real = torch.empty
 
@@ -75,7 +83,10 @@ def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(monk
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: OnGpu.calls.append("synchronize"))
     monkeypatch.setattr(snapshot.rng, "read", dict)
     weight, step, offloaded = torch.arange(6.0), torch.tensor(3.0), torch.arange(4.0)
-    pieces = {"parameter/w/0": weight.as_subclass(OnGpu), "optimizer.step/w/0": step.as_subclass(OnGpu)}
+    pieces = {
+        "parameter/w/0": weight.as_subclass(OnGpu),
+        "optimizer.step/w/0": step.as_subclass(OnGpu),
+    }
     parts: Any = SimpleNamespace(
         layout=layout(),
         strategy=SimpleNamespace(
@@ -91,8 +102,15 @@ def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(monk
         taken = snapshot.take(parts, {}, {}, buffers, copied=False)
         assert OnGpu.calls == ["copy {'non_blocking': True}"] * 2 + ["synchronize"], round_
         found = dict(taken.pieces)
-        assert type(found["parameter/w/0"]) is Tensor and torch.equal(found["parameter/w/0"], weight)
-        assert found["optimizer.step/w/0"].shape == () and found["parameter/o/0"].data_ptr() == offloaded.data_ptr()
-    assert made == [True, True] and len(buffers) == 2, "made once; what lies in host memory needs none"
+        assert type(found["parameter/w/0"]) is Tensor and torch.equal(
+            found["parameter/w/0"], weight
+        )
+        assert (
+            found["optimizer.step/w/0"].shape == ()
+            and found["parameter/o/0"].data_ptr() == offloaded.data_ptr()
+        )
+    assert made == [True, True] and len(buffers) == 2, (
+        "made once; what lies in host memory needs none"
+    )
     taken = snapshot.take(parts, {}, {}, buffers, copied=True)
     assert made == [True, True, False] and taken.pieces[2][1].data_ptr() != offloaded.data_ptr()

@@ -1,4 +1,6 @@
-"""Checkpoints on disk, in this process: killed between any two operations, and damaged in every way."""
+"""Checkpoints on disk, in this process: killed between any two operations, and damaged in every
+way.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,22 @@ def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept:
         files.append(write_pieces(temporary / f"rank-{rank:05d}.safetensors", pieces))
     (temporary / "extras").mkdir()
     files.append(write_file(temporary / discover.STATE, [state_text(state(step, world))]))
-    files.append(write_file(temporary / "extras" / "config.json", [f"{step}".encode()], "extras/config.json"))
-    facts = {"world_size": world, "strategy": "any", "samples": 8 * step, "created": "2026-11-21T12:00:00+00:00"}
+    files.append(
+        write_file(temporary / "extras" / "config.json", [f"{step}".encode()], "extras/config.json")
+    )
+    facts = {
+        "world_size": world,
+        "strategy": "any",
+        "samples": 8 * step,
+        "created": "2026-11-21T12:00:00+00:00",
+    }
     store.commit(folder, step, facts, files)
-    store.prune(folder, keep_last=keep_last, keep_every=kept.get("keep_every"), pinned=kept.get("pinned", ()))
+    store.prune(
+        folder,
+        keep_last=keep_last,
+        keep_every=kept.get("keep_every"),
+        pinned=kept.get("pinned", ()),
+    )
 
 
 def state(step: int, world: int = 2) -> dict[str, Any]:
@@ -53,7 +67,9 @@ def state(step: int, world: int = 2) -> dict[str, Any]:
 def loaded(path: Path) -> torch.Tensor:
     found = discover.verify(discover.inspect(path))
     assert not found.problem, found
-    return of_rank_files(path / name for name in found.files if name.endswith("tensors")).whole("parameter", "w")
+    return of_rank_files(path / name for name in found.files if name.endswith("tensors")).whole(
+        "parameter", "w"
+    )
 
 
 def steps(folder: Path) -> list[int]:
@@ -67,7 +83,9 @@ def test_the_newest_stay_and_the_marked_ones(tmp_path: Path) -> None:
     for step in range(1, 11):
         save(tmp_path, step, keep_every=4, pinned={3})
     assert steps(tmp_path) == [10, 9, 8, 4, 3]
-    assert sorted(os.listdir(tmp_path)) == [store.name_of(step) for step in (3, 4, 8, 9, 10)], "nothing else is left"
+    assert sorted(os.listdir(tmp_path)) == [store.name_of(step) for step in (3, 4, 8, 9, 10)], (
+        "nothing else is left"
+    )
 
 
 def test_a_name_that_exists_is_never_written_over(tmp_path: Path) -> None:
@@ -114,7 +132,12 @@ def killed_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[
         for name in OPERATIONS:
             monkeypatch.setattr(os, name, counted(name, getattr(os, name)))
         opened = open
-        monkeypatch.setattr(disk, "open", lambda *args, **kwargs: Cut(opened(*args, **kwargs), counted), raising=False)
+        monkeypatch.setattr(
+            disk,
+            "open",
+            lambda *args, **kwargs: Cut(opened(*args, **kwargs), counted),
+            raising=False,
+        )
         return done
 
     yield arm
@@ -175,7 +198,13 @@ def test_a_kill_between_any_two_operations_loses_nothing(
 # -- damaged ---------------------------------------------------------------------------------------
 
 
-FILES = [discover.MANIFEST, discover.STATE, "rank-00000.safetensors", "rank-00001.safetensors", "extras/config.json"]
+FILES = [
+    discover.MANIFEST,
+    discover.STATE,
+    "rank-00000.safetensors",
+    "rank-00001.safetensors",
+    "extras/config.json",
+]
 
 
 def delete(path: Path, other: Path) -> None:
@@ -209,7 +238,9 @@ DAMAGES = [delete, *map(cut_at, (0.1, 0.5, 0.99)), *map(flip, (0, 0.3, 0.6, 1)),
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_found_and_named(name: str, damage: Callable[[Path, Path], None], tmp_path: Path) -> None:
+def test_damage_is_found_and_named(
+    name: str, damage: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
     for step in (7, 8):
         save(tmp_path, step)
     good, bad = (tmp_path / store.name_of(step) for step in (7, 8))
@@ -237,7 +268,9 @@ def test_foreign_files_and_other_versions_are_named(tmp_path: Path) -> None:
     (path / "rank-00002.safetensors").unlink()
     (path / ".nfs0001").write_bytes(b"")  # network file systems leave such files
     assert discover.inspect(path).problem == ""
-    (path / discover.MANIFEST).write_text(discover.sealed({**discover.inspect(path).manifest, "version": 2}))
+    (path / discover.MANIFEST).write_text(
+        discover.sealed({**discover.inspect(path).manifest, "version": 2})
+    )
     assert discover.inspect(path).problem == "has version 2 of the format; this program reads 1"
 
 
@@ -255,7 +288,9 @@ def test_any_range_of_any_pieces(
     paths = []
     for number, (low, high) in enumerate(itertools.pairwise(cuts)):
         paths.append(folder / f"{number}")
-        write_pieces(paths[-1], [(str(Key(kind="k", name="a/b.c", start=low)), values[low:high].clone())])
+        write_pieces(
+            paths[-1], [(str(Key(kind="k", name="a/b.c", start=low)), values[low:high].clone())]
+        )
     whole = of_rank_files(data.draw(st.permutations(paths)))
     low, high = sorted((data.draw(st.integers(0, size)), data.draw(st.integers(0, size))))
     out = torch.empty(high - low, dtype=DTYPES[dtype])
@@ -269,7 +304,10 @@ def test_tensors_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "CHUNK", 64)
     values = torch.randn(1000)
     fact = write_pieces(tmp_path / "file", [("k/w/0", values)])
-    assert fact.xxh3 == disk.hash_file(tmp_path / "file") and fact.bytes == (tmp_path / "file").stat().st_size
+    assert (
+        fact.xxh3 == disk.hash_file(tmp_path / "file")
+        and fact.bytes == (tmp_path / "file").stat().st_size
+    )
     out = torch.empty(777)
     of_rank_files([tmp_path / "file"]).read("k", "w", 111, out)
     assert torch.equal(out, values[111:888])
@@ -296,7 +334,9 @@ def test_our_files_open_with_the_safetensors_library(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     values = torch.arange(6.0)
-    write_pieces(tmp_path / "f", [("parameter/w/0", values), ("optimizer.step/w/0", torch.tensor(3.0))])
+    write_pieces(
+        tmp_path / "f", [("parameter/w/0", values), ("optimizer.step/w/0", torch.tensor(3.0))]
+    )
     assert {k: v.tolist() for k, v in load_file(tmp_path / "f").items()} == {
         "parameter/w/0": values.tolist(),
         "optimizer.step/w/0": 3.0,

@@ -30,7 +30,9 @@ Check = Callable[..., Answer]
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     full = [str(BIN / "trainer"), *words]
-    return subprocess.run(full, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        full, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture
@@ -49,7 +51,8 @@ def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 def test_committed_files_are_in_order(check: Check) -> None:
     launch_files = sorted([*ROOT.glob("accel_configs/*.yaml"), *ROOT.glob("ds_configs/*.json")])
-    # One process has no part in a batch for two; four have smaller micro-batches; adapters are not divided.
+    # One process has no part in a batch for two; four have smaller micro-batches; adapters are not
+    # divided.
     single = [path for path in launch_files if path.stem in ("single", "hsdp", "tp")]
     configs = sorted(ROOT.glob("examples/configs/*.yaml"))
     done = check(*(str(path) for path in launch_files + configs if path not in single))
@@ -66,16 +69,27 @@ def test_every_problem_of_every_file(check: Check, tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text(
         "task: digits_cnn:DigitsCNN\ntask_settings: {widht: 32}\nepochs: 1\nlr: -1\nmicro_batch_sise: 8\n"
     )
-    (tmp_path / "tasks.yaml").write_text("task: digits_cnn:DigitsCNN\ntask_settings: {widht: 32}\nepochs: 1\n")
+    (tmp_path / "tasks.yaml").write_text(
+        "task: digits_cnn:DigitsCNN\ntask_settings: {widht: 32}\nepochs: 1\n"
+    )
     (tmp_path / "zero.yaml").write_text(
         "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stge: 3\n"
     )
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "gradient_cliping": 1.0}\n')
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "gradient_cliping": 1.0}\n'
+    )
     done = check(
-        *(str(tmp_path / name) for name in ("train.yaml", "tasks.yaml", "zero.yaml", "ds.json", "missing.yaml"))
+        *(
+            str(tmp_path / name)
+            for name in ("train.yaml", "tasks.yaml", "zero.yaml", "ds.json", "missing.yaml")
+        )
     )
     assert done.returncode == 2
-    told = [line.removeprefix(f"{tmp_path}/") for line in done.stderr.splitlines() if str(tmp_path) in line]
+    told = [
+        line.removeprefix(f"{tmp_path}/")
+        for line in done.stderr.splitlines()
+        if str(tmp_path) in line
+    ]
     assert [line.split(": ")[:2] for line in told] == [
         ["train.yaml:4", "lr"],
         ["train.yaml:5", "micro_batch_sise"],
@@ -92,7 +106,10 @@ def test_values_that_do_not_go_together(check: Check) -> None:
     zero, config = "ds_configs/zero2.json", "examples/configs/digits_cnn.yaml"
     done = check(zero, config, "--processes", "3")
     assert done.returncode == 2
-    assert "global_batch_size: 64: must be a multiple of micro_batch_size 32 x world_size 3 = 96" in done.stderr
+    assert (
+        "global_batch_size: 64: must be a multiple of micro_batch_size 32 x world_size 3 = 96"
+        in done.stderr
+    )
 
 
 def test_settings_of_the_task_are_looked_at_where_the_rest_is_wrong(check: Check) -> None:
@@ -111,8 +128,18 @@ def test_what_only_building_tells_of_divided_layers_is_said(check: Check) -> Non
     launch = "accel_configs/tp.yaml"
     done = check(launch, "examples/configs/llama_stdlib.yaml", "--global_batch_size", "null")
     assert done.returncode == 0, done.stderr
-    assert "note: whether the layers of this model can be divided by tp_size 2 is known once it is built" in done.stdout
-    words = ["--task", "trainer.language:CausalLM", "--max_steps", "1", "--task_settings.data", "a.txt"]
+    assert (
+        "note: whether the layers of this model can be divided by tp_size 2 is known once it is built"
+        in done.stdout
+    )
+    words = [
+        "--task",
+        "trainer.language:CausalLM",
+        "--max_steps",
+        "1",
+        "--task_settings.data",
+        "a.txt",
+    ]
     done = check(launch, *words, "--task_settings.model", "m", "--task_settings.adapter.r", "4")
     assert (done.returncode, done.stderr.splitlines()) == (
         2,
@@ -140,14 +167,16 @@ def test_defaults_of_the_task_are_those_of_training(check: Check) -> None:
         "optimizer   adamw, lr 3e-05, linear, 3 warm-up steps (0.03 of the run)\nclipping    global norm 1\n"
         in done.stdout
     )
-    told = (
-        "weight_decay 0.0, schedule linear, warmup_fraction 0.03, max_grad_norm 1.0; set them in the config to change"
+    told = "weight_decay 0.0, schedule linear, warmup_fraction 0.03, max_grad_norm 1.0; set them in the config to change"
+    assert (
+        f"note: defaults of CausalLM, which starts from a pretrained model: {told}" in done.stdout
     )
-    assert f"note: defaults of CausalLM, which starts from a pretrained model: {told}" in done.stdout
 
 
 def test_settings_may_be_typed_as_for_training() -> None:
-    """Files and settings in any order; with the device and the notices of this machine, and nothing of libraries'."""
+    """Files and settings in any order; with the device and the notices of this machine, and nothing
+    of libraries'.
+    """
     done = command(
         "check", "accel_configs/ddp.yaml", "--max_steps", "5", "ds_configs/zero3_offload.json", "micro_batch_size=4",
         "examples/configs/digits_cnn.yaml", "--global_batch_size=32", "--processes", "4",
@@ -157,14 +186,22 @@ def test_settings_may_be_typed_as_for_training() -> None:
     assert done.stdout.count("4 x 2 x 4 = 32 ") == 2
     assert done.stdout.count("device      cpu (rehearsal: the real strategy over gloo)\n") == 2
     assert "longer than the run: the rate never reaches its full value" in done.stdout
-    assert "ds_configs/zero3_offload.json:4 (zero_optimization.offload_optimizer.device): no effect in a rehearsal" in (
-        done.stdout
+    assert (
+        "ds_configs/zero3_offload.json:4 (zero_optimization.offload_optimizer.device): no effect in a rehearsal"
+        in (done.stdout)
     )
     assert "[WARNING]" not in done.stdout, "nothing that DeepSpeed logs"
 
 
 def test_a_config_may_be_typed_alone_and_files_be_named_as_for_training(check: Check) -> None:
-    words = ["--accel_config", "accel_configs/ddp.yaml", "--task", "digits_cnn:DigitsCNN", "--max_steps", "5"]
+    words = [
+        "--accel_config",
+        "accel_configs/ddp.yaml",
+        "--task",
+        "digits_cnn:DigitsCNN",
+        "--max_steps",
+        "5",
+    ]
     done = check(*words)
     assert (done.returncode, done.stderr) == (0, "")
     assert "command line under accel_configs/ddp.yaml\n" in done.stdout
@@ -186,7 +223,9 @@ def test_partitions_that_do_not_divide_the_processes(check: Check, tmp_path: Pat
 
 
 def test_a_config_of_another_trainer_is_no_launch_file(check: Check, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("model_name_or_path: gpt2\nbf16: true\nlearning_rate: 2.0e-05\n")
+    (tmp_path / "recipe.yaml").write_text(
+        "model_name_or_path: gpt2\nbf16: true\nlearning_rate: 2.0e-05\n"
+    )
     done = check(str(tmp_path / "recipe.yaml"))
     assert done.returncode == 2
     assert "recipe.yaml:2: bf16: true: unknown key; did you mean 'mixed_precision'?" in done.stderr
@@ -219,10 +258,16 @@ def test_files_that_differ_print_plans_that_differ(check: Check, tmp_path: Path)
         rows = [
             line
             for line in done.stdout.splitlines()
-            if not line.startswith(("-", "note:")) and line != "nothing is wrong" and str(tmp_path) not in line
+            if not line.startswith(("-", "note:"))
+            and line != "nothing is wrong"
+            and str(tmp_path) not in line
         ]
-        starts = [number for number, line in enumerate(rows) if line.startswith("strategy ")] + [len(rows)]
-        tables = ["\n".join(" ".join(line.split()) for line in rows[a:b]) for a, b in pairwise(starts)]
+        starts = [number for number, line in enumerate(rows) if line.startswith("strategy ")] + [
+            len(rows)
+        ]
+        tables = [
+            "\n".join(" ".join(line.split()) for line in rows[a:b]) for a, b in pairwise(starts)
+        ]
         assert len(tables) == len(set(tables)) == len(files)
     assert "wrapping                  modules of 100 parameters and more\n" in alone.stdout
     assert "compile                   inductor, dynamic=true\n" in alone.stdout
@@ -275,7 +320,12 @@ def test_what_only_a_built_model_shows(check: Check, tmp_path: Path) -> None:
         "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_transformer_layer_cls_to_wrap: Liner\n"
         "  fsdp_ignored_modules: hed.*\n"
     )
-    words = [str(tmp_path / "a.yaml"), str(tmp_path / "train.yaml"), "--script", str(tmp_path / "train.py")]
+    words = [
+        str(tmp_path / "a.yaml"),
+        str(tmp_path / "train.yaml"),
+        "--script",
+        str(tmp_path / "train.py"),
+    ]
     assert check(*words).returncode == 0, "nothing is built without being asked"
     done = check(*words, "--build")
     assert done.returncode == 2
@@ -289,7 +339,9 @@ def test_what_only_a_built_model_shows(check: Check, tmp_path: Path) -> None:
     right = ["--best_metric=eval/loss", "--task_settings.broken=false", "--build"]
     assert check(words[1], "accel_configs/fsdp.yaml", *words[2:], *right).returncode == 0
     for kind in ("Adafactor", "Adagrad"):
-        (tmp_path / f"by_{kind.lower()}.py").write_text(TASK.replace("torch.optim.SGD(", f"torch.optim.{kind}("))
+        (tmp_path / f"by_{kind.lower()}.py").write_text(
+            TASK.replace("torch.optim.SGD(", f"torch.optim.{kind}(")
+        )
     zero = [words[1], "accel_configs/zero2.yaml", *words[2:], *right]
     done = check(*zero, "--task", "by_adafactor:Small")
     assert done.returncode == 2

@@ -26,11 +26,20 @@ Forge = Callable[..., list[str]]
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Forge:
-    """Return the lines of ``trainer check`` beside a forged nvidia-smi, with as many GPUs as PyTorch is to count."""
+def check(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Forge:
+    """Return the lines of ``trainer check`` beside a forged nvidia-smi, with as many GPUs as
+    PyTorch is to count.
+    """
 
     def ask(
-        *listed: str, visible: int, usable: bool = True, topology: str = "", code: int = 0, cuda: str | None = "13.0"
+        *listed: str,
+        visible: int,
+        usable: bool = True,
+        topology: str = "",
+        code: int = 0,
+        cuda: str | None = "13.0",
     ) -> list[str]:
         smi = tmp_path / "bin" / "nvidia-smi"
         smi.parent.mkdir(exist_ok=True)
@@ -81,40 +90,69 @@ def test_one_gpu_takes_one_process_of_a_file_for_two(check: Forge) -> None:
 def test_gpus_that_pytorch_cannot_use(check: Forge) -> None:
     said = check(H100, H100, visible=2, usable=False, code=1)
     assert "note: PyTorch cannot compute on the GPUs: torch.cuda.is_available() is False" in said
-    assert "accel_configs/ddp.yaml: not here: see the note; use_cpu: true rehearses on the CPU" in said
+    assert (
+        "accel_configs/ddp.yaml: not here: see the note; use_cpu: true rehearses on the CPU" in said
+    )
     said = check(H100, visible=0, usable=False, cuda=None)
-    assert "note: this PyTorch is built for CPUs only: install one for CUDA to compute on the GPUs" in said
+    assert (
+        "note: this PyTorch is built for CPUs only: install one for CUDA to compute on the GPUs"
+        in said
+    )
     assert "GPUs      1 x NVIDIA H100 80GB HBM3, 79.6 GiB; 0 visible" in said
     assert "accel_configs/ddp.yaml: ddp on 2 CPU processes" in said
 
 
-def test_hidden_gpus_and_packages_that_are_missing(check: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_gpus_and_packages_that_are_missing(
+    check: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(check_machine, "versions", lambda *, installed: {"torch": "2.13.0", "transformers": "5.23.0"})
+    monkeypatch.setattr(
+        check_machine,
+        "versions",
+        lambda *, installed: {"torch": "2.13.0", "transformers": "5.23.0"},
+    )
     said = check(H100, visible=0)
-    assert said[1] == "GPUs       1 x NVIDIA H100 80GB HBM3, 79.6 GiB; 0 visible (CUDA_VISIBLE_DEVICES=)"
+    assert (
+        said[1]
+        == "GPUs       1 x NVIDIA H100 80GB HBM3, 79.6 GiB; 0 visible (CUDA_VISIBLE_DEVICES=)"
+    )
     assert "accel_configs/ddp.yaml: ddp on 2 CPU processes" in said
     missing = "not here: zero2 needs deepspeed: pip install 'samecurve[deepspeed]'"
     assert f"accel_configs/zero2.yaml: {missing}" in said
 
 
-def test_own_files_else_those_that_come_along(check: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_files_else_those_that_come_along(
+    check: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     shipped = check(visible=0)
-    assert any(line.endswith("templates/classifier/accel_configs/ddp.yaml: ddp on 2 CPU processes") for line in shipped)
+    assert any(
+        line.endswith("templates/classifier/accel_configs/ddp.yaml: ddp on 2 CPU processes")
+        for line in shipped
+    )
     (tmp_path / "accel_configs").mkdir()
-    (tmp_path / "accel_configs" / "mine.yaml").write_text("distributed_type: MULTI_GPU\nnum_machines: 4\n"
-                                                          "num_processes: 8\nmachine_rank: 0\n")  # fmt: skip
-    (tmp_path / "accel_configs" / "typo.yaml").write_text("distributed_type: MULTI_GPU\nnum_proceses: 2\n")
+    (tmp_path / "accel_configs" / "mine.yaml").write_text(
+        "distributed_type: MULTI_GPU\nnum_machines: 4\n"
+        # fmt: skip
+        "num_processes: 8\nmachine_rank: 0\n"
+    )
+    (tmp_path / "accel_configs" / "typo.yaml").write_text(
+        "distributed_type: MULTI_GPU\nnum_proceses: 2\n"
+    )
     said = check(visible=0, code=1)
     assert said[-2] == "accel_configs/mine.yaml: not here alone: it asks for 4 machines"
-    assert said[-1].startswith("accel_configs/typo.yaml: not here: accel_configs/typo.yaml:2: num_proceses: 2: unknown")
+    assert said[-1].startswith(
+        "accel_configs/typo.yaml: not here: accel_configs/typo.yaml:2: num_proceses: 2: unknown"
+    )
     assert len([line for line in said if line.startswith("accel_configs/")]) == 2
 
 
 def test_links_of_different_kinds_are_counted() -> None:
     mixed = NVLINK.replace("GPU0\t X \tNV18\tNV18", "GPU0\t X \tNV18\tSYS").replace("\x1b[4m", "")
-    assert check_machine._describe_links(mixed) == "NVLink (NV18) for 2 of 3 pairs, PCIe (SYS) for 1 of 3 pairs"
+    assert (
+        check_machine._describe_links(mixed)
+        == "NVLink (NV18) for 2 of 3 pairs, PCIe (SYS) for 1 of 3 pairs"
+    )
 
 
 def test_the_options_can_be_read_without_torch() -> None:

@@ -17,9 +17,14 @@ def test_version_names_the_packages_and_imports_none_of_them() -> None:
     names = ("samecurve", "torch", "accelerate", "deepspeed", "transformers")
     code = "import sys; sys.argv[1:] = ['--version']; import runpy; runpy.run_module('trainer', run_name='__main__')"
     watched = f"try:\n    {code}\nfinally:\n    print([name for name in {names[1:]} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", watched], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", watched], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     *lines, imported = done.stdout.splitlines()
-    assert lines == [*(f"{name} {version(name)}" for name in names), f"python {sys.version.split()[0]}"]
+    assert lines == [
+        *(f"{name} {version(name)}" for name in names),
+        f"python {sys.version.split()[0]}",
+    ]
     assert imported == "[]"
 
 

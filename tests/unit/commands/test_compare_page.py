@@ -25,7 +25,8 @@ def test_a_name_cannot_break_out_of_the_page() -> None:
     assert "<title>&lt;b&gt;&amp;</title>" in text and "<script>alert" not in text
 
 
-# Written into the outer page: what sticks out of the page, what is cut off, and which texts lie on each other.
+# Written into the outer page: what sticks out of the page, what is cut off, and which texts lie on
+# each other.
 MEASURE = """
 <script>
 function measure(frame) {
@@ -61,7 +62,8 @@ function measure(frame) {
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
-    """Headless Chromium, as ``CHROMIUM`` names it: all is drawn, and nothing sticks out, is cut off or overlaps.
+    """Headless Chromium, as ``CHROMIUM`` names it: all is drawn, and nothing sticks out, is cut off
+    or overlaps.
 
     The page lies in a frame, for Chromium's own window cannot be as narrow as a telephone.
     """
@@ -69,9 +71,25 @@ def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
     frame = f'<iframe onload="measure(this)" style="width: {width}px; height: 900px" srcdoc="{escape(as_page(told))}">'
     (tmp_path / "page.html").write_text(f"<!doctype html>{MEASURE}<body>{frame}</iframe></body>")
     program = os.environ.get("CHROMIUM", "chromium")
-    words = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    words += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--dump-dom"]
-    words += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000", (tmp_path / "page.html").as_uri()]
+    words = [
+        program,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+    ]
+    words += [
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--dump-dom",
+    ]
+    words += [
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1400,1000",
+        (tmp_path / "page.html").as_uri(),
+    ]
     shown = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
     [encoded] = re.findall("MEASURED(.*)END</body>", shown)
     found = json.loads(base64.b64decode(encoded))

@@ -14,7 +14,8 @@ from trainer.commands.planner.costs import Case, Part, footprint, paper_bytes, p
 NAMES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 
-# Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs, mixed-precision Adam (K = 12), in GB.
+# Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs, mixed-precision Adam (K = 12),
+# in GB.
 PAPER = {0: 120.0, 1: 31.4, 2: 16.6, 3: 1.9}
 
 
@@ -22,8 +23,11 @@ PAPER = {0: 120.0, 1: 31.4, 2: 16.6, 3: 1.9}
 def test_the_papers_table(stage: int) -> None:
     billion = 7_500_000_000
     assert round(paper_bytes(stage, billion, 64) / 1e9, 1) == PAPER[stage]
-    # Replicas keep parameters and gradients in full precision (4 + 4 + 8), the engine 2 + 2 + 12: the same sum.
-    assert states(NAMES[stage], billion, 64, mixed_precision="bf16") / 1e9 == pytest.approx(PAPER[stage], abs=0.05)
+    # Replicas keep parameters and gradients in full precision (4 + 4 + 8), the engine 2 + 2 + 12:
+    # the same sum.
+    assert states(NAMES[stage], billion, 64, mixed_precision="bf16") / 1e9 == pytest.approx(
+        PAPER[stage], abs=0.05
+    )
 
 
 def test_where_our_precision_policy_differs_from_the_paper() -> None:
@@ -36,7 +40,8 @@ def test_where_our_precision_policy_differs_from_the_paper() -> None:
 def test_bytes_sent_follow_section_7() -> None:
     """Twice the model for replicas, three times for what gathers in forward and backward.
 
-    Stages 1 and 2 are twice the model in the paper; the engine all-reduces before it gathers, which is three times.
+    Stages 1 and 2 are twice the model in the paper; the engine all-reduces before it gathers, which
+    is three times.
     """
     sent = {
         name: sent_bytes(Case(strategy=name, world_size=1000), 1000, 1000)
@@ -57,24 +62,39 @@ def test_exchanging_each_micro_batch_keeps_no_whole_gradient_and_sends_more() ->
 
 
 def test_the_engines_buffers_and_what_a_save_takes() -> None:
-    """Eight bytes for each element of a bucket (``test_memory.py`` measures it), with overlapping a bucket more."""
+    """Eight bytes for each element of a bucket (``test_memory.py`` measures it), with overlapping a
+    bucket more.
+    """
     parts = [Part(numel=10**6, rows=1000, count=1000)]
     for stage, layers in (("zero1", 0), ("zero2", 0), ("zero3", 2 * 150_000_000)):
         case = Case(strategy=stage, world_size=8, mixed_precision="bf16", unit=10**8)
         assert footprint(case, parts).buffers == 8 * 500_000_000 + layers
         assert footprint(case, parts).snapshot == 12 * 10**9 // 8
-    overlapping = Case(strategy="zero2", world_size=8, mixed_precision="bf16", bucket=10**8, overlap=True)
+    overlapping = Case(
+        strategy="zero2", world_size=8, mixed_precision="bf16", bucket=10**8, overlap=True
+    )
     assert footprint(overlapping, parts).buffers == (2 + 2 + 2 + 4) * 10**8
     larger = [Part(numel=10**9, rows=1000)]  # than a bucket: exchanged alone
-    assert footprint(Case(strategy="zero2", world_size=8, bucket=10**8), larger).buffers == 4 * 10**8 + 4 * 10**9
+    assert (
+        footprint(Case(strategy="zero2", world_size=8, bucket=10**8), larger).buffers
+        == 4 * 10**8 + 4 * 10**9
+    )
 
 
 @pytest.mark.parametrize("name", ["llama_stdlib", "digits_cnn"])
 def test_the_states_that_the_readme_tells(name: str) -> None:
-    model = load_task(load_config(["--config", str(ROOT / f"examples/configs/{name}.yaml")]))[0].build_model()
-    told = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| state per rank |")]
+    model = load_task(load_config(["--config", str(ROOT / f"examples/configs/{name}.yaml")]))[
+        0
+    ].build_model()
+    told = [
+        line
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if line.startswith("| state per rank |")
+    ]
     row = told[("llama_stdlib", "digits_cnn").index(name)]
-    for strategy, value in zip(("ddp", "fsdp", "zero1", "zero2", "zero3"), row.split("|")[2:-1], strict=True):
+    for strategy, value in zip(
+        ("ddp", "fsdp", "zero1", "zero2", "zero3"), row.split("|")[2:-1], strict=True
+    ):
         states = footprint(Case(strategy=strategy, world_size=2), parts_of(model)).states
         number, unit = value.split()
         digits = len(number.partition(".")[2])

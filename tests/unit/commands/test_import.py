@@ -55,7 +55,9 @@ class Attack:
 
 
 @pytest.mark.parametrize("name", [".metadata", "zero_pp_rank_0_mp_rank_00_optim_states.pt"])
-def test_a_forged_checkpoint_runs_no_code(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forged_checkpoint_runs_no_code(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, mark = tmp_path / "theirs", tmp_path / "mark"
     folder.mkdir()
     if name.startswith("."):
@@ -70,4 +72,7 @@ def test_a_forged_checkpoint_runs_no_code(name: str, tmp_path: Path, capsys: pyt
 
 def test_a_folder_of_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["import", str(tmp_path), "--to", str(tmp_path / "model")]) == 1
-    assert "holds no checkpoint of torch.distributed (.metadata) or of DeepSpeed" in capsys.readouterr().err
+    assert (
+        "holds no checkpoint of torch.distributed (.metadata) or of DeepSpeed"
+        in capsys.readouterr().err
+    )

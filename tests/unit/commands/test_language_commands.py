@@ -1,4 +1,6 @@
-"""``trainer show``, ``generate`` and ``merge``: a batch as the model sees it, and what becomes of exported models."""
+"""``trainer show``, ``generate`` and ``merge``: a batch as the model sees it, and what becomes of
+exported models.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,20 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(folder: Path, llama: Path, **settings: Any) -> list[str]:
     """The words that name a config for two short conversations, which share a row."""
-    data = save_rows(folder / "a.jsonl", [conversation("Hello", "Good day"), conversation("Why?", "Because.")])
-    keys = {"model": llama, "data": data, "messages_column": "messages", "cache_dir": folder / "cache", **settings}
+    data = save_rows(
+        folder / "a.jsonl", [conversation("Hello", "Good day"), conversation("Why?", "Because.")]
+    )
+    keys = {
+        "model": llama,
+        "data": data,
+        "messages_column": "messages",
+        "cache_dir": folder / "cache",
+        **settings,
+    }
     lines = [f"  {key}: {value}" for key, value in keys.items()]
-    text = "\n".join(["task: trainer.language:CausalLM", "task_settings:", *lines, "max_steps: 1", ""])
+    text = "\n".join(
+        ["task: trainer.language:CausalLM", "task_settings:", *lines, "max_steps: 1", ""]
+    )
     (folder / "train.yaml").write_text(text)
     return ["--config", str(folder / "train.yaml")]
 
@@ -39,13 +51,24 @@ def test_show_prints_documents_and_what_of_them_is_learnt(
     assert cli.main(["show", *words]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("data        2 documents, ")
-    assert "== row 1: 96 positions" in shown and "-- document 2:" in shown and "positions hold nothing" in shown
-    assert "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n«Good day<|im_end|>»\n" in shown
+    assert (
+        "== row 1: 96 positions" in shown
+        and "-- document 2:" in shown
+        and "positions hold nothing" in shown
+    )
+    assert (
+        "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n«Good day<|im_end|>»\n" in shown
+    )
     assert "note: data: conversations in the column messages" in shown
-    assert "note: template: the tokenizer's; its {% generation %} marks say what the assistant writes" in shown
+    assert (
+        "note: template: the tokenizer's; its {% generation %} marks say what the assistant writes"
+        in shown
+    )
     assert "middle of its document" not in shown and "cut off" not in shown
     assert cli.main(["show", *words, "--task_settings.sequence_length", "12"]) == 0
-    pieces = [line for line in capsys.readouterr().out.splitlines() if line.startswith("-- document")]
+    pieces = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("-- document")
+    ]
     assert any("begins in the middle of its document" in line for line in pieces)
     assert any("is cut off before the end of its document" in line for line in pieces)
     assert cli.main(["show", *words, "--rows", "0"]) == 0
@@ -55,24 +78,37 @@ def test_show_prints_documents_and_what_of_them_is_learnt(
     assert "\x1b[32mGood day<|im_end|>\x1b[0m" in capsys.readouterr().out
 
 
-def test_show_prints_what_masked_and_classified_rows_teach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = save_rows(tmp_path / "rows.jsonl", [{"text": "To be or not", "label": "good"}, {"text": "to be."}])
-    settings = f"model: {save_masked(tmp_path / 'bert')}, data: {rows}, cache_dir: {tmp_path / 'cache'}"
+def test_show_prints_what_masked_and_classified_rows_teach(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = save_rows(
+        tmp_path / "rows.jsonl", [{"text": "To be or not", "label": "good"}, {"text": "to be."}]
+    )
+    settings = (
+        f"model: {save_masked(tmp_path / 'bert')}, data: {rows}, cache_dir: {tmp_path / 'cache'}"
+    )
     path = tmp_path / "train.yaml"
-    path.write_text(f"task: trainer.language:MaskedLM\ntask_settings: {{{settings}}}\nmax_steps: 1\n")
+    path.write_text(
+        f"task: trainer.language:MaskedLM\ntask_settings: {{{settings}}}\nmax_steps: 1\n"
+    )
     assert cli.main(["show", str(path), "--task_settings.mask_probability=0.5"]) == 0
     data, *lines = capsys.readouterr().out.splitlines()
     assert data.split() == ["data", "2", "rows"]
     for title, text in zip(lines[::2], lines[1::2], strict=True):
         count = int(title.removesuffix(" of them are to be predicted").rpartition(" ")[2])
         assert count > 1 and text.count("«") == text.count("»") == count
-    assert any("<|im_start|>«" in text for text in lines[1::2]), "the token that hides another one, and that one"
+    assert any("<|im_start|>«" in text for text in lines[1::2]), (
+        "the token that hides another one, and that one"
+    )
     path.write_text(path.read_text().replace("MaskedLM", "SequenceClassifier"))
     assert cli.main(["show", str(path), "--rows", "1"]) == 2, "the second text has no label"
     save_rows(rows, [{"text": "To be or not", "label": "good"}])
     capsys.readouterr()
     assert cli.main(["show", str(path), "--rows", "1"]) == 0
-    assert re.fullmatch(r"data        1 rows\n== row 1: \d+ tokens\n.*To be or not.* «good»\n", capsys.readouterr().out)
+    assert re.fullmatch(
+        r"data        1 rows\n== row 1: \d+ tokens\n.*To be or not.* «good»\n",
+        capsys.readouterr().out,
+    )
 
 
 def test_show_answers_a_wrong_config_and_another_task_in_a_line(
@@ -93,8 +129,9 @@ def test_check_builds_a_model_with_its_values_and_evaluates_a_batch(
     with open(tmp_path / "train.yaml", "a") as file:
         file.write("eval_every: 1\nbest_metric: eval/los\n")
     assert cli.main(["check", "--build", words[1]]) == 2
-    assert "best_metric: 'eval/los': the task measures no such value; did you mean 'eval/loss'?" in (
-        capsys.readouterr().err
+    assert (
+        "best_metric: 'eval/los': the task measures no such value; did you mean 'eval/loss'?"
+        in (capsys.readouterr().err)
     )
 
 
@@ -102,7 +139,10 @@ def test_generate_writes_on_with_models_and_adapters(
     tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def text(folder: Path, *words: str) -> str:
-        assert cli.main(["generate", str(folder), "--prompt", "The", "--max_new_tokens", "8", *words]) == 0
+        assert (
+            cli.main(["generate", str(folder), "--prompt", "The", "--max_new_tokens", "8", *words])
+            == 0
+        )
         return capsys.readouterr().out
 
     assert text(llama) == text(llama, "--seed", "5"), "the likeliest tokens, whatever is drawn"
@@ -112,13 +152,32 @@ def test_generate_writes_on_with_models_and_adapters(
     assert text(llama, "--chat", "--system", "Be brief.") != text(llama, "--chat")
     assert text(llama, "--temperature", "2", "--top_p", "0.001") == text(llama)
     (tmp_path / "prompts.txt").write_text("The\nA\n")
-    assert cli.main(["generate", str(llama), "--prompts", str(tmp_path / "prompts.txt"), "--max_new_tokens", "8"]) == 0
+    assert (
+        cli.main(
+            [
+                "generate",
+                str(llama),
+                "--prompts",
+                str(tmp_path / "prompts.txt"),
+                "--max_new_tokens",
+                "8",
+            ]
+        )
+        == 0
+    )
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["The", "A"]
     assert answers[0]["text"] + "\n" == text(llama)
     for words in (["--system", "Be brief."], ["--top_p", "0.5"], ["--prompts", "none.txt"]):
         with pytest.raises(SystemExit):
-            cli.main(["generate", str(llama), *(["--prompt", "The"] if "--prompts" not in words else []), *words])
+            cli.main(
+                [
+                    "generate",
+                    str(llama),
+                    *(["--prompt", "The"] if "--prompts" not in words else []),
+                    *words,
+                ]
+            )
     task = CausalLM(model=str(llama), data="", adapter=Adapter(r=2))
     model: Any = build_whole(task)
     for name, parameter in model.named_parameters():

@@ -17,14 +17,21 @@ def test_new_folder_is_in_order_and_never_replaced(
     monkeypatch.chdir(tmp_path)
     assert main(["new", "my demo"]) == 0
     *_, command = capsys.readouterr().out.splitlines()
-    assert command.startswith("cd 'my demo' && ") and command.endswith(" -m trainer train --config train.yaml")
+    assert command.startswith("cd 'my demo' && ") and command.endswith(
+        " -m trainer train --config train.yaml"
+    )
     folder = tmp_path / "my demo"
     for name in ("accel_configs", "ds_configs"):
-        ours, theirs = ({file.name: file.read_text() for file in at.iterdir()} for at in (ROOT / name, folder / name))
+        ours, theirs = (
+            {file.name: file.read_text() for file in at.iterdir()}
+            for at in (ROOT / name, folder / name)
+        )
         assert ours == theirs
     launch = [str(file) for file in folder.glob("*_configs/*") if file.stem != "single"]
     words = [str(BIN / "trainer"), "check", *launch, str(folder / "train.yaml")]
-    done = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, env=clean_environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     (folder / "task.py").write_text("# mine")
     assert main(["new", "my demo"]) == 2

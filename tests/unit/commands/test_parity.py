@@ -25,8 +25,14 @@ from trainer.launching.request import Request
 
 def test_one_process_is_told_what_only_the_files_say() -> None:
     config = Loaded(config=TrainConfig(task="a:B", max_steps=1), origins={})
-    plain = Request(strategy="ddp", strategy_origin=origin("a.yaml:1"), mixed_precision=sourced("bf16", "a.yaml:2"))
-    clips = replace(plain, strategy="zero2", mixed_precision=None, max_grad_norm=sourced(0.5, "ds.json:3"))
+    plain = Request(
+        strategy="ddp",
+        strategy_origin=origin("a.yaml:1"),
+        mixed_precision=sourced("bf16", "a.yaml:2"),
+    )
+    clips = replace(
+        plain, strategy="zero2", mixed_precision=None, max_grad_norm=sourced(0.5, "ds.json:3")
+    )
     assert single_process_settings({"a.yaml": plain, "b.yaml": clips}, config) == {
         "mixed_precision": "bf16",
         "max_grad_norm": "0.5",
@@ -41,13 +47,17 @@ def test_thelast_error_is_found() -> None:
     assert last_error("step 1\n\nrank 0: train.yaml:3: lr: -1: must be above 0\n=====\n") == (
         "rank 0: train.yaml:3: lr: -1: must be above 0"
     )
-    assert last_error("Traceback (most recent call last):\n  x\nValueError: no\nmore of it\n") == "ValueError: no"
+    assert (
+        last_error("Traceback (most recent call last):\n  x\nValueError: no\nmore of it\n")
+        == "ValueError: no"
+    )
     assert last_error("killed\n\n") == "killed"
     assert last_error("") == ""
-    report = (
-        "Traceback (most recent call last):\nChildFailedError: \nRoot Cause (first observed failure):\n[0]:\n  rank : 0"
+    report = "Traceback (most recent call last):\nChildFailedError: \nRoot Cause (first observed failure):\n[0]:\n  rank : 0"
+    assert (
+        last_error(f"{report}\n  traceback : a.yaml:5: lr: -1: no\n====\n")
+        == "a.yaml:5: lr: -1: no"
     )
-    assert last_error(f"{report}\n  traceback : a.yaml:5: lr: -1: no\n====\n") == "a.yaml:5: lr: -1: no"
     thrown = "Traceback (most recent call last):\n  x\n  ValueError: no\n"
     assert last_error(f"{report}\n  traceback : {thrown}\n====\n") == "ValueError: no"
 
@@ -55,7 +65,10 @@ def test_thelast_error_is_found() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["accel_configs/ddp.yaml", "--script", "no.py"], r"script: 'no.py': does not exist; give the script that"),
+        (
+            ["accel_configs/ddp.yaml", "--script", "no.py"],
+            r"script: 'no.py': does not exist; give the script that",
+        ),
         (["accel_configs/ddp.yaml", "--to", "."], r"to: '\.': exists already"),
         (["accel_configs/ddp.yaml", "--global_batch_size", "63"], r"global_batch_size: 63"),
         (
@@ -82,10 +95,25 @@ def curve(name: str, *gaps: float, norms: tuple[float, ...] = ()) -> Run:
 
 
 REFERENCE = curve("one process", *[0.0] * 8)
-KINK = curve("ddp", 0, 0, 1e-7, 0, 1e-5, 1e-4, 1e-3, 1e-2, norms=(0, 0, 0, 2e-4, 1e-5, 7e-4, 1e-3, 2e-2))
-NUDGED = curve("nudged", 3e-7, 1e-7, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 5e-3, norms=(1e-6, 4e-6, 1e-4, 1e-3, 0, 0, 0, 1e-2))
+KINK = curve(
+    "ddp", 0, 0, 1e-7, 0, 1e-5, 1e-4, 1e-3, 1e-2, norms=(0, 0, 0, 2e-4, 1e-5, 7e-4, 1e-3, 2e-2)
+)
+NUDGED = curve(
+    "nudged",
+    3e-7,
+    1e-7,
+    1e-6,
+    1e-5,
+    1e-4,
+    3e-4,
+    1e-3,
+    5e-3,
+    norms=(1e-6, 4e-6, 1e-4, 1e-3, 0, 0, 0, 1e-2),
+)
 STEADY = curve("nudged", *[1e-6] * 8, norms=(2e-6,) * 8)
-BY_RANK = curve("ddp", 0, 1e-4, 1e-3, 3e-3, 3e-3, 3e-3, 3e-3, 5e-3, norms=(2e-2,) * 8)  # the gradient is wrong at once
+BY_RANK = curve(
+    "ddp", 0, 1e-4, 1e-3, 3e-3, 3e-3, 3e-3, 3e-3, 5e-3, norms=(2e-2,) * 8
+)  # the gradient is wrong at once
 FIRST = curve("ddp", *[2e-2] * 8)  # so is the loss
 LOST = curve("ddp", 0, float("nan"), 0, 0, 0, 0, 0, 0)
 
@@ -117,10 +145,25 @@ def test_runs_without_a_common_step_are_not_judged() -> None:
 @pytest.mark.parametrize(
     ("run", "nudged", "of_weights", "answer"),
     [
-        (KINK, [NUDGED], {"ddp": 3e-2, "nudged": 1e-2}, "the same within what rounding does to this model: not within"),
-        (KINK, [NUDGED], {"ddp": 3e-2, "nudged": 1e-3}, "NOT the same within 1e-05 of loss and norm, 0.01 of the we"),
+        (
+            KINK,
+            [NUDGED],
+            {"ddp": 3e-2, "nudged": 1e-2},
+            "the same within what rounding does to this model: not within",
+        ),
+        (
+            KINK,
+            [NUDGED],
+            {"ddp": 3e-2, "nudged": 1e-3},
+            "NOT the same within 1e-05 of loss and norm, 0.01 of the we",
+        ),
         (BY_RANK, [NUDGED], {"ddp": 1e-3, "nudged": 1e-3}, "NOT the same within"),
-        (STEADY, [], {"nudged": 1e-6}, "the same within 1e-05 of loss and norm, 0.01 of the weights"),
+        (
+            STEADY,
+            [],
+            {"nudged": 1e-6},
+            "the same within 1e-05 of loss and norm, 0.01 of the weights",
+        ),
     ],
 )
 def test_the_verdict_and_when_the_reference_is_nudged(
@@ -131,19 +174,24 @@ def test_the_verdict_and_when_the_reference_is_nudged(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(parity, "_weights_gap", lambda run, reference, initial: of_weights[run.name])
+    monkeypatch.setattr(
+        parity, "_weights_gap", lambda run, reference, initial: of_weights[run.name]
+    )
     verdict = parity.Verdict(runs=[REFERENCE, run], initial={}, bounds=BOUNDS["no"])
     assert verdict.is_open == bool(nudged), "a healthy run costs no other"
     verdict.nudged += nudged
     splits = {
-        name: parity.Split(strategy="ddp", world=2, micro_batch=1, accumulation=1) for name in ("one process", "ddp")
+        name: parity.Split(strategy="ddp", world=2, micro_batch=1, accumulation=1)
+        for name in ("one process", "ddp")
     }
     splits["nudged"] = splits["ddp"]
     assert verdict.report(splits) == answer.startswith("the same")
     assert answer in capsys.readouterr().out
 
 
-def test_a_first_loss_that_differs_is_not_asked_of_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_loss_that_differs_is_not_asked_of_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(parity, "_weights_gap", lambda run, reference, initial: 1e-3)
     for apart in (FIRST, LOST):
         assert not parity.Verdict(runs=[REFERENCE, apart], initial={}, bounds=BOUNDS["no"]).is_open
@@ -155,7 +203,9 @@ def test_nudged_weights_are_some_units_off_and_a_run_begins_with_them(tmp_path: 
     first = FirstWeights.of(loaded)
     for seed in (1, 2):
         first.write_nudged(tmp_path / f"{NUDGED_FOLDER}{seed}", seed)
-    one, two = (load_file(tmp_path / f"{NUDGED_FOLDER}{seed}" / "model.safetensors") for seed in (1, 2))
+    one, two = (
+        load_file(tmp_path / f"{NUDGED_FOLDER}{seed}" / "model.safetensors") for seed in (1, 2)
+    )
     for name in first.parameters.keys() & one.keys():
         value = first.parameters[name]
         if not first.tensors[name].requires_grad:

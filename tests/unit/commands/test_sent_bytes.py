@@ -29,7 +29,9 @@ def test_sent_bytes_follow_the_plan(changes: dict[str, Any], expected: int) -> N
     assert sent_by_plan(PLAN | changes) == expected
 
 
-def test_divided_layers_have_no_sent_bytes_for_what_a_group_exchanges_depends_on_the_batch() -> None:
+def test_divided_layers_have_no_sent_bytes_for_what_a_group_exchanges_depends_on_the_batch() -> (
+    None
+):
     assert sent_by_plan(PLAN | {"strategy": "fsdp", "fsdp": {"tp_size": 2}}) is None
 
 

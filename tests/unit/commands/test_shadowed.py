@@ -1,4 +1,6 @@
-"""Files that Python takes for the package are named by the command, which is started from elsewhere."""
+"""Files that Python takes for the package are named by the command, which is started from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ def test_a_file_of_that_name_here_is_told_by_every_command(name: str, tmp_path: 
     (tmp_path / name).write_text("raise SystemExit(0)  # another trainer\n")
     words = [str(BIN / "trainer"), "new", "demo"]
     done = subprocess.run(
-        words, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=True, timeout=60
+        words,
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stderr.startswith(f"note: {name}: {LINE}") and done.stderr.count("\n") == 1
     assert "written: demo/" in done.stdout
@@ -39,7 +47,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_file_beside_the_script_is_a_problem(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_beside_the_script_is_a_problem(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     os.mkdir("mine")
     Path("mine/trainer.py").touch()
     Path("a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n")
@@ -50,7 +60,9 @@ def test_a_file_beside_the_script_is_a_problem(here: Path, capsys: pytest.Captur
 def test_another_distribution_is_a_problem(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shadowed, "packages_distributions", lambda: {"trainer": ["samecurve", "speech-trainer"]})
+    monkeypatch.setattr(
+        shadowed, "packages_distributions", lambda: {"trainer": ["samecurve", "speech-trainer"]}
+    )
     Path("a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n")
     assert main(["check", "a.yaml"]) == 2
     assert "pip uninstall speech-trainer, and install samecurve anew" in capsys.readouterr().err

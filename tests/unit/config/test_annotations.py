@@ -75,7 +75,9 @@ def rich(text: str, *argv: str) -> tuple[Rich, TrainConfig]:
     again = load_config(["--config=config.yaml"])
     assert again.config == left
     assert check_settings(Rich, again.config.task_settings, again) == task
-    assert json.loads(json.dumps(left.task_settings, allow_nan=False)) == left.task_settings, "checkpoints hold it"
+    assert json.loads(json.dumps(left.task_settings, allow_nan=False)) == left.task_settings, (
+        "checkpoints hold it"
+    )
     return task, left
 
 
@@ -106,7 +108,10 @@ def test_fields_of_ordinary_dataclasses(here: Path, monkeypatch: pytest.MonkeyPa
         ("{root: 2024}", "task_settings.root: 2024: must be a path; put it in quotes"),
         ("{tags: a}", "task_settings.tags: 'a': must be a list such as [1, 2]"),
         ("{levels: [[1]]}", "task_settings.levels.0: [1]: must be a whole number"),
-        ("{activation: relu}", "task_settings.activation: 'relu': must be one of 'RELU', 'GELU'; did you mean 'RELU'?"),
+        (
+            "{activation: relu}",
+            "task_settings.activation: 'relu': must be one of 'RELU', 'GELU'; did you mean 'RELU'?",
+        ),
         (
             "{activation: GELLU}",
             "task_settings.activation: 'GELLU': must be one of 'RELU', 'GELU'; did you mean 'GELU'?",
@@ -172,13 +177,22 @@ def test_the_type_of_a_setting_decides_how_its_argument_is_read(here: Path) -> N
         ("  width: 1\n  name: no", "5: task_settings.name: false: must be text; put it in quotes"),
         ("  width: 1\n  sizes: [1, 2.5]", "5: task_settings.sizes.1: 2.5: must be a whole number"),
         ("  width: 1\n  pair: [1]", "5: task_settings.pair: [1]: must be a list of 2 values"),
-        ("  width: 1\n  pair: [1, 2]", "5: task_settings.pair.1: 2: must be text; put it in quotes"),
+        (
+            "  width: 1\n  pair: [1, 2]",
+            "5: task_settings.pair.1: 2: must be text; put it in quotes",
+        ),
         ("  width: 1\n  shares: [1, 2]", "5: task_settings.shares.1: 2: must be at most 1"),
         ("  width: 1\n  words: a", "5: task_settings.words: 'a': must be a list such as [1, 2]"),
         ("  width: 1\n  counts: {a: b}", "5: task_settings.counts.a: 'b': must be a whole number"),
         ("  width: 1\n  inner: 3", "5: task_settings.inner: 3: must be a mapping"),
-        ("  width: 1\n  inner:\n    rate: 1", "6: task_settings.inner.rate: 1: must be at least 0 and less than 1"),
-        ("  width: 1\n  inner:\n    rat: 1", "6: task_settings.inner.rat: 1: unknown key; did you mean 'rate'?"),
+        (
+            "  width: 1\n  inner:\n    rate: 1",
+            "6: task_settings.inner.rate: 1: must be at least 0 and less than 1",
+        ),
+        (
+            "  width: 1\n  inner:\n    rat: 1",
+            "6: task_settings.inner.rat: 1: unknown key; did you mean 'rate'?",
+        ),
         (
             "  width: 1\n  registry: {}",
             "5: task_settings.registry: {}: unknown key; "
@@ -195,7 +209,12 @@ def test_wrong_settings(here: Path, text: str, message: str) -> None:
 def test_wrong_settings_of_the_command_line(here: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         settings(
-            "  width: 1", "--task_settings.inner.rate=x", "--task_settings.nme", "y", "--task_settings.width", "3.0"
+            "  width: 1",
+            "--task_settings.inner.rate=x",
+            "--task_settings.nme",
+            "y",
+            "--task_settings.width",
+            "3.0",
         )
     assert str(caught.value).splitlines() == [
         "command line: task_settings.width: 3.0: must be a whole number; write 3",
@@ -238,4 +257,7 @@ def test_mistakes_of_whoever_wrote_the_task() -> None:
     assert message_of(Unreadable, {"scale": 2}) == (
         "TrainConfig: task_settings.scale: 2: must be set in code: a file cannot give the type <class 'complex'>"
     )
-    assert message_of(Bare, {"x": 1}) == "TrainConfig: task_settings.x: 1: unknown key; there are no settings here"
+    assert (
+        message_of(Bare, {"x": 1})
+        == "TrainConfig: task_settings.x: 1: unknown key; there are no settings here"
+    )

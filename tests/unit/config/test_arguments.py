@@ -21,9 +21,15 @@ def test_paths_of_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -
     Path("train.yaml").write_text("task: a:B\nepochs: 1\noutput_dir: ~/runs\nweights: ~/model\n")
     loaded = load_config(["--config=~/train.yaml", "--resume=~/run", "--accel_config=~/a.yaml"])
     config = loaded.config
-    assert (config.output_dir, config.weights, config.resume) == (f"{here}/runs", f"{here}/model", f"{here}/run")
+    assert (config.output_dir, config.weights, config.resume) == (
+        f"{here}/runs",
+        f"{here}/model",
+        f"{here}/run",
+    )
     assert loaded.accel_config == f"{here}/a.yaml"
-    assert TrainConfig(task="a:B", epochs=1, output_dir="~/x").output_dir == f"{here}/x", "in code as well"
+    assert TrainConfig(task="a:B", epochs=1, output_dir="~/x").output_dir == f"{here}/x", (
+        "in code as well"
+    )
     assert load("--output_dir=a~b").output_dir == "a~b"
 
 
@@ -58,21 +64,31 @@ def test_the_first_word_may_be_the_config(here: Path) -> None:
     assert (loaded.config_file, loaded.config.epochs, loaded.config.seed) == ("train.yml", 3, 4)
     with pytest.raises(ConfigError) as wrong:
         load_config(["--config=train.yml", "other.yml"])
-    assert str(wrong.value) == "command line: 'other.yml': settings are written --key value or key=value"
+    assert (
+        str(wrong.value)
+        == "command line: 'other.yml': settings are written --key value or key=value"
+    )
     with pytest.raises(ConfigError) as missing:
         load_config(["other.yml"])
     assert str(missing.value) == "other.yml: the training config does not exist"
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_shows_every_key_even_beside_mistakes(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_every_key_even_beside_mistakes(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as leaving:
         load_config(["--lrr=3", flag])
     assert leaving.value.code == 0
     printed = capsys.readouterr().out
     rows = [line.split()[0] for line in printed.splitlines() if line.startswith("  --")]
-    assert set(rows) == {f"--{key}" for key in [*KEYS, "config", "accel_config", "deepspeed", "print_config"]}
-    assert all(annotation.__metadata__[0].help in printed for annotation in annotations_of(TrainConfig).values())
+    assert set(rows) == {
+        f"--{key}" for key in [*KEYS, "config", "accel_config", "deepspeed", "print_config"]
+    }
+    assert all(
+        annotation.__metadata__[0].help in printed
+        for annotation in annotations_of(TrainConfig).values()
+    )
 
 
 def test_a_wrong_key_is_answered_without_torch() -> None:
@@ -82,7 +98,9 @@ def test_a_wrong_key_is_answered_without_torch() -> None:
         "except ValueError as error: print(error)\n"
         "print(sorted({'torch', 'accelerate', 'transformers', 'deepspeed', 'numpy'} & set(sys.modules)))"
     )
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     *told, modules = run.stdout.splitlines()
     assert told[0] == "command line: lrr: '3': unknown key; did you mean 'lr'?"
     assert told[1].startswith("command line: task: is required")

@@ -31,7 +31,10 @@ from trainer.errors import ConfigError
         ("weight_decay: .inf", "weight_decay: inf: must be a finite number"),
         ("task_settings: {1: 2}", "task_settings: 1: keys must be text; put it in quotes"),
         ("task_settings: {a: [.nan]}", "task_settings.a.0: nan: must be a finite number"),
-        ("save_every: 2.5", "save_every: 2.5: must be steps such as 100, or epochs such as '1 epoch' or null"),
+        (
+            "save_every: 2.5",
+            "save_every: 2.5: must be steps such as 100, or epochs such as '1 epoch' or null",
+        ),
     ],
 )
 def test_what_yaml_makes_of_values(here: Path, line: str, message: str) -> None:
@@ -46,7 +49,10 @@ def test_what_yaml_makes_of_values(here: Path, line: str, message: str) -> None:
             "max_steps: 010",
             "max_steps: 010: YAML takes it to the base 8; write a plain number, or '010' in quotes if it is text",
         ),
-        ("seed: -08", "seed: -08: YAML takes it to the base 8; write a plain number, or '-08' in quotes if it is text"),
+        (
+            "seed: -08",
+            "seed: -08: YAML takes it to the base 8; write a plain number, or '-08' in quotes if it is text",
+        ),
         (
             "output_dir: 1:30",
             "output_dir: 1:30: YAML takes it to the base 60; write a plain number, or '1:30' in quotes if it is text",
@@ -112,7 +118,9 @@ def test_absurd_json_is_one_line(here: Path, text: str, rule: str) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_what_it_looks_like_is_one_line(here: Path, name: str, text: str, line: str) -> None:
+def test_a_file_that_cannot_be_what_it_looks_like_is_one_line(
+    here: Path, name: str, text: str, line: str
+) -> None:
     Path(name).write_text(text)
     assert problems(f"--config={name}") == [line]
 
@@ -124,7 +132,8 @@ def test_aliases_that_repeat_each_other_are_refused_at_once(depth: int, tmp_path
     (tmp_path / "bomb.yaml").write_text("\n".join(rows))
     began = time.monotonic()
     with pytest.raises(
-        ConfigError, match=r"bomb.yaml: stands for more than 100,000 values; do its aliases \(\*name\) rep"
+        ConfigError,
+        match=r"bomb.yaml: stands for more than 100,000 values; do its aliases \(\*name\) rep",
     ):
         read_document(tmp_path / "bomb.yaml")
     assert time.monotonic() - began < 20

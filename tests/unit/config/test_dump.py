@@ -14,12 +14,25 @@ from trainer.config.load import load_config
 from trainer.config.train_config import TrainConfig
 
 words = st.text(max_size=12)
-plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words
+plain = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | words
+)
 nested = st.recursive(
-    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3), max_leaves=8
+    plain,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=8,
 )
 batch = st.integers(1, 64)
-interval = st.none() | st.integers(1, 10**6) | st.integers(1, 99).map(lambda n: f"{n} epochs") | st.just("1 epoch")
+interval = (
+    st.none()
+    | st.integers(1, 10**6)
+    | st.integers(1, 99).map(lambda n: f"{n} epochs")
+    | st.just("1 epoch")
+)
 share = st.floats(0, 1, exclude_max=True)
 
 
@@ -54,9 +67,16 @@ def configs(draw: st.DrawFn) -> TrainConfig:
         window = values.get("micro_batch_size", 8) * (values.get("accumulation_steps") or 1)
         values["global_batch_size"] = window * draw(batch)
     if draw(st.booleans()):
-        values |= {"lr_scaling": draw(st.sampled_from(["linear", "sqrt"])), "reference_batch_size": draw(batch)}
+        values |= {
+            "lr_scaling": draw(st.sampled_from(["linear", "sqrt"])),
+            "reference_batch_size": draw(batch),
+        }
     if values.get("eval_every") and draw(st.booleans()):
-        values |= {"best_metric": draw(st.text(min_size=1).map("eval/{}".format).filter(lambda name: "\n" not in name))}
+        values |= {
+            "best_metric": draw(
+                st.text(min_size=1).map("eval/{}".format).filter(lambda name: "\n" not in name)
+            )
+        }
     if values.get("optimizer") == "sgd":
         values["momentum"] = draw(share)
     else:
@@ -65,7 +85,9 @@ def configs(draw: st.DrawFn) -> TrainConfig:
 
 
 @given(configs())
-def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, config: TrainConfig) -> None:
+def test_what_is_written_reads_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, config: TrainConfig
+) -> None:
     path = tmp_path_factory.getbasetemp() / "written.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     again = load_config(["--config", str(path)]).config
@@ -73,14 +95,19 @@ def test_what_is_written_reads_back_equal(tmp_path_factory: pytest.TempPathFacto
     assert to_yaml(again) == to_yaml(config)
 
 
-def test_print_config_names_the_home_of_each_value(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_names_the_home_of_each_value(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("train.yaml").write_text("task: a:B\nepochs: 2\ntask_settings:\n  width: 4\n")
     argv = ["--config=train.yaml", "--mixed_precision=no", "--task_settings.depth=2"]
     with pytest.raises(SystemExit) as leaving:
         load_config([*argv, "--print_config"])
     assert leaving.value.code == 0
     printed = capsys.readouterr().out
-    shown = {line.partition("#")[0].strip(): line.partition("#")[2].strip() for line in printed.splitlines()}
+    shown = {
+        line.partition("#")[0].strip(): line.partition("#")[2].strip()
+        for line in printed.splitlines()
+    }
     assert shown["epochs: 2"] == "train.yaml:2"
     assert shown["width: 4"] == "train.yaml:4"
     assert shown["depth: 2"] == shown["mixed_precision: 'no'"] == "command line"

@@ -46,7 +46,10 @@ def test_every_spelling_of_an_argument(spelling: list[str]) -> None:
         (["--overwrite", "false"], {"overwrite": False}),
         (["--overwrite=true"], {"overwrite": True}),
         (["--mixed_precision", "no"], {"mixed_precision": "no"}),
-        (["--mixed-precision=bf16", "--log-every", "3"], {"mixed_precision": "bf16", "log_every": 3}),
+        (
+            ["--mixed-precision=bf16", "--log-every", "3"],
+            {"mixed_precision": "bf16", "log_every": 3},
+        ),
         (["--mixed_precision", "null"], {"mixed_precision": None}),
         (["--output_dir", "2024"], {"output_dir": "2024"}),
         (["--output_dir", "no"], {"output_dir": "no"}),
@@ -64,7 +67,15 @@ def test_values_of_the_command_line(argv: list[str], expected: dict[str, Any]) -
 
 def test_a_config_can_stand_on_the_command_line_alone_with_the_files_that_say_how_to_run() -> None:
     loaded = load_config(
-        ["--task=a:B", "--epochs=1", "--accel_config", "ddp.yaml", "--deepspeed_config", "ds.json", "--local_rank=1"]
+        [
+            "--task=a:B",
+            "--epochs=1",
+            "--accel_config",
+            "ddp.yaml",
+            "--deepspeed_config",
+            "ds.json",
+            "--local_rank=1",
+        ]
     )
     assert (loaded.accel_config, loaded.deepspeed) == ("ddp.yaml", "ds.json")
     assert places(loaded) == {"task": "command line", "epochs": "command line"}
@@ -72,11 +83,17 @@ def test_a_config_can_stand_on_the_command_line_alone_with_the_files_that_say_ho
 
 
 def test_dotted_keys_change_parts_of_task_settings(here: Path) -> None:
-    Path("train.yaml").write_text("task: a:B\nepochs: 1\ntask_settings:\n  width: 4\n  deep: {x: 1, y: [1, 2]}\n")
+    Path("train.yaml").write_text(
+        "task: a:B\nepochs: 1\ntask_settings:\n  width: 4\n  deep: {x: 1, y: [1, 2]}\n"
+    )
     argv = ["--config=train.yaml", "--task_settings.width", "64", "task_settings.deep.x=7"]
     loaded = load_config(argv)
     assert loaded.config.task_settings == {"width": 64, "deep": {"x": 7, "y": [1, 2]}}
-    assert places(loaded)["task_settings.width"] == places(loaded)["task_settings.deep.x"] == "command line"
+    assert (
+        places(loaded)["task_settings.width"]
+        == places(loaded)["task_settings.deep.x"]
+        == "command line"
+    )
     assert places(loaded)["task_settings.deep.y"] == "train.yaml:5"
     whole = load_config(["--config=train.yaml", "--task_settings", "{width: 5}"])
     assert whole.config.task_settings == {"width": 5}
@@ -84,7 +101,17 @@ def test_dotted_keys_change_parts_of_task_settings(here: Path) -> None:
 
 
 def test_json_and_yaml_give_the_same_config(here: Path) -> None:
-    values = {"task": "a:B", "epochs": 2, "lr": 1e-4, "betas": [0.9, 0.95], "task_settings": {"names": ["x"]}}
+    values = {
+        "task": "a:B",
+        "epochs": 2,
+        "lr": 1e-4,
+        "betas": [0.9, 0.95],
+        "task_settings": {"names": ["x"]},
+    }
     Path("train.json").write_text(json.dumps(values))
-    Path("train.yaml").write_text("task: a:B\nepochs: 2\nlr: 1e-4\nbetas: [0.9, 0.95]\ntask_settings:\n  names: [x]\n")
-    assert load_config(["--config=train.json"]).config == load_config(["--config=train.yaml"]).config
+    Path("train.yaml").write_text(
+        "task: a:B\nepochs: 2\nlr: 1e-4\nbetas: [0.9, 0.95]\ntask_settings:\n  names: [x]\n"
+    )
+    assert (
+        load_config(["--config=train.json"]).config == load_config(["--config=train.yaml"]).config
+    )

@@ -28,7 +28,9 @@ class Reader(Task):
 @pytest.mark.parametrize("scheme", ["s3", "gs", "hf", "abfs", "memory", "https", "S3"])
 def test_an_address_is_no_path(scheme: str) -> None:
     assert ELSEWHERE in not_local(f"{scheme}://bucket/run")
-    assert ELSEWHERE in not_local(Path(f"{scheme}://bucket/run")), "of which pathlib leaves one slash"
+    assert ELSEWHERE in not_local(Path(f"{scheme}://bucket/run")), (
+        "of which pathlib leaves one slash"
+    )
 
 
 def test_a_file_address_is_answered_with_its_path() -> None:
@@ -36,7 +38,9 @@ def test_a_file_address_is_answered_with_its_path() -> None:
         assert not_local(address) == "is an address, and not a path: write /data/run"
 
 
-@pytest.mark.parametrize("path", ["runs/a", "/data/s3/x", "hf:org/name@train", "C:/runs", "./s3:x", "~/a:b/c", "none"])
+@pytest.mark.parametrize(
+    "path", ["runs/a", "/data/s3/x", "hf:org/name@train", "C:/runs", "./s3:x", "~/a:b/c", "none"]
+)
 def test_a_path_is_taken(path: str) -> None:
     assert not_local(path) == ""
 
@@ -44,7 +48,9 @@ def test_a_path_is_taken(path: str) -> None:
 @pytest.mark.parametrize("key", ["output_dir", "resume", "weights"])
 def test_in_the_training_config(key: str, here: Path) -> None:
     Path("a.yaml").write_text(f"task: m:T\nepochs: 1\n{key}: s3://bucket/run\n")
-    with pytest.raises(ConfigError, match=rf"^a.yaml:3: {key}: 's3://bucket/run': is an address: .*{ELSEWHERE}"):
+    with pytest.raises(
+        ConfigError, match=rf"^a.yaml:3: {key}: 's3://bucket/run': is an address: .*{ELSEWHERE}"
+    ):
         load_config(["a.yaml"])
     with pytest.raises(ConfigError, match=f"^command line: {key}: 'gs://b': is an address"):
         load_config(["--task", "m:T", "--epochs", "1", f"--{key}", "gs://b"])
@@ -55,18 +61,36 @@ def test_in_the_training_config(key: str, here: Path) -> None:
 
 def test_in_the_settings_of_a_task() -> None:
     """A path is one; text is the task's own, which may read an address by fsspec."""
-    words = ["--task", "m:T", "--epochs", "1", "--task_settings.bucket", "s3://a/b", "--task_settings.folder"]
+    words = [
+        "--task",
+        "m:T",
+        "--epochs",
+        "1",
+        "--task_settings.bucket",
+        "s3://a/b",
+        "--task_settings.folder",
+    ]
     loaded = load_config([*words, "s3://a/c"])
-    with pytest.raises(ConfigError, match=r"^command line: task_settings.folder: 's3://a/c': is an address"):
+    with pytest.raises(
+        ConfigError, match=r"^command line: task_settings.folder: 's3://a/c': is an address"
+    ):
         check_settings(Reader, loaded.config.task_settings, loaded)
     loaded = load_config([*words, "c"])
-    assert check_settings(Reader, loaded.config.task_settings, loaded) == Reader(folder=Path("c"), bucket="s3://a/b")
+    assert check_settings(Reader, loaded.config.task_settings, loaded) == Reader(
+        folder=Path("c"), bucket="s3://a/b"
+    )
 
 
 def test_in_the_settings_of_a_language_task() -> None:
     from trainer.language import CausalLM
 
-    given = {"data": "a.txt", "model": "m", "evaluation": "b.txt", "tokenizer": "t", "cache_dir": "c"}
+    given = {
+        "data": "a.txt",
+        "model": "m",
+        "evaluation": "b.txt",
+        "tokenizer": "t",
+        "cache_dir": "c",
+    }
     for key in given:
         with pytest.raises(ConfigError, match=f"task_settings.{key}: 's3://a/b': is an address"):
             CausalLM(**{**given, key: "s3://a/b"})  # type: ignore[arg-type]
@@ -104,7 +128,9 @@ def test_in_commands(words: str, here: Path, capsys: pytest.CaptureFixture[str])
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("words", ["check s3://a/b.yaml", "train s3://a/b.yaml", "check a.yaml --output_dir s3://a/b"])
+@pytest.mark.parametrize(
+    "words", ["check s3://a/b.yaml", "train s3://a/b.yaml", "check a.yaml --output_dir s3://a/b"]
+)
 def test_in_check_and_train(words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.yaml").write_text("task: m:T\nepochs: 1\n")
     if words.startswith("train"):

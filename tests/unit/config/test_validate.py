@@ -53,14 +53,26 @@ from trainer.errors import ConfigError
         ("optimizer", "adamW", "no such optimizer; did you mean 'adamw'?"),
         ("optimizer", "adamw_torch_fused", "no such optimizer; did you mean 'adamw'?"),
         ("optimizer", "adafactor", "no such optimizer; did you mean 'torch.optim.Adafactor'?"),
-        ("optimizer", "lamb", "no such optimizer; known: a class such as torch.optim.Muon, adam, adamw, sgd"),
+        (
+            "optimizer",
+            "lamb",
+            "no such optimizer; known: a class such as torch.optim.Muon, adam, adamw, sgd",
+        ),
         ("best_mode", "lower", "must be one of 'min', 'max'"),
         ("eval_every", "weekly", "must be steps such as 100, or epochs such as '1 epoch' or null"),
-        ("save_every", "0 epochs", "must be steps such as 100, or epochs such as '1 epoch' or null"),
+        (
+            "save_every",
+            "0 epochs",
+            "must be steps such as 100, or epochs such as '1 epoch' or null",
+        ),
         ("save_every", 0, "must be at least 1"),
         ("task_settings", 3, "must be a mapping"),
         ("output_dir", "", "must not be empty"),
-        ("best_metric", "eval/loss", "needs eval_every: steps such as 100, or epochs such as '1 epoch'"),
+        (
+            "best_metric",
+            "eval/loss",
+            "needs eval_every: steps such as 100, or epochs such as '1 epoch'",
+        ),
         ("early_stop_patience", 2, "needs best_metric, the value that has to get better"),
         ("lr_scaling", "sqrt", "needs reference_batch_size, the global batch that lr belongs to"),
         ("reference_batch_size", 8, "has no effect without lr_scaling: linear or sqrt"),
@@ -72,7 +84,11 @@ from trainer.errors import ConfigError
 def test_a_mistake_is_told_alike_from_yaml_json_and_the_command_line(
     here: Path, key: str, value: Any, rule: str
 ) -> None:
-    shown = "" if value is None else f" {str(value).lower() if isinstance(value, bool) else repr(value)}:"
+    shown = (
+        ""
+        if value is None
+        else f" {str(value).lower() if isinstance(value, bool) else repr(value)}:"
+    )
     text = json.dumps(value)
     Path("train.yaml").write_text(f"task: a:B\nmax_steps: 10\n{key}: {text}\n")
     assert problems("--config", "train.yaml") == [f"train.yaml:3: {key}:{shown} {rule}"]
@@ -88,9 +104,15 @@ def test_a_mistake_is_told_alike_from_yaml_json_and_the_command_line(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("task: digits", "train.yaml:1: task: 'digits': must be module:Class, such as digits_cnn:DigitsCNN"),
+        (
+            "task: digits",
+            "train.yaml:1: task: 'digits': must be module:Class, such as digits_cnn:DigitsCNN",
+        ),
         ("tsk: a:B", "train.yaml:1: tsk: 'a:B': unknown key; did you mean 'task'?"),
-        ("seed: 0", "train.yaml: task: is required: module:Class of the task, such as digits_cnn:DigitsCNN"),
+        (
+            "seed: 0",
+            "train.yaml: task: is required: module:Class of the task, such as digits_cnn:DigitsCNN",
+        ),
     ],
 )
 def test_the_task_itself(here: Path, line: str, message: str) -> None:
@@ -100,14 +122,18 @@ def test_the_task_itself(here: Path, line: str, message: str) -> None:
 
 def test_neither_epochs_nor_steps(here: Path) -> None:
     Path("train.yaml").write_text("task: a:B\n")
-    assert problems("--config=train.yaml") == ["train.yaml: epochs: epochs or max_steps is required"]
+    assert problems("--config=train.yaml") == [
+        "train.yaml: epochs: epochs or max_steps is required"
+    ]
 
 
 @pytest.mark.parametrize("key", ["betas", "eps"])
 def test_sgd_has_no_use_for_the_settings_of_adam(key: str) -> None:
     value = {"betas": "[0.9, 0.999]", "eps": "1e-8"}[key]
     told = problems("--task=a:B", "--epochs=1", "--optimizer=sgd", f"--{key}={value}")
-    assert [line.partition(": has")[2] for line in told] == [" no effect on optimizer sgd; remove it"]
+    assert [line.partition(": has")[2] for line in told] == [
+        " no effect on optimizer sgd; remove it"
+    ]
     assert load("--optimizer=sgd", "--momentum=0.8").momentum == 0.8
 
 
@@ -121,7 +147,9 @@ def test_the_best_model_is_chosen_by_an_evaluation_value() -> None:
 def test_the_batch_is_a_product() -> None:
     product = ["--task=a:B", "--epochs=1", "--micro_batch_size=4", "--accumulation_steps=3"]
     rule = "must be a multiple of micro_batch_size 4 x accumulation_steps 3 = 12"
-    assert problems(*product, "--global_batch_size=18") == [f"command line: global_batch_size: 18: {rule}"]
+    assert problems(*product, "--global_batch_size=18") == [
+        f"command line: global_batch_size: 18: {rule}"
+    ]
     assert load_config([*product, "--global_batch_size=24"]).config.global_batch_size == 24
 
 
@@ -138,7 +166,9 @@ def test_all_problems_are_told_at_once_and_none_twice(here: Path) -> None:
 def test_what_is_typed_stands_in_the_place_of_the_file(here: Path) -> None:
     Path("train.yaml").write_text("task: a:B\nmax_steps: 2\nlr: fast\n")
     assert load_config(["--config=train.yaml", "--lr=0.5"]).config.lr == 0.5
-    assert problems("--config=train.yaml", "--lr.x=3") == ["command line: lr: {'x': '3'}: must be a number"]
+    assert problems("--config=train.yaml", "--lr.x=3") == [
+        "command line: lr: {'x': '3'}: must be a number"
+    ]
     assert problems("--config=train.yaml", "--lr=0.5", "--rate.x=3") == [
         "command line: rate: {'x': '3'}: unknown key; --help lists all keys"
     ]
@@ -167,9 +197,14 @@ def test_a_config_made_in_code_is_held_to_the_same_rules() -> None:
 def typos(draw: st.DrawFn) -> tuple[str, str]:
     """A key, and the key with one letter dropped, changed or added."""
     key = draw(st.sampled_from(KEYS))
-    at, letter = draw(st.integers(0, len(key) - 1)), draw(st.sampled_from(string.ascii_letters + string.digits + "_"))
+    at, letter = (
+        draw(st.integers(0, len(key) - 1)),
+        draw(st.sampled_from(string.ascii_letters + string.digits + "_")),
+    )
     head, tail = key[:at], key[at + 1 :]
-    return key, draw(st.sampled_from([head + tail, head + letter + tail, head + letter + key[at:], key + letter]))
+    return key, draw(
+        st.sampled_from([head + tail, head + letter + tail, head + letter + key[at:], key + letter])
+    )
 
 
 @given(typos())
@@ -189,7 +224,10 @@ def test_any_one_letter_typo_is_answered_with_the_right_key(typo: tuple[str, str
         ("val_set_size", "did you mean 'task_settings.evaluation'?"),
         ("cutoff_len", "did you mean 'task_settings.sequence_length'?"),
         ("neftune_noise_alpha", "not offered; remove it"),
-        ("fsdp", "a launch file says it, on the command line (--accel_config FILE, --deepspeed FILE), or accelerate"),
+        (
+            "fsdp",
+            "a launch file says it, on the command line (--accel_config FILE, --deepspeed FILE), or accelerate",
+        ),
     ],
 )
 def test_keys_of_other_tools_are_answered_with_ours(key: str, meant: str) -> None:
@@ -202,7 +240,10 @@ def test_the_answers_are_keys_that_there_are() -> None:
     from trainer.language import CausalLM
     from trainer.language.adapters import Adapter
 
-    below = {"task_settings": annotations_of(CausalLM), "task_settings.adapter": annotations_of(Adapter)}
+    below = {
+        "task_settings": annotations_of(CausalLM),
+        "task_settings.adapter": annotations_of(Adapter),
+    }
     for alias, meant in read_table(ROOT / "trainer" / "config" / "aliases.yaml").items():
         section, _, name = meant.rpartition(".")
         if " " not in meant:
@@ -212,8 +253,19 @@ def test_the_answers_are_keys_that_there_are() -> None:
 def test_keys_of_other_tools_below_the_task_are_answered_with_ours() -> None:
     from trainer.language import CausalLM
 
-    words = ["--task", "m:T", "--epochs", "1", "--task_settings.data", "a.txt", "--task_settings.model", "m"]
-    loaded = load_config([*words, "--task_settings.val_set_size", "0.1", "--task_settings.lora_r", "8"])
+    words = [
+        "--task",
+        "m:T",
+        "--epochs",
+        "1",
+        "--task_settings.data",
+        "a.txt",
+        "--task_settings.model",
+        "m",
+    ]
+    loaded = load_config(
+        [*words, "--task_settings.val_set_size", "0.1", "--task_settings.lora_r", "8"]
+    )
     with pytest.raises(ConfigError) as caught:
         check_settings(CausalLM, loaded.config.task_settings, loaded)
     assert str(caught.value).splitlines() == [

@@ -14,12 +14,20 @@ from trainer.data.indexed import IndexedData
 def by_step(world: int, workers: int, position: int = 0) -> list[list[tuple[float, ...]]]:
     """What all ranks together train on at each of six steps (two epochs of 17 samples)."""
     ranks = [
-        IndexedData(Numbers(17), layout(r, world, 6 // world), seed=3, augment=shaken, workers=workers)
+        IndexedData(
+            Numbers(17), layout(r, world, 6 // world), seed=3, augment=shaken, workers=workers
+        )
         for r in range(world)
     ]
     steps = zip(*(rank.windows(position, 6) for rank in ranks), strict=True)
     return [
-        sorted(tuple(i.tolist()) for w in step for micro in w.micros if micro.weight for i in micro.batch)
+        sorted(
+            tuple(i.tolist())
+            for w in step
+            for micro in w.micros
+            if micro.weight
+            for i in micro.batch
+        )
         for step in steps
     ]
 
@@ -38,13 +46,20 @@ class Random(Numbers):
     """Items that draw from the generators of the process."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([random.random(), float(np.random.random()), float(torch.rand(()))], dtype=torch.float64)
+        return torch.tensor(
+            [random.random(), float(np.random.random()), float(torch.rand(()))], dtype=torch.float64
+        )
 
 
 def test_workers_draw_differently_on_each_rank_and_repeat_from_run_to_run() -> None:
     def drawn(rank: int, seed: int) -> list[list[float]]:
         data = IndexedData(Random(8), layout(rank, 2, 4), seed=seed, workers=2)
-        return [row for window in data.windows(0, 2) for micro in window.micros for row in micro.batch.T.tolist()]
+        return [
+            row
+            for window in data.windows(0, 2)
+            for micro in window.micros
+            for row in micro.batch.T.tolist()
+        ]
 
     first = drawn(0, seed=5)
     assert drawn(0, seed=5) == first

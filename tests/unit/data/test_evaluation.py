@@ -22,9 +22,14 @@ from trainer.data.evaluation import EvaluationBatches
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6))
 def test_evaluation_sees_each_sample_once(size: int, world: int, batch: int) -> None:
-    parts = [list(EvaluationBatches(Numbers(size), layout(r, world), batch_size=batch)) for r in range(world)]
+    parts = [
+        list(EvaluationBatches(Numbers(size), layout(r, world), batch_size=batch))
+        for r in range(world)
+    ]
     assert len({len(part) for part in parts}) == 1, "every rank has as many batches"
-    assert sorted(int(i) for part in parts for ids, counts in part if counts for i in ids) == list(range(size))
+    assert sorted(int(i) for part in parts for ids, counts in part if counts for i in ids) == list(
+        range(size)
+    )
 
 
 def test_of_ranks_that_share_their_batches_one_counts_them() -> None:
@@ -34,10 +39,13 @@ def test_of_ranks_that_share_their_batches_one_counts_them() -> None:
 
     for rows in (Numbers(7), Flow()):
         first, other = (
-            [*EvaluationBatches(rows, replace(layout(), counts=counts), batch_size=3)] for counts in (True, False)
+            [*EvaluationBatches(rows, replace(layout(), counts=counts), batch_size=3)]
+            for counts in (True, False)
         )
         assert [batch.tolist() for batch, _ in first] == [batch.tolist() for batch, _ in other]
-        assert [counted for _, counted in first] == [3, 3, 1] and [counted for _, counted in other] == [0, 0, 0]
+        assert [counted for _, counted in first] == [3, 3, 1] and [
+            counted for _, counted in other
+        ] == [0, 0, 0]
 
 
 class Drawing(torch.utils.data.Dataset[torch.Tensor]):
@@ -55,14 +63,20 @@ def test_workers_stay_from_one_evaluation_to_the_next_and_draw_the_same_in_each(
     assert torch.equal(first, second), "order, processes and what they draw"
     assert first[:, 0].tolist() == list(range(12)) and len(set(first[:, 1].tolist())) == 2
     assert len(set(first[:, 2].tolist())) == 12, "no two batches draw alike"
-    resumed = EvaluationBatches(Drawing(), layout(), batch_size=2, workers=1)  # another run, with other processes
+    resumed = EvaluationBatches(
+        Drawing(), layout(), batch_size=2, workers=1
+    )  # another run, with other processes
     assert torch.equal(torch.cat([batch for batch, _ in resumed])[:, 2:], first[:, 2:])
     other = EvaluationBatches(Drawing(), layout(1, 2), batch_size=2, workers=1)
-    assert not set(torch.cat([batch for batch, _ in other])[:, 2].tolist()) & set(first[:, 2].tolist())
+    assert not set(torch.cat([batch for batch, _ in other])[:, 2].tolist()) & set(
+        first[:, 2].tolist()
+    )
     for one in (batches, resumed, other):
         one.close()
     assert not [pid for pid in set(first[:, 1].tolist()) if psutil.pid_exists(int(pid))]
-    assert torch.equal(torch.cat([batch for batch, _ in batches])[:, 2:], first[:, 2:]), "and may begin again"
+    assert torch.equal(torch.cat([batch for batch, _ in batches])[:, 2:], first[:, 2:]), (
+        "and may begin again"
+    )
     batches.close()
 
 

@@ -31,7 +31,9 @@ def test_every_sample_comes_once(size: int) -> None:
 
 
 @given(st.integers(1, 300), seeds, st.data())
-def test_any_slice_is_that_of_the_whole(size: int, seed: tuple[int, int], data: st.DataObject) -> None:
+def test_any_slice_is_that_of_the_whole(
+    size: int, seed: tuple[int, int], data: st.DataObject
+) -> None:
     whole, order = FeistelOrder(size, *seed)[0:size], FeistelOrder(size, *seed)
     order.ahead = data.draw(st.integers(1, 20))
     for _ in range(5):
@@ -48,7 +50,12 @@ def test_no_two_places_of_a_huge_set_hold_the_same(start: int, seed: tuple[int, 
 def test_the_order_is_what_it_was() -> None:
     """Runs go on in the order that they began with: another one wants another name."""
     assert FeistelOrder(BILLION, 17, 3)[0:4].tolist() == [103282320, 53144731, 388294713, 110552667]
-    assert FeistelOrder(BILLION, 17, 3)[BILLION - 4 : BILLION].tolist() == [383174973, 607339315, 33423874, 608705560]
+    assert FeistelOrder(BILLION, 17, 3)[BILLION - 4 : BILLION].tolist() == [
+        383174973,
+        607339315,
+        33423874,
+        608705560,
+    ]
     assert FeistelOrder(10, 0, 0)[0:10].tolist() == [9, 1, 0, 7, 2, 3, 6, 5, 4, 8]
 
 
@@ -64,14 +71,17 @@ def statistics(order: np.ndarray[Any, Any]) -> dict[str, float]:
     table = np.histogram2d(np.arange(size), order, bins=cells)[0]  # how places and samples meet
     freedom = (cells - 1) ** 2
     chi = ((table - size / cells**2) ** 2).sum() / (size / cells**2)
-    steps = np.histogram((np.diff(order) % size), bins=cells, range=(0, size))[0]  # from one sample to the next
+    steps = np.histogram((np.diff(order) % size), bins=cells, range=(0, size))[
+        0
+    ]  # from one sample to the next
 
     def correlation(lag: int) -> float:
         return float(np.corrcoef(order[:-lag], order[lag:])[0, 1] * np.sqrt(size))
 
     return {
         "chi-square": (chi - freedom) / np.sqrt(2 * freedom),
-        "steps": (((steps - size / cells) ** 2).sum() / (size / cells) - cells + 1) / np.sqrt(2 * (cells - 1)),
+        "steps": (((steps - size / cells) ** 2).sum() / (size / cells) - cells + 1)
+        / np.sqrt(2 * (cells - 1)),
         "fixed": float((order == np.arange(size)).sum() - 1),
         "places": float(np.corrcoef(np.arange(size), order)[0, 1] * np.sqrt(size)),
         "neighbours": correlation(1),
@@ -89,7 +99,9 @@ def test_it_is_as_uniform_as_numpys_permutation(size: int) -> None:
         }.items()
     }
     for name, values in found.items():
-        assert np.abs(values).max() < 6, name  # chi-squares and counts have longer tails than a normal distribution
+        assert np.abs(values).max() < 6, (
+            name
+        )  # chi-squares and counts have longer tails than a normal distribution
         assert np.abs(values.mean(axis=0)).max() < 4 / np.sqrt(20), name
         assert (values.std(axis=0) < 1.8).all(), name
 
@@ -98,7 +110,10 @@ def test_it_is_as_uniform_as_numpys_permutation(size: int) -> None:
 def test_layouts_of_one_global_batch_take_the_same_steps_of_a_billion(start: int) -> None:
     expected = consumed(IndexedData(Numbers(BILLION), layout(micro=24), seed=5), start, 4)
     for world, micro, accumulation in ((2, 3, 4), (3, 8, 1), (4, 1, 6)):
-        ranks = [IndexedData(Numbers(BILLION), layout(r, world, micro, accumulation), seed=5) for r in range(world)]
+        ranks = [
+            IndexedData(Numbers(BILLION), layout(r, world, micro, accumulation), seed=5)
+            for r in range(world)
+        ]
         steps = [consumed(rank, start, 4) for rank in ranks]
         for at in range(4):
             assert sorted(i for rank in steps for i in rank[at]) == sorted(expected[at])
@@ -107,7 +122,9 @@ def test_layouts_of_one_global_batch_take_the_same_steps_of_a_billion(start: int
 
 
 def test_a_billion_samples_cost_a_rank_no_memory() -> None:
-    """Order, shares, position and evaluation; in the last epoch of three, so that another one begins."""
+    """Order, shares, position and evaluation; in the last epoch of three, so that another one
+    begins.
+    """
     tracemalloc.start()
     try:
         data = IndexedData(Numbers(BILLION), layout(1, 8, 32, 2), seed=0)
@@ -136,9 +153,13 @@ def test_a_run_keeps_the_order_that_it_began_with() -> None:
     data = IndexedData(Numbers(above), layout(micro=8), seed=2)
     assert data.state() == {"samples": 0, "order": "feistel"}
     data.restore({"samples": 16})  # a checkpoint from before there was another order
-    assert consumed(data, 16, 1) == [epoch_order(above, 2, 0)[16:24].tolist()] and data.state() == {"samples": 24}
+    assert consumed(data, 16, 1) == [epoch_order(above, 2, 0)[16:24].tolist()] and data.state() == {
+        "samples": 24
+    }
     data.restore({"samples": 16, "order": "feistel"})
     assert consumed(data, 16, 1) == [FeistelOrder(above, 2, 0)[16:24].tolist()]
     for name in ("riffle", ["feistel"], None, 3):
-        with pytest.raises(CheckpointError, match=r"is no order of the data; known: permutation, feistel"):
+        with pytest.raises(
+            CheckpointError, match=r"is no order of the data; known: permutation, feistel"
+        ):
             data.restore({"samples": 16, "order": name})

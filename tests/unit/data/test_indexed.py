@@ -1,4 +1,6 @@
-"""The data order is a pure function of (seed, position, layout), and every sample comes once an epoch."""
+"""The data order is a pure function of (seed, position, layout), and every sample comes once an
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,26 @@ from trainer.errors import DataError
 
 
 @given(layouts, st.integers(0, 5))
-def test_each_epoch_is_a_permutation_whatever_the_layout(shape: tuple[int, int, int, int], seed: int) -> None:
+def test_each_epoch_is_a_permutation_whatever_the_layout(
+    shape: tuple[int, int, int, int], seed: int
+) -> None:
     size, world, micro, accumulation = shape
-    ranks = [IndexedData(Numbers(size), layout(r, world, micro, accumulation), seed=seed) for r in range(world)]
+    ranks = [
+        IndexedData(Numbers(size), layout(r, world, micro, accumulation), seed=seed)
+        for r in range(world)
+    ]
     per_epoch = ranks[0].steps_per_epoch
     steps = [consumed(rank, 0, 2 * per_epoch) for rank in ranks]
     alone = IndexedData(Numbers(size), layout(micro=micro * accumulation * world), seed=seed)
     for number, expected in enumerate(consumed(alone, 0, 2 * per_epoch)):
         assert sorted(i for rank in steps for i in rank[number]) == sorted(expected)
     for epoch in range(2):
-        ids = [i for rank in steps for step in rank[epoch * per_epoch : (epoch + 1) * per_epoch] for i in step]
+        ids = [
+            i
+            for rank in steps
+            for step in rank[epoch * per_epoch : (epoch + 1) * per_epoch]
+            for i in step
+        ]
         assert sorted(ids) == list(range(size))
 
 
@@ -81,12 +93,20 @@ def test_what_is_no_data_set_and_empty_sets_are_refused() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_a_batch_without_weight_is_replaced_by_a_sample_that_has_some(world: int) -> None:
-    ranks = [IndexedData(Numbers(9), layout(r, world, micro=1), seed=0, weight_of=heavy) for r in range(world)]
+    ranks = [
+        IndexedData(Numbers(9), layout(r, world, micro=1), seed=0, weight_of=heavy)
+        for r in range(world)
+    ]
     micros = [
-        micro for rank in ranks for window in rank.windows(0, 2 * rank.steps_per_epoch) for micro in window.micros
+        micro
+        for rank in ranks
+        for window in rank.windows(0, 2 * rank.steps_per_epoch)
+        for micro in window.micros
     ]
     assert sum(micro.weight for micro in micros) == 2 * 3
-    assert all(heavy(micro.batch) for micro in micros), "no batch without weight goes through the model"
+    assert all(heavy(micro.batch) for micro in micros), (
+        "no batch without weight goes through the model"
+    )
     assert {int(micro.batch) for micro in micros if not micro.weight} == {6}
 
 
@@ -98,7 +118,9 @@ def held(items: Sequence[dict[str, Any]]) -> Tensor:
 def test_a_filler_of_a_stream_is_of_an_item_that_no_collate_has_seen() -> None:
     items = [{"value": torch.tensor(float(number)), "lock": True} for number in range(5)]
     data = StreamData(iter(items), layout(0, 2, 2, 2), seed=0, collate=held)
-    [window] = data.windows(0, 1)  # this rank's first micro-batch has the first items, and its second has none
+    [window] = data.windows(
+        0, 1
+    )  # this rank's first micro-batch has the first items, and its second has none
     assert [micro.weight for micro in window.micros] == [2.0, 0.0]
 
 
@@ -111,14 +133,23 @@ def grown(items: Sequence[dict[str, list[int]]]) -> Tensor:
 
 def test_a_filler_does_not_grow_by_collates_that_change_their_items() -> None:
     stream = ({"ids": ids} for _ in range(9) for ids in ([1, 2], [1, 2, 3]))
-    data = StreamData(stream, layout(1, 2, 1), seed=0, collate=grown, weight_of=lambda lengths: int(lengths) == 3)
-    fillers = [micro.batch for window in data.windows(0, 9) for micro in window.micros if not micro.weight]
+    data = StreamData(
+        stream, layout(1, 2, 1), seed=0, collate=grown, weight_of=lambda lengths: int(lengths) == 3
+    )
+    fillers = [
+        micro.batch for window in data.windows(0, 9) for micro in window.micros if not micro.weight
+    ]
     assert len(fillers) == 9 and [*map(int, fillers)] == [3] * 9
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_filler_takes_items_that_cannot_be_copied_and_collates_that_take_them_apart(stream: bool) -> None:
-    items = [{"value": torch.ones((), requires_grad=True) * number, "lock": Lock()} for number in range(9)]
+def test_a_filler_takes_items_that_cannot_be_copied_and_collates_that_take_them_apart(
+    stream: bool,
+) -> None:
+    items = [
+        {"value": torch.ones((), requires_grad=True) * number, "lock": Lock()}
+        for number in range(9)
+    ]
     made = StreamData(iter(items), layout(0, 2, 2), seed=0, collate=held) if stream else None
     data = made or IndexedData(items, layout(0, 2, 2), seed=0, collate=held)
     first, second, last = data.windows(0, 3)
@@ -129,7 +160,9 @@ def test_a_filler_takes_items_that_cannot_be_copied_and_collates_that_take_them_
 
 def test_data_without_any_weight() -> None:
     data = IndexedData(Numbers(5), layout(), seed=0, weight_of=heavy)
-    with pytest.raises(DataError, match=r"none of its 5 samples has a weight; check Task.weight and the labels"):
+    with pytest.raises(
+        DataError, match=r"none of its 5 samples has a weight; check Task.weight and the labels"
+    ):
         next(data.windows(0, 1))
 
 
@@ -140,18 +173,30 @@ def test_a_hugging_face_data_set_is_map_style() -> None:
     rows = Dataset.from_dict({"x": [float(i) for i in range(11)], "y": list(range(11))})
     for workers in (0, 2):
         data = IndexedData(rows, layout(1, 2, 2), seed=0, workers=workers)
-        batches = [micro.batch for window in data.windows(0, 3) for micro in window.micros if micro.weight]
+        batches = [
+            micro.batch for window in data.windows(0, 3) for micro in window.micros if micro.weight
+        ]
         order = epoch_order(11, 0, 0)
-        assert [int(y) for batch in batches for y in batch["y"]] == [*order[2:4], *order[6:8], *order[9:11]]
+        assert [int(y) for batch in batches for y in batch["y"]] == [
+            *order[2:4],
+            *order[6:8],
+            *order[9:11],
+        ]
         assert all(torch.equal(batch["x"].long(), batch["y"]) for batch in batches)
 
 
 @pytest.mark.parametrize("weight_of", [None, heavy])
 def test_of_ranks_that_share_their_batches_one_has_their_weight(weight_of: Any) -> None:
     shares = [replace(layout(micro=4), counts=counts) for counts in (True, False)]
-    both = [[*IndexedData(Numbers(9), one, seed=1, weight_of=weight_of).windows(0, 3)] for one in shares]
+    both = [
+        [*IndexedData(Numbers(9), one, seed=1, weight_of=weight_of).windows(0, 3)] for one in shares
+    ]
     for counted, other in zip(*both, strict=True):
-        assert [micro.weight for micro in counted.micros] == [micro.weight for micro in other.micros]
-        assert all(map(torch.equal, *([micro.batch for micro in one.micros] for one in (counted, other))))
+        assert [micro.weight for micro in counted.micros] == [
+            micro.weight for micro in other.micros
+        ]
+        assert all(
+            map(torch.equal, *([micro.batch for micro in one.micros] for one in (counted, other)))
+        )
         assert counted.weight == sum(micro.weight for micro in counted.micros) and other.weight == 0
         assert not any(micro.counts for micro in other.micros)

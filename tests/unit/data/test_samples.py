@@ -1,4 +1,6 @@
-"""A few samples of a data set: which, what they hold, and that reading them leaves everything as it was."""
+"""A few samples of a data set: which, what they hold, and that reading them leaves everything as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,25 @@ from torch.utils.data import default_collate
 
 from trainer.data.alike import digest
 from trainer.data.augment import Items
-from trainer.data.samples import SAMPLES, SIZE, Sampled, SampledSet, _first_difference, fields_of, indices_of
+from trainer.data.samples import (
+    SAMPLES,
+    SIZE,
+    Sampled,
+    SampledSet,
+    _first_difference,
+    fields_of,
+    indices_of,
+)
 
 
 def read(dataset: Any, *, workers: bool = False, **more: Any) -> Any:
-    given: dict[str, Any] = {"augment": None, "collate": default_collate, "batch_size": 8, "version": "", **more}
+    given: dict[str, Any] = {
+        "augment": None,
+        "collate": default_collate,
+        "batch_size": 8,
+        "version": "",
+        **more,
+    }
     items = Items(dataset, seed=0, augment=given.pop("augment"))
     return SampledSet(name="Data.train", items=items, workers=workers, **given).read(draw=0)
 
@@ -27,7 +43,11 @@ def read(dataset: Any, *, workers: bool = False, **more: Any) -> Any:
 @pytest.mark.parametrize("size", [1, 2, 5, 16, 17, 1000, 10**12])
 def test_first_last_and_some_between_are_chosen(size: int) -> None:
     chosen = indices_of(size)
-    assert chosen[0] == 0 and size - 1 in chosen[:2] and len(set(chosen)) == len(chosen) == min(size, SAMPLES)
+    assert (
+        chosen[0] == 0
+        and size - 1 in chosen[:2]
+        and len(set(chosen)) == len(chosen) == min(size, SAMPLES)
+    )
     assert chosen == indices_of(size)
 
 
@@ -40,7 +60,10 @@ class Point:
 @pytest.mark.parametrize(
     ("item", "fields"),
     [
-        ({"y": torch.tensor(3), "t": "cat", "k": None}, {"'y'": "3", "'t'": "'cat'", "'k'": "NoneType with checksum"}),
+        (
+            {"y": torch.tensor(3), "t": "cat", "k": None},
+            {"'y'": "3", "'t'": "'cat'", "'k'": "NoneType with checksum"},
+        ),
         ((torch.ones(2, 3), True), {"part 0": "Tensor 2x3 with checksum", "part 1": "True"}),
         ("x" * 50, {"the value": "str with checksum"}),
         ([*range(9)], {"the value": "list with checksum"}),
@@ -76,7 +99,10 @@ class Drawing:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         self.readers.add(os.getpid())
-        return {"i": index, "drawn": random.random() + float(torch.rand(())) + float(np.random.random())}
+        return {
+            "i": index,
+            "drawn": random.random() + float(torch.rand(())) + float(np.random.random()),
+        }
 
 
 def test_generators_are_as_they_were_and_draw_the_same_in_any_process() -> None:
@@ -90,7 +116,9 @@ def test_generators_are_as_they_were_and_draw_the_same_in_any_process() -> None:
 
 
 def test_with_workers_the_process_itself_reads_nothing() -> None:
-    """What a data set opens at its first read (HDF5) must not be open when loading processes are forked."""
+    """What a data set opens at its first read (HDF5) must not be open when loading processes are
+    forked.
+    """
     dataset = Drawing()
     before = torch.get_rng_state()
     content = read(dataset, workers=True)
@@ -101,7 +129,9 @@ def test_with_workers_the_process_itself_reads_nothing() -> None:
 def test_augmentation_and_collate_count_and_change_nothing() -> None:
     rows = [torch.zeros(2) for _ in range(20)]
     plain = read(rows)
-    augmented = read(rows, augment=lambda item, generator: item.add_(torch.rand(2, generator=generator)))
+    augmented = read(
+        rows, augment=lambda item, generator: item.add_(torch.rand(2, generator=generator))
+    )
     assert plain["samples of Data.train"] == augmented["samples of Data.train"]
     assert plain["batches of Data.train"] != augmented["batches of Data.train"]
     assert all(not row.any() for row in rows), "copies were augmented"
@@ -110,9 +140,13 @@ def test_augmentation_and_collate_count_and_change_nothing() -> None:
 def test_slow_samples_are_read_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.data.samples.SECONDS", -1.0)
     content = read([*range(100)])
-    assert [*content["samples of Data.train"]] == [f"sample {number} of Data.train" for number in indices_of(100)[:4]]
+    assert [*content["samples of Data.train"]] == [
+        f"sample {number} of Data.train" for number in indices_of(100)[:4]
+    ]
     whole = {"samples of Data.train": {"sample 0 of Data.train": {"the value": "0"}}}
-    assert _first_difference([content, whole], frozenset()) is None, "what one rank alone has read is not compared"
+    assert _first_difference([content, whole], frozenset()) is None, (
+        "what one rank alone has read is not compared"
+    )
 
 
 def test_the_first_difference_names_rank_and_values() -> None:
@@ -125,7 +159,9 @@ def test_the_first_difference_names_rank_and_values() -> None:
 
 def test_a_stream_is_not_read() -> None:
     stream = iter([1, 2, 3])
-    assert read(stream) == {"sets": {"Data.train": {SIZE: "that of a stream"}}} and next(stream) == 1
+    assert (
+        read(stream) == {"sets": {"Data.train": {SIZE: "that of a stream"}}} and next(stream) == 1
+    )
     assert read(None) == {"sets": {"Data.train": {SIZE: "0"}}}
 
 

@@ -1,4 +1,6 @@
-"""Streams: the same samples at the same step on every layout, epochs that end where the stream ends, and resuming."""
+"""Streams: the same samples at the same step on every layout, epochs that end where the stream
+ends, and resuming.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def values(batch: Any) -> torch.Tensor:
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
-def test_the_global_batches_are_the_stream_whatever_the_layout(size: int, world: int, micro: int, accum: int) -> None:
+def test_the_global_batches_are_the_stream_whatever_the_layout(
+    size: int, world: int, micro: int, accum: int
+) -> None:
     ranks = [StreamData(Count(size), layout(r, world, micro, accum), seed=0) for r in range(world)]
     batch = micro * accum * world
     per_epoch = -(-size // batch)
@@ -98,7 +102,11 @@ def test_drop_last_leaves_out_the_short_step() -> None:
 def test_it_goes_on_where_its_state_was_taken(kind: Any, after: int) -> None:
     def fresh(rank: int = 0, world: int = 1) -> StreamData:
         generator = {"size": 10}
-        stream = HuggingFaceStream.from_generator(rows, gen_kwargs=generator) if kind == "hugging face" else kind(10)
+        stream = (
+            HuggingFaceStream.from_generator(rows, gen_kwargs=generator)
+            if kind == "hugging face"
+            else kind(10)
+        )
         return StreamData(stream, layout(rank, world, 4 // world), seed=0)
 
     whole = ids(fresh(), 7)
@@ -110,7 +118,9 @@ def test_it_goes_on_where_its_state_was_taken(kind: Any, after: int) -> None:
     assert positions == {first.state()["samples"]}
     assert ranks[0].skips() == (state["offset"] if kind is Count else 0)
     rest = [ids(rank, 7 - after, state["samples"]) for rank in ranks]
-    assert [sorted(a + b) for a, b in zip(*rest, strict=True)] == [sorted(step) for step in whole[after:]]
+    assert [sorted(a + b) for a, b in zip(*rest, strict=True)] == [
+        sorted(step) for step in whole[after:]
+    ]
 
 
 def shuffled(seed: int | None, size: int = 60) -> HuggingFaceStream:
@@ -120,8 +130,12 @@ def shuffled(seed: int | None, size: int = 60) -> HuggingFaceStream:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("after", [1, 4, 8, 18])
-def test_a_shuffle_buffer_is_resumed_exactly_on_any_number_of_ranks(after: int, workers: int) -> None:
-    """Its state would be without the buffer: 6 of 320 samples came twice (datasets 5.2), and others never."""
+def test_a_shuffle_buffer_is_resumed_exactly_on_any_number_of_ranks(
+    after: int, workers: int
+) -> None:
+    """Its state would be without the buffer: 6 of 320 samples came twice (datasets 5.2), and others
+    never.
+    """
     # (In a loading process datasets shuffles in another order.)
     whole = ids(StreamData(shuffled(7), layout(micro=4), seed=0, workers=workers), 30)
     first = StreamData(shuffled(7), layout(micro=4), seed=0, workers=workers)
@@ -129,7 +143,9 @@ def test_a_shuffle_buffer_is_resumed_exactly_on_any_number_of_ranks(after: int, 
     state = json.loads(json.dumps(first.state()))
     assert state["stream"] is None and begun == whole[:after]
 
-    ranks = [StreamData(shuffled(7), layout(rank, 2, 2), seed=0, workers=workers) for rank in range(2)]
+    ranks = [
+        StreamData(shuffled(7), layout(rank, 2, 2), seed=0, workers=workers) for rank in range(2)
+    ]
     positions = {rank.restore(state) for rank in ranks}
     assert positions == {4 * after}
     assert ranks[0].skips() == state["offset"] == 4 * after % 60
@@ -157,7 +173,9 @@ def test_a_stream_that_begins_otherwise_is_not_resumed() -> None:
     first = StreamData(shuffled(7), layout(), seed=0)
     ids(first, 3)
     again = StreamData(shuffled(8), layout(), seed=0)  # as a shuffle without a seed does
-    with pytest.raises(DataError, match=r"^Data\.train does not begin with the sample with which the resumed run"):
+    with pytest.raises(
+        DataError, match=r"^Data\.train does not begin with the sample with which the resumed run"
+    ):
         ids(again, 1, again.restore(first.state()))
 
 
@@ -173,11 +191,19 @@ def test_a_state_saves_reading_over() -> None:
 def test_augmentation_belongs_to_the_sample() -> None:
     def all_ranks(world: int, workers: int) -> list[tuple[float, ...]]:
         ranks = [
-            StreamData(Count(9), layout(r, world, 6 // world), seed=1, augment=shaken, workers=workers)
+            StreamData(
+                Count(9), layout(r, world, 6 // world), seed=1, augment=shaken, workers=workers
+            )
             for r in range(world)
         ]
         windows = [window for rank in ranks for window in rank.windows(0, 4)]
-        return sorted(tuple(i.tolist()) for w in windows for micro in w.micros if micro.weight for i in micro.batch)
+        return sorted(
+            tuple(i.tolist())
+            for w in windows
+            for micro in w.micros
+            if micro.weight
+            for i in micro.batch
+        )
 
     alone = all_ranks(1, 0)
     assert len({noise for _, noise in alone}) == 2 * 9
@@ -196,14 +222,20 @@ def test_streams_that_end_too_early(workers: int) -> None:
     with pytest.raises(DataError, match=r"^Data.train is an empty stream$"):
         ids(StreamData(Count(0), layout(), seed=0, workers=workers), 1)
     once = StreamData(iter(list(rows(10))), layout(), seed=0, workers=workers)
-    with pytest.raises(DataError, match=r"^Data.train ended after 10 samples and cannot be read again; lower max"):
+    with pytest.raises(
+        DataError, match=r"^Data.train ended after 10 samples and cannot be read again; lower max"
+    ):
         ids(once, 4)
-    with pytest.raises(DataError, match=r"^drop_last: Data.train did not fill one global batch of 4$"):
+    with pytest.raises(
+        DataError, match=r"^drop_last: Data.train did not fill one global batch of 4$"
+    ):
         ids(StreamData(Count(3), layout(), seed=0, drop_last=True, workers=workers), 1)
 
 
 def test_settings_that_a_stream_cannot_serve() -> None:
-    config = TrainConfig(task="a:B", epochs=1, max_steps=3, workers=2, eval_every="1 epoch", save_every="2 epochs")
+    config = TrainConfig(
+        task="a:B", epochs=1, max_steps=3, workers=2, eval_every="1 epoch", save_every="2 epochs"
+    )
     with pytest.raises(ConfigError) as caught:
         refuse_what_streams_cannot(config, {"epochs": origin("train.yaml:3 (epochs)")})
     assert str(caught.value).splitlines() == [
@@ -216,12 +248,17 @@ def test_settings_that_a_stream_cannot_serve() -> None:
 
 
 def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
-    with pytest.raises(DataError, match=r"a DataLoader where a data set belongs: give its \.dataset"):
+    with pytest.raises(
+        DataError, match=r"a DataLoader where a data set belongs: give its \.dataset"
+    ):
         is_stream(torch.utils.data.DataLoader(Count(4), batch_size=2))
 
 
 def test_several_data_sets_in_place_of_one_are_refused() -> None:
-    with pytest.raises(DataError, match=r"^Data holds several data sets \(train, test\) where one belongs: give one"):
+    with pytest.raises(
+        DataError,
+        match=r"^Data holds several data sets \(train, test\) where one belongs: give one",
+    ):
         is_stream({"train": [1], "test": [2]})
     assert not is_stream({0: "items", 1: "by number"})
 
@@ -238,13 +275,20 @@ def test_what_a_stream_is() -> None:
 
 @given(st.integers(1, 20), st.integers(1, 4), st.integers(1, 4))
 def test_evaluation_sees_each_sample_of_a_stream_once(size: int, world: int, batch: int) -> None:
-    parts = [list(EvaluationBatches(Count(size), layout(r, world), batch_size=batch)) for r in range(world)]
+    parts = [
+        list(EvaluationBatches(Count(size), layout(r, world), batch_size=batch))
+        for r in range(world)
+    ]
     assert len({len(part) for part in parts}) == 1, "every rank has as many batches"
-    assert sorted(int(i) for part in parts for i_s, counts in part if counts for i in i_s) == list(range(size))
+    assert sorted(int(i) for part in parts for i_s, counts in part if counts for i in i_s) == list(
+        range(size)
+    )
 
 
 def test_evaluation_on_an_exhausted_stream() -> None:
     once = rows(3)
     assert len(list(EvaluationBatches(once, layout(), batch_size=2))) == 2
-    with pytest.raises(DataError, match=r"^Data.evaluation gave nothing: an empty stream, or one that can be read"):
+    with pytest.raises(
+        DataError, match=r"^Data.evaluation gave nothing: an empty stream, or one that can be read"
+    ):
         list(EvaluationBatches(once, layout(), batch_size=2))

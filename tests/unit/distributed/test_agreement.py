@@ -28,7 +28,9 @@ with one.listening():
 def ended(body: str, echo: float = 5.0) -> tuple[int, list[str], float]:
     """Run it; the exit code, what it printed, and the seconds since its last line."""
     words = [sys.executable, "-uc", LISTENS.format(body.replace("\n", "\n    ")), str(echo)]
-    with subprocess.Popen(words, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         lines, last = [], time.monotonic()
         for line in process.stdout:
@@ -38,7 +40,9 @@ def ended(body: str, echo: float = 5.0) -> tuple[int, list[str], float]:
 
 
 def test_a_signal_ends_a_process_that_is_stuck_and_no_other() -> None:
-    """It goes on where Python moves, waits in its own library, or for other ranks; then it sits in C."""
+    """It goes on where Python moves, waits in its own library, or for other ranks; then it sits in
+    C.
+    """
     code, lines, seconds = ended("""os.kill(os.getpid(), signal.SIGTERM)
 threading.Event().wait(2)
 print("waited")
@@ -90,7 +94,9 @@ sleep(60)""",
 
 def test_ranks_that_cannot_reach_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**arguments: object) -> None:
-        raise RuntimeError("Gloo connectFullMesh failed with connect: Connection refused\nException raised from ...")
+        raise RuntimeError(
+            "Gloo connectFullMesh failed with connect: Connection refused\nException raised from ..."
+        )
 
     monkeypatch.setattr(dist, "new_group", refuse)
     with pytest.raises(LaunchError) as caught:

@@ -33,7 +33,11 @@ trainer.run_and_exit(main)
         ("raise KeyboardInterrupt", 130, ""),
         ("raise Stopped(15, step=1, total_steps=2)", 143, ""),
         ("raise Stopped(10, step=1, total_steps=2)", 138, ""),
-        ("raise ConfigError(Problem(origin=Origin('a.yaml', 1, 'lr'), rule='is wrong'))", 2, "a.yaml:1: lr: is wrong"),
+        (
+            "raise ConfigError(Problem(origin=Origin('a.yaml', 1, 'lr'), rule='is wrong'))",
+            2,
+            "a.yaml:1: lr: is wrong",
+        ),
         ("raise LaunchError('two, but one runs')", 2, "two, but one runs"),
         ("raise DataError('no rows')", 1, "no rows"),
         ("raise TrainerError('not a number')", 1, "not a number"),
@@ -41,28 +45,40 @@ trainer.run_and_exit(main)
 )
 def test_exit_codes(does: str, code: int, said: str) -> None:
     words = [sys.executable, "-c", RUNS.format(does)]
-    done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr.strip()) == (code, said)
 
 
 def test_other_errors_keep_their_traceback() -> None:
     words = [sys.executable, "-c", RUNS.format("[].pop()")]
-    done = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
-    assert done.stderr.startswith("\nTraceback") and done.stderr.endswith("\nIndexError: pop from empty list\n")
+    assert done.stderr.startswith("\nTraceback") and done.stderr.endswith(
+        "\nIndexError: pop from empty list\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("said", "lost"),
     [
         ("[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1234", True),
-        ("NCCL error in: ../NCCLUtils.hpp:268, remote process exited or there was a network error", True),
+        (
+            "NCCL error in: ../NCCLUtils.hpp:268, remote process exited or there was a network error",
+            True,
+        ),
         (
             "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely",
             True,
         ),
         ("NCCL communicator was aborted on rank 3.", True),
-        ("NCCL error: invalid usage. Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000", False),
+        (
+            "NCCL error: invalid usage. Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000",
+            False,
+        ),
         ("CUDA out of memory", False),
     ],
 )
@@ -71,19 +87,34 @@ def test_words_of_a_rank_that_is_gone(said: str, lost: bool) -> None:
 
 
 def test_an_error_before_the_processes_are_connected() -> None:
-    """All ranks read the same files, so the first of each machine tells it; the others only where nobody ended them."""
+    """All ranks read the same files, so the first of each machine tells it; the others only where
+    nobody ended them.
+    """
     words = [sys.executable, "-c", RUNS.format("raise LaunchError('two, but three run')")]
     told = {}
     for rank in ("0", "1"):
         environment = clean_environment({"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"})
-        with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        ) as process:
             begin = time.monotonic()
-            told[rank] = (process.communicate(timeout=60)[1].strip(), process.returncode, time.monotonic() - begin > 4)
-    assert told == {"0": ("rank 0: two, but three run", 2, False), "1": ("rank 1: two, but three run", 2, True)}
+            told[rank] = (
+                process.communicate(timeout=60)[1].strip(),
+                process.returncode,
+                time.monotonic() - begin > 4,
+            )
+    assert told == {
+        "0": ("rank 0: two, but three run", 2, False),
+        "1": ("rank 1: two, but three run", 2, True),
+    }
 
 
-def test_a_store_that_never_answers_keeps_no_rank_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a machine whose cable was cut (tests/clusters): the wait for its answer has no time-out."""
+def test_a_store_that_never_answers_keeps_no_rank_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As that of a machine whose cable was cut (tests/clusters): the wait for its answer has no
+    time-out.
+    """
     mended = threading.Event()
     store = SimpleNamespace(compare_set=lambda *_: mended.wait())
     connected = SimpleNamespace(

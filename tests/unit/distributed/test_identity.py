@@ -40,7 +40,12 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
 def test_of_another_machine_or_container_nothing_is_known() -> None:
     """Its numbers mean other processes here: none of them is taken for gone, or killed."""
     elsewhere = Identity(own_machine() + "0", 1 << 30, 7)
-    assert not elsewhere.is_here and not elsewhere.is_alive and not elsewhere.has_ended and not elsewhere.is_stopped
+    assert (
+        not elsewhere.is_here
+        and not elsewhere.is_alive
+        and not elsewhere.has_ended
+        and not elsewhere.is_stopped
+    )
     process = sleeper()
     os.kill(process.pid, signal.SIGSTOP)
     time.sleep(0.2)
@@ -54,10 +59,22 @@ def test_of_another_machine_or_container_nothing_is_known() -> None:
 def test_containers_of_one_host_are_two_machines() -> None:
     code = "from trainer.distributed.identity import own_machine; print(own_machine())"
     inside = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code],
+        [
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            sys.executable,
+            "-c",
+            code,
+        ],
         capture_output=True,
         text=True,
         check=True,
     )
     boot, _, namespace = own_machine().partition("/")
-    assert inside.stdout.strip().startswith(f"{boot}/") and not inside.stdout.strip().endswith(namespace)
+    assert inside.stdout.strip().startswith(f"{boot}/") and not inside.stdout.strip().endswith(
+        namespace
+    )

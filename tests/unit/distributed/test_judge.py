@@ -10,7 +10,9 @@ from trainer.distributed.judge import APART, BEHIND, STOPPED, STUCK, Seen, judge
 
 LIMIT = 8.0
 WAITS = Seen(unmoved=9.0, idle=9.0, begun={"world": 5}, in_collective=True)
-UNSEEN = replace(WAITS, in_collective=False)  # in a wait that no frame shows: DeepSpeed's, the user's, one in C++
+UNSEEN = replace(
+    WAITS, in_collective=False
+)  # in a wait that no frame shows: DeepSpeed's, the user's, one in C++
 LOCKED = Seen(unmoved=9.0, idle=9.0, begun={"world": 4})
 BUSY = replace(LOCKED, idle=0.2)
 SPINS = replace(UNSEEN, idle=0.0)  # waits for a GPU whose kernel waits for the other ranks
@@ -43,7 +45,10 @@ CASES = {
     "for a short time, and idle before": ([WAITS, replace(HALTED, stopped=5.0, idle=20.0)], {}),
     "it goes on again": ([WAITS, LET_GO], {}),
     "all were, and this one goes on first": ([replace(WAITS, unmoved=0.3), HALTED], {}),
-    "a process of its own is": ([WAITS, OWN_STOPPED], {1: "waits for its process 77, which is stopped"}),
+    "a process of its own is": (
+        [WAITS, OWN_STOPPED],
+        {1: "waits for its process 77, which is stopped"},
+    ),
     "a process of its own is, as was seen a little later": (
         [WAITS, replace(OWN_STOPPED, stopped_children={"77": 7.0})],
         {1: "waits for its process 77, which is stopped"},
@@ -55,9 +60,15 @@ CASES = {
     "on a lock, and the others spin": ([SPINS, LOCKED], {1: STUCK}),
     "the first of four": ([LOCKED, WAITS, UNSEEN, WAITS], {0: STUCK}),
     "keeping Python's lock": ([WAITS, SILENT], {1: STUCK}),
-    "in a collective that the others are through": ([WAITS, replace(LOCKED, in_collective=True)], {1: BEHIND}),
+    "in a collective that the others are through": (
+        [WAITS, replace(LOCKED, in_collective=True)],
+        {1: BEHIND},
+    ),
     "while another group has counted as much": (
-        [replace(UNSEEN, begun={"world": 5, "votes": 3}), replace(LOCKED, begun={"world": 4, "votes": 3})],
+        [
+            replace(UNSEEN, begun={"world": 5, "votes": 3}),
+            replace(LOCKED, begun={"world": 4, "votes": 3}),
+        ],
         {1: STUCK},
     ),
     "and one waits for one that waits for it": (
@@ -85,7 +96,10 @@ CASES = {
     "one waits for an answer": ([LOCKED, ASKS], {}),
     "one works": ([LOCKED, BUSY], {}),
     "in different orders": (
-        [replace(WAITS, begun={"world": 5, "votes": 3}), replace(WAITS, begun={"world": 4, "votes": 4})],
+        [
+            replace(WAITS, begun={"world": 5, "votes": 3}),
+            replace(WAITS, begun={"world": 4, "votes": 4}),
+        ],
         {0: APART, 1: APART},
     ),
     "before any group": ([replace(LOCKED, begun={}), replace(WAITS, begun={})], {0: STUCK}),
@@ -105,7 +119,9 @@ def test_on_gpus_ranks_that_are_in_no_collective_may_wait_for_their_own() -> Non
 
 def test_the_ranks_that_others_wait_for_are_behind_some_and_ahead_of_none() -> None:
     def behind(*counts: dict[str, int]) -> list[int]:
-        return ranks_behind({rank: Seen(unmoved=9.0, begun=begun) for rank, begun in enumerate(counts)})
+        return ranks_behind(
+            {rank: Seen(unmoved=9.0, begun=begun) for rank, begun in enumerate(counts)}
+        )
 
     assert behind({"world": 5}, {"world": 5}) == []
     assert behind({"world": 7}, {"world": 5}, {"world": 6}, {"world": 5}) == [1, 3]

@@ -59,9 +59,13 @@ STARTS = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}
 
 
 def test_what_a_process_started_works_for_it() -> None:
-    """As loader processes and compilers do; they are looked at once the process itself has been idle for a while."""
+    """As loader processes and compilers do; they are looked at once the process itself has been
+    idle for a while.
+    """
     code = "import time; time.sleep(2.5)\nwhile time.process_time() < 0.5: pass\ntime.sleep(9)"
-    starter = subprocess.Popen([sys.executable, "-c", STARTS.format(code=code)], start_new_session=True)
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTS.format(code=code)], start_new_session=True
+    )
     time.sleep(0.5)
     activity = Activity(starter.pid)
     assert seen(activity, 1.8).idle > 1.5
@@ -101,7 +105,10 @@ threading.Thread(target=work).start()
 def test_a_thread_that_gets_no_core_is_not_idle_but_those_of_the_watch_are() -> None:
     """As gloo's are on a machine with too many processes, while the main thread waits for them."""
     pinned = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), sys.executable, "-c"]
-    starved = [subprocess.Popen([*pinned, STARVED, name], stdout=subprocess.PIPE) for name in ("gloo", "watch")]
+    starved = [
+        subprocess.Popen([*pinned, STARVED, name], stdout=subprocess.PIPE)
+        for name in ("gloo", "watch")
+    ]
     for process in starved:
         assert process.stdout is not None and process.stdout.readline()
         process.stdout.close()
@@ -163,7 +170,12 @@ def test_questions_need_the_password_and_the_first_claims() -> None:
     assert observer.answer("wrong look") == {} == observer.answer("")
     assert observer.answer("secret claim") == {"first": True}
     assert observer.answer("secret claim") == {"first": False}
-    assert observer.answer("secret look").keys() == {"idle", "stopped", "stopped_children", "traced"}
+    assert observer.answer("secret look").keys() == {
+        "idle",
+        "stopped",
+        "stopped_children",
+        "traced",
+    }
     assert Observer(os.getppid() + 1, "secret").answer("secret look") == {"gone": True}
 
 

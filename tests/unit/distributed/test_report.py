@@ -19,7 +19,9 @@ def who(pid: int) -> Who:
 
 
 def test_the_message_says_who_what_and_how_to_go_on() -> None:
-    text = report_text({1: "stands still"}, {0: ROW}, {0: who(17), 1: who(18)}, crashes="", advice="go on")
+    text = report_text(
+        {1: "stands still"}, {0: ROW}, {0: who(17), 1: who(18)}, crashes="", advice="go on"
+    )
     _, head, first, second, told, advice = text.splitlines()
     assert head.split() == ["rank", "host", "pid", "step", "phase", "doing", "collectives", "begun"]
     assert first.split() == ["0", "node1", "17", "5", "data", "f", "(a.py:1)", "world", "4"]
@@ -51,4 +53,8 @@ def test_the_stack_of_a_crash_is_the_one_of_the_thread_that_crashed(tmp_path: Pa
     text = crash_of(Row(count=1, step=1, phase="", unmoved=0.0, doing="", crash=str(file)))
     assert text.startswith("Fatal Python error: Aborted\nCurrent thread ")
     assert "in falls" in text and "threading.py" not in text and not file.exists()
-    assert crash_of(ROW) == "" == crash_of(Row(count=1, step=1, phase="", unmoved=0.0, doing="", crash=str(file)))
+    assert (
+        crash_of(ROW)
+        == ""
+        == crash_of(Row(count=1, step=1, phase="", unmoved=0.0, doing="", crash=str(file)))
+    )

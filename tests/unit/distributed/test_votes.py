@@ -49,7 +49,9 @@ class Ranks:
         return {one.pass_boundary(name, mine) for one, mine in zip(self.votes, given, strict=True)}
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(0.0003, 0.003), (0.01, 0.06), (0.1, 0.55), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("seconds", "most"), [(0.0003, 0.003), (0.01, 0.06), (0.1, 0.55), (1.0, 1.0)]
+)
 def test_reductions_a_step_follow_the_step_time(clock: Clock, seconds: float, most: float) -> None:
     ranks = Ranks(2)
     for _ in range(10_000):
@@ -120,7 +122,9 @@ def test_ranks_that_did_different_things_are_told_apart_until_the_next_vote(cloc
             clock.now += 0.01
             ranks.pass_boundary("step", 7, 8)
 
-    with pytest.raises(LaunchError, match="ranks used different parameters in one of the last steps"):
+    with pytest.raises(
+        LaunchError, match="ranks used different parameters in one of the last steps"
+    ):
         go_on()
 
 

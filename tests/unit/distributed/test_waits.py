@@ -73,7 +73,13 @@ def test_a_group_that_counts_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch
                 raise RuntimeError("Backend fake does not implement getSequenceNumberForGroup")
             return self.count
 
-    groups = {Group("0", "default_pg", 7): None, Group("1", "undefined", 3): None, Group("2", "fake", None): None}
-    connected = SimpleNamespace(distributed_c10d=SimpleNamespace(_world=SimpleNamespace(pg_map=groups)))
+    groups = {
+        Group("0", "default_pg", 7): None,
+        Group("1", "undefined", 3): None,
+        Group("2", "fake", None): None,
+    }
+    connected = SimpleNamespace(
+        distributed_c10d=SimpleNamespace(_world=SimpleNamespace(pg_map=groups))
+    )
     monkeypatch.setitem(sys.modules, "torch.distributed", connected)
     assert collectives_begun() == {"0": ("default_pg", 7), "1": ("1", 3)}

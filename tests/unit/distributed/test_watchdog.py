@@ -17,7 +17,9 @@ from trainer.distributed.identity import Identity, own_machine
 from trainer.distributed.observation import Address, Report
 from trainer.distributed.watchdog import Watchdog
 
-ROW = Row(count=3, step=5, phase="training", unmoved=9.0, doing="f (a.py:1)", begun={"0": ("world", 4)})
+ROW = Row(
+    count=3, step=5, phase="training", unmoved=9.0, doing="f (a.py:1)", begun={"0": ("world", 4)}
+)
 IDLE, HALTED, WORKS = Report(idle=9.0), Report(stopped=9.0), Report(idle=0.1)
 HERE, ELSEWHERE = own_machine(), "another machine"
 
@@ -30,7 +32,11 @@ class FakeBoard:
         self.heard: dict[int, float] = {}
         own = Identity.own()
         self.who = {
-            rank: Who(host=f"node{rank}", identity=replace(own, machine=machine), observer=Address("", rank, ""))
+            rank: Who(
+                host=f"node{rank}",
+                identity=replace(own, machine=machine),
+                observer=Address("", rank, ""),
+            )
             for rank, machine in machines.items()
         }
 
@@ -40,7 +46,9 @@ class FakeBoard:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Make a watch of rank 0 that has not moved for 9 s, and that tells what it would end the job with."""
+    """Make a watch of rank 0 that has not moved for 9 s, and that tells what it would end the job
+    with.
+    """
 
     def make(
         rows: dict[int, Row],
@@ -61,9 +69,13 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         watch.told = []
         watch._end = watch.told.append
         given = answers or {}
-        monkeypatch.setattr(watchdog, "reports_of", lambda asked: {one: given.get(one) for one in asked})
+        monkeypatch.setattr(
+            watchdog, "reports_of", lambda asked: {one: given.get(one) for one in asked}
+        )
         monkeypatch.setattr(watchdog, "report_of", lambda address: given.get(address.port))
-        monkeypatch.setattr(watchdog, "ask", lambda address, word: {"first": address.port not in watch.claimed})
+        monkeypatch.setattr(
+            watchdog, "ask", lambda address, word: {"first": address.port not in watch.claimed}
+        )
         watch.claimed = set()
         return watch
 
@@ -82,7 +94,10 @@ OWN = replace(ROW, report=IDLE, in_collective=True)
 
 def test_a_rank_that_writes_is_judged_by_its_row(watch: Callable[..., Any]) -> None:
     stuck = {0: OWN, 1: replace(BEHIND, report=IDLE)}
-    assert said(watch(stuck)) == "rank 1 stands still: nothing in the job went on for 10 s (hang_seconds)"
+    assert (
+        said(watch(stuck))
+        == "rank 1 stands still: nothing in the job went on for 10 s (hang_seconds)"
+    )
     assert said(watch({0: OWN, 1: replace(BEHIND, report=WORKS)})) == ""
     assert said(watch({0: OWN, 1: BEHIND})) == "", "its observer does not answer it"
 
@@ -97,17 +112,26 @@ def test_a_silent_rank_is_judged_by_its_observer(watch: Callable[..., Any]) -> N
     assert said(watch(rows, {1: None}, silent=5.0)) == ""
 
 
-def test_a_rank_whose_observer_is_gone_is_gone_unless_it_is_seen_to_live(watch: Callable[..., Any]) -> None:
+def test_a_rank_whose_observer_is_gone_is_gone_unless_it_is_seen_to_live(
+    watch: Callable[..., Any],
+) -> None:
     rows, gone = {0: OWN, 1: BEHIND}, {1: Report(gone=True)}
     elsewhere = {0: HERE, 1: ELSEWHERE}
-    assert said(watch(rows, gone, silent=5.0, machines=elsewhere)).startswith("rank 1 is gone without a word")
+    assert said(watch(rows, gone, silent=5.0, machines=elsewhere)).startswith(
+        "rank 1 is gone without a word"
+    )
     assert said(watch(rows, gone, silent=5.0)) == ""
 
 
-def test_a_rank_that_is_not_there_yet_is_let_alone_unless_it_is_stopped(watch: Callable[..., Any]) -> None:
+def test_a_rank_that_is_not_there_yet_is_let_alone_unless_it_is_stopped(
+    watch: Callable[..., Any],
+) -> None:
     assert said(watch({0: OWN}, {1: IDLE})) == ""
     assert said(watch({0: OWN}, {1: HALTED})).startswith("rank 1 is stopped")
-    assert said(watch({0: OWN, 1: replace(ROW, left="finished")}, {1: Report(gone=True)}, silent=9.0)) == ""
+    assert (
+        said(watch({0: OWN, 1: replace(ROW, left="finished")}, {1: Report(gone=True)}, silent=9.0))
+        == ""
+    )
 
 
 def test_one_that_answered_a_moment_ago_is_not_cut_off(watch: Callable[..., Any]) -> None:
@@ -149,7 +173,9 @@ def test_a_store_that_does_not_answer(
     assert told.startswith(expected) and bool(told) == bool(expected)
 
 
-def test_what_holds_the_store_is_told_once(watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_holds_the_store_is_told_once(
+    watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watchdog, "rank_of_store", lambda: 0)
     one = watch({0: ROW, 1: ROW}, {0: HALTED}, rank=1)
     one.claimed = {0}

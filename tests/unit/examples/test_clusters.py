@@ -16,15 +16,22 @@ from launchers import ROOT, STRATEGIES
 from trainer.launching.files.accelerate_file import read_accelerate_file
 
 FOLDER = ROOT / "examples" / "clusters"
-FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+FILES = sorted(
+    path for path in FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+)
 PAGE = (ROOT / "docs" / "clusters.md").read_text()
-# What runs on another machine: names of files of this repository, with a strategy's in the place of its variable.
-NAMED = re.compile(r"\b(?:examples|accel_configs|ds_configs)/[\w./{}$:-]*\.(?:py|yaml|json|sh|sbatch)")
+# What runs on another machine: names of files of this repository, with a strategy's in the place of
+# its variable.
+NAMED = re.compile(
+    r"\b(?:examples|accel_configs|ds_configs)/[\w./{}$:-]*\.(?:py|yaml|json|sh|sbatch)"
+)
 
 
 def code_of_notebook(text: str) -> str:
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    return "\n".join(line for cell in cells for line in "".join(cell["source"]).splitlines() if line[:1] != "%")
+    return "\n".join(
+        line for cell in cells for line in "".join(cell["source"]).splitlines() if line[:1] != "%"
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
@@ -34,7 +41,9 @@ def test_a_file_can_be_read_and_names_what_there_is(path: Path) -> None:
         assert isinstance(yaml.safe_load(text), dict)
     elif path.suffix in (".sh", ".sbatch"):
         subprocess.run(["bash", "-n", str(path)], check=True)
-        assert path.stat().st_mode & 0o111 or path.suffix == ".sbatch", "the page starts it as a program"
+        assert path.stat().st_mode & 0o111 or path.suffix == ".sbatch", (
+            "the page starts it as a program"
+        )
     elif path.suffix in (".py", ".ipynb"):
         ast.parse(code_of_notebook(text) if path.suffix == ".ipynb" else text)
     named = [re.sub(r"\$\{?STRATEGY(:-\w+)?\}?", "zero2", name) for name in NAMED.findall(text)]
@@ -62,4 +71,6 @@ def experiment(strategy: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_experiments_differ_in_their_strategy_alone(strategy: str) -> None:
-    assert json.dumps(experiment("ddp")).replace("ddp", strategy) == json.dumps(experiment(strategy))
+    assert json.dumps(experiment("ddp")).replace("ddp", strategy) == json.dumps(
+        experiment(strategy)
+    )

@@ -1,4 +1,6 @@
-"""The digits are real, split without overlap and the same on every call; their losses mean what they say."""
+"""The digits are real, split without overlap and the same on every call; their losses mean what
+they say.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,16 @@ def test_digits_evaluation_is_per_example_and_training_its_mean() -> None:
     assert values["loss"].shape == values["accuracy"].shape == (50,)
     torch.testing.assert_close(task.training_step(model, batch), values["loss"].mean())
     assert task.weight(batch) == 50
-    assert values["loss"].mean().item() == pytest.approx(math.log(10), abs=0.4), "a fresh model knows nothing"
+    assert values["loss"].mean().item() == pytest.approx(math.log(10), abs=0.4), (
+        "a fresh model knows nothing"
+    )
 
 
 def test_digits_loss_of_an_image_does_not_depend_on_its_batch() -> None:
     task = DigitsCNN()
     model, data = task.build_model(), task.build_data()
-    alone, among = (default_collate([data.train[index] for index in range(count)]) for count in (1, 8))
+    alone, among = (
+        default_collate([data.train[index] for index in range(count)]) for count in (1, 8)
+    )
     both = [task.evaluation_step(model, batch)["loss"][0] for batch in (alone, among)]
     torch.testing.assert_close(both[0], both[1])

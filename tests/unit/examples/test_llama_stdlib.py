@@ -1,4 +1,6 @@
-"""The corpus is real, split without overlap and the same on every call; the loss means what it says."""
+"""The corpus is real, split without overlap and the same on every call; the loss means what it
+says.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from trainer import ConfigError, DataError
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> LlamaStdlib:
-    return LlamaStdlib(max_bytes=200_000, vocab_size=512, cache_dir=str(tmp_path_factory.mktemp("cache")))
+    return LlamaStdlib(
+        max_bytes=200_000, vocab_size=512, cache_dir=str(tmp_path_factory.mktemp("cache"))
+    )
 
 
 def decoded(folder: Path, part: str) -> list[str]:
@@ -31,7 +35,9 @@ def decoded(folder: Path, part: str) -> list[str]:
     tokens = np.load(folder / f"{part}.npy")
     documents = np.split(tokens, np.flatnonzero(tokens == 0) + 1)
     assert len(documents.pop()) == 0, "the last document is ended as well"
-    return Tokenizer.from_file(str(folder / "tokenizer.json")).decode_batch([text[:-1].tolist() for text in documents])
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).decode_batch(
+        [text[:-1].tolist() for text in documents]
+    )
 
 
 # --- text
@@ -41,19 +47,32 @@ def test_stdlib_is_its_source_with_nothing_in_both_parts(llama: LlamaStdlib) -> 
     folder = llama.prepare()
     train, evaluation = decoded(folder, "train"), decoded(folder, "evaluation")
     stdlib = Path(sysconfig.get_path("stdlib"))
-    first = sorted(path for path in stdlib.glob("*.py") if not path.name.startswith("_sysconfigdata"))
-    assert train[:3] == [path.read_text() for path in first[:3]], "real text, and the tokenizer gives it back"
+    first = sorted(
+        path for path in stdlib.glob("*.py") if not path.name.startswith("_sysconfigdata")
+    )
+    assert train[:3] == [path.read_text() for path in first[:3]], (
+        "real text, and the tokenizer gives it back"
+    )
     assert evaluation[0] == first[9].read_text(), "the tenth file is held out"
     assert sum(len(text.encode()) for text in train + evaluation) == 200_000
     assert not set(train) & set(evaluation)
 
 
 def test_tests_installed_packages_and_what_a_build_generated_are_no_corpus(tmp_path: Path) -> None:
-    for name in ("a.py", "test/b.py", "site-packages/c.py", "d.txt", "pkg/e.py", "_sysconfigdata_linux.py"):
+    for name in (
+        "a.py",
+        "test/b.py",
+        "site-packages/c.py",
+        "d.txt",
+        "pkg/e.py",
+        "_sysconfigdata_linux.py",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         words(tmp_path / name, 3)
     (tmp_path / "empty.py").touch()
-    task = LlamaStdlib(corpus=str(tmp_path), held_out=3, vocab_size=300, cache_dir=str(tmp_path / "test"))
+    task = LlamaStdlib(
+        corpus=str(tmp_path), held_out=3, vocab_size=300, cache_dir=str(tmp_path / "test")
+    )
     assert len(decoded(task.prepare(), "train")) == 2
     assert len(decoded(task.prepare(), "evaluation")) == 1
 
@@ -75,7 +94,11 @@ def test_preparing_is_deterministic(llama: LlamaStdlib, tmp_path: Path) -> None:
 
 def test_changed_text_or_vocabulary_is_prepared_anew(tmp_path: Path) -> None:
     text = words(tmp_path / "text.txt", 5000)
-    settings: dict[str, Any] = {"corpus": str(text), "held_out": 4, "cache_dir": str(tmp_path / "cache")}
+    settings: dict[str, Any] = {
+        "corpus": str(text),
+        "held_out": 4,
+        "cache_dir": str(tmp_path / "cache"),
+    }
     folders = [LlamaStdlib(**settings, vocab_size=size).prepare() for size in (300, 301)]
     words(text, 5000, first=1)
     folders.append(LlamaStdlib(**settings, vocab_size=300).prepare())
@@ -84,7 +107,10 @@ def test_changed_text_or_vocabulary_is_prepared_anew(tmp_path: Path) -> None:
 
 def test_remains_of_a_killed_preparation_are_no_corpus(tmp_path: Path) -> None:
     task = LlamaStdlib(
-        corpus=str(words(tmp_path / "text.txt", 5000)), held_out=4, vocab_size=300, cache_dir=str(tmp_path)
+        corpus=str(words(tmp_path / "text.txt", 5000)),
+        held_out=4,
+        vocab_size=300,
+        cache_dir=str(tmp_path),
     )
     folder = task.prepare()
     os.rename(folder, folder.with_suffix(".unfinished"))
@@ -97,32 +123,48 @@ def test_a_single_file_is_cut_into_pieces(tmp_path: Path) -> None:
     text = words(tmp_path / "text.txt", 20_000)
     folder = LlamaStdlib(corpus=str(text), vocab_size=300, cache_dir=str(tmp_path)).prepare()
     train, evaluation = decoded(folder, "train"), decoded(folder, "evaluation")
-    assert "".join((*train[:9], evaluation[0], *train[9:18], evaluation[1], *train[18:])) == text.read_text()
+    assert (
+        "".join((*train[:9], evaluation[0], *train[9:18], evaluation[1], *train[18:]))
+        == text.read_text()
+    )
 
 
 def test_hugging_face_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
-    rows = [{"text": f"text {number}", "label": number} for number in range(20)] + [{"text": None, "label": 0}]
+    rows = [{"text": f"text {number}", "label": number} for number in range(20)] + [
+        {"text": None, "label": 0}
+    ]
     (tmp_path / "set").mkdir()
     (tmp_path / "set/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings: dict[str, Any] = {"corpus": f"hf:{tmp_path}/set", "vocab_size": 300, "cache_dir": str(tmp_path / "cache")}
+    settings: dict[str, Any] = {
+        "corpus": f"hf:{tmp_path}/set",
+        "vocab_size": 300,
+        "cache_dir": str(tmp_path / "cache"),
+    }
     folder = LlamaStdlib(**settings).prepare()
     assert decoded(folder, "evaluation") == ["text 9", "text 19"]
     assert decoded(folder, "train")[-1] == "text 18"
-    with pytest.raises(ConfigError, match=r"task_settings\.column: 'txt': no such column; did you mean 'text'\?"):
+    with pytest.raises(
+        ConfigError, match=r"task_settings\.column: 'txt': no such column; did you mean 'text'\?"
+    ):
         LlamaStdlib(**settings, column="txt").prepare()
-    with pytest.raises(ConfigError, match=r"task_settings\.corpus: 'hf:.*/set': cannot be loaded: .*nowhere"):
+    with pytest.raises(
+        ConfigError, match=r"task_settings\.corpus: 'hf:.*/set': cannot be loaded: .*nowhere"
+    ):
         LlamaStdlib(**settings, split="nowhere").prepare()
 
 
 def test_wrong_corpora_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task_settings\.corpus: '/no/such': does not exist; give a file"):
+    with pytest.raises(
+        ConfigError, match=r"task_settings\.corpus: '/no/such': does not exist; give a file"
+    ):
         LlamaStdlib(corpus="/no/such", cache_dir=str(tmp_path)).prepare()
     short = words(tmp_path / "short.txt", 10)
     with pytest.raises(
-        DataError, match=r"corpus '.*short.txt': 1 pieces of 8192 characters are too few to hold one in 10 out"
+        DataError,
+        match=r"corpus '.*short.txt': 1 pieces of 8192 characters are too few to hold one in 10 out",
     ):
         LlamaStdlib(corpus=str(short), cache_dir=str(tmp_path)).prepare()
 
@@ -134,7 +176,9 @@ def test_blocks_hold_each_token_once_and_mask_what_fills_the_last(tmp_path: Path
         assert len(data) == blocks
         labels = torch.cat([data[index]["labels"] for index in range(blocks)])
         kept = labels[labels != IGNORED].tolist()
-        assert kept == list(range(1, (size if size != 9 else 8) + 1)), "a single last token has no target"
+        assert kept == list(range(1, (size if size != 9 else 8) + 1)), (
+            "a single last token has no target"
+        )
     assert data[2]["input_ids"].tolist() == [9, 10, 0, 0]
     assert data[2]["labels"].tolist() == [9, 10, IGNORED, IGNORED]
 
@@ -166,7 +210,9 @@ def test_llama_loss_is_the_mean_over_unmasked_targets(llama: LlamaStdlib) -> Non
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_llama_ties_its_embeddings_on_request(tied: bool) -> None:
-    model: Any = LlamaStdlib(vocab_size=300, hidden_size=16, layers=1, tie_word_embeddings=tied).build_model()
+    model: Any = LlamaStdlib(
+        vocab_size=300, hidden_size=16, layers=1, tie_word_embeddings=tied
+    ).build_model()
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
 
 

@@ -19,7 +19,11 @@ from llama_stdlib import LlamaStdlib
         (LlamaStdlib, {"vocab_size": 256}, "vocab_size: 256: must be at least 257"),
         (LlamaStdlib, {"held_out": 1}, "held_out: 1: must be at least 2"),
         (LlamaStdlib, {"heads": 0}, "heads: 0: must be at least 1"),
-        (LlamaStdlib, {"hidden_size": 100, "heads": 8}, "hidden_size: 100: must be a multiple of 2 x heads"),
+        (
+            LlamaStdlib,
+            {"hidden_size": 100, "heads": 8},
+            "hidden_size: 100: must be a multiple of 2 x heads",
+        ),
         (LlamaStdlib, {"key_value_heads": 3}, r"key_value_heads: 3: must divide heads \(4\)"),
     ],
 )
@@ -31,5 +35,7 @@ def test_impossible_settings(task: type, settings: dict[str, int], message: str)
 def test_naming_a_task_loads_no_heavy_library() -> None:
     heavy = {"transformers", "tokenizers", "datasets", "sklearn"}
     code = f"import sys, digits_cnn, llama_stdlib; print({heavy} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "set()"

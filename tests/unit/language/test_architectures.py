@@ -1,4 +1,6 @@
-"""Models of many architectures have the values of their files, and a new adapter changes none of their losses."""
+"""Models of many architectures have the values of their files, and a new adapter changes none of
+their losses.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ QUICK = (*[name for name in EXPERTS if name not in ("granitemoe", "jamba")], *FA
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")  # of its own defaults for experts
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ARCHITECTURES]
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ARCHITECTURES],
 )
 def test_each_has_the_files_values_and_a_new_adapter_adds_nothing(
     name: str, task: Callable[..., CausalLM], tmp_path: Path
@@ -36,15 +39,21 @@ def test_each_has_the_files_values_and_a_new_adapter_adds_nothing(
     values = dict(theirs.named_parameters())
     packing = "none" if name in NOT_PACKED else "best_fit"
     targets = TARGETS.get(name, "all-linear")
-    config = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM", fan_in_fan_out=name == "gpt2")
+    config = LoraConfig(
+        r=4, target_modules=targets, task_type="CAUSAL_LM", fan_in_fan_out=name == "gpt2"
+    )
 
     losses, expected = [], []
     for adapter in (None, {"r": 4, "targets": targets}):
-        one = task(model=str(folder), sequence_length=64, packing=packing, loss="plain", adapter=adapter)
+        one = task(
+            model=str(folder), sequence_length=64, packing=packing, loss="plain", adapter=adapter
+        )
         model = build_whole(one).eval()
         data = one.build_data()
         batch = data.collate([data.train[0], data.train[1]])
-        frozen = {bare_name(key): tensor for key, tensor in model.named_parameters() if "lora_" not in key}
+        frozen = {
+            bare_name(key): tensor for key, tensor in model.named_parameters() if "lora_" not in key
+        }
         assert frozen.keys() == values.keys()
         assert [key for key, tensor in frozen.items() if not torch.equal(tensor, values[key])] == []
 

@@ -34,10 +34,18 @@ def test_card_tells_of_the_whole_run_at_its_step(
     earlier = checkpoint(tmp_path / "run", 2)
     assert cli.main(["export", str(earlier), "--to", str(tmp_path / "two")]) == 0
     of_two = (tmp_path / "two" / "README.md").read_text()
-    assert "| steps | 2 |" in of_two and "## Evaluation" not in of_two and f"| {tokens:,.0f} |" not in of_two
+    assert (
+        "| steps | 2 |" in of_two
+        and "## Evaluation" not in of_two
+        and f"| {tokens:,.0f} |" not in of_two
+    )
 
     shutil.rmtree(checkpoint(tmp_path / "run", 4))
-    resumed = fit(tmp_path / "run", task(**settings), max_steps=4, micro_batch_size=2, resume="auto")
-    assert 0 < resumed.meter.total_tokens < tokens, "the first two steps were learnt by another process"
+    resumed = fit(
+        tmp_path / "run", task(**settings), max_steps=4, micro_batch_size=2, resume="auto"
+    )
+    assert 0 < resumed.meter.total_tokens < tokens, (
+        "the first two steps were learnt by another process"
+    )
     again = (tmp_path / "run" / "model" / "README.md").read_text()
     assert f"| tokens learnt | {tokens:,.0f} |" in again and "| steps | 4 |" in again

@@ -1,4 +1,6 @@
-"""The task: its loss is the mean over what is learnt, fused or not; its exports are complete; settings fit together."""
+"""The task: its loss is the mean over what is learnt, fused or not; its exports are complete;
+settings fit together.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_loss_is_the_mean_over_what_is_learnt(task: Callable[..., CausalLM]) -> 
     batch["labels"][1, 50:] = IGNORED
     weight = int(one.weight(batch))
     assert weight == 128 + 50
-    logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+    logits = model(
+        input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+    ).logits
     per_token = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
     loss = one.training_step(model, batch)
     torch.testing.assert_close(loss, per_token.sum() / weight)
@@ -58,7 +62,9 @@ def test_fused_loss_has_the_value_and_gradients_of_the_plain_one(
         value.backward()
         losses.append(value.item())
         found.append({key: parameter.grad for key, parameter in model.named_parameters()})
-        assert model(input_ids=batch["input_ids"]).logits.shape[-1] == VOCABULARY, "logits as ever without targets"
+        assert model(input_ids=batch["input_ids"]).logits.shape[-1] == VOCABULARY, (
+            "logits as ever without targets"
+        )
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-8)
 
@@ -87,18 +93,27 @@ def test_auto_takes_chunks_where_the_logits_of_a_micro_batch_do_not_fit(
     monkeypatch.setattr("trainer.language.loss.FIT", 4 * tokens * VOCABULARY - 1)
     torch.testing.assert_close(one.training_step(model, batch), whole, rtol=3e-7, atol=0)
     assert len(taken) == 1
-    assert one.notices()[-1] == "loss: all logits at once up to micro_batch_size 3,276 (512.0 MiB), in chunks above it"
+    assert (
+        one.notices()[-1]
+        == "loss: all logits at once up to micro_batch_size 3,276 (512.0 MiB), in chunks above it"
+    )
 
 
 def head_and_loss(dtype: torch.dtype, loss: str, rows: int = 7) -> tuple[float, list[torch.Tensor]]:
-    """A loss over 31 tokens and 50 words, and its gradients in the hidden states, the weight and the bias."""
+    """A loss over 31 tokens and 50 words, and its gradients in the hidden states, the weight and
+    the bias.
+    """
     generator = torch.Generator().manual_seed(0)
-    hidden, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((31, 16), (50, 16), (50,)))
+    hidden, weight, bias = (
+        torch.randn(*shape, generator=generator) for shape in ((31, 16), (50, 16), (50,))
+    )
     targets = torch.randint(50, (31,), generator=generator)
     targets[::3] = IGNORED
     given = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, bias)]
     if loss == "plain":
-        value = torch.nn.functional.cross_entropy(torch.nn.functional.linear(*given), targets, ignore_index=IGNORED)
+        value = torch.nn.functional.cross_entropy(
+            torch.nn.functional.linear(*given), targets, ignore_index=IGNORED
+        )
     else:
         value = ChunkedLoss.apply(*given, targets, rows, dtype, True)
     (3.0 * value).backward()
@@ -115,7 +130,9 @@ def test_the_loss_in_chunks_is_that_of_float64() -> None:
 
 
 def test_many_chunks_in_16_bits_add_up_in_float32() -> None:
-    """One chunk or thirty: the weight's gradient errs by a rounding of each product, not by one of each sum."""
+    """One chunk or thirty: the weight's gradient errs by a rounding of each product, not by one of
+    each sum.
+    """
     torch.manual_seed(0)
     hidden, targets = torch.randn(4096, 16).bfloat16(), torch.randint(64, (4096,))
     weight = (0.1 * torch.randn(64, 16)).bfloat16()
@@ -132,27 +149,38 @@ def test_many_chunks_in_16_bits_add_up_in_float32() -> None:
 def test_a_loss_in_chunks_that_is_only_measured_takes_no_gradients() -> None:
     hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
     with torch.no_grad():
-        value = ChunkedLoss.apply(hidden, weight, None, torch.arange(4), 2, torch.float32, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+        value = ChunkedLoss.apply(
+            hidden, weight, None, torch.arange(4), 2, torch.float32, torch.is_grad_enabled()
+        )  # type: ignore[no-untyped-call]
     expected = torch.nn.functional.cross_entropy(hidden @ weight.t(), torch.arange(4))
     torch.testing.assert_close(value, expected.detach())
     assert not value.requires_grad
 
 
-def test_a_model_that_bounds_its_logits_is_not_fused(task: Callable[..., CausalLM], llama: Path) -> None:
+def test_a_model_that_bounds_its_logits_is_not_fused(
+    task: Callable[..., CausalLM], llama: Path
+) -> None:
     gemma2 = {**CONFIGS["gemma"], "model_type": "gemma2", "query_pre_attn_scalar": 16}
     settings: dict[str, Any] = {"model": None, "config": gemma2, "tokenizer": str(llama)}
-    with pytest.raises(ConfigError, match="loss: 'fused': Gemma2ForCausalLM changes the logits behind its last layer"):
+    with pytest.raises(
+        ConfigError,
+        match="loss: 'fused': Gemma2ForCausalLM changes the logits behind its last layer",
+    ):
         task(**settings, loss="fused").build_model()
     auto = task(**settings)
     assert type(auto.build_model().get_output_embeddings()) is torch.nn.Linear  # type: ignore[operator]
     assert auto.notices() == [
         "loss: all logits at once, since Gemma2ForCausalLM changes the logits behind its last layer"
     ]
-    with pytest.raises(ConfigError, match="the last layer of PeftModelForCausalLM is a Linear, no plain Linear"):
+    with pytest.raises(
+        ConfigError, match="the last layer of PeftModelForCausalLM is a Linear, no plain Linear"
+    ):
         task(loss="fused", adapter=Adapter(targets=["lm_head"])).build_model()
 
 
-def test_the_version_of_the_data_is_its_content(task: Callable[..., CausalLM], texts: Path, tmp_path: Path) -> None:
+def test_the_version_of_the_data_is_its_content(
+    task: Callable[..., CausalLM], texts: Path, tmp_path: Path
+) -> None:
     """Two rows that change places are another run; a file that lies elsewhere is not."""
     first, second, *rest = texts.read_text().splitlines()
     (tmp_path / "moved.jsonl").write_text(texts.read_text())
@@ -164,12 +192,16 @@ def test_the_version_of_the_data_is_its_content(task: Callable[..., CausalLM], t
     assert versions[0] == versions[1] != versions[2] and versions[0]
 
 
-def test_evaluation_keeps_a_share_of_the_documents(task: Callable[..., CausalLM], texts: Path) -> None:
+def test_evaluation_keeps_a_share_of_the_documents(
+    task: Callable[..., CausalLM], texts: Path
+) -> None:
     data = task(evaluation=0.25).build_data()
     assert (data.train.fill.documents, data.evaluation.fill.documents) == (90, 30)
     whole = task(evaluation=str(texts)).build_data()
     assert (whole.train.fill.documents, whole.evaluation.fill.documents) == (120, 120)
-    with pytest.raises(ConfigError, match=r"evaluation: 0.001: keeps 0 of 120 documents; both parts must hold one"):
+    with pytest.raises(
+        ConfigError, match=r"evaluation: 0.001: keeps 0 of 120 documents; both parts must hold one"
+    ):
         task(evaluation=0.001).build_data()
 
 
@@ -187,7 +219,10 @@ def test_extras_are_tokenizer_and_template(task: Callable[..., CausalLM], tmp_pa
     [
         ({"model": None}, "give one of model .* and config"),
         ({"config": {"model_type": "llama"}}, "give one of model .* and config"),
-        ({"model": None, "config": {"model_type": "llama"}}, "tokenizer: a model from scratch has none of its own"),
+        (
+            {"model": None, "config": {"model_type": "llama"}},
+            "tokenizer: a model from scratch has none of its own",
+        ),
         ({"prompt_column": "a"}, "prompt_column and completion_column go together"),
         ({"prompt_column": "a", "completion_column": "b", "messages_column": "c"}, "not both"),
         ({"evaluation": 1.5}, "evaluation: 1.5: a share of the documents is between 0 and 1"),
@@ -215,7 +250,10 @@ def test_code_gives_settings_as_a_yaml_does(task: Callable[..., CausalLM], tmp_p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"adapter": {"rank": 4}}, r"language task: task_settings.adapter.rank: 4: unknown key; known: alpha, dropout"),
+        (
+            {"adapter": {"rank": 4}},
+            r"language task: task_settings.adapter.rank: 4: unknown key; known: alpha, dropout",
+        ),
         ({"adapter": {"r": 0}}, r"task_settings.adapter.r: 0: must be at least 1"),
         ({"adapter": 8}, r"task_settings.adapter: 8: must be"),
         ({"sequence_length": "64"}, r"task_settings.sequence_length: '64': must be a whole number"),

@@ -1,4 +1,6 @@
-"""Texts are told apart by the labels that occur, by encoders and decoders, with adapters or without."""
+"""Texts are told apart by the labels that occur, by encoders and decoders, with adapters or
+without.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,22 @@ ROWS = [{"text": f"text number {number} of them", "label": number % 3} for numbe
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows, and a small encoder and a small decoder as people download them, without a last layer for classes."""
+    """Rows, and a small encoder and a small decoder as people download them, without a last layer
+    for classes.
+    """
     from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig
 
     folder = tmp_path_factory.mktemp("folder")
     save_rows(folder / "rows.jsonl", ROWS)
-    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     llama = LlamaConfig(
-        **{key: value for key, value in CONFIGS["llama"].items() if key != "model_type"}, vocab_size=320
+        **{key: value for key, value in CONFIGS["llama"].items() if key != "model_type"},
+        vocab_size=320,
     )
     models = {"bert": BertModel(BertConfig(**small, vocab_size=VOCABULARY))}
     models["llama"] = AutoModelForCausalLM.from_config(llama)
@@ -36,17 +46,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(folder: Path, name: str, **settings: Any) -> SequenceClassifier:
-    return SequenceClassifier(**{"model": str(folder / name), "data": str(folder / "rows.jsonl"), **settings})
+    return SequenceClassifier(
+        **{"model": str(folder / name), "data": str(folder / "rows.jsonl"), **settings}
+    )
 
 
-@pytest.mark.parametrize(("name", "adapter"), [("bert", None), ("llama", None), ("llama", Adapter(r=2))])
-def test_scores_of_a_text_do_not_depend_on_its_batch(name: str, adapter: Adapter | None, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "adapter"), [("bert", None), ("llama", None), ("llama", Adapter(r=2))]
+)
+def test_scores_of_a_text_do_not_depend_on_its_batch(
+    name: str, adapter: Adapter | None, folder: Path
+) -> None:
     one = task(folder, name, adapter=adapter, evaluation=0.2)
     data, model = one.build_data(), build_whole(one).eval()
     assert (len(data.train), len(data.evaluation)) == (24, 6)
     assert data.collate is not None
     long = ("a much longer text than that of the others", "2")
-    alone, among = (one.evaluation_step(model, data.collate([data.train[4], *more]))["loss"] for more in ([], [long]))
+    alone, among = (
+        one.evaluation_step(model, data.collate([data.train[4], *more]))["loss"]
+        for more in ([], [long])
+    )
     torch.testing.assert_close(alone[0], among[0])
     one.training_step(model, data.collate(data.train[:4])).backward()
     learning = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
@@ -60,9 +79,15 @@ def test_labels_are_those_that_occur_in_their_order(folder: Path, tmp_path: Path
     assert model.config.id2label == {0: "2", 1: "9", 2: "10"}
 
 
-def test_a_label_that_was_never_learnt_and_an_absent_column_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_label_that_was_never_learnt_and_an_absent_column_are_refused(
+    folder: Path, tmp_path: Path
+) -> None:
     other = str(save_rows(tmp_path / "a.jsonl", [{"text": "a", "label": 7}]))
-    with pytest.raises(ConfigError, match=r"evaluation: '.*a.jsonl': has a label that data lacks: '7'"):
+    with pytest.raises(
+        ConfigError, match=r"evaluation: '.*a.jsonl': has a label that data lacks: '7'"
+    ):
         task(folder, "bert", evaluation=other).build_data()
-    with pytest.raises(ConfigError, match=r"label_column: 'lable': no such column in .*:1; did you mean 'label'\?"):
+    with pytest.raises(
+        ConfigError, match=r"label_column: 'lable': no such column in .*:1; did you mean 'label'\?"
+    ):
         task(folder, "bert", label_column="lable").build_data()

@@ -42,7 +42,12 @@ def chats(tmp_path: Path) -> Path:
 def trained(base: Path, chats: Path, folder: Path, **settings: Any) -> CausalLM:
     """Learn to answer with one letter and the end of the turn, and write what an export holds."""
     task = CausalLM(
-        model=str(base), data=str(chats), messages_column="messages", packing="none", cache_dir=str(folder), **settings
+        model=str(base),
+        data=str(chats),
+        messages_column="messages",
+        packing="none",
+        cache_dir=str(folder),
+        **settings,
     )
     data = task.build_data()
     model: Any = build_whole(task)
@@ -72,12 +77,12 @@ def test_what_is_learnt_at_the_end_of_a_turn_ends_generation(
     folder = tmp_path / "model"
     monkeypatch.chdir(tmp_path)
     task = trained(Path("base"), chats, folder, adapter=adapter)
-    told = (
-        "generation: learns to end with <|im_end|>, and the exported model ends there; the one given ended with <|end|>"
-    )
+    told = "generation: learns to end with <|im_end|>, and the exported model ends there; the one given ended with <|end|>"
     assert told in task.notices()
     assert AutoTokenizer.from_pretrained(folder).eos_token == "<|im_end|>"
-    assert task.load_tokenizer().eos_token == "<|end|>", "the one that is trained with stays as it was"
+    assert task.load_tokenizer().eos_token == "<|end|>", (
+        "the one that is trained with stays as it was"
+    )
     model = load_adapted(str(folder))
     assert end_tokens(model.generation_config) == [TURN_END, TEXT_END]
     if adapter is None:
@@ -94,7 +99,14 @@ def test_what_is_learnt_at_the_end_of_a_turn_ends_generation(
         assert cli.main(["merge", str(folder), "--to", str(tmp_path / "merged")]) == 2
         rule = f"its adapter belongs to {base}, which is no folder here; give the model as --base"
         assert rule in capsys.readouterr().err
-        words = ["merge", str(folder), "--to", str(tmp_path / "merged"), "--base", str(tmp_path / "moved")]
+        words = [
+            "merge",
+            str(folder),
+            "--to",
+            str(tmp_path / "merged"),
+            "--base",
+            str(tmp_path / "moved"),
+        ]
         assert cli.main(words) == 0
         merged = json.loads((tmp_path / "merged" / "generation_config.json").read_text())
         assert merged["eos_token_id"] == [TURN_END, TEXT_END]
@@ -132,4 +144,7 @@ def test_texts_end_with_the_end_of_the_tokenizer_that_is_given(
     one = task(model=str(base), tokenizer=str(tmp_path / "other"))
     one.build_data()
     model: Any = one.build_model()
-    assert model.generation_config.eos_token_id == [TURN_END, TEXT_END] and model.config.eos_token_id == TURN_END
+    assert (
+        model.generation_config.eos_token_id == [TURN_END, TEXT_END]
+        and model.config.eos_token_id == TURN_END
+    )

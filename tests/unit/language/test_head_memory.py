@@ -40,12 +40,16 @@ print(loss.item(), resident("VmHWM") - before)
 
 
 @pytest.mark.slow
-def test_fused_head_takes_a_fifth_of_the_memory_at_32k_words_and_4096_tokens(tmp_path: Path) -> None:
+def test_fused_head_takes_a_fifth_of_the_memory_at_32k_words_and_4096_tokens(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "step.py").write_text(STEP)
     found = {}
     for loss in ("plain", "fused"):
         words = [sys.executable, str(tmp_path / "step.py"), loss]
-        done = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            words, env=clean_environment(), capture_output=True, text=True, check=True
+        )
         found[loss] = tuple(map(float, done.stdout.split()))
     (plain_loss, plain_peak), (fused_loss, fused_peak) = found["plain"], found["fused"]
     assert fused_loss == pytest.approx(plain_loss, rel=1e-6)

@@ -23,7 +23,12 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(bert: Path, texts: Path, **settings: Any) -> MaskedLM:
-    given = {"model": str(bert), "data": str(texts), "sequence_length": 32, "cache_dir": str(bert.parent / "cache")}
+    given = {
+        "model": str(bert),
+        "data": str(texts),
+        "sequence_length": 32,
+        "cache_dir": str(bert.parent / "cache"),
+    }
     return MaskedLM(**{**given, **settings})
 
 
@@ -38,7 +43,9 @@ def test_loss_is_that_of_transformers_on_the_same_masked_batch(
     assert data.collate is not None and data.augment is not None
     rows = [data.augment(data.train[at], generator_of(0, 0, at)) for at in range(6)]
     batch = data.collate(rows)
-    assert 0 < batch["attention_mask"].sum() < batch["attention_mask"].numel(), "some rows are filled up"
+    assert 0 < batch["attention_mask"].sum() < batch["attention_mask"].numel(), (
+        "some rows are filled up"
+    )
     theirs: Any = model if adapter else AutoModelForMaskedLM.from_pretrained(bert).eval()
     with torch.no_grad():
         expected = theirs(**batch).loss.item()
@@ -48,7 +55,9 @@ def test_loss_is_that_of_transformers_on_the_same_masked_batch(
     assert measured["loss"][0].item() == pytest.approx(expected * int(one.weight(batch)), rel=1e-6)
 
 
-def test_of_15_in_100_tokens_80_are_hidden_10_are_others_and_10_are_left(bert: Path, texts: Path) -> None:
+def test_of_15_in_100_tokens_80_are_hidden_10_are_others_and_10_are_left(
+    bert: Path, texts: Path
+) -> None:
     one = task(bert, texts)
     mask, tokenizer = one.build_data().augment, one.load_tokenizer()
     assert mask is not None
@@ -56,15 +65,29 @@ def test_of_15_in_100_tokens_80_are_hidden_10_are_others_and_10_are_left(bert: P
     ids = torch.cat([torch.tensor([0]), words.repeat(40), torch.tensor([2])])
     row = mask(ids, generator_of(0))
     chosen = row["labels"] != IGNORED
-    assert int(chosen.sum()) == round(0.15 * (len(ids) - 2)) and not chosen[0] and not chosen[-1] and 0 in special
-    assert torch.equal(row["labels"][chosen], ids[chosen]) and torch.equal(row["input_ids"][~chosen], ids[~chosen])
+    assert (
+        int(chosen.sum()) == round(0.15 * (len(ids) - 2))
+        and not chosen[0]
+        and not chosen[-1]
+        and 0 in special
+    )
+    assert torch.equal(row["labels"][chosen], ids[chosen]) and torch.equal(
+        row["input_ids"][~chosen], ids[~chosen]
+    )
     became = row["input_ids"][chosen]
-    hidden, left = (became == tokenizer.mask_token_id).float().mean(), (became == ids[chosen]).float().mean()
-    assert float(hidden) == pytest.approx(0.8, abs=0.03) and float(left) == pytest.approx(0.1, abs=0.03)
+    hidden, left = (
+        (became == tokenizer.mask_token_id).float().mean(),
+        (became == ids[chosen]).float().mean(),
+    )
+    assert float(hidden) == pytest.approx(0.8, abs=0.03) and float(left) == pytest.approx(
+        0.1, abs=0.03
+    )
     assert len(set(became.tolist())) > 100, "others are any tokens"
     assert torch.equal(row["input_ids"], mask(ids, generator_of(0))["input_ids"])
     assert not torch.equal(row["input_ids"], mask(ids, generator_of(1))["input_ids"])
-    short = mask(torch.tensor([0, 2]), generator_of(0))  # nothing but special tokens: one of them is predicted
+    short = mask(
+        torch.tensor([0, 2]), generator_of(0)
+    )  # nothing but special tokens: one of them is predicted
     assert int((short["labels"] != IGNORED).sum()) == 1
 
 
@@ -75,29 +98,48 @@ def test_texts_are_cut_into_rows_without_losing_a_token_and_measured_with_the_sa
     data, whole = one.build_data(), Counter[int]()
     measured = [row for row in data.evaluation]
     found = [data.train[at] for at in range(len(data.train))]
-    for ids in [*found, *(torch.where(row["labels"] == IGNORED, row["input_ids"], row["labels"]) for row in measured)]:
+    for ids in [
+        *found,
+        *(
+            torch.where(row["labels"] == IGNORED, row["input_ids"], row["labels"])
+            for row in measured
+        ),
+    ]:
         assert 0 < len(ids) <= 32
         whole.update(ids.tolist())
     tokenizer = one.load_tokenizer()
-    expected = Counter(token for text in paragraphs(120) for token in [*tokenizer(text)["input_ids"], 0])
+    expected = Counter(
+        token for text in paragraphs(120) for token in [*tokenizer(text)["input_ids"], 0]
+    )
     assert whole == expected
-    assert all(torch.equal(row["input_ids"], data.evaluation[at]["input_ids"]) for at, row in enumerate(measured))
+    assert all(
+        torch.equal(row["input_ids"], data.evaluation[at]["input_ids"])
+        for at, row in enumerate(measured)
+    )
 
 
-def test_from_scratch_and_what_cannot_be_is_one_line(bert: Path, texts: Path, llama: Path, tmp_path: Path) -> None:
+def test_from_scratch_and_what_cannot_be_is_one_line(
+    bert: Path, texts: Path, llama: Path, tmp_path: Path
+) -> None:
     from transformers import AutoModel
 
     scratch = task(bert, texts, model=None, config=BERT, tokenizer=str(bert))
     assert scratch.build_model().config.architectures == ["BertForMaskedLM"]
-    with pytest.raises(ConfigError, match=r"tokenizer: '.*llama': has no token that hides another one"):
+    with pytest.raises(
+        ConfigError, match=r"tokenizer: '.*llama': has no token that hides another one"
+    ):
         task(llama, texts).build_data()
     with pytest.raises(ConfigError, match=r"sequence_length: 4000: the model has 512 positions"):
         task(bert, texts, sequence_length=4000).build_model()
     roberta = {**BERT, "model_type": "roberta", "max_position_embeddings": 34}
     with pytest.raises(ConfigError, match=r"sequence_length: 34: the model has 33 positions"):
-        task(bert, texts, model=None, config=roberta, tokenizer=str(bert), sequence_length=34).build_model()
+        task(
+            bert, texts, model=None, config=roberta, tokenizer=str(bert), sequence_length=34
+        ).build_model()
     AutoModel.from_pretrained(bert).save_pretrained(tmp_path / "headless")
-    with pytest.raises(ConfigError, match=r"its files lack cls\.predictions.* which would begin as random numbers"):
+    with pytest.raises(
+        ConfigError, match=r"its files lack cls\.predictions.* which would begin as random numbers"
+    ):
         task(tmp_path / "headless", texts, tokenizer=str(bert)).build_model()
     empty = save_rows(tmp_path / "empty.jsonl", [{"other": "x"}])
     with pytest.raises(ConfigError, match="text_column: 'text': no such column"):
@@ -105,5 +147,7 @@ def test_from_scratch_and_what_cannot_be_is_one_line(bert: Path, texts: Path, ll
 
 
 def test_a_decoder_is_no_masked_model(llama: Path, texts: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model: '.*llama': cannot be loaded: Unrecognized configuration class"):
+    with pytest.raises(
+        ConfigError, match=r"model: '.*llama': cannot be loaded: Unrecognized configuration class"
+    ):
         task(llama, texts).build_model()

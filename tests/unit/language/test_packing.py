@@ -20,7 +20,11 @@ from trainer.language.tokens import LEARNT, Corpus
 
 def corpus(folder: Path, *documents: list[int], learnt: Callable[[int], bool] = bool) -> Corpus:
     """Documents of the given tokens, of which those are learnt that ``learnt`` says."""
-    tokens = [token | (int(LEARNT) if learnt(token) else 0) for document in documents for token in document]
+    tokens = [
+        token | (int(LEARNT) if learnt(token) else 0)
+        for document in documents
+        for token in document
+    ]
     ends = np.cumsum([len(document) for document in documents])
     return Corpus(tokens=np.array(tokens, np.uint32), ends=ends, folder=folder, left_out=0)
 
@@ -33,7 +37,11 @@ def rows_of(found: Corpus, cache: Path, length: int, **settings: Any) -> Rows:
 
 def predictions(rows: Rows) -> list[tuple[int, int]]:
     """All (token, token to predict) of all rows."""
-    pairs = [pair for at in range(len(rows)) for pair in zip(rows[at]["input_ids"], rows[at]["labels"], strict=True)]
+    pairs = [
+        pair
+        for at in range(len(rows))
+        for pair in zip(rows[at]["input_ids"], rows[at]["labels"], strict=True)
+    ]
     return sorted((int(token), int(label)) for token, label in pairs)
 
 
@@ -58,15 +66,21 @@ def test_positions_begin_anew_at_each_document_and_where_a_row_is_filled_up(tmp_
     assert batch["input_ids"].tolist() == [[1, 2, 3, 5, 6, 9, 9, 9]]
     assert batch["labels"].tolist() == [[2, 3, 4, 6, 7, *[IGNORED] * 3]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
-    assert Collate(length=None)([rows[0]])["input_ids"].shape == (1, 5), "to the longest of the batch"
+    assert Collate(length=None)([rows[0]])["input_ids"].shape == (1, 5), (
+        "to the longest of the batch"
+    )
 
 
-def test_what_is_not_learnt_has_no_label_and_pieces_without_any_are_left_out(tmp_path: Path) -> None:
+def test_what_is_not_learnt_has_no_label_and_pieces_without_any_are_left_out(
+    tmp_path: Path,
+) -> None:
     found = corpus(tmp_path, [*range(1, 10), 100, 101], learnt=lambda token: token >= 100)
     rows = rows_of(found, tmp_path, 4)
     assert [pair for pair in predictions(rows) if pair[1] != IGNORED] == [(9, 100), (100, 101)]
     assert len(rows) == 1 and rows.fill.left_out == 2
-    with pytest.raises(DataError, match="no document has a token to learn in its first 4 positions"):
+    with pytest.raises(
+        DataError, match="no document has a token to learn in its first 4 positions"
+    ):
         rows_of(found, tmp_path, 4, long_documents="cut")
 
 
@@ -74,11 +88,13 @@ def test_long_documents_are_cut_or_refused_on_request(tmp_path: Path) -> None:
     found = corpus(tmp_path, [1, 2], list(range(10, 25)))
     rows = rows_of(found, tmp_path, 6, long_documents="cut")
     assert predictions(rows)[-1] == (15, 16) and rows.fill.long == 1
-    with pytest.raises(ConfigError, match=r"sequence_length: 6: 1 documents have more tokens, up to 15; raise it"):
+    with pytest.raises(
+        ConfigError, match=r"sequence_length: 6: 1 documents have more tokens, up to 15; raise it"
+    ):
         rows_of(found, tmp_path, 6, long_documents="refuse")
-    assert len(rows_of(corpus(tmp_path, list(range(7))), tmp_path, 6, long_documents="refuse")) == 1, (
-        "7 tokens fit in 6"
-    )
+    assert (
+        len(rows_of(corpus(tmp_path, list(range(7))), tmp_path, 6, long_documents="refuse")) == 1
+    ), "7 tokens fit in 6"
 
 
 def test_best_fit_fills_rows_and_keeps_to_their_length() -> None:
@@ -93,8 +109,12 @@ def test_real_text_fills_rows_by_98_percent(task: Callable[..., CausalLM], tmp_p
     texts = save_texts(tmp_path / "many.jsonl", count=1500)
     built = task(data=str(texts), sequence_length=256).build_data().train
     assert built.fill.used >= 0.98 and built.fill.documents == len(paragraphs(1500)) > 1000
-    text = tokenizer().decode([int(token) for token in built[3]["input_ids"][built[3]["position_ids"] < 40][:30]])
-    assert any(text.split("<|end|>")[0].strip()[:20] in one for one in paragraphs(1500)), "and it is that text"
+    text = tokenizer().decode(
+        [int(token) for token in built[3]["input_ids"][built[3]["position_ids"] < 40][:30]]
+    )
+    assert any(text.split("<|end|>")[0].strip()[:20] in one for one in paragraphs(1500)), (
+        "and it is that text"
+    )
 
 
 def test_rows_are_kept_for_the_next_time_and_made_anew_for_other_settings(

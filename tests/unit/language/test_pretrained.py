@@ -1,4 +1,6 @@
-"""Models are loaded whole or not at all, adapters sit where they were asked for, and each mistake is one line."""
+"""Models are loaded whole or not at all, adapters sit where they were asked for, and each mistake
+is one line.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +26,41 @@ def shards(tmp_path: Path) -> Path:
     return save_model(tmp_path / "shards", shard_size="40KB")
 
 
-def test_a_model_in_several_files_is_loaded_as_it_was_saved(shards: Path, task: Callable[..., CausalLM]) -> None:
+def test_a_model_in_several_files_is_loaded_as_it_was_saved(
+    shards: Path, task: Callable[..., CausalLM]
+) -> None:
     assert len(list(shards.glob("*.safetensors"))) > 1
     model: Any = build_whole(task(model=str(shards)))
     from transformers import AutoModelForCausalLM
 
     theirs: Any = AutoModelForCausalLM.from_pretrained(shards)
-    torch.testing.assert_close(dict(model.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0)
+    torch.testing.assert_close(
+        dict(model.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0
+    )
     assert model.config.architectures == ["LlamaForCausalLM"]
 
 
-def test_experts_with_a_tensor_each_are_made_one_once_a_machine(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+def test_experts_with_a_tensor_each_are_made_one_once_a_machine(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = save_model(tmp_path / "mixtral", "mixtral", shard_size="40KB")
     one = task(model=str(folder))
     model = build_whole(one)
     theirs = AutoModelForCausalLM.from_pretrained(folder)
-    torch.testing.assert_close(dict(model.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0)
+    torch.testing.assert_close(
+        dict(model.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0
+    )
     made = one.memory["stored"].folder
-    assert made.parent == tmp_path / "cache" and any("gate_up_proj" in name for name in one.memory["stored"].names)
+    assert made.parent == tmp_path / "cache" and any(
+        "gate_up_proj" in name for name in one.memory["stored"].names
+    )
     before = {path: path.stat().st_mtime_ns for path in made.iterdir()}
     build_whole(again := task(model=str(folder)))
-    assert {path: path.stat().st_mtime_ns for path in again.memory["stored"].folder.iterdir()} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in again.memory["stored"].folder.iterdir()
+    } == before
 
 
 def test_no_bit_of_the_files_is_lost_to_the_dtype_of_the_configuration(
@@ -59,7 +73,10 @@ def test_no_bit_of_the_files_is_lost_to_the_dtype_of_the_configuration(
 
     stored = load_file(folder / "model.safetensors")
     model = dict(build_whole(task(model=str(folder))).named_parameters())
-    assert all(torch.equal(model[name], tensor) and tensor.dtype == torch.float32 for name, tensor in stored.items())
+    assert all(
+        torch.equal(model[name], tensor) and tensor.dtype == torch.float32
+        for name, tensor in stored.items()
+    )
 
 
 def test_missing_shards_cut_files_and_lost_tensors_are_named(
@@ -69,11 +86,14 @@ def test_missing_shards_cut_files_and_lost_tensors_are_named(
     first = files[0].read_bytes()
     files[0].unlink()
     with pytest.raises(
-        ConfigError, match=rf"model: '.*shards': {files[0].name} is missing of {len(files)} files; copy"
+        ConfigError,
+        match=rf"model: '.*shards': {files[0].name} is missing of {len(files)} files; copy",
     ):
         task(model=str(shards)).build_model()
     files[0].write_bytes(first[:-10])
-    with pytest.raises(ConfigError, match=rf"model: '.*shards': {files[0].name} is cut off or damaged: "):
+    with pytest.raises(
+        ConfigError, match=rf"model: '.*shards': {files[0].name} is cut off or damaged: "
+    ):
         task(model=str(shards)).build_model()
     files[0].write_bytes(first)
     whole = save_model(tmp_path / "whole")
@@ -82,11 +102,15 @@ def test_missing_shards_cut_files_and_lost_tensors_are_named(
     tensors = load_file(whole / "model.safetensors")
     tensors.pop("model.norm.weight")
     save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"its files lack model.norm.weight, which would begin as random numbers"):
+    with pytest.raises(
+        ConfigError, match=r"its files lack model.norm.weight, which would begin as random numbers"
+    ):
         task(model=str(whole)).build_model()
 
 
-def test_folders_that_hold_no_model_are_named(task: Callable[..., CausalLM], tmp_path: Path, llama: Path) -> None:
+def test_folders_that_hold_no_model_are_named(
+    task: Callable[..., CausalLM], tmp_path: Path, llama: Path
+) -> None:
     named = {
         "empty": "holds neither config.json nor a GGUF file",
         "adapter": "holds an adapter; give the model that it belongs to, or merge the two",
@@ -96,11 +120,15 @@ def test_folders_that_hold_no_model_are_named(task: Callable[..., CausalLM], tmp
         (tmp_path / name).mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     config = json.loads((llama / "config.json").read_text())
-    (tmp_path / "quantized" / "config.json").write_text(json.dumps({**config, "quantization_config": {}}))
+    (tmp_path / "quantized" / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {}})
+    )
     for name, rule in named.items():
         with pytest.raises(ConfigError, match=f"model: '.*{name}': {rule}"):
             task(model=str(tmp_path / name), tokenizer=str(llama)).build_model()
-    with pytest.raises(ConfigError, match=r"model: '\./nowhere': no such folder; give a folder of safetensors"):
+    with pytest.raises(
+        ConfigError, match=r"model: '\./nowhere': no such folder; give a folder of safetensors"
+    ):
         task(model="./nowhere", tokenizer=str(llama)).build_model()
 
 
@@ -111,7 +139,9 @@ def test_a_name_of_the_hub_without_a_network_is_one_line(
     rule = "model: 'no-one/no-such': no such folder here, and it cannot be loaded from the Hub: "
     with pytest.raises(ConfigError, match=rule):
         task(model="no-one/no-such", tokenizer=str(llama)).build_model()
-    with pytest.raises(ConfigError, match="model: 'no-one/no-such': no tokenizer could be loaded from it: "):
+    with pytest.raises(
+        ConfigError, match="model: 'no-one/no-such': no tokenizer could be loaded from it: "
+    ):
         task(model="no-one/no-such").build_data()
 
 
@@ -128,14 +158,19 @@ def test_a_model_from_scratch_takes_vocabulary_and_end_from_the_tokenizer(
     task: Callable[..., CausalLM], llama: Path
 ) -> None:
     for tokenizer in (llama, llama / "tokenizer.json"):
-        model: Any = task(model=None, config=CONFIGS["llama"], tokenizer=str(tokenizer)).build_model()
+        model: Any = task(
+            model=None, config=CONFIGS["llama"], tokenizer=str(tokenizer)
+        ).build_model()
         assert (model.config.vocab_size, model.config.eos_token_id) == (VOCABULARY, 0)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "lama"}, r"config.model_type: 'lama': no such model type; did you mean 'llama'\?"),
+        (
+            {"model_type": "lama"},
+            r"config.model_type: 'lama': no such model type; did you mean 'llama'\?",
+        ),
         (
             {"model_type": "llama", "hiden_size": 8},
             r"config.hiden_size: 8: unknown key; .* did you mean 'hidden_size'\?",
@@ -156,7 +191,8 @@ def test_attention_that_is_unknown_or_needs_a_gpu_is_named(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("flash_attention_2", "sdpaa"):
         with pytest.raises(
-            ConfigError, match=f"attention: '{name}': runs on a GPU only; on the CPU one of sdpa, eager"
+            ConfigError,
+            match=f"attention: '{name}': runs on a GPU only; on the CPU one of sdpa, eager",
         ):
             task(attention=name).build_model()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -164,14 +200,19 @@ def test_attention_that_is_unknown_or_needs_a_gpu_is_named(
         task(attention="sdpaa").build_model()
 
 
-def test_a_row_longer_than_the_models_positions_is_refused(task: Callable[..., CausalLM], llama: Path) -> None:
+def test_a_row_longer_than_the_models_positions_is_refused(
+    task: Callable[..., CausalLM], llama: Path
+) -> None:
     one = task(model=None, config=CONFIGS["gpt2"], tokenizer=str(llama), sequence_length=129)
-    with pytest.raises(ConfigError, match="sequence_length: 129: the model has 128 positions; lower it"):
+    with pytest.raises(
+        ConfigError, match="sequence_length: 129: the model has 128 positions; lower it"
+    ):
         one.build_model()
 
 
 @pytest.mark.parametrize(
-    ("targets", "count"), [("all-linear", 14), (["q_proj", "v_proj"], 4), (["layers.1.mlp.up_proj"], 1)]
+    ("targets", "count"),
+    [("all-linear", 14), (["q_proj", "v_proj"], 4), (["layers.1.mlp.up_proj"], 1)],
 )
 def test_only_adapters_learn_and_sit_where_they_were_asked_for(
     targets: Any, count: int, task: Callable[..., CausalLM]
@@ -181,8 +222,15 @@ def test_only_adapters_learn_and_sit_where_they_were_asked_for(
     assert all("lora_" in name for name in learning) and len(learning) == 2 * count
 
 
-def test_adapters_of_gpt2_are_told_of_its_transposed_weights(task: Callable[..., CausalLM], llama: Path) -> None:
-    one = task(model=None, config=CONFIGS["gpt2"], tokenizer=str(llama), adapter=Adapter(targets=["c_attn"]))
+def test_adapters_of_gpt2_are_told_of_its_transposed_weights(
+    task: Callable[..., CausalLM], llama: Path
+) -> None:
+    one = task(
+        model=None,
+        config=CONFIGS["gpt2"],
+        tokenizer=str(llama),
+        adapter=Adapter(targets=["c_attn"]),
+    )
     assert [config.fan_in_fan_out for config in one.build_model().peft_config.values()] == [True]  # type: ignore[union-attr,operator]
 
 
@@ -192,7 +240,9 @@ def test_a_target_that_does_not_exist_is_refused(task: Callable[..., CausalLM]) 
         task(adapter=Adapter(targets=["q_prj", "v_proj"])).build_model()
 
 
-@pytest.mark.parametrize(("every", "expected"), [(True, [True, True, True, True]), (2, [True, False, True, False])])
+@pytest.mark.parametrize(
+    ("every", "expected"), [(True, [True, True, True, True]), (2, [True, False, True, False])]
+)
 def test_activations_of_every_nth_layer_are_computed_anew_and_change_nothing(
     every: Any, expected: list[bool], task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
@@ -225,7 +275,9 @@ def test_a_cut_adapter_is_named(task: Callable[..., CausalLM], tmp_path: Path) -
     shutil.rmtree(tmp_path / "adapter")
 
 
-def test_a_gguf_file_is_read_as_full_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_is_read_as_full_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it is read with; the package gguf, which reads it, is no dependency."""
     import transformers
 
@@ -244,8 +296,12 @@ def test_a_gguf_file_is_read_as_full_weights(tmp_path: Path, monkeypatch: pytest
     assert told["gguf_file"] == "m.gguf" and told["quantization_config"].dequantize is True
 
 
-def test_a_gguf_file_is_converted_by_whichever_process_comes_first(llama: Path, tmp_path: Path) -> None:
-    """In a job of several, transformers' own save_pretrained writes nothing but in the first process."""
+def test_a_gguf_file_is_converted_by_whichever_process_comes_first(
+    llama: Path, tmp_path: Path
+) -> None:
+    """In a job of several, transformers' own save_pretrained writes nothing but in the first
+    process.
+    """
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from transformers import AutoModelForCausalLM
@@ -258,7 +314,9 @@ def test_a_gguf_file_is_converted_by_whichever_process_comes_first(llama: Path, 
     finally:
         dist.destroy_process_group()
     again: Any = AutoModelForCausalLM.from_pretrained(folder)
-    torch.testing.assert_close(dict(again.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0)
+    torch.testing.assert_close(
+        dict(again.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0
+    )
 
 
 def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
@@ -283,7 +341,9 @@ def test_a_tensor_that_the_model_has_no_place_for_ends_the_run_unless_it_is_name
     task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
     extra = "model.layers.0.self_attn.q_proj.bias"
-    folder = change_tensors(save_model(tmp_path / "more"), lambda found: found.update({extra: torch.ones(32)}))
+    folder = change_tensors(
+        save_model(tmp_path / "more"), lambda found: found.update({extra: torch.ones(32)})
+    )
     assert unexpected(folder) == [extra]
     rule = rf"model: '.*more': its files hold {extra}, which LlamaForCausalLM does not know: .* ignore_tensors"
     with pytest.raises(ConfigError, match=rule):
@@ -292,20 +352,30 @@ def test_a_tensor_that_the_model_has_no_place_for_ends_the_run_unless_it_is_name
         assert build_whole(task(model=str(folder), ignore_tensors=patterns))
 
 
-def test_layers_beyond_those_of_the_configuration_end_the_run(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+def test_layers_beyond_those_of_the_configuration_end_the_run(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
     folder = save_model(tmp_path / "deep", num_hidden_layers=3)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
-    with pytest.raises(ConfigError, match=r"its files hold model.layers.2.input_layernorm.weight, .* \(and 6 more\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"its files hold model.layers.2.input_layernorm.weight, .* \(and 6 more\)",
+    ):
         task(model=str(folder)).build_model()
 
 
-def test_what_transformers_overlooks_in_files_is_overlooked(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+def test_what_transformers_overlooks_in_files_is_overlooked(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
     from architectures import save_architecture
 
     former = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     folders = [change_tensors(save_model(tmp_path / "llama"), lambda found: found.update(former))]
-    further = {"mtp.layers.0.mlp.experts.0.gate_proj.weight": torch.ones(32, 32), "mtp.fc.weight": torch.ones(32, 64)}
+    further = {
+        "mtp.layers.0.mlp.experts.0.gate_proj.weight": torch.ones(32, 32),
+        "mtp.fc.weight": torch.ones(32, 64),
+    }
     for name in ("qwen3_next",):
         folder = save_architecture(tmp_path / name, name)
         folders.append(change_tensors(folder, lambda found: found.update(further)))
@@ -314,19 +384,26 @@ def test_what_transformers_overlooks_in_files_is_overlooked(task: Callable[..., 
         assert build_whole(task(model=str(folder), packing="none"))
 
 
-def test_heads_of_other_tasks_are_not_those_of_an_encoder_but_its_layers_are(tmp_path: Path, texts: Path) -> None:
+def test_heads_of_other_tasks_are_not_those_of_an_encoder_but_its_layers_are(
+    tmp_path: Path, texts: Path
+) -> None:
     from tiny_language import save_masked
 
     from trainer.language import MaskedLM
 
-    head = {"cls.seq_relationship.weight": torch.ones(2, 32), "bert.pooler.dense.weight": torch.ones(32, 32)}
+    head = {
+        "cls.seq_relationship.weight": torch.ones(2, 32),
+        "bert.pooler.dense.weight": torch.ones(32, 32),
+    }
     layer = "bert.encoder.layer.0.attention.gate.weight"
     folder = change_tensors(save_masked(tmp_path / "bert"), lambda found: found.update(head))
     assert unexpected(folder, "AutoModelForMaskedLM") == sorted(head)
     settings = {"model": str(folder), "data": str(texts), "cache_dir": str(tmp_path / "cache")}
     assert build_whole(MaskedLM(**settings))
     change_tensors(folder, lambda found: found.update({layer: torch.ones(1)}))
-    with pytest.raises(ConfigError, match=f"its files hold {layer}, which BertForMaskedLM does not know"):
+    with pytest.raises(
+        ConfigError, match=f"its files hold {layer}, which BertForMaskedLM does not know"
+    ):
         MaskedLM(**settings).build_model()
 
 
@@ -339,7 +416,10 @@ def test_files_with_two_tensors_where_the_configuration_ties_them_are_refused(
     rule = "its files hold different values for .*lm_head.weight.*, which its configuration makes one tensor; set tie_w"
     with pytest.raises(ConfigError, match=rule):
         task(model=str(folder)).build_model()
-    change_tensors(folder, lambda found: found.update({"lm_head.weight": found["model.embed_tokens.weight"].clone()}))
+    change_tensors(
+        folder,
+        lambda found: found.update({"lm_head.weight": found["model.embed_tokens.weight"].clone()}),
+    )
     assert build_whole(task(model=str(folder)))
 
 
@@ -347,6 +427,11 @@ def test_a_weight_that_is_hidden_after_loading_ends_the_run(task: Callable[..., 
     from peft import LoraConfig, get_peft_model
 
     one = task()
-    copied: Any = get_peft_model(one.build_model(), LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
-    with pytest.raises(ConfigError, match=r"its files hold lm_head.weight, which is not found in the model any more"):
+    copied: Any = get_peft_model(
+        one.build_model(), LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"its files hold lm_head.weight, which is not found in the model any more",
+    ):
         one.pretrained(copied)

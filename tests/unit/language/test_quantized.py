@@ -18,12 +18,20 @@ from trainer.language import Adapter, CausalLM
 QUANTIZED = Adapter(r=4, quantize="nf4")
 
 
-def test_linear_layers_of_the_body_are_held_in_4_bits_and_nothing_else(task: Callable[..., CausalLM]) -> None:
+def test_linear_layers_of_the_body_are_held_in_4_bits_and_nothing_else(
+    task: Callable[..., CausalLM],
+) -> None:
     from bitsandbytes.nn import Linear4bit
 
     model: Any = build_whole(task(adapter=Adapter(r=4, targets="q_proj", quantize="nf4")))
-    layers = [name for name, layer in model.named_modules() if isinstance(layer, Linear4bit) and "lora" not in name]
-    assert len({name.removesuffix(".base_layer") for name in layers}) == 14 and not any("lm_head" in n for n in layers)
+    layers = [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, Linear4bit) and "lora" not in name
+    ]
+    assert len({name.removesuffix(".base_layer") for name in layers}) == 14 and not any(
+        "lm_head" in n for n in layers
+    )
     whole = build_whole(task())
     plain = {f"base_model.model.{name}": value for name, value in whole.named_parameters()}
     for name, value in model.named_parameters():
@@ -31,7 +39,10 @@ def test_linear_layers_of_the_body_are_held_in_4_bits_and_nothing_else(task: Cal
             torch.testing.assert_close(value, plain[name], rtol=0, atol=0)
     # 4 bits a weight, 8 for each scale of 64 weights, and those by their own scales.
     packed = sum(value.nbytes for value in model.parameters() if not value.is_floating_point())
-    assert packed == sum(value.numel() for name, value in whole.named_parameters() if "_proj" in name) / 2
+    assert (
+        packed
+        == sum(value.numel() for name, value in whole.named_parameters() if "_proj" in name) / 2
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -76,11 +87,20 @@ def test_what_cannot_be_quantized_is_one_line(
     from bitsandbytes.nn import Params4bit
 
     gpt2 = save_model(tmp_path / "gpt2", "gpt2")
-    with pytest.raises(ConfigError, match=r"adapter\.quantize: 'nf4': GPT2LMHeadModel has no linear layers"):
+    with pytest.raises(
+        ConfigError, match=r"adapter\.quantize: 'nf4': GPT2LMHeadModel has no linear layers"
+    ):
         task(model=str(gpt2), adapter=QUANTIZED).build_model()
-    scratch = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
+    scratch = {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+    }
     with pytest.raises(ConfigError, match=r"adapter\.quantize: 'nf4': there are no files"):
-        task(model=None, config=scratch, tokenizer=str(task().model), adapter=QUANTIZED).build_model()
+        task(
+            model=None, config=scratch, tokenizer=str(task().model), adapter=QUANTIZED
+        ).build_model()
 
     def fail(*others: Any, **more: Any) -> None:
         raise RuntimeError("no kernel image for this device\nmore")
@@ -90,5 +110,7 @@ def test_what_cannot_be_quantized_is_one_line(
     with pytest.raises(ConfigError, match=rule):
         task(adapter=QUANTIZED).build_model()
     monkeypatch.setitem(sys.modules, "bitsandbytes.nn", None)
-    with pytest.raises(ConfigError, match=r"adapter\.quantize: 'nf4': needs bitsandbytes .*: pip install"):
+    with pytest.raises(
+        ConfigError, match=r"adapter\.quantize: 'nf4': needs bitsandbytes .*: pip install"
+    ):
         task(adapter=QUANTIZED).build_model()

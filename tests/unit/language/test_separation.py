@@ -27,11 +27,18 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", sorted({*CONFIGS} - {"mixtral"}))  # torch multiplies experts in no float64
+@pytest.mark.parametrize(
+    "name", sorted({*CONFIGS} - {"mixtral"})
+)  # torch multiplies experts in no float64
 def test_packed_documents_have_loss_and_gradients_of_separate_ones(
     name: str, attention: str, task: Callable[..., CausalLM], tmp_path: Path, llama: Path
 ) -> None:
-    settings: dict[str, Any] = {"model": None, "config": CONFIGS[name], "tokenizer": str(llama), "attention": attention}
+    settings: dict[str, Any] = {
+        "model": None,
+        "config": CONFIGS[name],
+        "tokenizer": str(llama),
+        "attention": attention,
+    }
     texts = str(save_texts(tmp_path / "few.jsonl", 8))
     packed, alone = task(**settings, data=texts), task(**settings, data=texts, packing="none")
     torch.manual_seed(0)
@@ -52,7 +59,11 @@ def test_packed_documents_have_loss_and_gradients_of_separate_ones(
 
 
 @pytest.mark.parametrize(
-    "added", [{"attention_mask": torch.ones(2, 11, dtype=torch.long)}, {"position_ids": torch.arange(11).repeat(2, 1)}]
+    "added",
+    [
+        {"attention_mask": torch.ones(2, 11, dtype=torch.long)},
+        {"position_ids": torch.arange(11).repeat(2, 1)},
+    ],
 )
 def test_inputs_by_which_documents_meet_are_refused(added: dict[str, Any]) -> None:
     model = small_copy(from_configuration(CONFIGS["llama"], "sdpa", DEFAULTS))
@@ -82,7 +93,10 @@ def test_models_that_overlook_positions_are_refused(
     config: dict[str, Any], message: str, task: Callable[..., CausalLM], llama: Path
 ) -> None:
     refused = task(model=None, config=config, tokenizer=str(llama), attention="eager")
-    with pytest.raises(ConfigError, match=f"packing: 'best_fit': documents of one row reach each other in {message}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"packing: 'best_fit': documents of one row reach each other in {message}",
+    ):
         refused.build_model()
 
 

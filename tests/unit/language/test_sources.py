@@ -21,7 +21,9 @@ def rows(name: str | list[str]) -> list[Any]:
     return [row for source in find_sources(name, "data") for _, row in source.read()]
 
 
-def test_rows_are_the_same_from_every_kind_of_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_the_same_from_every_kind_of_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
     from pyarrow import Table, parquet
 
@@ -34,7 +36,9 @@ def test_rows_are_the_same_from_every_kind_of_file(tmp_path: Path, monkeypatch: 
     parquet.write_table(Table.from_pylist(ROWS), tmp_path / "a.parquet")
     saved = datasets.Dataset.from_list(ROWS)
     saved.save_to_disk(str(tmp_path / "saved"))
-    datasets.DatasetDict({"train": saved, "test": saved.select([2])}).save_to_disk(str(tmp_path / "splits"))
+    datasets.DatasetDict({"train": saved, "test": saved.select([2])}).save_to_disk(
+        str(tmp_path / "splits")
+    )
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     for name in ("a.ndjson", "A.JSONL", "lines.json"):
         (tmp_path / name).write_text(lines)
@@ -85,28 +89,46 @@ def save(folder: Path, *names: str) -> str:
 
 def test_of_a_data_sets_folder_its_rows_of_one_split_are_read(tmp_path: Path) -> None:
     about = ("README.md", "LICENSE", ".gitattributes", "dataset_infos.json")
-    shards = ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/test-00000-of-00001.jsonl")
+    shards = (
+        "data/train-00000-of-00002.jsonl",
+        "data/train-00001-of-00002.jsonl",
+        "data/test-00000-of-00001.jsonl",
+    )
     folder = save(tmp_path / "clone", *about, *shards)
     assert [row["text"] for row in rows(folder)] == list(shards[:2])
     assert [row["text"] for row in rows(f"{folder}@test")] == list(shards[2:])
-    assert [row["text"] for row in rows(save(tmp_path / "dirs", "train/a.jsonl", "dev/a.jsonl"))] == ["train/a.jsonl"]
-    assert [row["text"] for row in rows(save(tmp_path / "none", "README.md", "a.jsonl", "b.jsonl"))] == [
+    assert [
+        row["text"] for row in rows(save(tmp_path / "dirs", "train/a.jsonl", "dev/a.jsonl"))
+    ] == ["train/a.jsonl"]
+    assert [
+        row["text"] for row in rows(save(tmp_path / "none", "README.md", "a.jsonl", "b.jsonl"))
+    ] == [
         "a.jsonl",
         "b.jsonl",
     ]
     assert rows(save(tmp_path / "text", "LICENSE", "train.txt", "valid.txt")) == ["train.txt"]
     assert rows(save(tmp_path / "code", "test_a.py", "b.py", "README.rst")) == ["b.py", "test_a.py"]
-    assert rows(save(tmp_path / "only", "README.md", "LICENSE")) == ["LICENSE", "README.md"], "there is nothing else"
+    assert rows(save(tmp_path / "only", "README.md", "LICENSE")) == ["LICENSE", "README.md"], (
+        "there is nothing else"
+    )
 
 
 @pytest.mark.parametrize(
     ("names", "asked", "message"),
     [
-        (("train.jsonl", "test.jsonl", "more.jsonl"), "", r"splits \(test, train\) and files of none \(more.jsonl\)"),
+        (
+            ("train.jsonl", "test.jsonl", "more.jsonl"),
+            "",
+            r"splits \(test, train\) and files of none \(more.jsonl\)",
+        ),
         (("test.jsonl",), "", r"has no split 'train'; write .*folder@test"),
         (("train.jsonl", "test.jsonl"), "@dev", r"has no split 'dev'; write .*@test or @train"),
         (("a.jsonl",), "@test", "has no splits"),
-        (("a.jsonl", "b.parquet", "c.txt"), "", r"files of several kinds \(.*a.jsonl.*\); name those that are meant"),
+        (
+            ("a.jsonl", "b.parquet", "c.txt"),
+            "",
+            r"files of several kinds \(.*a.jsonl.*\); name those that are meant",
+        ),
     ],
 )
 def test_a_folder_that_does_not_show_what_is_meant_is_refused(
@@ -120,7 +142,9 @@ def test_what_arrow_fills_in_is_left_out(tmp_path: Path) -> None:
     from pyarrow import Table, parquet
 
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "calls": [{"a": 1}, {"b": 2}]}]
-    parquet.write_table(Table.from_pylist([{"messages": talk, "text": None}]), tmp_path / "a.parquet")
+    parquet.write_table(
+        Table.from_pylist([{"messages": talk, "text": None}]), tmp_path / "a.parquet"
+    )
     assert rows(str(tmp_path / "a.parquet")) == [{"messages": talk, "text": None}]
 
 
@@ -144,16 +168,30 @@ def test_digest_changes_with_the_content_only(tmp_path: Path) -> None:
     [
         ("absent.txt", None, r"data: '.*absent.txt': no such file, folder or match of a pattern"),
         ("latin.txt", "é".encode("latin-1"), r"data: '.*latin.txt': is no UTF-8 text \(byte 0\)"),
-        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r"data: '.*bad.jsonl:2': is no JSON: Expecting value"),
+        (
+            "bad.jsonl",
+            b'{"text": "a"}\n{"text": \n',
+            r"data: '.*bad.jsonl:2': is no JSON: Expecting value",
+        ),
         ("list.jsonl", b"[1]\n", r"data: '.*list.jsonl:1': must be an object with columns"),
         ("object.json", b"{}", r"data: '.*object.json': must be a list of objects"),
         ("numbers.json", b"[1]", r"data: '.*numbers.json': must be a list of objects"),
         ("cut.json", b'{"a": 1}\n{"a": \n', r"data: '.*cut.json:2': is no JSON"),
-        ("half.jsonl.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-4], r"data: '.*half.jsonl.gz': cannot be unpacked"),
-        ("a.jsonl.zst", b"", r"data: '.*a.jsonl.zst': is read neither as text nor as rows; .txt, .jsonl"),
+        (
+            "half.jsonl.gz",
+            gzip.compress(b'{"a": 1}', mtime=0)[:-4],
+            r"data: '.*half.jsonl.gz': cannot be unpacked",
+        ),
+        (
+            "a.jsonl.zst",
+            b"",
+            r"data: '.*a.jsonl.zst': is read neither as text nor as rows; .txt, .jsonl",
+        ),
     ],
 )
-def test_what_cannot_be_read_is_named(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named(
+    name: str, content: bytes | None, message: str, tmp_path: Path
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
@@ -170,7 +208,9 @@ def test_empty_folder_unknown_split_and_unreachable_hub_are_refused(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="empty': holds no file"):
         rows(str(tmp_path / "empty"))
-    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "splits"))
+    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(
+        str(tmp_path / "splits")
+    )
     with pytest.raises(ConfigError, match=r"splits': has no split 'train'; write .*splits@test"):
         rows(str(tmp_path / "splits"))
     with pytest.raises(ConfigError, match=r"data: 'hf:no-such/set': cannot be loaded: "):

@@ -9,7 +9,11 @@ from launch_texts import DDP, FSDP, ZERO, Write
 from origins import origin
 from plans import FOUR_GPUS, HOME, SAID, asked, plan, request
 
-from trainer.launching.cpu_rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
+from trainer.launching.cpu_rehearsal import (
+    rehearsal_changes,
+    rehearsal_notices,
+    rehearsal_precision,
+)
 from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
@@ -32,11 +36,16 @@ def test_rehearsal_says_what_has_no_effect(write: Write) -> None:
         where.format(8, "overlap_comm", "gloo has no streams to overlap on"),
     )
     assert rehearsal_changes(request) == ({}, {"zero_optimization": content["zero_optimization"]})
-    assert [rehearsal_precision("zero3", "fp16"), rehearsal_precision("ddp", "fp16")] == ["bf16", "fp16"]
+    assert [rehearsal_precision("zero3", "fp16"), rehearsal_precision("ddp", "fp16")] == [
+        "bf16",
+        "fp16",
+    ]
 
 
 def test_rehearsal_of_accelerates_own_keys(write: Write) -> None:
-    zero = read_accelerate_file(write("a.yaml", f"{ZERO}  zero_stage: 2\n  offload_optimizer_device: cpu\n"))
+    zero = read_accelerate_file(
+        write("a.yaml", f"{ZERO}  zero_stage: 2\n  offload_optimizer_device: cpu\n")
+    )
     home = "a.yaml:5 (deepspeed_config.offload_optimizer_device)"
     assert rehearsal_notices(zero) == (f"{home}: no effect in a rehearsal: already on the CPU",)
     fsdp = read_accelerate_file(write("b.yaml", f"{FSDP}  fsdp_offload_params: true\n"))
@@ -52,7 +61,11 @@ def test_rehearsal_of_accelerates_own_keys(write: Write) -> None:
     ("strategy", "runs"), [("zero1", "bf16"), ("zero3", "bf16"), ("fsdp", "fp16"), ("ddp", "fp16")]
 )
 def test_fp16_in_a_rehearsal(strategy: str, runs: str) -> None:
-    said = (f"{HOME} (fp16.enabled): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",) if runs == "bf16" else ()
+    said = (
+        (f"{HOME} (fp16.enabled): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",)
+        if runs == "bf16"
+        else ()
+    )
     asks = request(strategy, mixed_precision=asked("fp16", "fp16.enabled"))
     made = plan(asks)
     assert (made.mixed_precision, made.notices) == (runs, said)
@@ -64,13 +77,21 @@ def test_fp16_in_a_rehearsal(strategy: str, runs: str) -> None:
 def test_fp16_of_the_training_config_in_a_rehearsal() -> None:
     made = plan(request("zero2"), mixed_precision="fp16")
     assert made.mixed_precision == "bf16"
-    assert made.notices == (f"{SAID} (mixed_precision): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",)
+    assert made.notices == (
+        f"{SAID} (mixed_precision): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",
+    )
 
 
 def test_what_has_no_effect_in_a_rehearsal() -> None:
     zero = {"stage": 3, "overlap_comm": True}
-    origins = {"deepspeed.zero_optimization.overlap_comm": origin(f"{HOME} (zero_optimization.overlap_comm)")}
-    asks = request("zero3", deepspeed={"zero_optimization": zero, "fp16": {"loss_scale": 0}}, origins=origins)
+    origins = {
+        "deepspeed.zero_optimization.overlap_comm": origin(
+            f"{HOME} (zero_optimization.overlap_comm)"
+        )
+    }
+    asks = request(
+        "zero3", deepspeed={"zero_optimization": zero, "fp16": {"loss_scale": 0}}, origins=origins
+    )
     made = plan(asks)
     assert made.deepspeed == {"zero_optimization": zero}
     assert made.notices == (
@@ -88,12 +109,15 @@ def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:
         "offload_param": {"device": "nvme", "nvme_path": "/nvme"},
     }
     origins = {
-        f"deepspeed.zero_optimization.{key}": origin(f"{HOME} ({key})") for key in (*zero, "offload_param.device")
+        f"deepspeed.zero_optimization.{key}": origin(f"{HOME} ({key})")
+        for key in (*zero, "offload_param.device")
     }
     asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
     made = plan(asks)
     assert made.deepspeed == {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}
-    quantized = "left out of a rehearsal: DeepSpeed quantizes on GPUs only; the numbers are those without"
+    quantized = (
+        "left out of a rehearsal: DeepSpeed quantizes on GPUs only; the numbers are those without"
+    )
     assert made.notices == (
         f"{HOME} (zero_quantized_weights): {quantized}",
         f"{HOME} (zero_quantized_gradients): {quantized}",

@@ -1,4 +1,6 @@
-"""Optimizer and scheduler of a DeepSpeed JSON: what cannot run, and every disagreement with the config."""
+"""Optimizer and scheduler of a DeepSpeed JSON: what cannot run, and every disagreement with the
+config.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,12 @@ NO_SCHEDULE = "(or set schedule in the training config, and remove this section)
         ),
         ("optimizer", "AdamW", {"lr": -1e-4}, f"{OPTIMIZER}.lr: -0.0001: must be greater than 0"),
         ("optimizer", "AdamW", {"lr": "fast"}, f"{OPTIMIZER}.lr: 'fast': must be a number"),
-        ("optimizer", "AdamW", {"betas": [0.9]}, f"{OPTIMIZER}.betas: [0.9]: must be a list of 2 values"),
+        (
+            "optimizer",
+            "AdamW",
+            {"betas": [0.9]},
+            f"{OPTIMIZER}.betas: [0.9]: must be a list of 2 values",
+        ),
         (
             "optimizer",
             "AdamW",
@@ -60,7 +67,12 @@ NO_SCHEDULE = "(or set schedule in the training config, and remove this section)
             {"bias_correction": False},
             f"{OPTIMIZER}.bias_correction: false: only true is offered; remove it",
         ),
-        ("optimizer", "SGD", {"nesterov": True}, f"{OPTIMIZER}.nesterov: true: only false is offered; remove it"),
+        (
+            "optimizer",
+            "SGD",
+            {"nesterov": True},
+            f"{OPTIMIZER}.nesterov: true: only false is offered; remove it",
+        ),
         (
             "optimizer",
             "AdamW",
@@ -139,7 +151,11 @@ KEEP = 'keep one, or write "auto"'
             {"optimizer": "sgd"},
             f"ds.json:12: optimizer.type: 'AdamW': disagrees with optimizer 'sgd' at {SAID}; {KEEP}",
         ),
-        (with_optimizer(lr=1e-4), {"lr": 1e-3}, f"{OPTIMIZER}.lr: 0.0001: disagrees with lr 0.001 at {SAID}; {KEEP}"),
+        (
+            with_optimizer(lr=1e-4),
+            {"lr": 1e-3},
+            f"{OPTIMIZER}.lr: 0.0001: disagrees with lr 0.001 at {SAID}; {KEEP}",
+        ),
         (
             with_scheduler("WarmupDecayLR"),
             {"schedule": "cosine"},

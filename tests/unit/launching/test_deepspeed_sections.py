@@ -10,7 +10,11 @@ from plans import AUTO, SAID, plan, refusal, request, with_optimizer, with_sched
 
 def test_the_optimizer_of_the_json() -> None:
     made = plan(with_optimizer(lr=3e-4, betas=[0.9, 0.95], eps=1e-6, weight_decay=0.1))
-    assert (made.optimizer, made.lr, str(made.origin("lr"))) == ("adamw", 3e-4, "ds.json:13 (optimizer.params.lr)")
+    assert (made.optimizer, made.lr, str(made.origin("lr"))) == (
+        "adamw",
+        3e-4,
+        "ds.json:13 (optimizer.params.lr)",
+    )
     assert made.optimizer_settings == {"betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
     assert made.notices == (
         "ds.json:11 (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
@@ -31,9 +35,10 @@ def test_the_optimizer_of_the_json() -> None:
 def test_deepspeeds_names_for_optimizers(kind: str, params: dict[str, Any], name: str) -> None:
     made = plan(with_optimizer(kind, **params))
     assert made.optimizer == name
-    assert set(made.optimizer_settings) == {"momentum" if name == "sgd" else "betas", "weight_decay"} | (
-        set() if name == "sgd" else {"eps"}
-    )
+    assert set(made.optimizer_settings) == {
+        "momentum" if name == "sgd" else "betas",
+        "weight_decay",
+    } | (set() if name == "sgd" else {"eps"})
 
 
 @pytest.mark.parametrize(
@@ -51,12 +56,17 @@ def test_where_a_section_is_silent_the_engines_defaults_hold(
 ) -> None:
     made = plan(with_optimizer(kind, **params))
     ours = {"weight_decay": 0.01, "momentum": 0.9}
-    assert {key: made.optimizer_settings[key] for key in ours if key in made.optimizer_settings} == {
-        key: changed.get(key, value) for key, value in ours.items() if key in made.optimizer_settings
+    assert {
+        key: made.optimizer_settings[key] for key in ours if key in made.optimizer_settings
+    } == {
+        key: changed.get(key, value)
+        for key, value in ours.items()
+        if key in made.optimizer_settings
     }
     told = [notice.rpartition(", ") for notice in made.notices if "DeepSpeed's default" in notice]
     assert {words: float(value) for words, _, value in told} == {
-        f"ds.json:12: no optimizer.params.{key}: DeepSpeed's default holds": value for key, value in changed.items()
+        f"ds.json:12: no optimizer.params.{key}: DeepSpeed's default holds": value
+        for key, value in changed.items()
     }
     said = plan(with_optimizer(kind, **params), weight_decay=0.2)
     assert said.optimizer_settings["weight_decay"] == 0.2, "unless the training config says one"
@@ -64,11 +74,17 @@ def test_where_a_section_is_silent_the_engines_defaults_hold(
 
 def test_auto_leaves_the_config_its_values() -> None:
     made = plan(with_optimizer(**AUTO), lr=2e-3, weight_decay=0.2, optimizer="adamw")
-    assert (made.lr, made.optimizer_settings["weight_decay"], made.origin("lr").place) == (2e-3, 0.2, SAID)
+    assert (made.lr, made.optimizer_settings["weight_decay"], made.origin("lr").place) == (
+        2e-3,
+        0.2,
+        SAID,
+    )
 
 
 def test_equal_values_in_json_and_config() -> None:
-    made = plan(with_optimizer(lr=2e-3, betas=[0.9, 0.95]), lr=2e-3, betas=(0.9, 0.95), optimizer="adamw")
+    made = plan(
+        with_optimizer(lr=2e-3, betas=[0.9, 0.95]), lr=2e-3, betas=(0.9, 0.95), optimizer="adamw"
+    )
     assert made.lr == 2e-3
 
 
@@ -82,7 +98,8 @@ def test_an_optimizer_in_the_json_and_in_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "schedule"), [("WarmupLR", "constant"), ("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine")]
+    ("kind", "schedule"),
+    [("WarmupLR", "constant"), ("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine")],
 )
 def test_the_scheduler_of_the_json(kind: str, schedule: str) -> None:
     ending = {"cos_min_ratio": 0.25} if kind == "WarmupCosineLR" else {}
@@ -92,9 +109,9 @@ def test_the_scheduler_of_the_json(kind: str, schedule: str) -> None:
     assert str(made.origin("schedule")) == "ds.json:21 (scheduler)"
     logarithmic = plan(with_scheduler(kind, warmup_num_steps=4, warmup_type="log", **ending))
     assert (logarithmic.schedule_settings, logarithmic.notices) == ({"warmup_type": "log"}, ())
-    assert plan(with_scheduler(kind, warmup_num_steps=4, **ending), warmup_steps=4, schedule=schedule).notices == (
-        "ds.json:22: no scheduler.params.warmup_type: DeepSpeed's default holds, log",
-    )
+    assert plan(
+        with_scheduler(kind, warmup_num_steps=4, **ending), warmup_steps=4, schedule=schedule
+    ).notices == ("ds.json:22: no scheduler.params.warmup_type: DeepSpeed's default holds, log",)
 
 
 def test_a_schedule_without_warm_up_has_no_kind_of_it() -> None:
@@ -111,13 +128,24 @@ def test_where_a_schedule_is_silent_the_engines_defaults_hold() -> None:
         "ds.json:21: warmup_steps: the warm-up of 1000 steps is longer than the run: "
         "the rate never reaches its full value",
     )
-    said = plan(with_scheduler("WarmupCosineLR", warmup_type="linear"), warmup_fraction=0.5, final_lr_ratio=0.1)
+    said = plan(
+        with_scheduler("WarmupCosineLR", warmup_type="linear"),
+        warmup_fraction=0.5,
+        final_lr_ratio=0.1,
+    )
     assert (said.warmup_steps, said.final_lr_ratio, said.notices) == (5, 0.1, ())
 
 
 def test_the_rate_after_warm_up_may_stand_in_the_schedule_alone() -> None:
-    made = plan(with_scheduler("WarmupDecayLR", warmup_num_steps=2, warmup_type="linear", warmup_max_lr=3e-4))
-    assert (made.lr, str(made.origin("lr"))) == (3e-4, "ds.json:23 (scheduler.params.warmup_max_lr)")
+    made = plan(
+        with_scheduler(
+            "WarmupDecayLR", warmup_num_steps=2, warmup_type="linear", warmup_max_lr=3e-4
+        )
+    )
+    assert (made.lr, str(made.origin("lr"))) == (
+        3e-4,
+        "ds.json:23 (scheduler.params.warmup_max_lr)",
+    )
     silent = with_scheduler("WarmupDecayLR", warmup_num_steps=2, warmup_type="linear")
     assert (plan(silent).lr, plan(silent).notices) == (1e-3, ())
     assert plan(silent, lr=3e-4).notices == (
@@ -130,7 +158,9 @@ def test_a_run_that_ends_in_its_warm_up_is_told_once() -> None:
     made = plan(None, warmup_steps=11)
     rule = "the warm-up of 11 steps is longer than the run: the rate never reaches its full value"
     assert made.notices == (f"{SAID}: warmup_steps: {rule}",)
-    assert made.with_length(7).notices == made.notices, "not again where the run turns out even shorter"
+    assert made.with_length(7).notices == made.notices, (
+        "not again where the run turns out even shorter"
+    )
     assert plan(None, warmup_steps=10).notices == ()
     by_epochs = plan(None, epochs=1, max_steps=None, warmup_samples=90, micro_batch_size=8)
     assert by_epochs.notices == ()

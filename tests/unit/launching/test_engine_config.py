@@ -23,7 +23,9 @@ def plan_of(tmp_path: Path, text: str) -> Plan:
     (tmp_path / "ds.json").write_text(text)
     request = read_deepspeed_file(tmp_path / "ds.json")
     config = TrainConfig(task="m:T", max_steps=1)
-    return resolve(config, request, Launcher(name="torchrun", world_size=2, local_world_size=2), 0, {})
+    return resolve(
+        config, request, Launcher(name="torchrun", world_size=2, local_world_size=2), 0, {}
+    )
 
 
 def test_value_that_deepspeed_refuses_is_one_line(tmp_path: Path) -> None:
@@ -36,12 +38,16 @@ def test_value_that_deepspeed_refuses_is_one_line(tmp_path: Path) -> None:
 
 def test_deepspeed_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed.runtime.config", None)
-    with pytest.raises(LaunchError, match=r"^DeepSpeed is not installed: pip install 'samecurve\[deepspeed\]'$"):
+    with pytest.raises(
+        LaunchError, match=r"^DeepSpeed is not installed: pip install 'samecurve\[deepspeed\]'$"
+    ):
         check_engine_config(plan_of(tmp_path, ZERO + "}"))
 
 
 def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra brings it; who installs DeepSpeed alone reads what is missing."""
     monkeypatch.setattr("trainer.strategies.deepspeed_start.find_spec", lambda name: None)
-    with pytest.raises(LaunchError, match=r"with transformers only: pip install 'samecurve\[deepspeed\]'$"):
+    with pytest.raises(
+        LaunchError, match=r"with transformers only: pip install 'samecurve\[deepspeed\]'$"
+    ):
         check_engine_config(plan_of(tmp_path, ZERO + "}"))

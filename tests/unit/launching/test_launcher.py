@@ -30,12 +30,20 @@ SHELL = ["/bin/bash"]
 def test_accelerate_with_what_was_typed(line: list[str]) -> None:
     found = detect(RANKS, [line, SHELL])
     assert found == Launcher(
-        name="accelerate", arguments=FLAGS, world_size=4, rank=3, local_rank=1, local_world_size=2, num_machines=2
+        name="accelerate",
+        arguments=FLAGS,
+        world_size=4,
+        rank=3,
+        local_rank=1,
+        local_world_size=2,
+        num_machines=2,
     )
 
 
 def test_accelerate_alone_sets_no_ranks() -> None:
-    assert detect({}, [["accelerate", "launch", *FLAGS]]) == Launcher(name="accelerate", arguments=FLAGS)
+    assert detect({}, [["accelerate", "launch", *FLAGS]]) == Launcher(
+        name="accelerate", arguments=FLAGS
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +53,10 @@ def test_accelerate_alone_sets_no_ranks() -> None:
         ([PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", "4", "train.py"], "torchrun"),
         ([PYTHON, "-m", "torch.distributed.launch", "train.py"], "torchrun"),
         ([PYTHON, "/site-packages/torch/distributed/run.py", "train.py"], "torchrun"),
-        ([PYTHON, "-u", "-m", "deepspeed.launcher.launch", "--world_info=e30=", "train.py"], "deepspeed"),
+        (
+            [PYTHON, "-u", "-m", "deepspeed.launcher.launch", "--world_info=e30=", "train.py"],
+            "deepspeed",
+        ),
         ([PYTHON, "/home/me/.venv/bin/deepspeed", "--num_gpus", "4", "train.py"], "deepspeed"),
     ],
 )
@@ -84,10 +95,22 @@ def test_plain_python(lines: list[list[str]]) -> None:
             "WORLD_SIZE=8 is set, but not RANK: unset it to train in one process, or start several by",
         ),
         ({"RANK": "1"}, "RANK=1 is set, but not WORLD_SIZE: unset it"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE=2 are set, but not MASTER_ADDR, the machine of rank 0"),
-        ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK=3 is set beside WORLD_SIZE=2: ranks go from 0 to 1"),
-        ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 is set beside LOCAL_WORLD_SIZE=2: ranks go from"),
-        ({"RANK": "zero", "WORLD_SIZE": "1"}, "RANK='zero' is set, which must be a whole number; unset it, or"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "RANK and WORLD_SIZE=2 are set, but not MASTER_ADDR, the machine of rank 0",
+        ),
+        (
+            {"RANK": "3", "WORLD_SIZE": "2"},
+            "RANK=3 is set beside WORLD_SIZE=2: ranks go from 0 to 1",
+        ),
+        (
+            {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
+            "LOCAL_RANK=2 is set beside LOCAL_WORLD_SIZE=2: ranks go from",
+        ),
+        (
+            {"RANK": "zero", "WORLD_SIZE": "1"},
+            "RANK='zero' is set, which must be a whole number; unset it, or",
+        ),
         ({"RANK": "-1", "WORLD_SIZE": "1"}, "RANK='-1' is set"),
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE='' is set"),
         ({"TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT='x' is set"),
@@ -101,22 +124,46 @@ def test_variables_that_cannot_be_right_are_named(environment: dict[str, str], l
 
 @pytest.mark.parametrize(
     "environment",
-    [{"WORLD_SIZE": "1"}, {"RANK": "0"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"TORCHELASTIC_RESTART_COUNT": ""}, {}],
+    [
+        {"WORLD_SIZE": "1"},
+        {"RANK": "0"},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"TORCHELASTIC_RESTART_COUNT": ""},
+        {},
+    ],
 )
 def test_variables_of_one_process_may_stand_alone(environment: dict[str, str]) -> None:
     assert detect(environment, [SHELL]).world_size == 1
 
 
 def test_shells_and_inline_code_stand_between() -> None:
-    lines = [["/bin/sh", "-c", "python train.py"], [PYTHON, "-c", "..."], ["torchrun", "wrapper.sh"]]
+    lines = [
+        ["/bin/sh", "-c", "python train.py"],
+        [PYTHON, "-c", "..."],
+        ["torchrun", "wrapper.sh"],
+    ]
     assert detect(RANKS, lines).name == "torchrun"
 
 
-# Several processes on several machines: what each launcher says to the last process of two machines with eight.
+# Several processes on several machines: what each launcher says to the last process of two machines
+# with eight.
 
-TORCHRUN = {"RANK": "15", "LOCAL_RANK": "7", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}
-DEEPSPEED = {"RANK": "15", "LOCAL_RANK": "7", "WORLD_SIZE": "16", "LOCAL_SIZE": "8", "CROSS_SIZE": "2"}
-# As slurmstepd sets it, and what an allocation has already: the batch script and salloc's shell see the latter alone.
+TORCHRUN = {
+    "RANK": "15",
+    "LOCAL_RANK": "7",
+    "WORLD_SIZE": "16",
+    "LOCAL_WORLD_SIZE": "8",
+    "GROUP_WORLD_SIZE": "2",
+}
+DEEPSPEED = {
+    "RANK": "15",
+    "LOCAL_RANK": "7",
+    "WORLD_SIZE": "16",
+    "LOCAL_SIZE": "8",
+    "CROSS_SIZE": "2",
+}
+# As slurmstepd sets it, and what an allocation has already: the batch script and salloc's shell see
+# the latter alone.
 BATCH = {
     "SLURM_JOB_ID": "4711",
     "SLURM_NTASKS": "16",
@@ -167,34 +214,60 @@ BY_DEEPSPEED = [[PYTHON, "-u", "-m", "deepspeed.launcher.launch", "train.py"]]
             BY_DEEPSPEED,
             "deepspeed",
         ),
-        (OPEN_MPI | HEAD | SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, [], "mpirun"),
+        (
+            OPEN_MPI
+            | HEAD
+            | SRUN
+            | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+            [],
+            "mpirun",
+        ),
         # A script that says the ranks itself, and not how many there are on a machine.
         ({"RANK": "15", "LOCAL_RANK": "7", "WORLD_SIZE": "16"} | HEAD | SRUN, [], "srun"),
         ({"RANK": "15", "WORLD_SIZE": "16"} | HEAD | OPEN_MPI, [], "mpirun"),
     ],
 )
-def test_two_machines_with_eight_processes_each(environment: dict[str, str], lines: list[list[str]], name: str) -> None:
+def test_two_machines_with_eight_processes_each(
+    environment: dict[str, str], lines: list[list[str]], name: str
+) -> None:
     assert detect(environment, lines) == Launcher(
         name=name, world_size=16, rank=15, local_rank=7, local_world_size=8, num_machines=2
     )
 
 
 def test_machines_with_different_numbers_of_processes() -> None:
-    last = {"SLURM_STEP_NUM_TASKS": "20", "SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NODEID": "2"}
+    last = {
+        "SLURM_STEP_NUM_TASKS": "20",
+        "SLURM_STEP_TASKS_PER_NODE": "8(x2),4",
+        "SLURM_NODEID": "2",
+    }
     found = detect(SRUN | last | {"SLURM_PROCID": "19", "SLURM_LOCALID": "3"}, [])
     assert (found.world_size, found.local_world_size, found.num_machines) == (20, 4, 3)
 
 
 def test_ranks_of_an_unknown_launcher_leave_the_machine_open() -> None:
-    found = detect({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, [["/usr/local/bin/agent"]])
-    assert found == Launcher(name="environment", world_size=2, rank=1, local_rank=0, local_world_size=0, num_machines=0)
+    found = detect(
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, [["/usr/local/bin/agent"]]
+    )
+    assert found == Launcher(
+        name="environment", world_size=2, rank=1, local_rank=0, local_world_size=0, num_machines=0
+    )
 
 
-@pytest.mark.parametrize("shell", [BATCH, BATCH | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}])
+@pytest.mark.parametrize(
+    "shell", [BATCH, BATCH | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}]
+)
 def test_python_in_an_allocation_is_one_process(shell: dict[str, str]) -> None:
-    """sbatch's script and salloc's shell know how many tasks a step will have; salloc's may be a step of one itself."""
-    assert detect(shell, [["/bin/bash", "job.sh"], ["slurmstepd: [4711.batch]"]]) == Launcher(name="python")
-    for one in ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, {"PMI_SIZE": "1", "PMI_RANK": "0"}):
+    """sbatch's script and salloc's shell know how many tasks a step will have; salloc's may be a
+    step of one itself.
+    """
+    assert detect(shell, [["/bin/bash", "job.sh"], ["slurmstepd: [4711.batch]"]]) == Launcher(
+        name="python"
+    )
+    for one in (
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        {"PMI_SIZE": "1", "PMI_RANK": "0"},
+    ):
         assert detect(one, []).name == "python"
 
 
@@ -205,7 +278,9 @@ def connected_by(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "environ", {**os.environ, **environment})
     detect(ancestors=[])
-    assert detect(ancestors=[]) == detect(environment | HEAD, []), "the second launch finds what the first did"
+    assert detect(ancestors=[]) == detect(environment | HEAD, []), (
+        "the second launch finds what the first did"
+    )
     return {name: os.environ[name] for name in names}
 
 
@@ -214,10 +289,16 @@ def test_ranks_of_srun_connect_at_its_first_machine(monkeypatch: pytest.MonkeyPa
     port = found.pop("MASTER_PORT")
     ranks = {"RANK": "15", "LOCAL_RANK": "7", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
     assert found == ranks | {"MASTER_ADDR": "gpu03"} and 20000 <= int(port) < 32768
-    same = connected_by(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}, monkeypatch)
+    same = connected_by(
+        SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}, monkeypatch
+    )
     assert (same["RANK"], same["MASTER_PORT"]) == ("0", port)
-    assert connected_by(SRUN | {"SLURM_STEP_ID": "1"}, monkeypatch)["MASTER_PORT"] != port, "two steps at once"
-    assert connected_by(SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}, monkeypatch) == ranks | {
+    assert connected_by(SRUN | {"SLURM_STEP_ID": "1"}, monkeypatch)["MASTER_PORT"] != port, (
+        "two steps at once"
+    )
+    assert connected_by(
+        SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}, monkeypatch
+    ) == ranks | {
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29501",
     }
@@ -240,7 +321,11 @@ def test_first_machine_of_a_list(listed: str, first: str, monkeypatch: pytest.Mo
 def test_mpirun_on_one_machine_connects_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     here = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "15"}
     found = connected_by(here, monkeypatch)
-    assert (found["MASTER_ADDR"], found["RANK"], found["LOCAL_WORLD_SIZE"]) == ("127.0.0.1", "15", "16")
+    assert (found["MASTER_ADDR"], found["RANK"], found["LOCAL_WORLD_SIZE"]) == (
+        "127.0.0.1",
+        "15",
+        "16",
+    )
     other = connected_by(here | {"PMIX_NAMESPACE": "prterun-gpu03-2@1"}, monkeypatch)
     assert other["MASTER_PORT"] != found["MASTER_PORT"]
 
@@ -264,4 +349,9 @@ def test_processes_that_do_not_know_each_other(environment: dict[str, str], line
     with pytest.raises(LaunchError) as caught:
         detect(environment, [])
     assert str(caught.value) == line
-    assert detect(environment | HEAD | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "16"}, []).world_size == 16
+    assert (
+        detect(
+            environment | HEAD | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "16"}, []
+        ).world_size
+        == 16
+    )

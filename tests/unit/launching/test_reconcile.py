@@ -54,7 +54,9 @@ def test_a_batch_of_the_json_that_does_not_fit() -> None:
 
 
 def test_the_json_alone_gives_the_batch() -> None:
-    asks = request(micro_batch_size=asked(4), global_batch_size=asked(32), accumulation_steps=asked(4))
+    asks = request(
+        micro_batch_size=asked(4), global_batch_size=asked(32), accumulation_steps=asked(4)
+    )
     made = plan(asks)
     assert (made.micro_batch_size, made.accumulation_steps, made.global_batch_size) == (4, 4, 32)
     assert made.origin("micro_batch_size").place == HOME

@@ -27,9 +27,16 @@ from trainer.strategies.deepspeed import engine_config
         (request("zero1"), 1, "zero1", True),
     ],
 )
-def test_the_strategy_is_the_one_asked_for(asks: Request | None, world: int, strategy: str, rehearsal: bool) -> None:
+def test_the_strategy_is_the_one_asked_for(
+    asks: Request | None, world: int, strategy: str, rehearsal: bool
+) -> None:
     made = plan(asks, world=world)
-    assert (made.strategy, made.world_size, made.device, made.rehearsal) == (strategy, world, "cpu", rehearsal)
+    assert (made.strategy, made.world_size, made.device, made.rehearsal) == (
+        strategy,
+        world,
+        "cpu",
+        rehearsal,
+    )
     on_gpus = plan(asks, world=world, machine=FOUR_GPUS)
     assert (on_gpus.strategy, on_gpus.device, on_gpus.rehearsal) == (strategy, "cuda", False)
 
@@ -48,18 +55,25 @@ def test_more_processes_than_gpus() -> None:
     assert plan(request("ddp"), world=4, machine=FOUR_GPUS).device == "cuda"
     # Two machines with four each: what counts is what runs on this one.
     two_machines = launched(8, local_world_size=4)
-    assert plan(request("ddp", num_machines=2), launcher=two_machines, machine=FOUR_GPUS).world_size == 8
+    assert (
+        plan(request("ddp", num_machines=2), launcher=two_machines, machine=FOUR_GPUS).world_size
+        == 8
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
 @pytest.mark.parametrize("name", ["torchrun", "srun", "mpirun", "environment"])
 @pytest.mark.parametrize("gpus", [1, 2, 8])
-def test_gpus_of_eight_processes_on_each_of_two_machines(strategy: str, name: str, gpus: int) -> None:
+def test_gpus_of_eight_processes_on_each_of_two_machines(
+    strategy: str, name: str, gpus: int
+) -> None:
     """What starts one process a rank may show each its own GPU only, number 0 of one."""
     launcher = launched(16, name, rank=11, local_rank=3, local_world_size=8, num_machines=2)
     if gpus == 2 or (gpus == 1 and name == "torchrun"):
         line = f"8 processes on this machine, but only {gpus} GPUs are visible; launch at most {gpus}, "
-        assert refusal(lambda: plan(request(strategy), launcher=launcher, machine=gpus)).startswith(line)
+        assert refusal(lambda: plan(request(strategy), launcher=launcher, machine=gpus)).startswith(
+            line
+        )
     else:
         made = plan(request(strategy), launcher=launcher, machine=gpus)
         assert (made.device, made.num_machines, made.launcher) == ("cuda", 2, name)
@@ -68,7 +82,9 @@ def test_gpus_of_eight_processes_on_each_of_two_machines(strategy: str, name: st
 def test_machines_are_those_of_the_launcher() -> None:
     silent = launched(4, local_world_size=0, num_machines=0)
     assert plan(request("ddp", num_machines=2), launcher=silent, machine=1).num_machines == 2
-    assert plan(request("ddp", num_machines=1), launcher=launched(4, num_machines=2)).num_machines == 2
+    assert (
+        plan(request("ddp", num_machines=1), launcher=launched(4, num_machines=2)).num_machines == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +117,9 @@ def test_single_with_two_processes() -> None:
 def test_ddp_under_a_launcher_of_one_process(name: str, asked: Sourced[int] | None) -> None:
     made = plan(request("ddp", world_size=asked), launcher=launched(1, name))
     assert (made.strategy, made.world_size, made.rehearsal) == ("single", 1, False)
-    assert made.notices == (f"a.yaml:2 (distributed_type): {name} runs one process, thus without DDP",)
+    assert made.notices == (
+        f"a.yaml:2 (distributed_type): {name} runs one process, thus without DDP",
+    )
 
 
 def test_ddp_without_a_launcher() -> None:
@@ -119,19 +137,34 @@ def test_a_second_partition_that_does_not_divide_the_processes() -> None:
     origins = {"deepspeed.zero_optimization.zero_hpz_partition_size": origin("ds.json:4 (hpz)")}
     zero = {"stage": 3, "zero_hpz_partition_size": 16}
     asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
-    assert refusal(lambda: plan(asks)) == "ds.json:4 (hpz): 16: must divide the number of processes, 2"
+    assert (
+        refusal(lambda: plan(asks)) == "ds.json:4 (hpz): 16: must divide the number of processes, 2"
+    )
     assert plan(asks, world=32).strategy == "zero3"
 
 
 def test_ranks_that_share_a_batch_count_once() -> None:
-    origins = {"fsdp.tp_size": origin("a.yaml:6 (tp)"), "fsdp.dp_replicate_size": origin("a.yaml:5 (dp)")}
+    origins = {
+        "fsdp.tp_size": origin("a.yaml:6 (tp)"),
+        "fsdp.dp_replicate_size": origin("a.yaml:5 (dp)"),
+    }
     asks = request("fsdp", fsdp={"tp_size": 2, "dp_replicate_size": 2}, origins=origins)
-    found = plan(asks, world=8, micro_batch_size=4, lr_scaling="linear", reference_batch_size=8, lr=0.1)
-    assert (found.world_size, found.data_parallel_size, found.global_batch_size, found.lr) == (8, 4, 16, 0.2)
+    found = plan(
+        asks, world=8, micro_batch_size=4, lr_scaling="linear", reference_batch_size=8, lr=0.1
+    )
+    assert (found.world_size, found.data_parallel_size, found.global_batch_size, found.lr) == (
+        8,
+        4,
+        16,
+        0.2,
+    )
     assert plan(asks, world=8, micro_batch_size=4, global_batch_size=32).accumulation_steps == 2
     said = refusal(lambda: plan(asks, world=8, micro_batch_size=4, global_batch_size=24))
     assert "must be a multiple of micro_batch_size 4 x world_size 8 / tp_size 2 = 16" in said
-    assert refusal(lambda: plan(asks, world=3)) == "a.yaml:6 (tp): 2: must divide the number of processes, 3"
+    assert (
+        refusal(lambda: plan(asks, world=3))
+        == "a.yaml:6 (tp): 2: must divide the number of processes, 3"
+    )
     said = "a.yaml:5 (dp): 2: must divide the number of processes, 6, by tp_size 2"
     assert refusal(lambda: plan(asks, world=6)) == said
 
@@ -142,7 +175,9 @@ def test_a_compiler_of_the_file_and_none_in_the_config() -> None:
     assert plan(asks).compile
     config = TrainConfig(task="m:T", max_steps=10)
     line = "train.yaml:7: compile: false: disagrees with a.yaml:4 (dynamo_backend); keep one of the two"
-    assert refusal(lambda: resolve(config, asks, launched(), CPU, {"compile": origin(SAID)})) == line
+    assert (
+        refusal(lambda: resolve(config, asks, launched(), CPU, {"compile": origin(SAID)})) == line
+    )
 
 
 # Learning rate
@@ -158,7 +193,9 @@ def test_the_learning_rate_follows_the_batch(rule: str, lr: float) -> None:
 
 
 def test_the_learning_rate_of_the_json_is_scaled_too() -> None:
-    made = plan(with_optimizer(lr=1e-4), micro_batch_size=8, lr_scaling="linear", reference_batch_size=4)
+    made = plan(
+        with_optimizer(lr=1e-4), micro_batch_size=8, lr_scaling="linear", reference_batch_size=4
+    )
     assert (made.lr_reference, made.lr) == (1e-4, pytest.approx(4e-4, rel=1e-12))
 
 
@@ -169,7 +206,15 @@ def test_what_is_written_beside_the_run() -> None:
     assert told["precision"] == {
         "parameters": "fp32", "compute": "bf16", "reduction": "fp32", "gradients": "fp32", "buffers": "fp32",
     }  # fmt: skip
-    assert {"strategy", "world_size", "launcher", "device", "mixed_precision", "global_batch_size", "lr"} <= set(told)
+    assert {
+        "strategy",
+        "world_size",
+        "launcher",
+        "device",
+        "mixed_precision",
+        "global_batch_size",
+        "lr",
+    } <= set(told)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +234,12 @@ def test_gradients_add_up_in_full_precision(
     """Unless one is all there is, they wait whole, or the JSON says otherwise."""
     wish = request(strategy)
     if asked_for:
-        wish = request(strategy, deepspeed={**wish.deepspeed, "data_types": {"grad_accum_dtype": asked_for}})
-    made = plan(wish, mixed_precision="bf16", accumulation_steps=steps, find_unused_parameters=unused)
+        wish = request(
+            strategy, deepspeed={**wish.deepspeed, "data_types": {"grad_accum_dtype": asked_for}}
+        )
+    made = plan(
+        wish, mixed_precision="bf16", accumulation_steps=steps, find_unused_parameters=unused
+    )
     assert made.precision["gradients"] == dtype
     if strategy.startswith("zero"):  # stage 1 is told after it is built
         told = engine_config(made)["data_types"]["grad_accum_dtype"]
@@ -206,7 +255,9 @@ def test_gradients_add_up_in_full_precision(
         (CPU, {"float32": "tf32"}, "fp32"),
     ],
 )
-def test_the_plan_says_how_float32_is_computed(machine: int, settings: dict[str, str], compute: str) -> None:
+def test_the_plan_says_how_float32_is_computed(
+    machine: int, settings: dict[str, str], compute: str
+) -> None:
     made = plan(request("zero2"), machine=machine, **settings)
     assert made.precision["compute"] == compute and made.precision["gradients"] in ("fp32", "bf16")
     said = f"{SAID}: float32: tf32 has no effect on a CPU"
@@ -214,7 +265,9 @@ def test_the_plan_says_how_float32_is_computed(machine: int, settings: dict[str,
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp", "zero3"])
-@pytest.mark.parametrize(("key", "value", "owner"), [("sync_each_batch", True, "fsdp"), ("bucket_cap_mb", 50, "ddp")])
+@pytest.mark.parametrize(
+    ("key", "value", "owner"), [("sync_each_batch", True, "fsdp"), ("bucket_cap_mb", 50, "ddp")]
+)
 def test_a_key_of_one_strategy_is_said_to_have_no_effect_elsewhere(
     strategy: str, key: str, value: object, owner: str
 ) -> None:

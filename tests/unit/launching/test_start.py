@@ -28,7 +28,12 @@ from trainer.launching.start import check_environment
         ("torchrun", "bf16", {"mixed_precision": "no"}, True),
         ("torchrun", "BF16", {"mixed_precision": "bf16"}, False),
         ("torchrun", "fp16", {"mixed_precision": "fp16"}, False),  # rehearsed in bf16
-        ("torchrun", "no", {"mixed_precision": "bf16"}, False),  # what a launcher around this one sets for nothing
+        (
+            "torchrun",
+            "no",
+            {"mixed_precision": "bf16"},
+            False,
+        ),  # what a launcher around this one sets for nothing
         ("accelerate", "no", {"mixed_precision": "bf16"}, False),
         ("accelerate", "fp16", {"mixed_precision": "fp16"}, False),
     ],
@@ -72,9 +77,13 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Calls]:
             calls["seen"] = torch.cuda.device_count()
             return SimpleNamespace()
 
-        monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"})
         monkeypatch.setattr(
-            torch.cuda, "device_count", lambda: 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else count
+            os, "environ", {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+        )
+        monkeypatch.setattr(
+            torch.cuda,
+            "device_count",
+            lambda: 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else count,
         )
         monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.update(device=index))
         monkeypatch.setattr(torch.cuda, "current_device", lambda: calls["device"])
@@ -102,26 +111,41 @@ def started(asks: Request, launcher: Launcher, gpus: int, **settings: Any) -> No
         (request("zero2"), "nccl"),
     ],
 )
-def test_processes_on_gpus_are_connected_over_nccl(asks: Request, backend: str, gpus: Callable[[int], Calls]) -> None:
-    """And over gloo as well, where gradients lie on the CPU: their norm is added up over ranks there."""
+def test_processes_on_gpus_are_connected_over_nccl(
+    asks: Request, backend: str, gpus: Callable[[int], Calls]
+) -> None:
+    """And over gloo as well, where gradients lie on the CPU: their norm is added up over ranks
+    there.
+    """
     calls = gpus(8)
     started(asks, launched(8, rank=3, local_rank=3), 8)
-    assert (calls["backend"], calls["timeout"], calls["device"]) == (backend, timedelta(minutes=5), 3)
+    assert (calls["backend"], calls["timeout"], calls["device"]) == (
+        backend,
+        timedelta(minutes=5),
+        3,
+    )
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "zero2"])
-@pytest.mark.parametrize(("name", "visible", "device"), [("srun", 8, 3), ("srun", 1, 0), ("mpirun", 1, 0)])
+@pytest.mark.parametrize(
+    ("name", "visible", "device"), [("srun", 8, 3), ("srun", 1, 0), ("mpirun", 1, 0)]
+)
 def test_the_gpu_of_a_process_is_its_own(
     strategy: str, name: str, visible: int, device: int, gpus: Callable[[int], Calls]
 ) -> None:
-    """Where the launcher shows it one only, that is number 0, for DeepSpeed as well, which takes the local rank."""
+    """Where the launcher shows it one only, that is number 0, for DeepSpeed as well, which takes
+    the local rank.
+    """
     calls = gpus(visible)
     launcher = launched(1 if strategy == "single" else 16, name, local_rank=3, local_world_size=8)
     os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = "3"
     started(request(strategy), launcher, visible)
     assert calls["device"] == device
     if strategy == "zero2":
-        assert (calls["local_rank"], "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ) == (str(device), False)
+        assert (calls["local_rank"], "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ) == (
+            str(device),
+            False,
+        )
     if strategy == "single":
         assert "backend" not in calls, "one process connects to nobody, whatever rank it was given"
 
@@ -135,11 +159,18 @@ def test_use_cpu_hides_the_gpus(
     launcher = launched(1 if strategy == "single" else 2)
     fsdp = {"fsdp": SHARDED} if strategy == "fsdp" else {}
     monkeypatch.setattr(start, "detect", lambda: launcher)
-    monkeypatch.setattr(start, "read_request_of", lambda *_, **__: request(strategy, use_cpu=True, **fsdp))
+    monkeypatch.setattr(
+        start, "read_request_of", lambda *_, **__: request(strategy, use_cpu=True, **fsdp)
+    )
     monkeypatch.setattr(start, "_check_accelerator", lambda *_: None)
     monkeypatch.setattr("trainer.strategies.deepspeed.ZeRO.__init__", lambda *_: None)
     made = start.launch(TrainConfig(task="m:T", max_steps=1)).plan
-    assert (made.device, made.rehearsal, calls["seen"], "device" in calls) == ("cpu", strategy != "single", 0, False)
+    assert (made.device, made.rehearsal, calls["seen"], "device" in calls) == (
+        "cpu",
+        strategy != "single",
+        0,
+        False,
+    )
     assert calls.get("backend") == (None if strategy == "single" else "gloo")
 
 
@@ -147,11 +178,15 @@ def test_use_cpu_is_refused_where_a_gpu_is_in_use(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(LaunchError) as caught:
         start._hide_gpus()
-    line = "use_cpu: true, but this process uses a GPU already; start it with CUDA_VISIBLE_DEVICES=''"
+    line = (
+        "use_cpu: true, but this process uses a GPU already; start it with CUDA_VISIBLE_DEVICES=''"
+    )
     assert str(caught.value) == line
 
 
-def test_a_driver_that_is_too_old_is_one_line(gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_is_too_old_is_one_line(
+    gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpus(2)
     said = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by ..."
 
@@ -170,7 +205,9 @@ def test_a_driver_that_is_too_old_is_one_line(gpus: Callable[[int], Calls], monk
     )
 
 
-def test_bf16_on_a_gpu_without_it_is_one_line(gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_on_a_gpu_without_it_is_one_line(
+    gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpus(2)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla P100")
@@ -181,10 +218,18 @@ def test_bf16_on_a_gpu_without_it_is_one_line(gpus: Callable[[int], Calls], monk
 
 @pytest.mark.parametrize(
     ("device", "float32", "expected"),
-    [("cuda", "exact", ("highest", False)), ("cuda", "tf32", ("high", True)), ("cpu", "tf32", ("highest", False))],
+    [
+        ("cuda", "exact", ("highest", False)),
+        ("cuda", "tf32", ("high", True)),
+        ("cpu", "tf32", ("highest", False)),
+    ],
 )
 def test_float32_is_computed_as_the_plan_says(
-    device: str, float32: str, expected: tuple[str, bool], fresh_accelerate: None, gpus: Callable[[int], Calls]
+    device: str,
+    float32: str,
+    expected: tuple[str, bool],
+    fresh_accelerate: None,
+    gpus: Callable[[int], Calls],
 ) -> None:
     """torch's own default, without a word, is to compute convolutions in tf32."""
     gpus(1)
@@ -199,12 +244,27 @@ def test_float32_is_computed_as_the_plan_says(
 @pytest.mark.parametrize(
     ("variable", "value", "settings", "line"),
     [
-        ("GRADIENT_ACCUMULATION_STEPS", "4", {}, "=4 is set, but accumulation_steps is 1; unset it, or write acc"),
+        (
+            "GRADIENT_ACCUMULATION_STEPS",
+            "4",
+            {},
+            "=4 is set, but accumulation_steps is 1; unset it, or write acc",
+        ),
         ("GRADIENT_ACCUMULATION_STEPS", "4", {"accumulation_steps": 4}, ""),
         ("GRADIENT_ACCUMULATION_STEPS", "1", {"accumulation_steps": 4}, ""),
-        ("DYNAMO_BACKEND", "INDUCTOR", {}, "=inductor is set, but compile is false; unset it, or set compile: true"),
+        (
+            "DYNAMO_BACKEND",
+            "INDUCTOR",
+            {},
+            "=inductor is set, but compile is false; unset it, or set compile: true",
+        ),
         ("DYNAMO_BACKEND", "INDUCTOR", {"compile": True}, ""),
-        ("DYNAMO_BACKEND", "EAGER", {"compile": True}, "=eager is set, but compile runs inductor; unset it"),
+        (
+            "DYNAMO_BACKEND",
+            "EAGER",
+            {"compile": True},
+            "=eager is set, but compile runs inductor; unset it",
+        ),
         ("DYNAMO_BACKEND", "no", {"compile": True}, ""),
     ],
 )

@@ -30,7 +30,10 @@ class TwoRates(Plain):
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         body, head = list(model[0].parameters()), list(model[2].parameters())  # type: ignore[index, union-attr]
-        groups: list[dict[str, Any]] = [{"params": body}, {"params": head, "lr": 10 * plan.lr, "name": "head"}]
+        groups: list[dict[str, Any]] = [
+            {"params": body},
+            {"params": head, "lr": 10 * plan.lr, "name": "head"},
+        ]
         return AdamW(groups, lr=plan.lr, weight_decay=0.05)
 
     def build_schedule(self, optimizer: Optimizer, plan: Plan, total_steps: int) -> Any:
@@ -41,16 +44,23 @@ def plan_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "plan.json").read_text()))
 
 
-def test_an_optimizer_of_a_task_is_told_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_optimizer_of_a_task_is_told_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fit(tmp_path / "own", TwoRates(), max_steps=3, log_every=1)
     banner = capsys.readouterr().out
-    assert "AdamW of " in banner and "test_groups:TwoRates.build_optimizer, lr 0.05, ExponentialLR of " in banner
+    assert (
+        "AdamW of " in banner
+        and "test_groups:TwoRates.build_optimizer, lr 0.05, ExponentialLR of " in banner
+    )
     assert "betas 0.9 0.999, eps 1e-08, weight_decay 0.05" in banner
     assert "group 0: " in banner and "group head: " in banner and "lr 0.5" in banner
     plan = plan_of(tmp_path / "own")
     first, second = plan["optimizer_groups"]
     assert (first["lr"], second["lr"], second["name"]) == (0.05, 0.5, "head")
-    assert first["weight_decay"] == second["weight_decay"] == 0.05 and plan["optimizer_settings"] == {}
+    assert (
+        first["weight_decay"] == second["weight_decay"] == 0.05 and plan["optimizer_settings"] == {}
+    )
     assert first["parameters"] + second["parameters"] == plan["trainable_parameters"]
     assert (plan["schedule_class"], plan["warmup_steps"]) == ("ExponentialLR", None)
 
@@ -68,11 +78,17 @@ def test_runs_are_compared_by_what_ran(tmp_path: Path) -> None:
         fit(tmp_path / name, task, max_steps=2)
     now = [read_run(tmp_path / name) for name in ("own", "usual")]
     table = as_table(make_report(now))
-    assert "optimizer_groups.0.weight_decay" in table and "optimizer_groups.head.weight_decay" in table
+    assert (
+        "optimizer_groups.0.weight_decay" in table and "optimizer_groups.head.weight_decay" in table
+    )
     assert "0.05" in table and "optimizer_settings" not in table
-    # A folder of an older version says nothing of groups: the same run of today is no other for that.
+    # A folder of an older version says nothing of groups: the same run of today is no other for
+    # that.
     old = replace(
-        now[1], plan={k: v for k, v in now[1].plan.items() if k not in ("optimizer_groups", "schedule_class")}
+        now[1],
+        plan={
+            k: v for k, v in now[1].plan.items() if k not in ("optimizer_groups", "schedule_class")
+        },
     )
     [group] = make_report([old, replace(now[1], name="today")])["groups"]
     assert group["runs"] == ["usual", "today"]
@@ -100,7 +116,9 @@ class AsSaid(Plain):
          "the optimizer, whose groups have none; remove it"),
     ],
 )  # fmt: skip
-def test_settings_that_do_not_run_are_refused(given: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_settings_that_do_not_run_are_refused(
+    given: dict[str, Any], line: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         Trainer(Own(), replace(configured(tmp_path), **given))
     assert line.replace("OWN", f"{__name__}:Own.build_optimizer") in str(caught.value)
@@ -120,16 +138,33 @@ def test_a_schedule_of_the_task_beside_a_key_without_a_value(tmp_path: Path) -> 
     (tmp_path / "train.yaml").write_text("task: a:B\nmax_steps: 2\nschedule: null\n")
     loaded = load_config([str(tmp_path / "train.yaml")])
     config: TrainConfig = replace(loaded.config, output_dir=str(tmp_path / "run"))
-    assert Trainer(TwoRates(), config, origins=loaded.origins).told["schedule_class"] == "ExponentialLR"
+    assert (
+        Trainer(TwoRates(), config, origins=loaded.origins).told["schedule_class"]
+        == "ExponentialLR"
+    )
 
 
 def test_names_and_texts_of_groups() -> None:
     assert group_names([{"name": "a"}, {}, {"name": "b"}]) == ["a", "1", "b"]
     assert group_names([{"name": "a"}, {"name": "a"}]) == ["0", "1"]
-    assert logged_rates([torch.tensor(1.0), 2.0, 1.0], ["0", "b", "2"]) == {"lr": 1.0, "lr/b": 2.0, "lr/2": 1.0}
+    assert logged_rates([torch.tensor(1.0), 2.0, 1.0], ["0", "b", "2"]) == {
+        "lr": 1.0,
+        "lr/b": 2.0,
+        "lr/2": 1.0,
+    }
     assert logged_rates([1.0, 1.0], ["0", "1"]) == {"lr": 1.0}
-    one = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": False, "weight_decay": 0, "parameters": 1000}
-    assert group_texts([one], {"lr": 0.1}) == ("1,000 parameters, momentum 0.9, nesterov true, weight_decay 0", [])
+    one = {
+        "lr": 0.1,
+        "momentum": 0.9,
+        "nesterov": True,
+        "maximize": False,
+        "weight_decay": 0,
+        "parameters": 1000,
+    }
+    assert group_texts([one], {"lr": 0.1}) == (
+        "1,000 parameters, momentum 0.9, nesterov true, weight_decay 0",
+        [],
+    )
     together, texts = group_texts([one, {**one, "lr": 0.2, "parameters": 7}], {"lr": 0.1})
     assert together == "momentum 0.9, nesterov true, weight_decay 0"
     assert texts == ["group 0: 1,000 parameters, lr 0.1", "group 1: 7 parameters, lr 0.2"]

@@ -17,7 +17,10 @@ from trainer.errors import ConfigError
 from trainer.optim.schedule import build_schedule, check_schedule, lr_factor
 from trainer.plan import Plan
 
-SETTINGS: dict[str, dict[str, Any]] = {"step": {"milestones": [12, 6], "gamma": 0.5}, "wsd": {"decay_fraction": 0.25}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "step": {"milestones": [12, 6], "gamma": 0.5},
+    "wsd": {"decay_fraction": 0.25},
+}
 
 
 def rates(made: Plan, steps: int, lr: float = 1.0) -> list[float]:
@@ -67,7 +70,9 @@ def test_a_logarithmic_warm_up_has_the_shape_of_deepspeeds() -> None:
 @given(st.sampled_from(list(SCHEDULES)), st.integers(1, 60), st.integers(0, 60), st.floats(0, 1))
 def test_what_holds_for_all(name: str, total: int, warmup: int, final: float) -> None:
     warmup = min(warmup, total)
-    factor = lr_factor(name, SETTINGS.get(name), warmup_steps=warmup, total_steps=total, final_ratio=final)
+    factor = lr_factor(
+        name, SETTINGS.get(name), warmup_steps=warmup, total_steps=total, final_ratio=final
+    )
     got = [factor(step) for step in range(total + 1)]
     assert all(0 < value <= 1 + 1e-12 for value in got[:-1]), "no step trains with rate zero"
     assert all(a < b for a, b in pairwise(got[: warmup + 1])) or name == "step"
@@ -96,8 +101,16 @@ def test_a_schedule_of_torch_with_and_without_warm_up() -> None:
             "schedule: 'torch:ExponentailLR': torch.optim.lr_scheduler has no such schedule; "
             "did you mean 'ExponentialLR'?",
         ),
-        ("torch:LRScheduler", {}, "schedule: 'torch:LRScheduler': torch.optim.lr_scheduler has no such schedule; "),
-        ("torch:ExponentialLR", {}, "schedule_settings: {}: torch's ExponentialLR does not take these: "),
+        (
+            "torch:LRScheduler",
+            {},
+            "schedule: 'torch:LRScheduler': torch.optim.lr_scheduler has no such schedule; ",
+        ),
+        (
+            "torch:ExponentialLR",
+            {},
+            "schedule_settings: {}: torch's ExponentialLR does not take these: ",
+        ),
         (
             "torch:ExponentialLR",
             {"gama": 1},

@@ -1,4 +1,6 @@
-"""The account of a run's time over attempts: its parts add up, whatever was killed or cannot be read."""
+"""The account of a run's time over attempts: its parts add up, whatever was killed or cannot be
+read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def attempt(started: float, seconds: float, first: int, last: int, **apart: floa
 
 def test_redone_steps_and_the_time_between_attempts_count_apart() -> None:
     killed = attempt(1000.0, 110.0, 0, 50, **{"start-up": 10.0})  # 2 s a step
-    second = attempt(1130.0, 100.0, 40, 60, saving=40.0)  # went on at step 40: ten steps for nothing
+    second = attempt(
+        1130.0, 100.0, 40, 60, saving=40.0
+    )  # went on at step 40: ten steps for nothing
     third = attempt(1230.0, 30.0, 60, 70, evaluation=10.0)
     found = account([killed, second, third])
     assert found["seconds"] == {
@@ -35,7 +39,9 @@ def test_redone_steps_and_the_time_between_attempts_count_apart() -> None:
     }
     assert found["wall_seconds"] == 260.0 == 1230.0 + 30.0 - 1000.0
     assert (found["count"], found["goodput"]) == (3, round(160 / 260, 4))
-    assert account_text(found).startswith("goodput 61.5% of 260.0 s in 3 attempts: training 61.5%, saving 15.4%, ")
+    assert account_text(found).startswith(
+        "goodput 61.5% of 260.0 s in 3 attempts: training 61.5%, saving 15.4%, "
+    )
 
 
 def test_a_checkpoint_of_an_earlier_attempt_makes_all_since_redone() -> None:
@@ -45,7 +51,9 @@ def test_a_checkpoint_of_an_earlier_attempt_makes_all_since_redone() -> None:
 
 def test_clocks_that_were_set_back_take_nothing_away() -> None:
     found = account([attempt(5000, 10, 0, 10), attempt(100, 10, 10, 20)])
-    assert found["seconds"]["down"] == 0.0 and found["wall_seconds"] == 20.0 == sum(found["seconds"].values())
+    assert found["seconds"]["down"] == 0.0 and found["wall_seconds"] == 20.0 == sum(
+        found["seconds"].values()
+    )
 
 
 def run_directory(folder: Path) -> RunDirectory:
@@ -53,7 +61,9 @@ def run_directory(folder: Path) -> RunDirectory:
     return RunDirectory(str(folder), main=True)
 
 
-def test_an_attempt_is_noted_every_few_seconds_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_is_noted_every_few_seconds_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meter = Meter(torch.device("cpu"))
     meter.start(0)
     made = Attempts(run_directory(tmp_path / "run"), meter, 3)

@@ -67,11 +67,14 @@ def test_a_run_that_was_killed_before_its_model_was_written_writes_it(tmp_path: 
     of_six, said = model.read_bytes(), summary.read_text()
     fit(tmp_path, resume="auto")
     of_eight = model.read_bytes()
-    # Killed behind the last checkpoint: model and summary are those of the run that ended at step 6.
+    # Killed behind the last checkpoint: model and summary are those of the run that ended at step
+    # 6.
     model.write_bytes(of_six)
     summary.write_text(said)
     fit(tmp_path, resume="auto")
-    assert model.read_bytes() == of_eight != of_six and json.loads(summary.read_text())["steps"] == 8
+    assert (
+        model.read_bytes() == of_eight != of_six and json.loads(summary.read_text())["steps"] == 8
+    )
     model.unlink()
     fit(tmp_path, resume="auto")
     assert model.read_bytes() == of_eight and len(rows(tmp_path)) == 8
@@ -83,7 +86,8 @@ def test_a_run_that_was_killed_before_its_model_was_written_writes_it(tmp_path: 
 def refused(folder: Path, names: str, **settings: object) -> None:
     before = everything(folder)
     with pytest.raises(
-        ConfigError, match=rf"output_dir: .*holds files that no run wrote \({names}\); they are not del"
+        ConfigError,
+        match=rf"output_dir: .*holds files that no run wrote \({names}\); they are not del",
     ):
         fit(folder, overwrite=True, **settings)
     assert everything(folder) | {str(folder): before[str(folder)]} == before
@@ -99,7 +103,8 @@ def test_overwrite_keeps_what_looks_like_a_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["thesis.tex", "model", "best/notes", "checkpoints/notes.txt", "checkpoints/step-1", ".git"]
+    "name",
+    ["thesis.tex", "model", "best/notes", "checkpoints/notes.txt", "checkpoints/step-1", ".git"],
 )
 def test_overwrite_keeps_what_lies_among_a_runs_files(name: str, tmp_path: Path) -> None:
     fit(tmp_path, max_steps=2)
@@ -113,13 +118,16 @@ def test_overwrite_keeps_what_lies_among_a_runs_files(name: str, tmp_path: Path)
 
 def test_overwrite_deletes_all_that_a_run_wrote(tmp_path: Path) -> None:
     fit(tmp_path / "run", max_steps=4)
-    shutil.copytree(checkpoint(tmp_path / "run", 4), tmp_path / "run" / "checkpoints" / "step-00000003.damaged")
+    shutil.copytree(
+        checkpoint(tmp_path / "run", 4), tmp_path / "run" / "checkpoints" / "step-00000003.damaged"
+    )
     (tmp_path / "run" / ".model.part").mkdir()
     fit(tmp_path / "run", max_steps=2, overwrite=True)
     fit(tmp_path / "new", max_steps=2)
     assert steps(tmp_path / "run") == [2] and list(losses(tmp_path / "run")) == [1, 2]
     left = [
-        sorted(str(p.relative_to(tmp_path / name)) for p in (tmp_path / name).rglob("*")) for name in ("run", "new")
+        sorted(str(p.relative_to(tmp_path / name)) for p in (tmp_path / name).rglob("*"))
+        for name in ("run", "new")
     ]
     assert left[0] == left[1]
 
@@ -130,7 +138,10 @@ def test_checkpoints_on_another_disk_are_emptied_and_stay_linked(tmp_path: Path)
     out.mkdir()
     (out / "checkpoints").symlink_to(disk)
     fit(out, max_steps=4)
-    assert (out / "checkpoints").is_symlink() and sorted(os.listdir(disk)) == ["step-00000002", "step-00000004"]
+    assert (out / "checkpoints").is_symlink() and sorted(os.listdir(disk)) == [
+        "step-00000002",
+        "step-00000004",
+    ]
     fit(out, max_steps=2, overwrite=True)
     assert (out / "checkpoints").is_symlink() and sorted(os.listdir(disk)) == ["step-00000002"]
     (disk / "other.txt").write_text("mine")
@@ -142,7 +153,9 @@ def test_files_of_a_run_that_are_links_are_not_written_through(tmp_path: Path) -
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run" / "log.txt").unlink()
     (tmp_path / "run" / "log.txt").symlink_to(tmp_path / "mine")
-    with pytest.raises(ConfigError, match=r"holds log.txt as a link, through which another file would be changed"):
+    with pytest.raises(
+        ConfigError, match=r"holds log.txt as a link, through which another file would be changed"
+    ):
         fit(tmp_path / "run", resume="auto")
     assert (tmp_path / "mine").read_text() == "mine"
 

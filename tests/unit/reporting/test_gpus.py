@@ -40,7 +40,9 @@ GIB = 2**30
 def test_a_peak_follows_the_form_and_the_precision(
     device: str, gib: float, bf16: float, tf32: float, fp32: float
 ) -> None:
-    found = [peak_of(device, int(gib * GIB), precision) for precision in ("bf16", "fp16", "tf32", "fp32")]
+    found = [
+        peak_of(device, int(gib * GIB), precision) for precision in ("bf16", "fp16", "tf32", "fp32")
+    ]
     assert found == [bf16, bf16, tf32, fp32]
 
 

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def test_a_child_that_outlives_the_run_holds_no_lock(tmp_path: Path) -> None:
-    """Forked data workers look every five seconds whether their parent is there; a restart must not wait for them."""
+    """Forked data workers look every five seconds whether their parent is there; a restart must not
+    wait for them.
+    """
     with another_run(tmp_path, "leave a child") as held:
         assert held.stdout is not None
         child = int(held.stdout.readline())
@@ -29,7 +31,9 @@ def test_a_child_that_outlives_the_run_holds_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_lock_outlives_reading_its_folder_and_the_end_of_a_child(tmp_path: Path) -> None:
-    """A callback that copies the run away, or an upload, closes the lock's file; a data worker ends before the run."""
+    """A callback that copies the run away, or an upload, closes the lock's file; a data worker ends
+    before the run.
+    """
     run = tmp_path / "run"
     run.mkdir()
     lock = FolderLock(run)
@@ -64,7 +68,9 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LOCK).symlink_to(tmp_path / "mine")
-    with pytest.raises(ConfigError, match=r"output_dir: .*cannot be made: Too many levels of symbolic links"):
+    with pytest.raises(
+        ConfigError, match=r"output_dir: .*cannot be made: Too many levels of symbolic links"
+    ):
         fit(tmp_path / "run")
     assert (tmp_path / "mine").read_text() == "mine"
 

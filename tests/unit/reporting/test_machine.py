@@ -13,7 +13,9 @@ from trainer.reporting.machine import machine, machine_text
 
 
 def test_a_cpu_has_its_name_and_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Abacus 3000 @ 1 Hz\n\nmodel name\t: Abacus 3000\n")
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nmodel name\t: Abacus 3000 @ 1 Hz\n\nmodel name\t: Abacus 3000\n"
+    )
     monkeypatch.setattr(module, "_CPUS", tmp_path / "cpuinfo")
     found = machine(torch.device("cpu"), lambda value: [value])
     assert found == {"cpu": "Abacus 3000 @ 1 Hz", "cores": os.cpu_count()}
@@ -22,7 +24,9 @@ def test_a_cpu_has_its_name_and_cores(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert machine(torch.device("cpu"), lambda value: [value])["cpu"] == os.uname().machine
 
 
-def test_gpus_of_all_ranks_are_counted_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_of_all_ranks_are_counted_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "version").write_text("570.86.15\n")
     monkeypatch.setattr(module, "_DRIVER", tmp_path / "version")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
@@ -31,6 +35,8 @@ def test_gpus_of_all_ranks_are_counted_by_name(monkeypatch: pytest.MonkeyPatch, 
     found = machine(torch.device("cuda", 0), lambda value: [value, value, "NVIDIA H200 NVL"])
     assert found["gpus"] == {"NVIDIA H200": 2, "NVIDIA H200 NVL": 1}
     text = machine_text(found)
-    assert text.startswith("2 x NVIDIA H200, 1 x NVIDIA H200 NVL, CUDA 13.0, NCCL 2.27.5, driver 570.86.15, ")
+    assert text.startswith(
+        "2 x NVIDIA H200, 1 x NVIDIA H200 NVL, CUDA 13.0, NCCL 2.27.5, driver 570.86.15, "
+    )
     monkeypatch.setattr(module, "_DRIVER", tmp_path / "none")
     assert "driver" not in machine_text(machine(torch.device("cuda", 0), lambda value: [value]))

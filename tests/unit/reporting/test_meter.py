@@ -31,11 +31,15 @@ def test_the_wall_time_is_split_without_rest() -> None:
         meter.count(100)
     with meter.paused("evaluation"):
         time.sleep(0.03)
-    of_meter = meter.summary(lambda value: [value, value], operations=6e6, world_size=2, precision="fp32")
+    of_meter = meter.summary(
+        lambda value: [value, value], operations=6e6, world_size=2, precision="fp32"
+    )
     evaluation = {"eval/loss": 0.5, "eval/recall/0": 1.0}
     summary = {"steps": 3, "total_steps": 3, "samples": 24, **of_meter, "evaluation": evaluation}
     seconds = summary["seconds"]
-    assert seconds["data"] >= 0.06 and seconds["optimizer"] >= 0.03 and seconds["evaluation"] >= 0.03
+    assert (
+        seconds["data"] >= 0.06 and seconds["optimizer"] >= 0.03 and seconds["evaluation"] >= 0.03
+    )
     assert seconds["forward and backward"] >= 0.03
     parts = seconds["data"] + seconds["optimizer"] + seconds["forward and backward"]
     assert parts == pytest.approx(seconds["training"], abs=2e-3)
@@ -43,12 +47,16 @@ def test_the_wall_time_is_split_without_rest() -> None:
     assert whole == pytest.approx(seconds["wall"], abs=2e-3)
     assert seconds["start-up"] > 0.1, "from the start of the process, with what it imports"
     assert summary["tokens_per_second"] == pytest.approx(300 / seconds["training"], rel=0.02)
-    assert summary["readings_of_speed"] == 0 and "(the first step included)" in summary_text(summary, "x")
+    assert summary["readings_of_speed"] == 0 and "(the first step included)" in summary_text(
+        summary, "x"
+    )
     assert "mfu" not in summary, "no peak is known for a CPU"
 
     lines = summary_text(summary, "runs/x/model").splitlines()
     assert lines[0] == "done: 3 steps, 24 samples, eval/loss 0.5000"
-    assert f"(data {seconds['data']:.1f}, forward and backward" in lines[1] and "tokens/s" in lines[1]
+    assert (
+        f"(data {seconds['data']:.1f}, forward and backward" in lines[1] and "tokens/s" in lines[1]
+    )
     said = r"peak memory of the largest rank, resident: set-up [\d.]+ [MG]iB, training [\d.]+ [MG]iB, evaluation .*B"
     assert re.fullmatch(said, lines[2]) and lines[3] == "model: runs/x/model"
 
@@ -61,8 +69,8 @@ def test_speed_is_that_since_the_last_reading() -> None:
     with meter.paused("saving"):
         time.sleep(0.1)
     first = meter.read(steps_left=10)
-    # Between the two moments lie 0.02 s of training and 0.1 s of saving; however slow the machine, what is counted
-    # stays below all that passed less the saving.
+    # Between the two moments lie 0.02 s of training and 0.1 s of saving; however slow the machine,
+    # what is counted stays below all that passed less the saving.
     assert 100 / (time.perf_counter() - began - 0.1) <= first["samples_per_second"] <= 100 / 0.02
     assert "tokens_per_second" not in first
     time.sleep(0.02)
@@ -83,8 +91,13 @@ def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
     assert (summary["samples_per_second"], summary["readings_of_speed"]) == (values[1], 3)
     assert values[0] <= low < values[1] < high <= values[2]
     assert summary["tokens_per_second"] == pytest.approx(10 * values[1], rel=1e-3)
-    told = summary_text({"steps": 4, "total_steps": 4, "samples": 601, "evaluation": {}, **summary}, "m")
-    assert f"{values[1]:,.0f} samples/s (middle half of 3 readings: {low:,.0f} to {high:,.0f}), " in told
+    told = summary_text(
+        {"steps": 4, "total_steps": 4, "samples": 601, "evaluation": {}, **summary}, "m"
+    )
+    assert (
+        f"{values[1]:,.0f} samples/s (middle half of 3 readings: {low:,.0f} to {high:,.0f}), "
+        in told
+    )
 
 
 def test_metrics_of_several_sets_and_the_best_value_stand_in_the_last_lines() -> None:
@@ -92,18 +105,35 @@ def test_metrics_of_several_sets_and_the_best_value_stand_in_the_last_lines() ->
     of_meter = meter.summary(lambda value: [value], operations=6e6, world_size=1, precision="fp32")
     evaluation = {"eval/clean/accuracy": 0.75, "eval/recall/3": 0.5}
     best = {"metric": "eval/clean/accuracy", "value": 0.875, "step": 40}
-    summary = {"steps": 50, "total_steps": 50, "samples": 1, "evaluation": evaluation, "best": best, **of_meter}
+    summary = {
+        "steps": 50,
+        "total_steps": 50,
+        "samples": 1,
+        "evaluation": evaluation,
+        "best": best,
+        **of_meter,
+    }
     first = summary_text(summary, "m").splitlines()[0]
-    assert first == "done: 50 steps, 1 samples, eval/clean/accuracy 0.7500, best eval/clean/accuracy 0.8750 at step 40"
+    assert (
+        first
+        == "done: 50 steps, 1 samples, eval/clean/accuracy 0.7500, best eval/clean/accuracy 0.8750 at step 40"
+    )
 
 
 class RecordingGpu:
-    """Stands in for ``torch.cuda``: an allocator whose blocks stay reserved, and the calls in their order."""
+    """Stands in for ``torch.cuda``: an allocator whose blocks stay reserved, and the calls in their
+    order.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.allocated = self.peak = self.reserved = self.peak_reserved = 0
-        for name in ("synchronize", "reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved"):
+        for name in (
+            "synchronize",
+            "reset_peak_memory_stats",
+            "max_memory_allocated",
+            "max_memory_reserved",
+        ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
 
     def hold(self, count: int) -> None:
@@ -141,18 +171,27 @@ def test_peaks_on_a_gpu_belong_to_their_phase(monkeypatch: pytest.MonkeyPatch) -
     assert gpu.calls == ["reset", "synchronize", "reset", "reset"]
     gpu.hold(250)
     assert meter.read(steps_left=1)["peak_memory_bytes"] == 300, "the largest of the whole phase"
-    summary = meter.summary(lambda value: [value, value], operations=6.0, world_size=2, precision="bf16")
+    summary = meter.summary(
+        lambda value: [value, value], operations=6.0, world_size=2, precision="bf16"
+    )
     assert summary["peak_memory_bytes"] == [300, 300]
     assert summary["memory"] == {
         "set-up": {"allocated": [900, 900], "reserved": [900, 900]},
         "training": {"allocated": [300, 300], "reserved": [900, 900]},
         "evaluation": {"allocated": [200, 200], "reserved": [900, 900]},
     }
-    told = summary_text({"steps": 1, "total_steps": 1, "samples": 1, "evaluation": {}, **summary}, "m")
-    assert "allocated: set-up 900 B, training 300 B, evaluation 200 B; reserved: set-up 900 B, tr" in told
+    told = summary_text(
+        {"steps": 1, "total_steps": 1, "samples": 1, "evaluation": {}, **summary}, "m"
+    )
+    assert (
+        "allocated: set-up 900 B, training 300 B, evaluation 200 B; reserved: set-up 900 B, tr"
+        in told
+    )
 
 
-def test_a_pause_on_a_gpu_begins_when_the_steps_before_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_on_a_gpu_begins_when_the_steps_before_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     RecordingGpu(monkeypatch)
     meter = Meter(torch.device("cuda", 0))
     meter.start(0)
@@ -174,7 +213,9 @@ def test_the_resident_set_falls_back_between_phases() -> None:
     assert min(peaks["set-up"], peaks["evaluation"]) > peaks["training"] + size / 2
 
 
-def test_a_system_that_sets_no_peak_back_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_system_that_sets_no_peak_back_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(memory, "_PROC", tmp_path / "none")
     meter = Meter(torch.device("cpu"))
     meter.start(0)

@@ -13,12 +13,16 @@ from trainer.commands.whole_model import build_whole
 
 
 class Layers(nn.Module):
-    """What torch itself has: layers with lists of their weights, with other names for what draws them, tied ones."""
+    """What torch itself has: layers with lists of their weights, with other names for what draws
+    them, tied ones.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(8, 4)
-        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(4, 2, 8, batch_first=True) for _ in range(2)])
+        self.layers = nn.ModuleList(
+            [nn.TransformerEncoderLayer(4, 2, 8, batch_first=True) for _ in range(2)]
+        )
         self.memory = nn.LSTM(4, 4, batch_first=True)
         self.norm = nn.BatchNorm1d(4)
         self.head = nn.Linear(4, 8, bias=False)
@@ -28,7 +32,9 @@ class Layers(nn.Module):
         hidden = self.embedding(ids)
         for layer in self.layers:
             hidden = layer(hidden)
-        answer: Tensor = self.head(self.norm(self.memory(hidden)[0].transpose(1, 2)).transpose(1, 2))
+        answer: Tensor = self.head(
+            self.norm(self.memory(hidden)[0].transpose(1, 2)).transpose(1, 2)
+        )
         return answer
 
 
@@ -49,7 +55,9 @@ class Built(Task):
             if self.kind == "layers":
                 return Layers()
             mask = torch.ones(2, 2).tril()
-            return nn.Sequential(Masked(mask.bool() if self.kind == "bool" else mask.to(getattr(torch, self.kind))))
+            return nn.Sequential(
+                Masked(mask.bool() if self.kind == "bool" else mask.to(getattr(torch, self.kind)))
+            )
 
 
 def test_layers_of_torch_get_values_by_seed_and_name() -> None:
@@ -67,5 +75,7 @@ def test_layers_of_torch_get_values_by_seed_and_name() -> None:
 
 @pytest.mark.parametrize("kind", ["bool", "long", "float32"])
 def test_a_buffer_that_nothing_fills_is_named(kind: str) -> None:
-    with pytest.raises(LaunchError, match=r"^0\.mask was built on the meta device, and nobody gives it values: "):
+    with pytest.raises(
+        LaunchError, match=r"^0\.mask was built on the meta device, and nobody gives it values: "
+    ):
         build_whole(Built(kind=kind))

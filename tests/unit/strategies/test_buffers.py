@@ -10,7 +10,9 @@ from trainer.strategies.buffers import BuffersBefore, restored_buffers
 
 
 class Kinds(nn.Module):
-    """Buffers of each kind: written to, replaced, of another form later, absent at first, shared, constant."""
+    """Buffers of each kind: written to, replaced, of another form later, absent at first, shared,
+    constant.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""State that optimizers have before their first step: given to the tensors that take their parameters' place."""
+"""State that optimizers have before their first step: given to the tensors that take their
+parameters' place.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ def model(device: str = "cpu") -> nn.Module:
 
 
 def test_other_tensors_get_what_parameters_had() -> None:
-    parameters = [*model().parameters(), nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.ones(2).double())]
+    parameters = [
+        *model().parameters(),
+        nn.Parameter(torch.tensor(1.0)),
+        nn.Parameter(torch.ones(2).double()),
+    ]
     first = first_state(Adagrad(parameters, initial_accumulator_value=0.25))
     assert first is not None and len(first) == 0
     flat = torch.zeros(7)
@@ -59,7 +65,11 @@ class Numbered(SlowWeights):
     [
         (SlowWeights, "cpu", "'slow', whose elements are not all the same"),
         (Numbered, "cpu", "'number', which is not the same for all parameters"),
-        (Adagrad, "meta", "'sum', whose values are not there, since the model was built on the meta device"),
+        (
+            Adagrad,
+            "meta",
+            "'sum', whose values are not there, since the model was built on the meta device",
+        ),
     ],
 )
 def test_what_cannot_be_given_to_others_is_told(made: Any, device: str, problem: str) -> None:

@@ -22,7 +22,9 @@ def order(own: dict[str, nn.Parameter], gather: Gather = list) -> tuple[Gradient
     """Build the order of ``own`` and the list of what was reduced."""
     reduced: list[str] = []
     names = {id(parameter): name for name, parameter in own.items()}
-    return GradientOrder(own, lambda parameter, *_: reduced.append(names[id(parameter)]), gather), reduced
+    return GradientOrder(
+        own, lambda parameter, *_: reduced.append(names[id(parameter)]), gather
+    ), reduced
 
 
 def chain(own: dict[str, nn.Parameter]) -> torch.Tensor:
@@ -92,7 +94,9 @@ def test_a_gradient_that_came_and_comes_no_more_is_refused_before_others_are_red
     row.begin((own["a"] * own["d"]).sin())
     for name in "da":
         row.take(own[name])
-    with pytest.raises(LaunchError, match="only some micro-batches use b, c; set find_unused_parameters: true"):
+    with pytest.raises(
+        LaunchError, match="only some micro-batches use b, c; set find_unused_parameters: true"
+    ):
         row.take_rest()
     assert reduced == list("dcbad")
 
@@ -106,7 +110,9 @@ def test_a_gradient_that_came_in_no_earlier_micro_batch_is_refused() -> None:
     row.take_rest()
     row.begin(chain(own))
     row.take(own["c"])
-    with pytest.raises(LaunchError, match="only some micro-batches use b; set find_unused_parameters: true"):
+    with pytest.raises(
+        LaunchError, match="only some micro-batches use b; set find_unused_parameters: true"
+    ):
         row.take(own["b"])
     assert "b" not in reduced
 
@@ -153,5 +159,7 @@ def test_a_gradient_that_does_not_come_holds_nobody_up_and_shows() -> None:
 def test_ranks_that_use_other_parameters_are_refused() -> None:
     own = parameters("a", "b", "c")
     row, _ = order(own, lambda mine: [["a", "b"], *mine])
-    with pytest.raises(LaunchError, match="only some ranks use c; set find_unused_parameters: true"):
+    with pytest.raises(
+        LaunchError, match="only some ranks use c; set find_unused_parameters: true"
+    ):
         row.begin(chain(own))

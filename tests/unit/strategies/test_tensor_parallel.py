@@ -31,11 +31,15 @@ def model(kind: str, heads: int = 4, **settings: Any) -> nn.Module:
 def test_models_of_transformers_with_a_plan_can_be_divided() -> None:
     for kind in ("llama", "mistral", "qwen2"):
         assert problem_of(model(kind), 2) == ""
-        assert problem_of(model(kind, tie_word_embeddings=True, vocab_size=41), 4) == "", "these stay whole"
+        assert problem_of(model(kind, tie_word_embeddings=True, vocab_size=41), 4) == "", (
+            "these stay whole"
+        )
 
 
 def test_what_cannot_be_divided_is_named() -> None:
-    assert problem_of(nn.Linear(2, 2), 2).startswith("Linear has no plan by which its layers are divided")
+    assert problem_of(nn.Linear(2, 2), 2).startswith(
+        "Linear has no plan by which its layers are divided"
+    )
     assert problem_of(hugging_face("gpt2")(), 2).startswith("GPT2LMHeadModel has no plan")
     assert problem_of(model("llama"), 3) == (
         "LlamaForCausalLM cannot be divided over 3 ranks: num_attention_heads is 4, not a multiple of 3, "
@@ -43,15 +47,21 @@ def test_what_cannot_be_divided_is_named() -> None:
         "(and 2 more)"
     )
     narrow = model("llama", num_key_value_heads=1)
-    assert problem_of(narrow, 2).endswith("over 2 ranks: num_key_value_heads is 1, not a multiple of 2")
-    assert "self_attn.q_norm is to be 'replicated_with_grad_allreduce'" in problem_of(model("qwen3"), 2)
+    assert problem_of(narrow, 2).endswith(
+        "over 2 ranks: num_key_value_heads is 1, not a multiple of 2"
+    )
+    assert "self_attn.q_norm is to be 'replicated_with_grad_allreduce'" in problem_of(
+        model("qwen3"), 2
+    )
 
 
 def test_a_model_with_adapters_is_refused() -> None:
     pytest.importorskip("peft")
     from peft import LoraConfig, get_peft_model
 
-    adapted = get_peft_model(hugging_face("llama")(), LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    adapted = get_peft_model(
+        hugging_face("llama")(), LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
+    )
     assert "PeftModelForCausalLM has no plan" in problem_of(adapted, 2)
 
 
@@ -64,7 +74,9 @@ def test_what_was_not_held_to_the_numbers_is_refused_beside_it() -> None:
     ]
     assert not FSDP2.model_problems(plan(asks, mixed_precision="bf16"), model("llama"))
     [problem] = FSDP2.model_problems(plan(asks), model("llama", heads=1))
-    assert str(problem).startswith("a.yaml:6: tp: 2: LlamaForCausalLM cannot be divided over 2 ranks: num_attention")
+    assert str(problem).startswith(
+        "a.yaml:6: tp: 2: LlamaForCausalLM cannot be divided over 2 ranks: num_attention"
+    )
 
 
 @pytest.fixture

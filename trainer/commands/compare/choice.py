@@ -1,4 +1,6 @@
-"""The sentence at the end of a comparison: which layout to take, as far as what was measured can tell."""
+"""The sentence at the end of a comparison: which layout to take, as far as what was measured can
+tell.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ class Measured:
 
 
 def recommend(entries: Sequence[Entry], group: Mapping[str, Any], runs: int) -> str:
-    """Say which layout to take for its speed, where the spreads can tell, and which where memory is short.
+    """Say which layout to take for its speed, where the spreads can tell, and which where memory is
+    short.
 
     Args:
         entries: of the runs that learn the same.
@@ -71,7 +74,9 @@ def recommend(entries: Sequence[Entry], group: Mapping[str, Any], runs: int) -> 
         return "One run alone: there is nothing to choose."
     if len(entries) == 1:
         return "No two runs learn under the same settings: there is nothing to choose by speed or memory."
-    ended = [e for e in entries if e["ended"] and e["samples_per_second"] and e["peak_memory_bytes"]]
+    ended = [
+        e for e in entries if e["ended"] and e["samples_per_second"] and e["peak_memory_bytes"]
+    ]
     if len(ended) < 2:
         return "Fewer than two runs with the same settings came to an end and measured their speed: nothing to choose."
 
@@ -99,11 +104,17 @@ def _choice(layouts: Sequence[Measured]) -> str:
     ahead = fastest.speed / second.speed - 1
     smallest = min(layouts, key=lambda layout: layout.memory)
     needs_less = smallest.memory < 0.98 * fastest.memory
-    memory = f"{smallest.name} needs {size(smallest.memory)} a rank instead of {size(fastest.memory)}"
+    memory = (
+        f"{smallest.name} needs {size(smallest.memory)} a rank instead of {size(fastest.memory)}"
+    )
 
     readings_overlap = fastest.low <= second.high
     if readings_overlap or ahead <= noise:
-        alike = [one for one in layouts if one.high >= fastest.low or fastest.speed / one.speed - 1 <= noise]
+        alike = [
+            one
+            for one in layouts
+            if one.high >= fastest.low or fastest.speed / one.speed - 1 <= noise
+        ]
         text = f"no difference in speed that can be told: {', '.join(one.text() for one in alike)}"
         return text + (f"; {memory}" if needs_less else "; and none needs noticeably less memory")
 

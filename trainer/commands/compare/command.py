@@ -1,4 +1,5 @@
-"""``trainer compare RUNS...``: finished runs beside each other, or one training config under several launch files.
+"""``trainer compare RUNS...``: finished runs beside each other, or one training config under
+several launch files.
 
 The answer comes in three forms: a table here, a JSON, and one HTML page that needs nothing else.
 """
@@ -22,12 +23,16 @@ from .report import make_report
 
 
 def run(argv: Sequence[str]) -> int:
-    """Return 0 where all runs could be read, 1 where a training of ``--launch`` failed: the others are compared."""
+    """Return 0 where all runs could be read, 1 where a training of ``--launch`` failed: the others
+    are compared.
+    """
     args, rest = _parser().parse_known_args(argv)
     if args.launch:
         runs = launch_all(args, rest)
     elif rest:
-        raise usage_error("", rest[0], "belongs to a training: it has an effect beside --launch only")
+        raise usage_error(
+            "", rest[0], "belongs to a training: it has an effect beside --launch only"
+        )
     else:
         runs = [read_run(path) for path in args.paths]
     report = make_report(runs)
@@ -44,17 +49,22 @@ def run(argv: Sequence[str]) -> int:
 
 
 def launch_all(args: argparse.Namespace, rest: Sequence[str]) -> list[Run]:
-    """Train once for each launch file, one after another; training config and settings are the same for all.
+    """Train once for each launch file, one after another; training config and settings are the same
+    for all.
 
     Raises:
         ConfigError: a file or a setting is wrong; nothing was started then.
     """
     if args.config is None:
-        raise usage_error("", "--launch", "needs --config: the training config that all of them run")
+        raise usage_error(
+            "", "--launch", "needs --config: the training config that all of them run"
+        )
     check_script(args.script)
     names = [Path(path).stem for path in args.paths]
     if len(set(names)) < len(names):
-        raise usage_error("", names[0], "two launch files have the same name; the runs are called after them")
+        raise usage_error(
+            "", names[0], "two launch files have the same name; the runs are called after them"
+        )
     arguments, output, runs = ["--config", args.config, *rest], Path(args.output), []
     load_config(arguments)
     for path in args.paths:
@@ -84,9 +94,16 @@ def _parser() -> argparse.ArgumentParser:
         type=local_text,
         help="output folders, W&B offline folders, wandb:ENTITY/PROJECT/RUN; with --launch: accelerate YAMLs",
     )
-    add("--launch", action="store_true", help="train first: once for each accelerate YAML, one after another")
+    add(
+        "--launch",
+        action="store_true",
+        help="train first: once for each accelerate YAML, one after another",
+    )
     add("--config", help="with --launch: the training config")
-    add("--script", help="with --launch: your training script; not needed where the config names the task")
+    add(
+        "--script",
+        help="with --launch: your training script; not needed where the config names the task",
+    )
     add(
         "--output",
         type=local_text,
@@ -94,7 +111,11 @@ def _parser() -> argparse.ArgumentParser:
         help="with --launch: folder of the runs; default runs/compare",
     )
     add("--verbose", action="store_true", help="with --launch: show what the trainings print")
-    add("--html", type=local_text, help="where the page goes; default compare.html, with --launch in the output folder")
+    add(
+        "--html",
+        type=local_text,
+        help="where the page goes; default compare.html, with --launch in the output folder",
+    )
     add("--json", type=local_text, help="write the same as JSON")
     add("--title", help="headline of the page")
     return parser

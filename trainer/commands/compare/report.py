@@ -1,4 +1,6 @@
-"""Compare runs: which learned under the same settings, whether their curves are the same, and what each cost."""
+"""Compare runs: which learned under the same settings, whether their curves are the same, and what
+each cost.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,33 @@ from ..trials import BOUNDS, NUDGE_FACTOR, Bounds, Sameness, judge, measure_gap,
 from .choice import recommend
 
 # Settings that say how a run is laid out; what it learns does not depend on them.
-_LAYOUT = ("strategy", "world_size", "launcher", "device", "distributed_type", "micro_batch_size", "accumulation_steps")
+_LAYOUT = (
+    "strategy",
+    "world_size",
+    "launcher",
+    "device",
+    "distributed_type",
+    "micro_batch_size",
+    "accumulation_steps",
+)
 _PRECISIONS = {"no": "full precision", "bf16": "bf16", "fp16": "fp16", "tf32": "tf32"}
 
 
 def make_report(runs: Sequence[Run]) -> dict[str, Any]:
     """Collect everything that the table, the JSON and the page show.
 
-    Runs whose settings decide the same numbers form a group, and are held against the first run of their group. The
-    largest group is the main one: it is what the others' settings are held against, and what the answer is about.
+    Runs whose settings decide the same numbers form a group, and are held against the first run of
+    their group. The largest group is the main one: it is what the others' settings are held
+    against, and what the answer is about.
 
     Raises:
         ConfigError: no run has logged a step.
     """
     if not any(map(_logged, runs)):
         paths = ", ".join(run.path for run in runs)
-        raise ConfigError(Problem(origin=Origin(paths), rule="no step was logged; there is nothing to compare"))
+        raise ConfigError(
+            Problem(origin=Origin(paths), rule="no step was logged; there is nothing to compare")
+        )
     runs = _known_alike(runs)
     names = _distinct_names(runs)
     groups = _group_by_settings(runs)
@@ -55,7 +68,9 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
         "groups": judged,
         "main": groups.index(main),
         "settings": _split_settings(runs, names),
-        "recommendation": recommend([entries[at] for at in main], judged[groups.index(main)], len(entries)),
+        "recommendation": recommend(
+            [entries[at] for at in main], judged[groups.index(main)], len(entries)
+        ),
     }
 
 
@@ -65,7 +80,11 @@ def _logged(run: Run) -> bool:
 
 def _distinct_names(runs: Sequence[Run]) -> list[str]:
     short = [run.name for run in runs]
-    return short if len(set(short)) == len(short) else [f"{run.name} ({at})" for at, run in enumerate(runs, 1)]
+    return (
+        short
+        if len(set(short)) == len(short)
+        else [f"{run.name} ({at})" for at, run in enumerate(runs, 1)]
+    )
 
 
 def _group_by_settings(runs: Sequence[Run]) -> list[list[int]]:
@@ -92,14 +111,23 @@ def _settings(run: Run) -> dict[str, Any]:
 
 def _beside(group: Mapping[str, Any], lr: object) -> dict[str, Any]:
     """Return what a group says beside the run's own rate."""
-    return {key: value for key, value in group.items() if key != "name" and (key, value) != ("lr", lr)}
+    return {
+        key: value for key, value in group.items() if key != "name" and (key, value) != ("lr", lr)
+    }
 
 
 def _known_alike(runs: Sequence[Run]) -> list[Run]:
     """Leave out what only some runs say of how they were built: those of older versions do not."""
     said = [run.plan.keys() for run in runs if run.plan]
-    partly = [key for key in ("optimizer_groups", "schedule_class") if not all(key in keys for keys in said)]
-    return [replace(run, plan={key: run.plan[key] for key in run.plan if key not in partly}) for run in runs]
+    partly = [
+        key
+        for key in ("optimizer_groups", "schedule_class")
+        if not all(key in keys for keys in said)
+    ]
+    return [
+        replace(run, plan={key: run.plan[key] for key in run.plan if key not in partly})
+        for run in runs
+    ]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -111,7 +139,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _split_settings(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Split the settings into those that all runs share and, for each other key, the value of each run."""
+    """Split the settings into those that all runs share and, for each other key, the value of each
+    run.
+    """
     found = {
         name: {
             **{key: run.plan[key] for key in _LAYOUT if key in run.plan},
@@ -123,7 +153,10 @@ def _split_settings(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict
     }
     keys = dict.fromkeys(key for values in found.values() for key in values)
     columns = {key: {name: values.get(key) for name, values in found.items()} for key in keys}
-    equal = {key: all(value == next(iter(row.values())) for value in row.values()) for key, row in columns.items()}
+    equal = {
+        key: all(value == next(iter(row.values())) for value in row.values())
+        for key, row in columns.items()
+    }
     return {
         "same": {key: next(iter(row.values())) for key, row in columns.items() if equal[key]},
         "different": {key: row for key, row in columns.items() if not equal[key]},
@@ -139,13 +172,20 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
         "path": run.path,
         "ended": bool(run.summary),
         "state": _state(run, int(last["step"])),
-        **{key: run.plan.get(key) for key in ("strategy", "world_size", "mixed_precision", "global_batch_size", "lr")},
+        **{
+            key: run.plan.get(key)
+            for key in ("strategy", "world_size", "mixed_precision", "global_batch_size", "lr")
+        },
         "device": run.plan.get("device"),
         "steps": int(last["step"]),
         **_speeds(run),
         "layout": _layout(run),
-        "peak_memory_bytes": run.summary.get("peak_memory_bytes") or _known(last.get("peak_memory_bytes")),
-        "memory": {phase: max(next(iter(one.values()))) for phase, one in run.summary.get("memory", {}).items()},
+        "peak_memory_bytes": run.summary.get("peak_memory_bytes")
+        or _known(last.get("peak_memory_bytes")),
+        "memory": {
+            phase: max(next(iter(one.values())))
+            for phase, one in run.summary.get("memory", {}).items()
+        },
         "machine": machine_text(run.plan["machine"]) if "machine" in run.plan else None,
         "state_bytes_per_rank": run.plan.get("state_bytes_per_rank"),
         "sent_bytes_per_step": sent,
@@ -153,11 +193,17 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
         "seconds": run.summary.get("seconds", {}),
         "final": {
             **({"loss": last["loss"]} if logged else {}),
-            **{key: value for key, value in run.evaluation.items() if is_headline(key) and value is not None},
+            **{
+                key: value
+                for key, value in run.evaluation.items()
+                if is_headline(key) and value is not None
+            },
         },
         "best": _best(run),
         "curves": {
-            "train": [[row["step"], row["samples"], row.get("seconds", 0), row["loss"]] for row in logged],
+            "train": [
+                [row["step"], row["samples"], row.get("seconds", 0), row["loss"]] for row in logged
+            ],
             "eval": [
                 [row["step"], row["samples"], _seconds_at(logged, row["step"]), row["eval/loss"]]
                 for row in run.rows
@@ -184,9 +230,15 @@ def _layout(run: Run) -> str:
 
 
 def _best(run: Run) -> dict[str, Any] | None:
-    """Return the best value of the metric that a run was asked to watch, and its step; None where there is none."""
+    """Return the best value of the metric that a run was asked to watch, and its step; None where
+    there is none.
+    """
     metric = run.plan.get("best_metric")
-    values = {step: value for step, value in run.curve(metric).items() if value is not None} if metric else {}
+    values = (
+        {step: value for step, value in run.curve(metric).items() if value is not None}
+        if metric
+        else {}
+    )
     if not values:
         return None
     better = max if run.plan.get("best_mode") == "max" else min
@@ -212,7 +264,9 @@ def _known(value: float | None) -> list[int]:
 
 
 def _seconds_at(logged: Sequence[Mapping[str, Any]], step: int) -> float:
-    """Return the seconds of training at the last logged step up to ``step``: evaluation rows carry no clock."""
+    """Return the seconds of training at the last logged step up to ``step``: evaluation rows carry
+    no clock.
+    """
     return max((float(row.get("seconds", 0)) for row in logged if row["step"] <= step), default=0.0)
 
 
@@ -221,7 +275,12 @@ def _judge(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
     nudged = [run for run in runs if is_nudged(run)]
     named = [(run, name) for run, name in zip(runs, names, strict=True) if not is_nudged(run)]
     if not named:
-        return {"runs": list(names), "verdict": "nudged runs", "why": "without the one that they repeat", "against": []}
+        return {
+            "runs": list(names),
+            "verdict": "nudged runs",
+            "why": "without the one that they repeat",
+            "against": [],
+        }
     (reference, first), *others = named
     precision = precision_of(reference.plan)
     bounds = BOUNDS[precision]
@@ -232,7 +291,11 @@ def _judge(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": name, "same": None, "found": None}
         if found is not None and gap is not None:
             same = {Sameness.DIFFERS: False, Sameness.UNKNOWN: None}.get(found, True)
-            entry |= {"same": same, "found": found.value, **{k: _finite(v) for k, v in vars(gap).items()}}
+            entry |= {
+                "same": same,
+                "found": found.value,
+                **{k: _finite(v) for k, v in vars(gap).items()},
+            }
         against.append(entry)
     carried = [measure_gap(one.curve("loss"), reference.curve("loss")) for one in nudged]
     rounding = max((gap.largest for gap in carried if gap is not None), default=None)
@@ -245,23 +308,39 @@ def _finite(value: float) -> float | None:
 
 
 def _verdict(
-    first: str, against: Sequence[Mapping[str, Any]], bounds: Bounds, precision: str, rounding: float | None
+    first: str,
+    against: Sequence[Mapping[str, Any]],
+    bounds: Bounds,
+    precision: str,
+    rounding: float | None,
 ) -> tuple[str, str]:
-    """Return the verdict and its reasons. ``rounding``: how far nudged runs stray from the reference, if there are."""
+    """Return the verdict and its reasons. ``rounding``: how far nudged runs stray from the
+    reference, if there are.
+    """
     within = f"bounds for {_PRECISIONS[precision]}: first step {bounds.first:g}, each step {bounds.step:g}"
     if rounding is not None:
-        within += f"; or {NUDGE_FACTOR:g} times where nudged runs of {first} lead, {rounding:.1e} at most"
+        within += (
+            f"; or {NUDGE_FACTOR:g} times where nudged runs of {first} lead, {rounding:.1e} at most"
+        )
     by = {found: [e for e in against if e["found"] == found.value] for found in Sameness}
-    strangers = [f"{e['name']} logged no step that {first} logged" for e in against if e["found"] is None]
+    strangers = [
+        f"{e['name']} logged no step that {first} logged" for e in against if e["found"] is None
+    ]
     unlike = "; ".join(strangers)
-    apart, open_, alike = by[Sameness.DIFFERS], by[Sameness.UNKNOWN], by[Sameness.SAME] + by[Sameness.ROUNDING]
+    apart, open_, alike = (
+        by[Sameness.DIFFERS],
+        by[Sameness.UNKNOWN],
+        by[Sameness.SAME] + by[Sameness.ROUNDING],
+    )
     if apart:
         numbers = ", ".join(
             f"{e['name']} (first step {_scientific(e['first'])}, mean {_scientific(e['mean'])}, largest "
             f"{_scientific(e['largest'])} at step {e['largest_step']})"
             for e in apart
         )
-        return "different curves", "; ".join(filter(None, [f"apart from {first}: {numbers}", within, unlike]))
+        return "different curves", "; ".join(
+            filter(None, [f"apart from {first}: {numbers}", within, unlike])
+        )
     if open_:
         worst = max(open_, key=lambda entry: float(entry["largest"]))
         why = (

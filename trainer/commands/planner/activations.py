@@ -1,11 +1,13 @@
-"""Count what a forward pass keeps for its backward pass, in one probing pass: for real, or without memory and time.
+"""Count what a forward pass keeps for its backward pass, in one probing pass: for real, or without
+memory and time.
 
-The tensors that autograd saves are counted where they are saved (``saved_tensors_hooks``), each storage once, without
-parameters and buffers. With recomputation (activation checkpointing) each block of the model keeps its input only, and
-one block at a time the rest. What lives within one operation, and the gradients of activations, are not counted: the
-largest saved tensor is added once for them. Measured on 2026-11-21 (two x86 CPU cores, torch 2.13) with the
-profiler's allocations of one forward and backward pass: activations and gradients together are 0 to 12 % above the true
-peak (digits CNN fp32 +12 %, small Llama fp32 +7 %, autocast bf16 +9 %, bf16 0 %).
+The tensors that autograd saves are counted where they are saved (``saved_tensors_hooks``), each
+storage once, without parameters and buffers. With recomputation (activation checkpointing) each
+block of the model keeps its input only, and one block at a time the rest. What lives within one
+operation, and the gradients of activations, are not counted: the largest saved tensor is added once
+for them. Measured on 2026-11-21 (two x86 CPU cores, torch 2.13) with the profiler's allocations of
+one forward and backward pass: activations and gradients together are 0 to 12 % above the true peak
+(digits CNN fp32 +12 %, small Llama fp32 +7 %, autocast bf16 +9 %, bf16 0 %).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Activations:
 
     Args:
         saved: by autograd, in the whole forward pass.
-        recomputed: the same where each block keeps its input only; equal where the model has no row of blocks.
+        recomputed: the same where each block keeps its input only; equal where the model has no row
+            of blocks.
     """
 
     saved: int
@@ -33,14 +36,24 @@ class Activations:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """List the repeated layers of a model: the children of its largest ``ModuleList``, if there is one."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
-    largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=None)
+    """List the repeated layers of a model: the children of its largest ``ModuleList``, if there is
+    one.
+    """
+    lists = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) > 1
+    ]
+    largest = max(
+        lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=None
+    )
     return list(largest or [])
 
 
 def largest_unit(model: nn.Module) -> int:
-    """Count the elements of the largest block, or of all outside of blocks: what sharding gathers at once."""
+    """Count the elements of the largest block, or of all outside of blocks: what sharding gathers
+    at once.
+    """
     blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
     return max([*blocks, sum(p.numel() for p in model.parameters()) - sum(blocks)])
 
@@ -49,10 +62,14 @@ def probe(model: nn.Module, forward: Callable[[], Tensor]) -> Activations:
     """Run ``forward`` once and count what it saves.
 
     Args:
-        forward: computes a loss with ``model``; under a ``FakeTensorMode`` it costs neither memory nor arithmetic.
+        forward: computes a loss with ``model``; under a ``FakeTensorMode`` it costs neither memory
+            nor arithmetic.
     """
     counter = _Counter(model)
-    with counter.watching(blocks_of(model)), torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda kept: kept):
+    with (
+        counter.watching(blocks_of(model)),
+        torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda kept: kept),
+    ):
         forward()
     saved = sum(counter.saved.values())
     largest = max(counter.saved.values(), default=0)
@@ -68,7 +85,9 @@ class _Counter:
         held = [*model.parameters(), *model.buffers()]
         self.own = {_storage(tensor) for tensor in held}
         self.saved: dict[int, int] = {}
-        self.kept: list[Tensor] = []  # so that no storage is counted under the address of one that is gone
+        self.kept: list[
+            Tensor
+        ] = []  # so that no storage is counted under the address of one that is gone
         self.within: list[int] = []
         self.inputs: list[int] = []
         self.inside = False
@@ -88,7 +107,11 @@ class _Counter:
         """Note which block is running."""
 
         def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
-            inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.requires_grad]
+            inputs = [
+                value
+                for value in (*args, *kwargs.values())
+                if isinstance(value, Tensor) and value.requires_grad
+            ]
             self.inputs.append(sum(value.untyped_storage().nbytes() for value in inputs))
             self.within.append(0)
             self.inside = True

@@ -1,6 +1,7 @@
 """``trainer plan WHAT``: what fits on which GPUs, before anything is bought.
 
-WHAT is a parameter count (7.5B), a Hugging Face configuration (a folder or a name), or a training config.
+WHAT is a parameter count (7.5B), a Hugging Face configuration (a folder or a name), or a training
+config.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ USABLE = 0.92  # of the rest: an allocator cannot fill every hole
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One strategy on one rank, in bytes; ``activations`` is None where the model's shape is not known."""
+    """One strategy on one rank, in bytes; ``activations`` is None where the model's shape is not
+    known.
+    """
 
     strategy: str
     offload: str
@@ -59,7 +62,11 @@ class Row:
     @property
     def name(self) -> str:
         """Return what people call it."""
-        offload = {"none": "", "optimizer": " + optimizer in host memory", "all": " + states in host memory"}
+        offload = {
+            "none": "",
+            "optimizer": " + optimizer in host memory",
+            "all": " + states in host memory",
+        }
         return self.strategy + offload[self.offload]
 
 
@@ -80,7 +87,9 @@ def make_rows(subject: Subject, args: argparse.Namespace) -> list[Row]:
                 unit=subject.unit,
                 sync_each_batch=args.sync_each_batch,
             )
-            kept = subject.activations[strategy in COMPUTE_IN_COPIES] if subject.activations else None
+            kept = (
+                subject.activations[strategy in COMPUTE_IN_COPIES] if subject.activations else None
+            )
             paper = paper_bytes(PAPER_STAGE[strategy], parameters, args.gpus)
             rows.append(
                 Row(
@@ -88,7 +97,11 @@ def make_rows(subject: Subject, args: argparse.Namespace) -> list[Row]:
                     offload=offload,
                     recompute=recompute,
                     footprint=footprint(case, subject.parts),
-                    activations=None if kept is None else kept.recomputed if recompute else kept.saved,
+                    activations=None
+                    if kept is None
+                    else kept.recomputed
+                    if recompute
+                    else kept.saved,
                     sent=sent_bytes(case, parameters, trainable),
                     paper=paper if in_paper and offload == "none" else None,
                 )
@@ -99,13 +112,17 @@ def make_rows(subject: Subject, args: argparse.Namespace) -> list[Row]:
 def choose(rows: Sequence[Row], gpu: Gpu) -> tuple[Row | None, str]:
     """Return the first row that fits, and why in one sentence.
 
-    The offers stand in the order of speed; recomputing costs a third more arithmetic, host memory costs more than that.
+    The offers stand in the order of speed; recomputing costs a third more arithmetic, host memory
+    costs more than that.
     """
     order = sorted(rows, key=lambda row: (row.offload != "none", row.recompute))
     row = next((row for row in order if row.fits(gpu)), None)
     if row is None:
         least = min(rows, key=lambda row: row.device)
-        return None, f"nothing fits on {gpu.name}: the least, {least.name}, needs {size(least.device + RESERVED)} a GPU"
+        return (
+            None,
+            f"nothing fits on {gpu.name}: the least, {least.name}, needs {size(least.device + RESERVED)} a GPU",
+        )
     faster = list(dict.fromkeys(other.name for other in order[: order.index(row)]))
     why = f"; {', '.join(faster)}: faster, but too large" if faster else "; nothing is faster"
     if row.recompute:
@@ -113,7 +130,10 @@ def choose(rows: Sequence[Row], gpu: Gpu) -> tuple[Row | None, str]:
     if row.activations is None:
         why += "; activations come on top"
     used = 100 * (row.device + RESERVED) / (gpu.gib * 2**30)
-    return row, f"recommended: {row.name}, {size(row.device + RESERVED)} of {gpu.name} ({used:.0f} %){why}"
+    return (
+        row,
+        f"recommended: {row.name}, {size(row.device + RESERVED)} of {gpu.name} ({used:.0f} %){why}",
+    )
 
 
 def run(argv: Sequence[str]) -> int:
@@ -124,7 +144,11 @@ def run(argv: Sequence[str]) -> int:
     rows = make_rows(subject, args)
     chosen, why = (None, "") if gpu is None else choose(rows, gpu)
     if args.json:
-        head = {"subject": subject.title, "gpu": None if gpu is None else asdict(gpu), "recommended": why}
+        head = {
+            "subject": subject.title,
+            "gpu": None if gpu is None else asdict(gpu),
+            "recommended": why,
+        }
         print(json.dumps({**head, "rows": [_as_json(row, gpu) for row in rows]}, indent=2))
     else:
         print("\n".join(_as_table(subject, rows, gpu, args)))
@@ -132,7 +156,9 @@ def run(argv: Sequence[str]) -> int:
             print(f"\n{why}")
     if args.write is not None:
         if chosen is None:
-            raise usage_error("write", args.write, "nothing to write: name a --gpu that something fits on")
+            raise usage_error(
+                "write", args.write, "nothing to write: name a --gpu that something fits on"
+            )
         text = accelerate_yaml(
             chosen.strategy,
             world_size=args.gpus,
@@ -172,21 +198,39 @@ _NOTES = (
 )
 
 
-def _as_table(subject: Subject, rows: Sequence[Row], gpu: Gpu | None, args: argparse.Namespace) -> list[str]:
-    batch = f"micro-batch {args.micro_batch}" + (f" x {args.sequence} tokens" if args.sequence else "")
+def _as_table(
+    subject: Subject, rows: Sequence[Row], gpu: Gpu | None, args: argparse.Namespace
+) -> list[str]:
+    batch = f"micro-batch {args.micro_batch}" + (
+        f" x {args.sequence} tokens" if args.sequence else ""
+    )
     cells = [[*_HEADS, *(["fits"] if gpu else [])]]
     for row in rows:
         states = row.footprint
         activations = "?" if row.activations is None else size(row.activations)
-        cell = [row.name + (" + recompute" if row.recompute else ""), size(states.parameters), size(states.gradients)]
-        cell += [size(states.optimizer), activations, size(states.buffers), size(row.device), size(states.host)]
+        cell = [
+            row.name + (" + recompute" if row.recompute else ""),
+            size(states.parameters),
+            size(states.gradients),
+        ]
+        cell += [
+            size(states.optimizer),
+            activations,
+            size(states.buffers),
+            size(row.device),
+            size(states.host),
+        ]
         cell += [
             size(states.snapshot),
             size(row.sent),
             "" if row.paper is None or row.recompute else _decimal(row.paper),
         ]
         cells.append(cell + ([("yes" if row.fits(gpu) else "no")] if gpu else []))
-    head = [subject.title, f"{args.gpus} GPUs, {args.precision}, {args.optimizer}, {batch}; per GPU:", ""]
+    head = [
+        subject.title,
+        f"{args.gpus} GPUs, {args.precision}, {args.optimizer}, {batch}; per GPU:",
+        "",
+    ]
     return [*head, *columns(cells, left=1), "", *args.assumed, *subject.notes, *_NOTES]
 
 
@@ -196,29 +240,49 @@ def _decimal(count: float) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trainer plan", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="trainer plan", description=(__doc__ or "").split("\n\n")[0]
+    )
     add = parser.add_argument
     add(
         "what",
         type=local_text,
         help="7.5B, a folder or name of a Hugging Face config, or a training config (YAML, JSON)",
     )
-    add("--gpu", help=f"memory such as 24GiB, or one of {', '.join(gpu.name for gpu in KNOWN.values())}")
+    add(
+        "--gpu",
+        help=f"memory such as 24GiB, or one of {', '.join(gpu.name for gpu in KNOWN.values())}",
+    )
     add("--gpus", type=_positive, default=1, help="how many in all; default 1")
     add("--gpus_per_machine", type=_positive, default=8, help="default 8")
     add(
-        "--micro_batch", type=_positive, default=1, help="examples per GPU and backward; a training config says its own"
+        "--micro_batch",
+        type=_positive,
+        default=1,
+        help="examples per GPU and backward; a training config says its own",
     )
     add(
         "--sequence",
         type=_positive,
         help="tokens of one example; default: what the model's config allows, at most 4096",
     )
-    add("--accumulation", type=_positive, help="backwards per optimizer step; else the training config's, else 1")
+    add(
+        "--accumulation",
+        type=_positive,
+        help="backwards per optimizer step; else the training config's, else 1",
+    )
     add("--sync_each_batch", action="store_true", help="as in the training config")
     add("--precision", choices=["no", "bf16", "fp16"], help="else the training config's, else bf16")
-    add("--optimizer", choices=OPTIMIZERS, help="else the training config's, else adamw; sgd has momentum")
-    add("--lora", type=_positive, help="rank of LoRA adapters on every linear layer of the blocks; the rest is frozen")
+    add(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        help="else the training config's, else adamw; sgd has momentum",
+    )
+    add(
+        "--lora",
+        type=_positive,
+        help="rank of LoRA adapters on every linear layer of the blocks; the rest is frozen",
+    )
     add("--write", metavar="FILE", type=local_text, help="write the recommended accelerate YAML")
     add("--json", action="store_true", help="print one JSON object")
     return parser

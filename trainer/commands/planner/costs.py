@@ -1,7 +1,7 @@
 """Formulas for what each strategy costs: bytes that a rank holds, and bytes that it sends.
 
-Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 3 for
-memory, section 7 for communication; and the paper's own table.
+Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+section 3 for memory, section 7 for communication; and the paper's own table.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ _WIDTH = {"no": 4, "bf16": 2, "fp16": 2}
 BUCKET_ELEMENTS = 500_000_000
 PREFETCH_ELEMENTS = 50_000_000
 PERSISTENT_ELEMENTS = 100_000
-# Strategies and what they offload, in the order in which the planner offers them: the fastest first, where they fit.
+# Strategies and what they offload, in the order in which the planner offers them: the fastest
+# first, where they fit.
 OFFERED = (
     ("ddp", "none"), ("zero1", "none"), ("zero2", "none"), ("fsdp", "none"), ("zero3", "none"),
     ("zero2", "optimizer"), ("zero3", "optimizer"), ("zero3", "all"), ("fsdp", "all"),
 )  # fmt: skip
-OFFERED_ALONE = (("single", "none"), ("zero2", "optimizer"), ("zero3", "optimizer"), ("zero3", "all"))  # for one GPU
+OFFERED_ALONE = (
+    ("single", "none"),
+    ("zero2", "optimizer"),
+    ("zero3", "optimizer"),
+    ("zero3", "all"),
+)  # for one GPU
 # The stage of the ZeRO paper that divides the model states as a strategy does.
 PAPER_STAGE = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
-# The strategies that keep the weights in full precision and compute with copies (autocast), which the backward needs.
+# The strategies that keep the weights in full precision and compute with copies (autocast), which
+# the backward needs.
 COMPUTE_IN_COPIES = ("single", "ddp")
 
 
@@ -56,13 +63,18 @@ class Case:
 
     Args:
         slots: full-precision tensors per parameter that the optimizer keeps (Adam 2, momentum 1).
-        offload: what lies in host memory: ``none``, ``optimizer`` (its state and gradients) or ``all``.
+        offload: what lies in host memory: ``none``, ``optimizer`` (its state and gradients) or
+            ``all``.
         sync_each_batch: whether gradients are exchanged in each micro-batch, and none wait whole.
         overlap: whether a second exchange buffer is filled meanwhile.
-        decays: whether weights decay, and vectors (norms and biases) are a group of their own for it.
-        reshard: whether gathered layers are let go after the forward pass and gathered again in the backward pass.
-        unit: elements of the largest group of parameters that is gathered at once; 0: the whole model.
-        bucket: elements of the buffer in which gradients are exchanged; None for the engine's default.
+        decays: whether weights decay, and vectors (norms and biases) are a group of their own for
+            it.
+        reshard: whether gathered layers are let go after the forward pass and gathered again in the
+            backward pass.
+        unit: elements of the largest group of parameters that is gathered at once; 0: the whole
+            model.
+        bucket: elements of the buffer in which gradients are exchanged; None for the engine's
+            default.
         copies: groups of ranks that hold a whole model each, divided (HSDP).
     """
 
@@ -87,7 +99,9 @@ class Case:
 
     @property
     def ring(self) -> float:
-        """Return the share of a tensor that a rank sends in a reduce-scatter or all-gather: (ranks - 1) / ranks."""
+        """Return the share of a tensor that a rank sends in a reduce-scatter or all-gather: (ranks
+        - 1) / ranks.
+        """
         return (self.group - 1) / self.group
 
     @property
@@ -101,10 +115,12 @@ class Footprint:
     """The bytes of one rank.
 
     Args:
-        parameters, gradients, optimizer: the model states; the optimizer's include a full-precision copy, if any.
+        parameters, gradients, optimizer: the model states; the optimizer's include a full-precision
+            copy, if any.
         buffers: exchange buffers and gathered layers, which come and go within a step.
         host: how many of the model states' bytes lie in host memory.
-        snapshot: host memory that a checkpoint takes while it is written: the rank's part of parameters and moments.
+        snapshot: host memory that a checkpoint takes while it is written: the rank's part of
+            parameters and moments.
     """
 
     parameters: int
@@ -128,7 +144,10 @@ class Footprint:
 def case_of(plan: Mapping[str, Any], *, slots: int = 2) -> Case:
     """Return the case of a run from its plan, as ``Plan.as_dict`` gives it and plan.json holds it."""
     zero = plan["deepspeed"].get("zero_optimization", {})
-    devices = [(zero.get(key) or {}).get("device", "none") for key in ("offload_optimizer", "offload_param")]
+    devices = [
+        (zero.get(key) or {}).get("device", "none")
+        for key in ("offload_optimizer", "offload_param")
+    ]
     settings = plan.get("optimizer_settings")  # which older plans do not say
     everything = devices[1] != "none" or bool(plan["fsdp"].get("cpu_offload"))
     return Case(
@@ -166,7 +185,9 @@ def elements(parts: Iterable[Part], *, trainable: bool = False) -> int:
 
 
 def footprint(case: Case, parts: Sequence[Part]) -> Footprint:
-    """Compute the bytes that a rank holds (the largest rank, where they differ), without activations."""
+    """Compute the bytes that a rank holds (the largest rank, where they differ), without
+    activations.
+    """
     saved = 4 * elements(parts, trainable=True) * (1 + case.slots) // case.world_size
     return dataclasses.replace(_FOOTPRINTS[case.strategy](case, parts), snapshot=saved)
 
@@ -183,9 +204,21 @@ def sent_bytes(case: Case, parameters: int, trainable: int) -> int:
 
 
 def sent_by_plan(plan: Mapping[str, Any]) -> int | None:
-    """Compute ``sent_bytes`` of a run from its plan.json; None where that lacks something, or layers are divided."""
-    needed = {"strategy", "world_size", "mixed_precision", "accumulation_steps", "fsdp", "deepspeed"}
-    if not plan.keys() >= needed | {"parameters", "trainable_parameters"} or plan["fsdp"].get("tp_size", 1) > 1:
+    """Compute ``sent_bytes`` of a run from its plan.json; None where that lacks something, or
+    layers are divided.
+    """
+    needed = {
+        "strategy",
+        "world_size",
+        "mixed_precision",
+        "accumulation_steps",
+        "fsdp",
+        "deepspeed",
+    }
+    if (
+        not plan.keys() >= needed | {"parameters", "trainable_parameters"}
+        or plan["fsdp"].get("tp_size", 1) > 1
+    ):
         return None
     return sent_bytes(case_of(plan), plan["parameters"], plan["trainable_parameters"])
 
@@ -195,7 +228,9 @@ def _replicated_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     # The exchange buckets stay; before the boundary (no_sync) gradients gather beside them.
     copies = 2 if case.strategy == "ddp" and case.accumulation_steps > 1 else 1
     return Footprint(
-        parameters=_kept_whole(parts), gradients=4 * trainable * copies, optimizer=4 * trainable * case.slots
+        parameters=_kept_whole(parts),
+        gradients=4 * trainable * copies,
+        optimizer=4 * trainable * case.slots,
     )
 
 
@@ -206,24 +241,31 @@ def _replicated_sent(case: Case, parameters: int, trainable: int) -> int:
 
 def _fsdp_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     # Rank 0 has the most: ceil(rows / ranks) rows of each tensor.
-    mine = [dataclasses.replace(p, numel=-(-p.rows // case.group) * (p.numel // max(1, p.rows))) for p in parts]
+    mine = [
+        dataclasses.replace(p, numel=-(-p.rows // case.group) * (p.numel // max(1, p.rows)))
+        for p in parts
+    ]
     trainable = elements(mine, trainable=True)
     # Before the boundary (no_sync) gradients are neither reduced nor cut.
     whole = case.accumulation_steps > 1 and not case.sync_each_batch
     gradients = elements(parts, trainable=True) if whole else trainable
     unit = min(case.unit or elements(parts), elements(parts))
-    states = Footprint(parameters=_kept_whole(mine), gradients=4 * gradients, optimizer=4 * trainable * case.slots)
+    states = Footprint(
+        parameters=_kept_whole(mine), gradients=4 * gradients, optimizer=4 * trainable * case.slots
+    )
     return dataclasses.replace(
         states,
-        # A layer that computes and the next one on its way; the gradients of one before they are scattered.
+        # A layer that computes and the next one on its way; the gradients of one before they are
+        # scattered.
         buffers=unit * (3 * case.compute_width + 4),
         host=states.states if case.offload == "all" else 0,
     )
 
 
 def _fsdp_sent(case: Case, parameters: int, trainable: int) -> int:
-    # Parameters are gathered for each forward, and again for the backward if they were let go; gradients are
-    # reduced in full precision, at the boundary only unless they are to be in each micro-batch.
+    # Parameters are gathered for each forward, and again for the backward if they were let go;
+    # gradients are reduced in full precision, at the boundary only unless they are to be in each
+    # micro-batch.
     gathers = case.accumulation_steps * (2 if case.reshard else 1)
     exchanges = case.accumulation_steps if case.sync_each_batch else 1
     return gathers * case.compute_width * parameters + exchanges * 4 * trainable
@@ -231,21 +273,29 @@ def _fsdp_sent(case: Case, parameters: int, trainable: int) -> int:
 
 def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     stage, world, width = PAPER_STAGE[case.strategy], case.world_size, case.compute_width
-    # Stage 3 cuts each tensor, the others the flattened groups: what the last rank lacks is filled up.
+    # Stage 3 cuts each tensor, the others the flattened groups: what the last rank lacks is filled
+    # up.
     cut = [dataclasses.replace(part, numel=-(-part.numel // world)) for part in parts]
     mine = elements(cut, trainable=True)
     model = _computed_with(cut if stage == 3 else parts, width)
     if stage == 3:  # small tensors stay whole between steps, beside their slices
-        model += _computed_with((part for part in parts if part.numel <= PERSISTENT_ELEMENTS), width)
+        model += _computed_with(
+            (part for part in parts if part.numel <= PERSISTENT_ELEMENTS), width
+        )
     # Micro-batches add up in full precision.
     kept_in = 4 if case.accumulation_steps > 1 else width
     gradients = kept_in * (elements(parts, trainable=True) if stage < 2 else mine)
-    if stage == 2 and kept_in == width:  # a tensor that lies across a border stays whole on both sides of it
+    if (
+        stage == 2 and kept_in == width
+    ):  # a tensor that lies across a border stays whole on both sides of it
         gradients = width * _most_touched(parts, world, case.decays)
-    # It keeps its own full-precision copy of the parameters, also where they are in full precision already.
+    # It keeps its own full-precision copy of the parameters, also where they are in full precision
+    # already.
     optimizer = 4 * mine * (1 + case.slots)
     host = 0
-    if case.offload != "none":  # the optimizer's gradients in full precision, and what goes back to the device
+    if (
+        case.offload != "none"
+    ):  # the optimizer's gradients in full precision, and what goes back to the device
         moved = 4 * mine + (width * mine if stage < 3 else 0)
         host = optimizer + moved + (gradients if stage == 3 else 0)
         gradients += moved
@@ -253,20 +303,29 @@ def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
         host += _computed_with(cut, width)
     bucket = case.bucket or min(BUCKET_ELEMENTS, elements(parts))
     # What is exchanged at once: a bucket, or a larger gradient alone.
-    sent = max(min(bucket, elements(parts, trainable=True)), max((p.numel for p in parts if p.trainable), default=0))
+    sent = max(
+        min(bucket, elements(parts, trainable=True)),
+        max((p.numel for p in parts if p.trainable), default=0),
+    )
     unit = min(case.unit or elements(parts), elements(parts))
     if stage == 3:  # the bucket in full precision, and its parts put in order for the ranks
         buffers = 4 * bucket + 4 * sent + width * min(unit + PREFETCH_ELEMENTS, elements(parts))
     else:  # the bucket, a copy of it in one piece, and that in full precision
         kept_in = kept_in if stage == 1 else width
-        buffers = kept_in * bucket * (2 if case.overlap else 1) + (4 if kept_in == 4 else kept_in + 4) * sent
-    return Footprint(parameters=model, gradients=gradients, optimizer=optimizer, buffers=buffers, host=host)
+        buffers = (
+            kept_in * bucket * (2 if case.overlap else 1)
+            + (4 if kept_in == 4 else kept_in + 4) * sent
+        )
+    return Footprint(
+        parameters=model, gradients=gradients, optimizer=optimizer, buffers=buffers, host=host
+    )
 
 
 def _zero_sent(case: Case, parameters: int, trainable: int) -> int:
-    # Gradients are exchanged in full precision: by stage 1 at the boundary, by the others in each backward. The
-    # paper reduces each to its owner (one model); stages 1 and 2 of the engine all-reduce whole buckets, twice as
-    # much: its default use_multi_rank_bucket_allreduce, and what benchmarks/traffic.py measured.
+    # Gradients are exchanged in full precision: by stage 1 at the boundary, by the others in each
+    # backward. The paper reduces each to its owner (one model); stages 1 and 2 of the engine
+    # all-reduce whole buckets, twice as much: its default use_multi_rank_bucket_allreduce, and what
+    # benchmarks/traffic.py measured.
     stage, times = PAPER_STAGE[case.strategy], case.accumulation_steps
     passes = 1 if stage == 3 else 2
     reduced = passes * 4 * trainable * (times if stage >= 2 else 1)
@@ -290,9 +349,11 @@ _SENT: dict[str, Callable[[Case, int, int], int]] = {
 
 
 def _most_touched(parts: Iterable[Part], shares: int, decays: bool) -> int:
-    """Count the elements of the trainable tensors that one of ``shares`` equal slices touches; the largest count.
+    """Count the elements of the trainable tensors that one of ``shares`` equal slices touches; the
+    largest count.
 
-    Tensors lie one after the other; where weights decay, vectors (norms and biases) in a group of their own.
+    Tensors lie one after the other; where weights decay, vectors (norms and biases) in a group of
+    their own.
     """
     most, groups = [0] * shares, defaultdict[bool, list[int]](list)
     for part in parts:
@@ -308,16 +369,30 @@ def _most_touched(parts: Iterable[Part], shares: int, decays: bool) -> int:
 
 
 def _kept_whole(parts: Iterable[Part]) -> int:
-    """Count the bytes of unsharded parameters: trainable ones in full precision, frozen ones in their own width."""
+    """Count the bytes of unsharded parameters: trainable ones in full precision, frozen ones in
+    their own width.
+    """
     return sum(part.numel * part.count * (4 if part.trainable else part.width) for part in parts)
 
 
 def _computed_with(parts: Iterable[Part], width: int) -> int:
-    """Count the bytes of parameters that are kept in the dtype of computing, which quantized ones are not."""
-    return sum(part.numel * part.count * (part.width if part.width == 1 else width) for part in parts)
+    """Count the bytes of parameters that are kept in the dtype of computing, which quantized ones
+    are not.
+    """
+    return sum(
+        part.numel * part.count * (part.width if part.width == 1 else width) for part in parts
+    )
 
 
 def paper_bytes(stage: int, elements: int, world_size: int, *, k: int = 12) -> float:
-    """Compute table 1 of the ZeRO paper: 2 bytes a parameter, 2 a gradient, ``k`` for Adam; stage 0 replicates."""
-    model_states = (2 * elements, 2 * elements, k * elements)  # divided from the last to the first, a stage each
-    return sum(part / world_size if stage >= 3 - place else part for place, part in enumerate(model_states))
+    """Compute table 1 of the ZeRO paper: 2 bytes a parameter, 2 a gradient, ``k`` for Adam; stage 0
+    replicates.
+    """
+    model_states = (
+        2 * elements,
+        2 * elements,
+        k * elements,
+    )  # divided from the last to the first, a stage each
+    return sum(
+        part / world_size if stage >= 3 - place else part for place, part in enumerate(model_states)
+    )

@@ -13,8 +13,12 @@ fsdp_config:
 _DISTRIBUTED_TYPES = {"single": "'NO'", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
 
 
-def accelerate_yaml(strategy: str, *, world_size: int, num_machines: int, mixed_precision: str, offload: str) -> str:
-    """Return the file's text. ``offload``: ``none``, ``optimizer`` or ``all``, as in ``costs.Case``."""
+def accelerate_yaml(
+    strategy: str, *, world_size: int, num_machines: int, mixed_precision: str, offload: str
+) -> str:
+    """Return the file's text. ``offload``: ``none``, ``optimizer`` or ``all``, as in
+    ``costs.Case``.
+    """
     lines = [
         f"# {strategy}{'' if offload == 'none' else f', {offload} offloaded'}: written by trainer plan",
         "compute_environment: LOCAL_MACHINE",
@@ -23,10 +27,18 @@ def accelerate_yaml(strategy: str, *, world_size: int, num_machines: int, mixed_
     if strategy == "fsdp":
         lines += [_FSDP.rstrip(), *(["  fsdp_offload_params: true"] if offload == "all" else [])]
     elif strategy.startswith("zero"):
-        lines += ["deepspeed_config:", f"  zero_stage: {strategy[-1]}", "  deepspeed_multinode_launcher: standard"]
+        lines += [
+            "deepspeed_config:",
+            f"  zero_stage: {strategy[-1]}",
+            "  deepspeed_multinode_launcher: standard",
+        ]
         if offload != "none":
             lines.append("  offload_optimizer_device: cpu")
         if offload == "all":
             lines.append("  offload_param_device: cpu")
-    lines += [f"mixed_precision: '{mixed_precision}'", f"num_machines: {num_machines}", f"num_processes: {world_size}"]
+    lines += [
+        f"mixed_precision: '{mixed_precision}'",
+        f"num_machines: {num_machines}",
+        f"num_processes: {world_size}",
+    ]
     return "\n".join([*lines, "use_cpu: false", ""])

@@ -1,4 +1,6 @@
-"""The subject of ``trainer plan``: parameters and activations of a count, a Hugging Face config or a task."""
+"""The subject of ``trainer plan``: parameters and activations of a count, a Hugging Face config or
+a task.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Subject:
 
     Args:
         unit: elements of the largest layer, which sharding gathers at once.
-        activations: of one micro-batch, by whether weights are copied for computing; None where unknown.
+        activations: of one micro-batch, by whether weights are copied for computing; None where
+            unknown.
         notes: what was assumed, for people.
     """
 
@@ -52,16 +55,21 @@ def measure_subject(args: argparse.Namespace) -> Subject:
     if count := _COUNT.fullmatch(args.what):
         settle(args)
         if args.lora:
-            raise usage_error("lora", args.lora, "needs the shapes of the layers: give a Hugging Face config")
+            raise usage_error(
+                "lora", args.lora, "needs the shapes of the layers: give a Hugging Face config"
+            )
         return _measure_count(round(float(count[1]) * _UNITS[count[2]]), args.what, args.gpus)
-    if args.what.endswith((".yaml", ".yml")) or (args.what.endswith(".json") and Path(args.what).name != "config.json"):
+    if args.what.endswith((".yaml", ".yml")) or (
+        args.what.endswith(".json") and Path(args.what).name != "config.json"
+    ):
         return _measure_task(args)
     settle(args)
     return _measure_config(args)
 
 
 def settle(args: argparse.Namespace, config: TrainConfig | None = None) -> None:
-    """Set what was not typed: precision, optimizer and batch are a training config's, where there is one.
+    """Set what was not typed: precision, optimizer and batch are a training config's, where there
+    is one.
 
     Raises:
         ConfigError: its global batch cannot be cut for so many GPUs.
@@ -69,7 +77,9 @@ def settle(args: argparse.Namespace, config: TrainConfig | None = None) -> None:
     if config is not None:
         args.micro_batch = config.micro_batch_size
         args.accumulation = args.accumulation or config.accumulation_steps
-        args.optimizer = args.optimizer or (config.optimizer if config.optimizer in OPTIMIZERS else None)
+        args.optimizer = args.optimizer or (
+            config.optimizer if config.optimizer in OPTIMIZERS else None
+        )
         args.precision = args.precision or config.mixed_precision
         unit = config.micro_batch_size * (args.accumulation or 1) * args.gpus
         if config.global_batch_size is not None and config.global_batch_size % unit:
@@ -77,7 +87,9 @@ def settle(args: argparse.Namespace, config: TrainConfig | None = None) -> None:
             rule = f"global_batch_size {config.global_batch_size} must be a multiple of {parts} x gpus = {unit}"
             raise usage_error("gpus", args.gpus, f"{rule}; take fewer GPUs, or change {args.what}")
         args.accumulation = args.accumulation or (config.global_batch_size or unit) // unit
-    args.assumed = [] if args.precision else ["precision bf16 is assumed; --precision no or fp16 says another"]
+    args.assumed = (
+        [] if args.precision else ["precision bf16 is assumed; --precision no or fp16 says another"]
+    )
     args.precision = args.precision or "bf16"
     args.optimizer = args.optimizer or "adamw"
     args.accumulation = args.accumulation or 1
@@ -88,9 +100,13 @@ def _measure_count(total: int, text: str, gpus: int) -> Subject:
         f"activations: not known from a count; buffers: layers of 1/{_LAYERS} of the model are assumed.",
         "Give a Hugging Face config instead to have both.",
     )
-    share = -(-total // gpus)  # a count says nothing of the tensors: as if each GPU had its own, none on a border
+    share = -(
+        -total // gpus
+    )  # a count says nothing of the tensors: as if each GPU had its own, none on a border
     parts = [Part(numel=share, rows=share, count=gpus)]
-    return Subject(title=f"{text} parameters", parts=parts, unit=max(1, total // _LAYERS), notes=notes)
+    return Subject(
+        title=f"{text} parameters", parts=parts, unit=max(1, total // _LAYERS), notes=notes
+    )
 
 
 def _measure_config(args: argparse.Namespace) -> Subject:
@@ -100,7 +116,9 @@ def _measure_config(args: argparse.Namespace) -> Subject:
 
     path = Path(args.what)
     try:
-        config = transformers.AutoConfig.from_pretrained(path.parent if path.name == "config.json" else args.what)
+        config = transformers.AutoConfig.from_pretrained(
+            path.parent if path.name == "config.json" else args.what
+        )
     except (OSError, ValueError) as error:
         rule = f"neither a parameter count, a training config nor a Hugging Face config: {str(error).splitlines()[0]}"
         raise usage_error("what", args.what, rule) from None
@@ -122,7 +140,8 @@ def _measure_config(args: argparse.Namespace) -> Subject:
 
         return model, forward
 
-    # Fake tensors have shapes and no memory, so that 70 billion parameters take seconds on a laptop.
+    # Fake tensors have shapes and no memory, so that 70 billion parameters take seconds on a
+    # laptop.
     with FakeTensorMode():
         return _measure_model(f"{args.what} ({names[0]})", build, args)
 
@@ -141,7 +160,11 @@ def _measure_task(args: argparse.Namespace) -> Subject:
     task, config = load_task(loaded)
     settle(args, config)
     data = task.build_data()
-    rows = iter(data.train) if is_stream(data.train) else map(data.train.__getitem__, range(len(data.train)))
+    rows = (
+        iter(data.train)
+        if is_stream(data.train)
+        else map(data.train.__getitem__, range(len(data.train)))
+    )
     samples = list(itertools.islice(itertools.cycle(rows), args.micro_batch))
     if data.augment:
         samples = [data.augment(sample, generator_of(0)) for sample in samples]
@@ -164,7 +187,8 @@ def _measure_model(
     """Measure a model.
 
     Args:
-        build: returns a model in full precision, or one that is kept in the dtype given, and its forward pass.
+        build: returns a model in full precision, or one that is kept in the dtype given, and its
+            forward pass.
     """
     import torch
 
@@ -183,18 +207,26 @@ def _measure_model(
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         kept[True] = probe(model, forward)
     kept[False] = kept[True] if dtype is None else probe(*build(dtype))
-    trainable, packed = elements(parts, trainable=True), count_parameters(model) - elements(parts_of(model))
+    trainable, packed = (
+        elements(parts, trainable=True),
+        count_parameters(model) - elements(parts_of(model)),
+    )
     return Subject(
         title=f"{title}: {elements(parts) + packed:,} parameters, {trainable:,} of them learn",
         parts=parts,
         unit=unit,
         activations=kept,
-        notes=(*notes, "activations: what autograd saved in one probing forward pass, and the largest of them again."),
+        notes=(
+            *notes,
+            "activations: what autograd saved in one probing forward pass, and the largest of them again.",
+        ),
     )
 
 
 def _with_adapters(model: nn.Module, rank: int, *, width: int) -> list[Part]:
-    """List the parameters of a model that is frozen, but for LoRA adapters on the linear layers of its blocks."""
+    """List the parameters of a model that is frozen, but for LoRA adapters on the linear layers of
+    its blocks.
+    """
     import torch
 
     from .activations import blocks_of

@@ -1,4 +1,6 @@
-"""What an accelerate file and the launcher's flags ask for: strategy, processes, precision, compiler."""
+"""What an accelerate file and the launcher's flags ask for: strategy, processes, precision,
+compiler.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,13 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         overrides: flags typed after ``accelerate launch``, by argument name.
 
     Raises:
-        ConfigError: with every problem of the file, of the flags and of the DeepSpeed JSON that it names.
+        ConfigError: with every problem of the file, of the flags and of the DeepSpeed JSON that it
+            names.
     """
-    doc, flags = None if path is None else read_document(path, what="accelerate config file"), overrides
+    doc, flags = (
+        None if path is None else read_document(path, what="accelerate config file"),
+        overrides,
+    )
     check = Validator()
     if doc is not None:
         refuse_other_files(doc, "distributed_type")
@@ -52,10 +58,14 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
         "max_grad_norm": flags.get("gradient_clipping"),
     }
     dynamo, compiler = read_dynamo(entries["dynamo_config"], top.get("dynamo_backend"), check)
-    request = Request(strategy="ddp" if asked == "MULTI_GPU" else "single", strategy_origin=origin or Origin(""))
+    request = Request(
+        strategy="ddp" if asked == "MULTI_GPU" else "single", strategy_origin=origin or Origin("")
+    )
     if asked == "FSDP":
         dimensions = read_dimensions(entries["parallelism_config"], world, check)
-        fsdp, origins = read_fsdp(entries["fsdp_config"], dimensions, check, request.strategy_origin)
+        fsdp, origins = read_fsdp(
+            entries["fsdp_config"], dimensions, check, request.strategy_origin
+        )
         request = replace(request, strategy="fsdp", fsdp=fsdp, origins=origins)
     elif asked == "DEEPSPEED":
         request = _deepspeed(entries, machines, check, request.strategy_origin) or request
@@ -77,7 +87,8 @@ def read_accelerate_file(path: str | Path | None, *, overrides: Entries = _NO_FL
 def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[Any]]]:
     """Split what follows ``accelerate launch`` into its config file and the flags that were typed.
 
-    Without ``--config_file`` the default file of ``accelerate config`` counts where it exists, as it does there.
+    Without ``--config_file`` the default file of ``accelerate config`` counts where it exists, as
+    it does there.
 
     Raises:
         ConfigError: Accelerate's own parser refuses the arguments.
@@ -91,46 +102,73 @@ def read_launch_flags(argv: list[str]) -> tuple[str | None, dict[str, Sourced[An
             parsed: Any = launch_command_parser().parse_args(argv)
     except SystemExit:
         rule = said.getvalue().strip().rpartition("error: ")[2]
-        raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="accelerate launch"), rule=rule)) from None
+        raise ConfigError(
+            Problem(origin=Origin(COMMAND_LINE, key="accelerate launch"), rule=rule)
+        ) from None
     typed = parsed.nondefault - {"config_file", "training_script", "training_script_args"}
-    flags = {name: Sourced(getattr(parsed, name), Origin(COMMAND_LINE, key=f"--{name}")) for name in sorted(typed)}
+    flags = {
+        name: Sourced(getattr(parsed, name), Origin(COMMAND_LINE, key=f"--{name}"))
+        for name in sorted(typed)
+    }
     if parsed.config_file is None and os.path.isfile(default_config_file) and not parsed.cpu:
         return str(default_config_file), flags
     return parsed.config_file, flags
 
 
-def _strategy(doc: Document | None, top: Entries, flags: Entries, check: Validator) -> tuple[str, Origin | None]:
-    """Return one of Accelerate's distributed types, and who asked for it; None where that wish is a problem.
+def _strategy(
+    doc: Document | None, top: Entries, flags: Entries, check: Validator
+) -> tuple[str, Origin | None]:
+    """Return one of Accelerate's distributed types, and who asked for it; None where that wish is a
+    problem.
 
-    A flag wins over the file; Accelerate itself refuses two of them, but for Megatron's, which it would pass over.
+    A flag wins over the file; Accelerate itself refuses two of them, but for Megatron's, which it
+    would pass over.
     """
-    wishes: list[Sourced[Any]] = [flags[name].meaning(asked) for name, asked in _BY_FLAG.items() if name in flags]
+    wishes: list[Sourced[Any]] = [
+        flags[name].meaning(asked) for name, asked in _BY_FLAG.items() if name in flags
+    ]
     if doc is not None:
-        wishes.append(top.get("distributed_type", Sourced(None, Origin(doc.path, key="distributed_type"))))
+        wishes.append(
+            top.get("distributed_type", Sourced(None, Origin(doc.path, key="distributed_type")))
+        )
     if not wishes:
         # Accelerate starts DDP of its own accord on a machine with several GPUs.
-        several = visible_gpus() > 1 and ("num_processes" not in top or top["num_processes"].value != 1)
-        wishes.append(Sourced("MULTI_GPU" if several else "NO", Origin(COMMAND_LINE, key="accelerate launch")))
+        several = visible_gpus() > 1 and (
+            "num_processes" not in top or top["num_processes"].value != 1
+        )
+        wishes.append(
+            Sourced("MULTI_GPU" if several else "NO", Origin(COMMAND_LINE, key="accelerate launch"))
+        )
     found = wishes[0]
     # YAML reads a bare NO as false; Accelerate knows.
     name, *others = ["NO" if wish.value is False else str(wish.value or "") for wish in wishes]
     if name not in _SUPPORTED:
-        hint = table("accelerate")["other_types"].get(name.upper().rstrip("123-_")) or did_you_mean(name, _SUPPORTED)
+        hint = table("accelerate")["other_types"].get(name.upper().rstrip("123-_")) or did_you_mean(
+            name, _SUPPORTED
+        )
         check.refuse(found, f"must be a type that samecurve runs; {hint}")
     elif found.origin.key == "--cpu" and set(others) - {"NO"}:
-        check.refuse(flags["cpu"], "makes accelerate start one process; leave it out to rehearse without a GPU")
+        check.refuse(
+            flags["cpu"],
+            "makes accelerate start one process; leave it out to rehearse without a GPU",
+        )
     else:
         return name, found.origin
     return "NO", None
 
 
-def _processes(asked: str, origin: Origin | None, top: Entries, check: Validator) -> tuple[Sourced[int] | None, int]:
+def _processes(
+    asked: str, origin: Origin | None, top: Entries, check: Validator
+) -> tuple[Sourced[int] | None, int]:
     """Return the world size, None where the launcher says it, and the number of machines.
 
     Args:
         asked, origin: the distributed type, and who asked for it; None where that is wrong already.
     """
-    machines, number = top["num_machines"].value if "num_machines" in top else 1, top.get("num_processes")
+    machines, number = (
+        top["num_machines"].value if "num_machines" in top else 1,
+        top.get("num_processes"),
+    )
     if origin is None:
         return None, machines
     if number is None or number.value == -1:
@@ -139,7 +177,9 @@ def _processes(asked: str, origin: Origin | None, top: Entries, check: Validator
         check.refuse(number, "must be at least 1")
     elif asked == "NO" and number.value > 1:
         several = "distributed_type: MULTI_GPU (--multi_gpu), which rehearses on the CPU where there is no GPU"
-        check.refuse(number, f"accelerate starts one process under {origin}; write 1, or ask for {several}")
+        check.refuse(
+            number, f"accelerate starts one process under {origin}; write 1, or ask for {several}"
+        )
     elif number.value % machines:
         check.refuse(number, f"must be a multiple of num_machines {machines}")
     return number, machines
@@ -158,7 +198,8 @@ def mixed_precision(top: Entries, check: Validator) -> Sourced[str] | None:
 def read_dynamo(
     entries: Entries, old: Sourced[Any] | None, check: Validator
 ) -> tuple[dict[str, Any], Sourced[Any] | None]:
-    """Return the arguments of Accelerate's TorchDynamoPlugin and the backend; {} and None where none is asked for.
+    """Return the arguments of Accelerate's TorchDynamoPlugin and the backend; {} and None where
+    none is asked for.
 
     Args:
         old: the backend as older files give it, at the top level.
@@ -172,10 +213,14 @@ def read_dynamo(
     if "dynamo_backend" not in values or values["dynamo_backend"].value == "no":
         return {}, None
     arguments = table("accelerate")["dynamo_plugin"]
-    return {argument: values[key].value for argument, key in arguments.items() if key in values}, backend
+    return {
+        argument: values[key].value for argument, key in arguments.items() if key in values
+    }, backend
 
 
-def refuse_unsupported(entries: dict[str, dict[str, Sourced[Any]]], asked: str, check: Validator) -> None:
+def refuse_unsupported(
+    entries: dict[str, dict[str, Sourced[Any]]], asked: str, check: Validator
+) -> None:
     """Refuse sections that samecurve does not run, and say which do not belong to the strategy."""
     sizes = checked("parallelism_config", entries["parallelism_config"], check)
     entries["parallelism_config"] = sizes
@@ -183,13 +228,28 @@ def refuse_unsupported(entries: dict[str, dict[str, Sourced[Any]]], asked: str, 
         if not argument.endswith("_size") or entry.value == 1:
             continue
         if why := table("accelerate")["unsupported_dimensions"].get(argument):
-            check.refuse(entry, f"more than 1 is not supported by samecurve: {why}; write 1, or remove it")
+            check.refuse(
+                entry, f"more than 1 is not supported by samecurve: {why}; write 1, or remove it"
+            )
         elif asked != "FSDP":
-            check.refuse(entry, "more than 1 runs with FSDP2 only: write distributed_type: FSDP, or remove it")
-    tpu = [entries[TOP_LEVEL][name] for name in table("accelerate")["tpu"] if name in entries[TOP_LEVEL]]
-    check.idle([entry for entry in tpu if entry.value not in (None, False, "no", "", [])], "read on TPUs only")
+            check.refuse(
+                entry,
+                "more than 1 runs with FSDP2 only: write distributed_type: FSDP, or remove it",
+            )
+    tpu = [
+        entries[TOP_LEVEL][name]
+        for name in table("accelerate")["tpu"]
+        if name in entries[TOP_LEVEL]
+    ]
+    check.idle(
+        [entry for entry in tpu if entry.value not in (None, False, "no", "", [])],
+        "read on TPUs only",
+    )
     # fp8 and megatron are read for a precision and a type that are refused as such.
-    owners = {"fsdp_config": ("FSDP", "--use_fsdp"), "deepspeed_config": ("DEEPSPEED", "--use_deepspeed")}
+    owners = {
+        "fsdp_config": ("FSDP", "--use_fsdp"),
+        "deepspeed_config": ("DEEPSPEED", "--use_deepspeed"),
+    }
     for section in ("fp8_config", "megatron_lm_config", "mpirun_config", *owners):
         owner, flag = owners.get(section, ("", ""))
         unused = [] if asked == owner else list(entries[section].values())
@@ -224,12 +284,17 @@ def _named_json(file: Sourced[str], beside: Entries, check: Validator) -> Reques
             check.refuse(entry, f"stands beside {file.origin}, which must say it; remove it here")
     if os.path.isfile(file.value):
         return read_json(file.value, check)
-    check.refuse(file, "does not exist; accelerate looks for it from the current folder, not from that of this file")
+    check.refuse(
+        file,
+        "does not exist; accelerate looks for it from the current folder, not from that of this file",
+    )
     return None
 
 
 def _filled(request: Request, said: dict[str, Any], check: Validator) -> Request:
-    """Return the request with what was said beside a DeepSpeed JSON where that is open; it may not contradict it."""
+    """Return the request with what was said beside a DeepSpeed JSON where that is open; it may not
+    contradict it.
+    """
     for name, found in said.items():
         own = getattr(request, name)
         if own is None:

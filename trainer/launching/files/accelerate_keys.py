@@ -1,6 +1,8 @@
-"""The keys of an accelerate file: each held against the table, with the place where a stray one belongs.
+"""The keys of an accelerate file: each held against the table, with the place where a stray one
+belongs.
 
-Accelerate refuses unknown keys at the top level only: nested ones become launcher arguments that nobody reads.
+Accelerate refuses unknown keys at the top level only: nested ones become launcher arguments that
+nobody reads.
 """
 
 from __future__ import annotations
@@ -13,11 +15,19 @@ from ...errors import Sourced
 from .tables import TOP_LEVEL, Entries, accelerate_keys, checked, deepspeed_keys, table
 
 OWNER = "accelerate's config file"
-# Accelerate adds the prefix itself in these sections (commands/launch.py), so both spellings are known.
+# Accelerate adds the prefix itself in these sections (commands/launch.py), so both spellings are
+# known.
 _PREFIXES = {"fsdp_config": "fsdp_", "fp8_config": "fp8_", "dynamo_config": "dynamo_"}
 _ZERO = "zero_optimization"
 # Sections of DeepSpeed's JSON whose keys people write flat, such as bf16_enabled.
-_WRITTEN_FLAT = ((), (_ZERO,), (_ZERO, "offload_optimizer"), (_ZERO, "offload_param"), ("fp16",), ("bf16",))
+_WRITTEN_FLAT = (
+    (),
+    (_ZERO,),
+    (_ZERO, "offload_optimizer"),
+    (_ZERO, "offload_param"),
+    ("fp16",),
+    ("bf16",),
+)
 
 
 def spellings(section: str) -> set[str]:
@@ -26,8 +36,11 @@ def spellings(section: str) -> set[str]:
     return {*arguments, *(name.removeprefix(_PREFIXES.get(section, "")) for name in arguments)}
 
 
-def read_entries(doc: Document | None, flags: Entries, check: Validator) -> dict[str, dict[str, Sourced[Any]]]:
-    """Return what the top level and each section hold, by argument of the launcher; a flag wins over its file.
+def read_entries(
+    doc: Document | None, flags: Entries, check: Validator
+) -> dict[str, dict[str, Sourced[Any]]]:
+    """Return what the top level and each section hold, by argument of the launcher; a flag wins
+    over its file.
 
     Null counts as absent; values at the top level that are of the wrong type are left out.
     """
@@ -40,7 +53,11 @@ def read_entries(doc: Document | None, flags: Entries, check: Validator) -> dict
 
 def _section(doc: Document, name: str, check: Validator) -> dict[str, Sourced[Any]]:
     above = () if name == TOP_LEVEL else (name,)
-    section, known, others = doc.at(*above), accelerate_keys(name), () if above else table("accelerate")["sections"]
+    section, known, others = (
+        doc.at(*above),
+        accelerate_keys(name),
+        () if above else table("accelerate")["sections"],
+    )
     if section is None or section.value is None:
         return {}
     if not isinstance(section.value, dict):
@@ -54,7 +71,9 @@ def _section(doc: Document, name: str, check: Validator) -> dict[str, Sourced[An
         if key in others or (above and key.startswith("_")):
             continue  # a section, a comment
         if argument not in known:
-            check.unknown(found, {*spellings(name), *others}, (*above, key), _belongs(key, name), owner=OWNER)
+            check.unknown(
+                found, {*spellings(name), *others}, (*above, key), _belongs(key, name), owner=OWNER
+            )
         elif argument in entries:
             first = entries[argument].origin
             check.refuse(found, f"stands twice, also as {first.key} at {first.place}; keep one")
@@ -69,8 +88,16 @@ def _belongs(key: str, section: str) -> str:
         return "accelerate refuses it; write a # comment instead"
     if (full := f"{section}_{key}") in accelerate_keys(section):
         return f"did you mean {full!r}?"
-    if owners := [owner for owner in (TOP_LEVEL, *table("accelerate")["sections"]) if key in accelerate_keys(owner)]:
-        return "it belongs at the top level" if owners[0] == TOP_LEVEL else f"it belongs under {owners[0]}"
+    if owners := [
+        owner
+        for owner in (TOP_LEVEL, *table("accelerate")["sections"])
+        if key in accelerate_keys(owner)
+    ]:
+        return (
+            "it belongs at the top level"
+            if owners[0] == TOP_LEVEL
+            else f"it belongs under {owners[0]}"
+        )
     for above in _WRITTEN_FLAT if section == "deepspeed_config" else ():
         for name in deepspeed_keys(above) or ():
             flat = "_".join((*above, name))

@@ -37,7 +37,9 @@ def read_deepspeed_file(path: str | Path) -> Request:
 
 
 def read_json(path: str | Path, check: Validator) -> Request | None:
-    """Return the request of a JSON; None, with problems in ``check``, where it says nothing that can run."""
+    """Return the request of a JSON; None, with problems in ``check``, where it says nothing that
+    can run.
+    """
     try:
         doc = read_document(path, what="DeepSpeed config file")
         refuse_other_files(doc, "zero_optimization")
@@ -64,8 +66,16 @@ def _request(doc: Document, check: Validator) -> Request | None:
     for name in table("deepspeed")["own_fields"]:
         section = engine.pop(name, None)
         # What a precision's section says besides `enabled`.
-        if isinstance(section, dict) and name in ("fp16", "bf16") and doc.data[name].get("enabled") in ("auto", True):
-            engine |= {name: rest} if (rest := {key: section[key] for key in section if key != "enabled"}) else {}
+        if (
+            isinstance(section, dict)
+            and name in ("fp16", "bf16")
+            and doc.data[name].get("enabled") in ("auto", True)
+        ):
+            engine |= (
+                {name: rest}
+                if (rest := {key: section[key] for key in section if key != "enabled"})
+                else {}
+            )
     if stage == 0:
         _note_idle_in_stage_0(doc, engine, check)
         engine = {}
@@ -94,12 +104,20 @@ def read_inline(entries: Entries, check: Validator, origin: Origin) -> Request |
     """
     asked = entries.get("zero_stage")
     if asked is None:
-        if not any(problem.key.startswith("deepspeed_config") for problem in check.problems):  # told already
+        if not any(
+            problem.key.startswith("deepspeed_config") for problem in check.problems
+        ):  # told already
             missing = Sourced(None, origin.named("deepspeed_config.zero_stage"))
-            check.refuse(missing, "is missing, which accelerate takes as 2; write zero_stage: 1, 2 or 3")
+            check.refuse(
+                missing, "is missing, which accelerate takes as 2; write zero_stage: 1, 2 or 3"
+            )
         return None
     data, origins = dict[str, Any](), dict[Key, Origin]()
-    typed = {name: entry for name, entry in entries.items() if entry.value is not False and entry.value != "none"}
+    typed = {
+        name: entry
+        for name, entry in entries.items()
+        if entry.value is not False and entry.value != "none"
+    }
     for part in _OFFLOADS:
         if (device := typed.get(f"{part}_device")) is None or device.value != "nvme":
             typed.pop(f"{part}_nvme_path", None)
@@ -115,11 +133,15 @@ def read_inline(entries: Entries, check: Validator, origin: Origin) -> Request |
 
 
 def _modernized(doc: Document) -> Document:
-    """Return the file with DeepSpeed's older names as DeepSpeed itself reads them, each at the line of the old one."""
+    """Return the file with DeepSpeed's older names as DeepSpeed itself reads them, each at the line
+    of the old one.
+    """
     data, origins = dict(doc.data), dict(doc.origins)
     if "bfloat16" in data and "bf16" not in data:
         data["bf16"] = data.pop("bfloat16")
-        origins |= {("bf16", *key[1:]): origin for key, origin in origins.items() if key[0] == "bfloat16"}
+        origins |= {
+            ("bf16", *key[1:]): origin for key, origin in origins.items() if key[0] == "bfloat16"
+        }
     if isinstance(data.get(_ZERO), dict):
         zero = data[_ZERO] = dict(data[_ZERO])
         pinned = {"pin_memory": True} if zero.get("cpu_offload_use_pin_memory") is True else {}
@@ -155,7 +177,9 @@ def _stage(doc: Document, check: Validator) -> int | None:
 
 def _precision(doc: Document, check: Validator) -> Sourced[str] | None:
     """Return the precision asked for: ``no`` where one is turned off and none is left open."""
-    said = {name: found for name in ("fp16", "bf16") if (found := doc.at(name, "enabled")) is not None}
+    said = {
+        name: found for name in ("fp16", "bf16") if (found := doc.at(name, "enabled")) is not None
+    }
     on = [found.meaning(name) for name, found in said.items() if found.value is True]
     off = [found.meaning("no") for found in said.values() if found.value is False]
     if len(on) > 1:
@@ -167,7 +191,9 @@ def _precision(doc: Document, check: Validator) -> Sourced[str] | None:
 
 
 def _check_stage_0(values: Mapping[str, Sourced[Any]], check: Validator) -> None:
-    """Refuse dtypes of gradients that DDP does not have: the numbers would be others than those that were asked for."""
+    """Refuse dtypes of gradients that DDP does not have: the numbers would be others than those
+    that were asked for.
+    """
     for name, rule in table("deepspeed")["only_fp32_in_stage_0"].items():
         found = values.get(name)
         if found is not None and found.value != "fp32":
@@ -177,7 +203,10 @@ def _check_stage_0(values: Mapping[str, Sourced[Any]], check: Validator) -> None
 def _note_idle_in_stage_0(doc: Document, engine: Mapping[str, Any], check: Validator) -> None:
     """Note in one line the settings of DeepSpeed's engine, which does not run."""
     rules, nested = table("deepspeed"), (_ZERO, "fp16", "bf16", "data_types")
-    held = {(_ZERO, "stage"), *(tuple(name.split(".")) for name in (*rules["only_fp32_in_stage_0"], *rules["idle"]))}
+    held = {
+        (_ZERO, "stage"),
+        *(tuple(name.split(".")) for name in (*rules["only_fp32_in_stage_0"], *rules["idle"])),
+    }
     within = [(name, key) for name in nested for key in engine.get(name, {})]
     alone = [(name,) for name in engine if name not in nested]
     found = [doc.at(*path) for path in (*within, *alone) if path not in held]
@@ -186,21 +215,30 @@ def _note_idle_in_stage_0(doc: Document, engine: Mapping[str, Any], check: Valid
 
 
 def _check_offload(values: Mapping[str, Sourced[Any]], stage: int | None, check: Validator) -> None:
-    """Refuse pairs that DeepSpeed itself takes without a word: it leaves the offload out, or uses the CPU."""
+    """Refuse pairs that DeepSpeed itself takes without a word: it leaves the offload out, or uses
+    the CPU.
+    """
     for part in _OFFLOADS:
         found = values.get(f"{_ZERO}.{part}.device")
         if found is None or found.value == "none":
             continue
         if part == "offload_param" and stage in (1, 2):
-            check.refuse(found, f"works in stage 3 only, this is stage {stage}; remove it or write stage 3")
+            check.refuse(
+                found, f"works in stage 3 only, this is stage {stage}; remove it or write stage 3"
+            )
         elif found.value == "nvme" and part == "offload_optimizer":
-            check.refuse(found, "not supported by samecurve, whose checkpoints read the optimizer's state; write cpu")
+            check.refuse(
+                found,
+                "not supported by samecurve, whose checkpoints read the optimizer's state; write cpu",
+            )
         elif found.value == "nvme" and f"{_ZERO}.{part}.nvme_path" not in values:
             check.refuse(found, "nvme needs a path: write nvme_path")
 
 
 def read_values(doc: Document, stage: int | None, check: Validator) -> dict[str, Sourced[Any]]:
-    """Return the values that may stand where they do, by dotted key, without "auto" and null; record all else."""
+    """Return the values that may stand where they do, by dotted key, without "auto" and null;
+    record all else.
+    """
     rules, values = table("deepspeed"), dict(_values(doc, (), doc.data, check))
     for name, text in (rules["idle"] | (rules["idle_in_stage_3"] if stage == 3 else {})).items():
         found = doc.at(*name.split("."))
@@ -208,8 +246,12 @@ def read_values(doc: Document, stage: int | None, check: Validator) -> dict[str,
             check.notice(found, text)
     if stage in (1, 2):
         of_stage_3 = [key for key in doc.data[_ZERO] if key.startswith(tuple(rules["stage_3"]))]
-        typed = [found for key in of_stage_3 if (found := doc.at(_ZERO, key)) and found.value != "auto"]
-        check.idle([found for found in typed if _switched_on(found.value)], f"no effect in stage {stage}")
+        typed = [
+            found for key in of_stage_3 if (found := doc.at(_ZERO, key)) and found.value != "auto"
+        ]
+        check.idle(
+            [found for found in typed if _switched_on(found.value)], f"no effect in stage {stage}"
+        )
     return values
 
 
@@ -223,7 +265,10 @@ def _values(doc: Document, path: Key, data: Mapping[str, Any], check: Validator)
         if name in rules["refused"] or name in rules["removed"]:
             if _switched_on(value):
                 words = rules["removed"].get(name, "") if name not in rules["refused"] else ""
-                check.refuse(found, f"DeepSpeed: {words}" if words else "not supported by samecurve; remove it")
+                check.refuse(
+                    found,
+                    f"DeepSpeed: {words}" if words else "not supported by samecurve; remove it",
+                )
         elif key not in known:
             check.unknown(found, known, here, _belongs(here, known), owner=OWNER)
         elif value == "auto":
@@ -236,9 +281,17 @@ def _values(doc: Document, path: Key, data: Mapping[str, Any], check: Validator)
                 yield from _values(doc, here, value, check)
             else:
                 check.refuse(found, "must be a mapping")
-        elif name in rules["only"] and value != rules["only"][name][0] and str(value).lower() != rules["only"][name][0]:
+        elif (
+            name in rules["only"]
+            and value != rules["only"][name][0]
+            and str(value).lower() != rules["only"][name][0]
+        ):
             check.refuse(found, f"{rules['only'][name][1]}; remove it")
-        elif known[key] == "any" and isinstance(value, str) and isinstance(parse_scalar(value), bool | int | float):
+        elif (
+            known[key] == "any"
+            and isinstance(value, str)
+            and isinstance(parse_scalar(value), bool | int | float)
+        ):
             check.refuse(found, "is text; remove the quotes")
         elif check.read(annotation(known[key]), found) is not None:
             yield name, found
@@ -252,7 +305,9 @@ def _is_ignored(name: str) -> bool:
 def _belongs(path: Key, known: Mapping[str, Any]) -> str:
     """Return where an unknown key belongs; "" where it looks like a misspelling."""
     *section, name = path
-    owners = [owner for owner in (_ZERO, "fp16", "bf16") if name in (deepspeed_keys((owner,)) or ())]
+    owners = [
+        owner for owner in (_ZERO, "fp16", "bf16") if name in (deepspeed_keys((owner,)) or ())
+    ]
     if section == ["bf16"] and owners == ["fp16"]:
         return "bf16 needs no loss scale; remove it"
     if section == ["compile"] and not nearest(name, known):
@@ -267,7 +322,9 @@ def _switched_on(value: object) -> bool:
 
 
 def effective(data: Mapping[str, Any], path: Key = ()) -> dict[str, Any]:
-    """Return a copy of what counts: without "auto", for which DeepSpeed's defaults hold, comments, and what is off."""
+    """Return a copy of what counts: without "auto", for which DeepSpeed's defaults hold, comments,
+    and what is off.
+    """
     rules, found = table("deepspeed"), {}
     for key, value in data.items():
         here = (*path, key)

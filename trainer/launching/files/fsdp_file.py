@@ -1,8 +1,8 @@
 """The FSDP section of an accelerate file, as arguments of Accelerate's plugin for FSDP2.
 
 FSDP1 files are mapped: what the two share keeps its meaning, what FSDP2 does not have is named in a
-notice or refused with its replacement. Every argument is given explicitly, since the plugin would read
-FSDP_* variables for each that is None.
+notice or refused with its replacement. Every argument is given explicitly, since the plugin would
+read FSDP_* variables for each that is None.
 """
 
 from __future__ import annotations
@@ -35,21 +35,36 @@ def read_fsdp(
     known = table("accelerate")
     version = _version(entries.get("fsdp_version"), check, origin)
     state_dict = entries.get("fsdp_state_dict_type")
-    if state_dict is not None and version == 1 and str(state_dict.value).upper() == "LOCAL_STATE_DICT":
+    if (
+        state_dict is not None
+        and version == 1
+        and str(state_dict.value).upper() == "LOCAL_STATE_DICT"
+    ):
         check.notice(state_dict, "FSDP2 does not have it; checkpoints of samecurve do not need it")
         entries = {name: entry for name, entry in entries.items() if entry is not state_dict}
     dropped = [entries[name] for name in known["fsdp1"] if name in entries]
     entries = checked("fsdp_config", entries, check)
-    plugin = {name: (entries.get(key), default) for name, (key, default) in known["fsdp_plugin"].items()}
-    values = {name: default if entry is None else entry.value for name, (entry, default) in plugin.items()}
+    plugin = {
+        name: (entries.get(key), default) for name, (key, default) in known["fsdp_plugin"].items()
+    }
+    values = {
+        name: default if entry is None else entry.value for name, (entry, default) in plugin.items()
+    }
     reshard = _reshard(entries, version, check)
     check.idle(dropped, "no effect under FSDP2")
     if values["activation_checkpointing_offload"] and not values["activation_checkpointing"]:
         offloaded = entries["fsdp_activation_checkpointing_offload"]
         check.refuse(offloaded, "needs fsdp_activation_checkpointing: true")
     policy = values["auto_wrap_policy"]
-    others = [entries[name] for name, other in known["fsdp_policies"].items() if name in entries and other != policy]
-    check.idle([entry for entry in others if entry.value], f"no effect under fsdp_auto_wrap_policy {policy}")
+    others = [
+        entries[name]
+        for name, other in known["fsdp_policies"].items()
+        if name in entries and other != policy
+    ]
+    check.idle(
+        [entry for entry in others if entry.value],
+        f"no effect under fsdp_auto_wrap_policy {policy}",
+    )
     classes = _classes(entries.get(_CLASSES), check)
     typed = {name: entry for name, (entry, _) in plugin.items() if entry} | dict(dimensions)
     values |= {name: entry.value for name, entry in dimensions.items()} | {
@@ -61,13 +76,15 @@ def read_fsdp(
 
 
 def read_dimensions(entries: Entries, world: Sourced[int] | None, check: Validator) -> Entries:
-    """Return how many groups of processes hold the whole model each (HSDP), and how many divide each layer (tensor
-    parallelism); what is 1 is left out.
+    """Return how many groups of processes hold the whole model each (HSDP), and how many divide
+    each layer (tensor parallelism); what is 1 is left out.
 
     Args:
         entries: the section parallelism_config, of the right types.
     """
-    found = {name: entries.get(f"parallelism_config_{name}") for name in ("dp_replicate_size", "tp_size")}
+    found = {
+        name: entries.get(f"parallelism_config_{name}") for name in ("dp_replicate_size", "tp_size")
+    }
     more = {name: entry for name, entry in found.items() if entry is not None and entry.value > 1}
     ranks = entries.get("parallelism_config_dp_shard_size")
     product = math.prod(entry.value for entry in more.values())
@@ -107,10 +124,16 @@ def _reshard(entries: Entries, version: int, check: Validator) -> bool:
 
 
 def _by_strategy(found: Sourced[Any] | None, check: Validator) -> bool | None:
-    """Return whether parameters are let go after the forward pass; None where nothing that can run is said."""
+    """Return whether parameters are let go after the forward pass; None where nothing that can run
+    is said.
+    """
     known = table("accelerate")["fsdp_strategies"]
-    numbered = {str(number): name for number, name in enumerate(known, 1)}  # as Accelerate does (utils/constants.py)
-    name = found and (numbered.get(str(found.value)) or check.read(annotation(list(known), any_case=True), found))
+    numbered = {
+        str(number): name for number, name in enumerate(known, 1)
+    }  # as Accelerate does (utils/constants.py)
+    name = found and (
+        numbered.get(str(found.value)) or check.read(annotation(list(known), any_case=True), found)
+    )
     meant = known.get(name)
     if found is not None and isinstance(meant, str):
         check.refuse(found, meant)
@@ -121,20 +144,28 @@ def _classes(found: Sourced[Any] | None, check: Validator) -> list[str] | None:
     if found is None:
         return None
     names = found.value.split(",") if isinstance(found.value, str) else found.value
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
+    if (
+        not isinstance(names, list)
+        or not names
+        or not all(isinstance(name, str) and name.strip() for name in names)
+    ):
         check.refuse(found, "must be class names, as a list or separated by commas")
         return None
     return [name.strip() for name in names]
 
 
 def refuse_other_files(doc: Document, own: str = "") -> None:
-    """Raise ConfigError for a file that another option takes, or transformers' own Trainer (``--fsdp_config``).
+    """Raise ConfigError for a file that another option takes, or transformers' own Trainer
+    (``--fsdp_config``).
 
     Args:
         own: a key that the other launch file does not have; "" where either will do.
     """
     section, known = doc.data.get("fsdp_config"), table("accelerate")
-    keys = {str(key).removeprefix("fsdp_") for key in {**doc.data, **(section if isinstance(section, dict) else {})}}
+    keys = {
+        str(key).removeprefix("fsdp_")
+        for key in {**doc.data, **(section if isinstance(section, dict) else {})}
+    }
     prefixed = any(str(key).startswith("fsdp_") for key in doc.data.keys() - {"fsdp_config"})
     typical = keys & {"fsdp", *known["transformers"]}
     named = next((key for key in _OTHERS if key in doc.data), None)
@@ -152,6 +183,9 @@ def _by_all_keys(doc: Document) -> str | None:
     """Return the key of ``_OTHERS`` that is left out; None where it has keys of both or of neither."""
     deepspeed = deepspeed_keys() or {}
     accelerate = {*accelerate_keys(), *table("accelerate")["sections"]} - deepspeed.keys()
-    found = {"distributed_type": doc.data.keys() & accelerate, "zero_optimization": doc.data.keys() & deepspeed.keys()}
+    found = {
+        "distributed_type": doc.data.keys() & accelerate,
+        "zero_optimization": doc.data.keys() & deepspeed.keys(),
+    }
     names = [name for name, keys in found.items() if keys]
     return names[0] if len(names) == 1 else None

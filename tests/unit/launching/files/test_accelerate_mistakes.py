@@ -10,14 +10,21 @@ from launch_texts import BY_FILE, DDP, FSDP, FSDP1, ZERO, Write, complaint
 from trainer.launching.files.accelerate_file import read_accelerate_file
 
 NO_TYPE = "must be a type that samecurve runs"
-SEVERAL = (
-    "write 1, or ask for distributed_type: MULTI_GPU (--multi_gpu), which rehearses on the CPU where there is no GPU"
-)
+SEVERAL = "write 1, or ask for distributed_type: MULTI_GPU (--multi_gpu), which rehearses on the CPU where there is no GPU"
 BESIDE = "stands beside a.yaml:{} (deepspeed_config.deepspeed_config_file), which must say it; remove it here"
 MISTAKES = [
-    (f"{DDP}mixed_precison: bf16", "a.yaml:3: mixed_precison: 'bf16': unknown key; did you mean 'mixed_precision'?"),
-    (f"{DDP}zero_stage: 3", "a.yaml:3: zero_stage: 3: unknown key; it belongs under deepspeed_config"),
-    (f"{ZERO}  zero_stge: 3", "a.yaml:4: deepspeed_config.zero_stge: 3: unknown key; did you mean 'zero_stage'?"),
+    (
+        f"{DDP}mixed_precison: bf16",
+        "a.yaml:3: mixed_precison: 'bf16': unknown key; did you mean 'mixed_precision'?",
+    ),
+    (
+        f"{DDP}zero_stage: 3",
+        "a.yaml:3: zero_stage: 3: unknown key; it belongs under deepspeed_config",
+    ),
+    (
+        f"{ZERO}  zero_stge: 3",
+        "a.yaml:4: deepspeed_config.zero_stge: 3: unknown key; did you mean 'zero_stage'?",
+    ),
     (
         f"{ZERO}  zero_stage: 1\n  mixed_precision: bf16",
         "a.yaml:5: deepspeed_config.mixed_precision: 'bf16': unknown key; it belongs at the top level",
@@ -34,8 +41,14 @@ MISTAKES = [
         "distributed_type: MULTI_GPU\nnum_processes: '2'",
         "a.yaml:2: num_processes: '2': must be a whole number; remove the quotes",
     ),
-    ("distributed_type: MULTI_GPU\nnum_processes: 0", "a.yaml:2: num_processes: 0: must be at least 1"),
-    ("distributed_type: MULTI_GPU\nnum_processes: true", "a.yaml:2: num_processes: true: must be a whole number"),
+    (
+        "distributed_type: MULTI_GPU\nnum_processes: 0",
+        "a.yaml:2: num_processes: 0: must be at least 1",
+    ),
+    (
+        "distributed_type: MULTI_GPU\nnum_processes: true",
+        "a.yaml:2: num_processes: true: must be a whole number",
+    ),
     (f"{DDP}num_machines: 3", "a.yaml:2: num_processes: 2: must be a multiple of num_machines 3"),
     (
         "distributed_type: 'NO'\nnum_processes: 2",
@@ -64,7 +77,10 @@ MISTAKES = [
         "distributed_type: XLA\nnum_processes: 2",
         f"a.yaml:1: distributed_type: 'XLA': {NO_TYPE}; known: DEEPSPEED, FSDP, MULTI_GPU, NO",
     ),
-    ("num_processes: 2", f"a.yaml: distributed_type: {NO_TYPE}; known: DEEPSPEED, FSDP, MULTI_GPU, NO"),
+    (
+        "num_processes: 2",
+        f"a.yaml: distributed_type: {NO_TYPE}; known: DEEPSPEED, FSDP, MULTI_GPU, NO",
+    ),
     (
         "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'",
         "a.yaml:1: compute_environment: 'AMAZON_SAGEMAKER': must be one of 'LOCAL_MACHINE'",
@@ -74,7 +90,10 @@ MISTAKES = [
         "a.yaml:3: mixed_precision: false: must be one of 'no', 'bf16', 'fp16'; write 'no' in quotes, "
         "for YAML reads a bare no as false",
     ),
-    (f"{DDP}mixed_precision: fp8", "a.yaml:3: mixed_precision: 'fp8': must be one of 'no', 'bf16', 'fp16'"),
+    (
+        f"{DDP}mixed_precision: fp8",
+        "a.yaml:3: mixed_precision: 'fp8': must be one of 'no', 'bf16', 'fp16'",
+    ),
     (
         f"{DDP}mixed_precision: bf61",
         "a.yaml:3: mixed_precision: 'bf61': must be one of 'no', 'bf16', 'fp16'; did you mean 'bf16'?",
@@ -83,8 +102,14 @@ MISTAKES = [
         f"{DDP}mixed_precision: bf16\nfp16: true",
         "a.yaml:4: fp16: true: disagrees with 'bf16' at a.yaml:3 (mixed_precision); remove it",
     ),
-    (f"{DDP}use_cpu: 'false'", "a.yaml:3: use_cpu: 'false': must be true or false; remove the quotes"),
-    (f"{DDP}main_process_port: '1'", "a.yaml:3: main_process_port: '1': must be a whole number; remove the quotes"),
+    (
+        f"{DDP}use_cpu: 'false'",
+        "a.yaml:3: use_cpu: 'false': must be true or false; remove the quotes",
+    ),
+    (
+        f"{DDP}main_process_port: '1'",
+        "a.yaml:3: main_process_port: '1': must be a whole number; remove the quotes",
+    ),
     (f"{DDP}gpu_ids: 0", "a.yaml:3: gpu_ids: 0: must be text; put it in quotes"),
     (f"{DDP}debug: 1", "a.yaml:3: debug: 1: must be true or false"),
     (
@@ -103,7 +128,10 @@ MISTAKES = [
         "a.yaml:6: parallelism_config.parallelism_config_dp_shard_size: 2: times tp_size 2 must be the number of "
         "processes, 2",
     ),
-    ("zero_optimization: {stage: 2}", "a.yaml: this is a DeepSpeed config: give it with --deepspeed"),
+    (
+        "zero_optimization: {stage: 2}",
+        "a.yaml: this is a DeepSpeed config: give it with --deepspeed",
+    ),
     (
         '{"train_batch_size": "auto", "fp16": {"enabled": false}, "optimizer": {"type": "Adam"}, "_comment": 1}',
         "a.yaml: this is a DeepSpeed config: give it with --deepspeed",
@@ -277,8 +305,14 @@ MISTAKES = [
     ),
     ("", "a.yaml: the accelerate config file is empty"),
     ("- 1\n", "a.yaml: the root of the accelerate config file must be a mapping, not a list"),
-    (f"{DDP}fsdp_config:\n\tfsdp_version: 2", "a.yaml:4: not valid YAML: a tab: YAML is indented with spaces only"),
-    (f"{DDP}num_processes: 4", "a.yaml:3: num_processes: the key stands twice, first on line 2; keep one"),
+    (
+        f"{DDP}fsdp_config:\n\tfsdp_version: 2",
+        "a.yaml:4: not valid YAML: a tab: YAML is indented with spaces only",
+    ),
+    (
+        f"{DDP}num_processes: 4",
+        "a.yaml:3: num_processes: the key stands twice, first on line 2; keep one",
+    ),
 ]
 
 

@@ -15,7 +15,10 @@ from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 def test_single(write: Write) -> None:
     request = read_accelerate_file(write("a.yaml", "distributed_type: 'NO'\n"))
-    assert (request.strategy, str(request.strategy_origin)) == ("single", "a.yaml:1 (distributed_type)")
+    assert (request.strategy, str(request.strategy_origin)) == (
+        "single",
+        "a.yaml:1 (distributed_type)",
+    )
     assert request.world_size == sourced(1, "a.yaml:1 (distributed_type)")
     assert request.notices == ()
 
@@ -30,7 +33,9 @@ def test_ddp_with_its_homes(write: Write) -> None:
 
 
 def test_json_is_read_as_accelerate_does(write: Write) -> None:
-    text = json.dumps({"distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2}, indent=1)
+    text = json.dumps(
+        {"distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2}, indent=1
+    )
     request = read_accelerate_file(write("a.json", text))
     assert (request.world_size, request.num_machines) == (sourced(4, "a.json:3 (num_processes)"), 2)
 
@@ -51,8 +56,15 @@ def test_dynamo(write: Write) -> None:
     dynamo = read_accelerate_file(write("a.yaml", text)).dynamo
     assert dynamo == {"backend": "inductor", "mode": "default", "dynamic": False}
     assert TorchDynamoPlugin(**dynamo).backend.value == "INDUCTOR"
-    assert read_accelerate_file(write("b.yaml", f"{DDP}dynamo_config:\n  dynamo_backend: 'NO'\n")).dynamo == {}
-    assert read_accelerate_file(write("c.yaml", f"{DDP}dynamo_backend: EAGER\n")).dynamo == {"backend": "eager"}
+    assert (
+        read_accelerate_file(
+            write("b.yaml", f"{DDP}dynamo_config:\n  dynamo_backend: 'NO'\n")
+        ).dynamo
+        == {}
+    )
+    assert read_accelerate_file(write("c.yaml", f"{DDP}dynamo_backend: EAGER\n")).dynamo == {
+        "backend": "eager"
+    }
 
 
 def test_section_of_another_strategy_is_said(write: Write) -> None:
@@ -75,8 +87,12 @@ def test_groups_that_hold_the_whole_model_each(write: Write) -> None:
 
 def test_tensor_parallelism_is_read_beside_groups(write: Write) -> None:
     sizes = {"dp_replicate": 2, "dp_shard": 1, "tp": 2}
-    text = f"{FSDP}parallelism_config:\n" + "".join(f"  parallelism_config_{k}_size: {n}\n" for k, n in sizes.items())
-    request = read_accelerate_file(write("a.yaml", text.replace("num_processes: 2", "num_processes: 4")))
+    text = f"{FSDP}parallelism_config:\n" + "".join(
+        f"  parallelism_config_{k}_size: {n}\n" for k, n in sizes.items()
+    )
+    request = read_accelerate_file(
+        write("a.yaml", text.replace("num_processes: 2", "num_processes: 4"))
+    )
     assert (request.fsdp["dp_replicate_size"], request.fsdp["tp_size"]) == (2, 2)
     assert str(request.origins["fsdp.tp_size"]).startswith("a.yaml:8")
 
@@ -97,14 +113,18 @@ def test_the_launcher_says_how_many_processes(write: Write, lines: str) -> None:
 
 
 def test_one_process_of_ddp(write: Write) -> None:
-    request = read_accelerate_file(write("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 1\n"))
+    request = read_accelerate_file(
+        write("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 1\n")
+    )
     assert (request.strategy, request.world_size) == ("ddp", sourced(1, "a.yaml:2 (num_processes)"))
 
 
 def test_no_without_quotes_is_what_accelerate_takes_it_for(write: Write) -> None:
     request = read_accelerate_file(write("a.yaml", "distributed_type: NO\nnum_processes: 1\n"))
     assert (request.strategy, request.notices) == ("single", ())
-    assert complaint(lambda: read_accelerate_file(write("b.yaml", "distributed_type: NO\nnum_processes: 2\n"))) == (
+    assert complaint(
+        lambda: read_accelerate_file(write("b.yaml", "distributed_type: NO\nnum_processes: 2\n"))
+    ) == (
         "b.yaml:2: num_processes: 2: accelerate starts one process under b.yaml:1 (distributed_type); write 1, or ask "
         "for distributed_type: MULTI_GPU (--multi_gpu), which rehearses on the CPU where there is no GPU"
     )

@@ -34,7 +34,9 @@ def test_json_beside_the_yaml_is_not_where_accelerate_looks(write: Write, tmp_pa
 
 
 def test_accelerate_itself_takes_the_typo(write: Write) -> None:
-    """Why this module exists: the same file that ends with one line here is fine there, and runs stage 2."""
+    """Why this module exists: the same file that ends with one line here is fine there, and runs
+    stage 2.
+    """
     path = write("a.yaml", f"{ZERO}  zero_stge: 3\n")
     assert load_config_from_file(path).deepspeed_config == {"zero_stge": 3}
     assert DeepSpeedPlugin().zero_stage == 2
@@ -44,4 +46,6 @@ def test_accelerate_itself_takes_the_typo(write: Write) -> None:
 def test_deepspeed_itself_takes_the_typo(write: Write) -> None:
     text = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "gradient_cliping": 0.5}'
     assert DeepSpeedConfig(json.loads(text)).gradient_clipping != 0.5
-    assert "did you mean 'gradient_clipping'?" in complaint(lambda: read_deepspeed_file(write("ds.json", text)))
+    assert "did you mean 'gradient_clipping'?" in complaint(
+        lambda: read_deepspeed_file(write("ds.json", text))
+    )

@@ -15,10 +15,19 @@ from launchers import ROOT
 from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
-STRATEGIES = {"single": "single", "ddp": "ddp", "fsdp": "fsdp", "hsdp": "fsdp", "tp": "fsdp", "zero3_offload": "zero3"}
+STRATEGIES = {
+    "single": "single",
+    "ddp": "ddp",
+    "fsdp": "fsdp",
+    "hsdp": "fsdp",
+    "tp": "fsdp",
+    "zero3_offload": "zero3",
+}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "accel_configs").glob("*")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "accel_configs").glob("*")), ids=lambda path: path.name
+)
 def test_committed_accelerate_files(path: Path) -> None:
     request = read_accelerate_file(path)
     assert request.strategy == STRATEGIES.get(path.stem, path.stem)
@@ -27,15 +36,23 @@ def test_committed_accelerate_files(path: Path) -> None:
     assert request.mixed_precision is None, "the training config says it"
     assert request.notices == ()
     assert path.read_text().startswith("#")
-    assert ("offload_param" in request.deepspeed.get("zero_optimization", {})) == path.stem.endswith("offload")
+    assert (
+        "offload_param" in request.deepspeed.get("zero_optimization", {})
+    ) == path.stem.endswith("offload")
     assert load_config_from_file(str(path)).num_processes == request.world_size.value
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "ds_configs").glob("*")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "ds_configs").glob("*")), ids=lambda path: path.name
+)
 def test_committed_deepspeed_files(path: Path) -> None:
     request = read_deepspeed_file(path)
     assert request.strategy == STRATEGIES.get(path.stem, path.stem)
-    assert (request.micro_batch_size, request.accumulation_steps, request.max_grad_norm) == (None, None, None)
+    assert (request.micro_batch_size, request.accumulation_steps, request.max_grad_norm) == (
+        None,
+        None,
+        None,
+    )
     assert request.mixed_precision is None
 
 
@@ -58,14 +75,18 @@ def test_real_accelerate_files(path: Path) -> None:
     written = yaml.safe_load(path.read_text())
     two = flag(2, "num_processes")
     if written["distributed_type"] == "NO":
-        assert "accelerate starts one process" in complaint(lambda: read_accelerate_file(path, overrides=two))
+        assert "accelerate starts one process" in complaint(
+            lambda: read_accelerate_file(path, overrides=two)
+        )
         assert read_accelerate_file(path, overrides=flag(1, "num_processes")).strategy == "single"
         return
     request = read_accelerate_file(path, overrides=two)
     stage = (written.get("deepspeed_config") or {}).get("zero_stage")
     assert (
         request.strategy
-        == {"MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": f"zero{stage}"}[written["distributed_type"]]
+        == {"MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": f"zero{stage}"}[
+            written["distributed_type"]
+        ]
     )
     assert request.mixed_precision is not None
     assert request.mixed_precision.value == written["mixed_precision"]
@@ -78,7 +99,9 @@ def test_real_deepspeed_files(path: Path) -> None:
     stage = written["zero_optimization"]["stage"]
     assert request.strategy == (f"zero{stage}" if stage else "ddp")
     assert request.mixed_precision is not None
-    assert request.mixed_precision.value == ("bf16" if written.get("bf16", {}).get("enabled") is True else "fp16")
+    assert request.mixed_precision.value == (
+        "bf16" if written.get("bf16", {}).get("enabled") is True else "fp16"
+    )
     assert '"auto"' not in json.dumps(request.deepspeed)
     # DeepSpeed reads what is left, and understands the same stage.
     read = DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **request.deepspeed})

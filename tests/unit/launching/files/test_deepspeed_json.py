@@ -22,7 +22,10 @@ def test_inline_zero(write: Write) -> None:
         "  offload_optimizer_device: cpu\n  offload_param_device: none\n  zero3_save_16bit_model: true\n"
     )
     request = read_accelerate_file(write("a.yaml", text))
-    assert (request.strategy, str(request.strategy_origin)) == ("zero3", "a.yaml:4 (deepspeed_config.zero_stage)")
+    assert (request.strategy, str(request.strategy_origin)) == (
+        "zero3",
+        "a.yaml:4 (deepspeed_config.zero_stage)",
+    )
     assert request.accumulation_steps is not None
     assert request.accumulation_steps.value == 4
     assert request.max_grad_norm == sourced(1.0, "a.yaml:6 (deepspeed_config.gradient_clipping)")
@@ -36,7 +39,9 @@ def test_inline_zero(write: Write) -> None:
 
 
 def test_inline_auto_is_open(write: Write) -> None:
-    text = f"{ZERO}  zero_stage: 1\n  gradient_accumulation_steps: auto\n  gradient_clipping: auto\n"
+    text = (
+        f"{ZERO}  zero_stage: 1\n  gradient_accumulation_steps: auto\n  gradient_clipping: auto\n"
+    )
     request = read_accelerate_file(write("a.yaml", text))
     assert (request.accumulation_steps, request.max_grad_norm) == (None, None)
 
@@ -45,7 +50,9 @@ def test_flags_of_stage_3_are_said_in_another(write: Write) -> None:
     text = f"{ZERO}  zero_stage: 2\n  zero3_init_flag: true\n  zero3_save_16bit_model: true\n"
     built, saved = read_accelerate_file(write("a.yaml", text)).notices
     assert saved == "a.yaml:6: no effect in stage 2: zero3_save_16bit_model"
-    assert built.startswith("a.yaml:5: deepspeed_config.zero3_init_flag: no effect: the model is whole in host memory")
+    assert built.startswith(
+        "a.yaml:5: deepspeed_config.zero3_init_flag: no effect: the model is whole in host memory"
+    )
 
 
 def test_deepspeed_json(write: Write) -> None:
@@ -59,11 +66,18 @@ def test_deepspeed_json(write: Write) -> None:
     assert request.accumulation_steps.value == 2
     assert request.optimizer is not None
     assert (request.optimizer.name, request.optimizer.typed.value) == ("adamw", "AdamW")
-    assert {key: given.value for key, given in request.optimizer.values.items()} == {"betas": [0.9, 0.95]}
-    assert {key: given.value for key, given in request.optimizer.defaults.items()} == {"eps": 1e-8, "weight_decay": 0.0}
+    assert {key: given.value for key, given in request.optimizer.values.items()} == {
+        "betas": [0.9, 0.95]
+    }
+    assert {key: given.value for key, given in request.optimizer.defaults.items()} == {
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+    }
     assert request.scheduler is not None
     assert (request.scheduler.name, request.scheduler.values) == ("constant", {})
-    assert {key: given.value for key, given in request.scheduler.defaults.items()} == {"warmup_type": "log"}
+    assert {key: given.value for key, given in request.scheduler.defaults.items()} == {
+        "warmup_type": "log"
+    }
     assert request.deepspeed == {
         "zero_optimization": {"stage": 2, "overlap_comm": True, "allgather_bucket_size": 2e8},
         "fp16": {"loss_scale": 0, "min_loss_scale": 1},
@@ -81,7 +95,9 @@ def test_deepspeed_json(write: Write) -> None:
         ({"fp16": {"enabled": False}}, "no"),
     ],
 )
-def test_precision_of_the_json(write: Write, sections: dict[str, Any], precision: str | None) -> None:
+def test_precision_of_the_json(
+    write: Write, sections: dict[str, Any], precision: str | None
+) -> None:
     text = json.dumps({"zero_optimization": {"stage": 1}, **sections})
     request = read_deepspeed_file(write("ds.json", text))
     assert (request.mixed_precision and request.mixed_precision.value) == precision
@@ -98,7 +114,11 @@ ABSENT = "ds.json: no zero_optimization.stage, which DeepSpeed takes as 0;"
         ({"zero_optimization": {"overlap_comm": True}}, ABSENT, "overlap_comm"),
         (
             {
-                "zero_optimization": {"stage": 0, "cpu_offload": True, "reduce_bucket_size": "auto"},
+                "zero_optimization": {
+                    "stage": 0,
+                    "cpu_offload": True,
+                    "reduce_bucket_size": "auto",
+                },
                 "fp16": {"enabled": True, "loss_scale": 128},
                 "tensorboard": {"enabled": True},
                 "csv_monitor": {"enabled": False},
@@ -111,7 +131,9 @@ ABSENT = "ds.json: no zero_optimization.stage, which DeepSpeed takes as 0;"
     ],
 )
 def test_stage_0_is_ddp(write: Write, sections: dict[str, Any], said: str, idle: str) -> None:
-    """What counts under DDP as well is read as in every JSON, and what DeepSpeed's engine alone reads is said."""
+    """What counts under DDP as well is read as in every JSON, and what DeepSpeed's engine alone
+    reads is said.
+    """
     shared = {key: value for key, value in FULL.items() if key != "zero_optimization"}
     request = read_deepspeed_file(write("ds.json", json.dumps(shared | sections)))
     assert (request.strategy, request.stage_0, request.deepspeed) == ("ddp", True, {})
@@ -139,7 +161,10 @@ def test_stage_0_in_an_accelerate_file(write: Write) -> None:
 def test_json_named_in_the_yaml(write: Write) -> None:
     write("ds.json", json.dumps(FULL))
     request = read_accelerate_file(write("a.yaml", f"{BY_FILE}  zero3_init_flag: false\n"))
-    assert (request.strategy, str(request.strategy_origin)) == ("zero2", "ds.json:1 (zero_optimization.stage)")
+    assert (request.strategy, str(request.strategy_origin)) == (
+        "zero2",
+        "ds.json:1 (zero_optimization.stage)",
+    )
     assert request.world_size == sourced(2, "a.yaml:2 (num_processes)")
     assert request.files == ("a.yaml", "ds.json")
 
@@ -151,7 +176,9 @@ def test_flags_fill_what_the_json_leaves_open(write: Write) -> None:
     request = read_accelerate_file(path, overrides=open_values)
     assert request.max_grad_norm == sourced(0.5, "command line (--gradient_clipping)")
     assert request.mixed_precision == sourced("bf16", "command line (--mixed_precision)")
-    assert complaint(lambda: read_accelerate_file(path, overrides=flag(3, "gradient_accumulation_steps"))) == (
+    assert complaint(
+        lambda: read_accelerate_file(path, overrides=flag(3, "gradient_accumulation_steps"))
+    ) == (
         "command line: --gradient_accumulation_steps: 3: disagrees with 2 at ds.json:1 (gradient_accumulation_steps); "
         "keep one of them"
     )
@@ -160,12 +187,19 @@ def test_flags_fill_what_the_json_leaves_open(write: Write) -> None:
 def test_both_ways_beside_each_other_is_what_accelerate_refuses() -> None:
     """What stands for a key of the JSON is just what Accelerate's own check names."""
     constants = DeepSpeedPlugin._deepspeed_config_checks.__code__.co_consts
-    names = {n for c in constants for n in (c if isinstance(c, tuple) else (c,)) if str(n).startswith("ACCELERATE_")}
+    names = {
+        n
+        for c in constants
+        for n in (c if isinstance(c, tuple) else (c,))
+        if str(n).startswith("ACCELERATE_")
+    }
     refused = {name.replace("ACCELERATE_", "").replace("DEEPSPEED_", "").lower() for name in names}
     assert refused - {"config_ds_fields"} == {"mixed_precision", *table("deepspeed")["inline"]}
 
 
-@pytest.mark.parametrize("text", [DDP, "num_processes: 2\nmixed_precision: bf16", "fsdp_config: {fsdp_version: 2}"])
+@pytest.mark.parametrize(
+    "text", [DDP, "num_processes: 2\nmixed_precision: bf16", "fsdp_config: {fsdp_version: 2}"]
+)
 def test_an_accelerate_file_that_is_given_as_a_json_of_deepspeed(text: str, write: Write) -> None:
     path = write("a.yaml", text)
     assert complaint(lambda: read_deepspeed_file(path)) == (

@@ -10,7 +10,10 @@ from launch_texts import Write, Z, complaint
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 JSON_MISTAKES = [
-    (f'{{{Z}, "gradient_cliping": 1.0}}', "gradient_cliping: 1.0: unknown key; did you mean 'gradient_clipping'?"),
+    (
+        f'{{{Z}, "gradient_cliping": 1.0}}',
+        "gradient_cliping: 1.0: unknown key; did you mean 'gradient_clipping'?",
+    ),
     (f'{{{Z}, "stage": 2}}', "stage: 2: unknown key; it belongs under zero_optimization"),
     (
         '{"zero_optimization": {"stage": 2, "reduce_buket_size": 1}}',
@@ -45,8 +48,14 @@ JSON_MISTAKES = [
         "optimizer.params.lr: '1e-4': must be a number; remove the quotes",
     ),
     ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage: 4: must be 0, 1, 2 or 3"),
-    ('{"zero_optimization": {"stage": false}}', "zero_optimization.stage: false: must be a whole number"),
-    ('{"zero_optimization": {"stge": 2}}', "zero_optimization.stge: 2: unknown key; did you mean 'stage'?"),
+    (
+        '{"zero_optimization": {"stage": false}}',
+        "zero_optimization.stage: false: must be a whole number",
+    ),
+    (
+        '{"zero_optimization": {"stge": 2}}',
+        "zero_optimization.stge: 2: unknown key; did you mean 'stage'?",
+    ),
     (
         '{"communication_data_type": "bf16"}',
         "communication_data_type: 'bf16': stage 0 runs as DDP, which exchanges gradients in fp32; remove it",
@@ -64,11 +73,20 @@ JSON_MISTAKES = [
         'zero_optimization: true: must be a mapping with the stage: {"stage": 0}, 1, 2 or 3',
     ),
     (f'{{{Z}, "train_batch_size": 0}}', "train_batch_size: 0: must be at least 1"),
-    (f'{{{Z}, "train_micro_batch_size_per_gpu": 1.5}}', "train_micro_batch_size_per_gpu: 1.5: must be a whole number"),
+    (
+        f'{{{Z}, "train_micro_batch_size_per_gpu": 1.5}}',
+        "train_micro_batch_size_per_gpu: 1.5: must be a whole number",
+    ),
     (f'{{{Z}, "gradient_clipping": -1}}', "gradient_clipping: -1: must be at least 0"),
-    (f'{{{Z}, "gradient_clipping": "1"}}', "gradient_clipping: '1': must be a number; remove the quotes"),
+    (
+        f'{{{Z}, "gradient_clipping": "1"}}',
+        "gradient_clipping: '1': must be a number; remove the quotes",
+    ),
     (f'{{{Z}, "wall_clock_breakdown": 1}}', "wall_clock_breakdown: 1: must be true or false"),
-    (f'{{{Z}, "prescale_gradients": "true"}}', "prescale_gradients: 'true': must be true or false; remove the quotes"),
+    (
+        f'{{{Z}, "prescale_gradients": "true"}}',
+        "prescale_gradients: 'true': must be true or false; remove the quotes",
+    ),
     (f'{{{Z}, "aio": 3}}', "aio: 3: must be a mapping"),
     (f'{{{Z}, "checkpoint": 3}}', "checkpoint: 3: must be a mapping"),
     (
@@ -104,7 +122,10 @@ JSON_MISTAKES = [
         "gradient_allreduce_op: 'sum': the gradient here is the mean over the global batch; remove it",
     ),
     *[
-        (f'{{{Z}, "{key}": {json.dumps(value)}}}', f"{key}: {value}: not supported by samecurve; remove it")
+        (
+            f'{{{Z}, "{key}": {json.dumps(value)}}}',
+            f"{key}: {value}: not supported by samecurve; remove it",
+        )
         for key, value in {
             "elasticity": {"enabled": True},
             "autotuning": {"enabled": True},
@@ -114,7 +135,10 @@ JSON_MISTAKES = [
             "torch_autocast": {"enabled": True},
         }.items()
     ],
-    (f'{{{Z}, "log": {{}}}}', "log: {}: unknown key; DeepSpeed's JSON has none of this name; remove it"),
+    (
+        f'{{{Z}, "log": {{}}}}',
+        "log: {}: unknown key; DeepSpeed's JSON has none of this name; remove it",
+    ),
     (
         f'{{{Z}, "comms_config": {{}}}}',
         "comms_config: {}: unknown key; DeepSpeed's JSON has none of this name; remove it",
@@ -188,16 +212,27 @@ def test_a_mistake_in_json_is_one_line(write: Write, text: str, line: str) -> No
 
 def test_what_deepspeed_removed_is_told_in_its_words(write: Write) -> None:
     line = complaint(lambda: read_deepspeed_file(write("ds.json", f'{{{Z}, "nebula": {{}}}}')))
-    assert line.startswith("ds.json:1: nebula: {}: DeepSpeed: Nebula checkpointing has been removed")
+    assert line.startswith(
+        "ds.json:1: nebula: {}: DeepSpeed: Nebula checkpointing has been removed"
+    )
 
 
 @pytest.mark.parametrize(
-    ("key", "name"), [("mics_shard_size", "MiCS ZeRO-3 sharding"), ("zeropp_loco_param", "LoCo-Zero++")]
+    ("key", "name"),
+    [("mics_shard_size", "MiCS ZeRO-3 sharding"), ("zeropp_loco_param", "LoCo-Zero++")],
 )
-def test_what_deepspeed_removed_from_a_section_is_told_in_its_words(write: Write, key: str, name: str) -> None:
+def test_what_deepspeed_removed_from_a_section_is_told_in_its_words(
+    write: Write, key: str, name: str
+) -> None:
     text = f'{{"zero_optimization": {{"stage": 3, "{key}": 8}}}}'
     line = complaint(lambda: read_deepspeed_file(write("ds.json", text)))
-    assert line.startswith(f"ds.json:1: zero_optimization.{key}: 8: DeepSpeed: {name} has been removed")
+    assert line.startswith(
+        f"ds.json:1: zero_optimization.{key}: 8: DeepSpeed: {name} has been removed"
+    )
     disabled = {"enabled": False}
-    off = json.dumps({"zero_optimization": {"stage": 3, key: -1}, "elasticity": disabled, "amp": disabled})
-    assert read_deepspeed_file(write("off.json", off)).deepspeed == {"zero_optimization": {"stage": 3}}
+    off = json.dumps(
+        {"zero_optimization": {"stage": 3, key: -1}, "elasticity": disabled, "amp": disabled}
+    )
+    assert read_deepspeed_file(write("off.json", off)).deepspeed == {
+        "zero_optimization": {"stage": 3}
+    }

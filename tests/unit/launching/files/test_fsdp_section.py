@@ -10,7 +10,9 @@ from trainer.launching.files.accelerate_file import read_accelerate_file
 
 
 def test_fsdp_gives_every_argument(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stray FSDP_* variables change nothing, since the plugin is given every argument that reads one."""
+    """Stray FSDP_* variables change nothing, since the plugin is given every argument that reads
+    one.
+    """
     text = FSDP + "".join(
         f"  {line}\n"
         for line in (
@@ -73,7 +75,9 @@ def test_fsdp_gives_every_argument(write: Write, monkeypatch: pytest.MonkeyPatch
 def test_fsdp1_maps_to_fsdp2(write: Write, line: str, reshards: bool) -> None:
     request = read_accelerate_file(write("a.yaml", f"{FSDP1}  {line}\n"))
     assert (request.fsdp["fsdp_version"], request.fsdp["reshard_after_forward"]) == (2, reshards)
-    assert request.notices == ("a.yaml:4: fsdp_config.fsdp_version: FSDP1 runs as FSDP2; write fsdp_version: 2",)
+    assert request.notices == (
+        "a.yaml:4: fsdp_config.fsdp_version: FSDP1 runs as FSDP2; write fsdp_version: 2",
+    )
 
 
 def test_fsdp_without_version_is_mapped_and_said(write: Write) -> None:

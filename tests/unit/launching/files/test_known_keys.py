@@ -1,4 +1,6 @@
-"""Keys that launch files may hold: any typo is answered by the key, and none that is right is refused."""
+"""Keys that launch files may hold: any typo is answered by the key, and none that is right is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,14 @@ def _one_letter_away(left: str, right: str) -> bool:
         different = [i for i in range(len(left)) if left[i] != right[i]]
         return len(different) == 1 or (len(different) == 2 and sorted(left) == sorted(right))
     short, long = sorted((left, right), key=len)
-    return len(long) - len(short) == 1 and any(long[:i] + long[i + 1 :] == short for i in range(len(long)))
+    return len(long) - len(short) == 1 and any(
+        long[:i] + long[i + 1 :] == short for i in range(len(long))
+    )
 
 
-NESTED = sorted((name, key) for name in table("accelerate")["sections"] for key in accelerate_keys(name))
+NESTED = sorted(
+    (name, key) for name in table("accelerate")["sections"] for key in accelerate_keys(name)
+)
 PATHS: list[tuple[str, ...]] = [
     (),
     ("zero_optimization",),
@@ -54,12 +60,16 @@ PATHS: list[tuple[str, ...]] = [
 
 
 # With fewer letters, one less leaves nothing to recognise.
-JSON_KEYS = sorted((path, key) for path in PATHS for key in deepspeed_keys(path) or () if len(key) > 4)
+JSON_KEYS = sorted(
+    (path, key) for path in PATHS for key in deepspeed_keys(path) or () if len(key) > 4
+)
 
 
 @settings(max_examples=200)
 @given(data=st.data())
-def test_a_typo_in_a_nested_key_is_answered_by_the_key(data: st.DataObject, tmp_path_factory: Any) -> None:
+def test_a_typo_in_a_nested_key_is_answered_by_the_key(
+    data: st.DataObject, tmp_path_factory: Any
+) -> None:
     name, key = data.draw(st.sampled_from(NESTED))
     typo = data.draw(_typos(key))
     others = {one for section in table("accelerate")["sections"] for one in spellings(section)}

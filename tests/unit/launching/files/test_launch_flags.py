@@ -1,4 +1,6 @@
-"""Flags of accelerate launch: what is read, with and without a file, and every mistake with its one line."""
+"""Flags of accelerate launch: what is read, with and without a file, and every mistake with its one
+line.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,19 @@ from trainer.launching.files.accelerate_file import read_accelerate_file, read_l
 
 
 def test_flags_are_read_by_accelerates_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", "/nonexistent")
-    argv = ["--config_file", "a.yaml", "--num-processes", "4", "--use_fsdp", "train.py", "--num_processes", "9"]
+    monkeypatch.setattr(
+        "accelerate.commands.config.config_args.default_config_file", "/nonexistent"
+    )
+    argv = [
+        "--config_file",
+        "a.yaml",
+        "--num-processes",
+        "4",
+        "--use_fsdp",
+        "train.py",
+        "--num_processes",
+        "9",
+    ]
     path, flags = read_launch_flags(argv)
     assert path == "a.yaml"
     assert flags == flag(4, "num_processes") | flag(True, "use_fsdp")
@@ -41,7 +54,10 @@ def test_flags_that_accelerate_refuses() -> None:
 def test_a_flag_wins_over_its_file(write: Write) -> None:
     path = write("a.yaml", f"{DDP}mixed_precision: bf16\nfsdp_config:\n  fsdp_version: 1\n")
     typed = (
-        flag(4, "num_processes") | flag("no", "mixed_precision") | flag(True, "use_fsdp") | flag("2", "fsdp_version")
+        flag(4, "num_processes")
+        | flag("no", "mixed_precision")
+        | flag(True, "use_fsdp")
+        | flag("2", "fsdp_version")
     )
     request = read_accelerate_file(path, overrides=typed)
     assert (request.strategy, str(request.strategy_origin)) == ("fsdp", "command line (--use_fsdp)")
@@ -77,21 +93,31 @@ def test_a_flag_wins_over_its_file(write: Write) -> None:
         ),
     ],
 )
-def test_a_mistake_in_flags_is_one_line(write: Write, typed: dict[str, Sourced[Any]], line: str) -> None:
+def test_a_mistake_in_flags_is_one_line(
+    write: Write, typed: dict[str, Sourced[Any]], line: str
+) -> None:
     assert complaint(lambda: read_accelerate_file(write("a.yaml", DDP), overrides=typed)) == line
 
 
 def test_flag_beside_a_json(write: Write) -> None:
     write("ds.json", json.dumps(FULL))
-    typed = flag(True, "use_deepspeed") | flag("ds.json", "deepspeed_config_file") | flag(2, "num_processes")
+    typed = (
+        flag(True, "use_deepspeed")
+        | flag("ds.json", "deepspeed_config_file")
+        | flag(2, "num_processes")
+    )
     assert read_accelerate_file(None, overrides=typed).strategy == "zero2"
-    assert complaint(lambda: read_accelerate_file(None, overrides=typed | flag(3, "zero_stage"))) == (
+    assert complaint(
+        lambda: read_accelerate_file(None, overrides=typed | flag(3, "zero_stage"))
+    ) == (
         "command line: --zero_stage: 3: stands beside command line (--deepspeed_config_file), which must say it; "
         "remove it here"
     )
     full = json.dumps({**FULL, "bf16": {"enabled": True}, "fp16": {"enabled": False}})
     write("ds.json", full)
-    assert complaint(lambda: read_accelerate_file(None, overrides=typed | flag("no", "mixed_precision"))) == (
+    assert complaint(
+        lambda: read_accelerate_file(None, overrides=typed | flag("no", "mixed_precision"))
+    ) == (
         "command line: --mixed_precision: 'no': disagrees with 'bf16' at ds.json:1 (bf16.enabled); keep one of them"
     )
 
@@ -119,7 +145,9 @@ def test_launch_without_a_file_starts_one_process(gpus: Callable[[int], None]) -
     gpus(0)
     for typed, asks in (({}, "accelerate launch"), (flag(True, "cpu"), "--cpu")):
         assert complaint(
-            lambda typed=typed: read_accelerate_file(None, overrides=typed | flag(2, "num_processes"))
+            lambda typed=typed: read_accelerate_file(
+                None, overrides=typed | flag(2, "num_processes")
+            )
         ) == (
             f"command line: --num_processes: 2: accelerate starts one process under command line ({asks}); write 1, or "
             "ask for distributed_type: MULTI_GPU (--multi_gpu), which rehearses on the CPU where there is no GPU"

@@ -22,12 +22,25 @@ def test_deepspeed_table_equals_the_installed_deepspeed() -> None:
 def test_own_rules_name_keys_that_exist() -> None:
     accelerate, deepspeed = table("accelerate"), table("deepspeed")
     strategies = accelerate["sections"]["fsdp_config"]["fsdp_sharding_strategy"]
-    assert list(accelerate["fsdp_strategies"]) == strategies, "in this order, for files may say the number"
-    converted = {"fp16", "dynamo_backend"}  # of older files, which Accelerate converts before it compares
+    assert list(accelerate["fsdp_strategies"]) == strategies, (
+        "in this order, for files may say the number"
+    )
+    converted = {
+        "fp16",
+        "dynamo_backend",
+    }  # of older files, which Accelerate converts before it compares
     for section, keys in accelerate["own"].items():
-        known = accelerate["top_level"] if section == "top_level" else accelerate["sections"][section]
+        known = (
+            accelerate["top_level"] if section == "top_level" else accelerate["sections"][section]
+        )
         assert keys.keys() - known.keys() <= converted
-    for name in (*deepspeed["own"], *deepspeed["only"], *deepspeed["auto"], *deepspeed["idle"], *deepspeed["models"]):
+    for name in (
+        *deepspeed["own"],
+        *deepspeed["only"],
+        *deepspeed["auto"],
+        *deepspeed["idle"],
+        *deepspeed["models"],
+    ):
         at = deepspeed["keys"]
         for part in name.split("."):
             at = at[part]
@@ -44,7 +57,11 @@ def test_defaults_are_those_of_accelerates_launcher() -> None:
 
 def test_every_type_of_the_tables_is_understood() -> None:
     def types(keys: dict[str, object]) -> list[object]:
-        return [one for spec in keys.values() for one in (types(spec) if isinstance(spec, dict) else [spec])]
+        return [
+            one
+            for spec in keys.values()
+            for one in (types(spec) if isinstance(spec, dict) else [spec])
+        ]
 
     for name in ("accelerate", "deepspeed"):
         written = table(name)

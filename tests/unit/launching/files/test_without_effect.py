@@ -61,7 +61,13 @@ def test_what_a_json_may_hold_without_effect(write: Write) -> None:
         },
         "activation_checkpointing": {"partition_activations": True},
         "checkpoint": {"use_node_local_storage": True},
-        "flops_profiler": {"enabled": False, "profile_step": 1, "module_depth": -1, "top_modules": 1, "detailed": True},
+        "flops_profiler": {
+            "enabled": False,
+            "profile_step": 1,
+            "module_depth": -1,
+            "top_modules": 1,
+            "detailed": True,
+        },
         "steps_per_print": "inf",
         "gradient_accumulation_steps": None,
         "train_micro_batch_size_per_gpu": None,
@@ -93,11 +99,18 @@ def test_reading_straight_to_a_gpu_is_no_matter_of_a_rehearsal(write: Write) -> 
 
 
 def test_older_names_of_offloads(write: Write) -> None:
-    zero = {"stage": 3, "cpu_offload": True, "cpu_offload_param": True, "cpu_offload_use_pin_memory": True}
+    zero = {
+        "stage": 3,
+        "cpu_offload": True,
+        "cpu_offload_param": True,
+        "cpu_offload_use_pin_memory": True,
+    }
     text = json.dumps({"zero_optimization": zero})
     request = read_deepspeed_file(write("ds.json", text))
     moved = {"device": "cpu", "pin_memory": True}
-    assert request.deepspeed == {"zero_optimization": {"stage": 3, "offload_optimizer": moved, "offload_param": moved}}
+    assert request.deepspeed == {
+        "zero_optimization": {"stage": 3, "offload_optimizer": moved, "offload_param": moved}
+    }
     assert rehearsal_notices(request)[0] == (
         "ds.json:1 (zero_optimization.cpu_offload): no effect in a rehearsal: already on the CPU"
     )
@@ -106,7 +119,11 @@ def test_older_names_of_offloads(write: Write) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        {"transformer_layer_cls_to_wrap": ["GPT2Block"], "backward_prefetch": "backward_pre", "xla": False},
+        {
+            "transformer_layer_cls_to_wrap": ["GPT2Block"],
+            "backward_prefetch": "backward_pre",
+            "xla": False,
+        },
         {"fsdp": "shard_grad_op offload auto_wrap", "fsdp_config": {"min_num_params": 1000}},
         {"fsdp_min_num_params": 1000},
     ],

@@ -1,4 +1,5 @@
-"""From which package of Python's standard library is a piece of source code? A small network over bytes.
+"""From which package of Python's standard library is a piece of source code? A small network over
+bytes.
 
 The data is real and there already. Put your own into ``build_data`` and ``build_model``.
 """
@@ -21,7 +22,9 @@ PACKAGES = ("asyncio", "email", "http", "importlib", "multiprocessing", "xml")
 
 
 class Network(nn.Module):
-    """Scores for the packages: bytes are embedded, convolved, and the strongest response of each filter counts."""
+    """Scores for the packages: bytes are embedded, convolved, and the strongest response of each
+    filter counts.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,7 +56,11 @@ class Classifier(trainer.Task):
             files = sorted(Path(sysconfig.get_path("stdlib"), package).rglob("*.py"))
             text = b"".join(file.read_bytes() for file in files)
             count = len(text) // self.length
-            pieces = torch.frombuffer(bytearray(text[: count * self.length]), dtype=torch.uint8).view(count, -1).long()
+            pieces = (
+                torch.frombuffer(bytearray(text[: count * self.length]), dtype=torch.uint8)
+                .view(count, -1)
+                .long()
+            )
             labels = torch.full((count,), label)
             border = count * 4 // 5  # the last files are held out, for pieces of one file are alike
             learn.append(TensorDataset(pieces[:border], labels[:border]))
