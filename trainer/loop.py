@@ -22,8 +22,8 @@ from .config.train_config import every_steps
 from .data.batches import Window
 from .data.evaluation import EvaluationBatches
 from .distributed.exit import Stopped
-from .distributed.waits import waits_outside
 from .errors import DataError, Origin
+from .faults.waits import waits_outside
 from .metrics import Layout, WeightedSums, agreed
 from .optim.groups import group_names, logged_rates
 from .reporting.attempts import Attempts

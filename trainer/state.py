@@ -19,7 +19,7 @@ from torch import nn
 
 from .building import alike
 from .building import parts as build
-from .building.unfilled import Unfilled
+from .building.meta_model import MetaModel
 from .checkpoint import (
     OptimizerForm,
     Parts,
@@ -30,9 +30,9 @@ from .checkpoint import (
     restore,
     store,
 )
+from .checkpoint.checksums import base_weights
 from .checkpoint.disk import check_shared
 from .checkpoint.export import ModelFile, check_storable, export_dtypes, export_model
-from .checkpoint.proof import base_weights
 from .checkpoint.restarted import how_to_go_on, restart_notices, start_of_attempt
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts
@@ -42,8 +42,8 @@ from .data.batches import Layout, Window
 from .data.indexed import IndexedData
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
-from .distributed.watchdog import Watchdog
 from .errors import DEFAULT, ConfigError, Origin, Problem
+from .faults.watchdog import Watchdog
 from .launching import Launched, launch
 from .optim.ema import Average
 from .optim.schedule import check_schedule
@@ -51,9 +51,9 @@ from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
 from .reporting.meter import Meter
-from .strategies.blank import is_blank
 from .strategies.in_place import whole_parameters
-from .strategies.trial import check_divisible
+from .strategies.meta_device import is_on_meta
+from .strategies.optimizer_probe import check_divisible
 from .task import Task, own_optimizer
 from .text import hidden, listed, renamed_arguments
 
@@ -204,7 +204,7 @@ class TrainState:
 
     def _build(
         self, origins: Mapping[str, Origin], start: Start
-    ) -> tuple[list[str], Unfilled | None]:
+    ) -> tuple[list[str], MetaModel | None]:
         """Build everything, in the order and under the seeds that every layout shares; returns
         notices, and what is to be filled yet.
         """
@@ -232,7 +232,7 @@ class TrainState:
         self.plan = plan = plan.with_length(self.total_steps)
         model, of_model = build.build_model(task, config, plan)
         of_data = build.lone_example_notices(model, self.train_data, self.total_steps)
-        source = task.pretrained(model) if is_blank(model) else None
+        source = task.pretrained(model) if is_on_meta(model) else None
         self.model_file = ModelFile.of(model, export_dtypes(model, config.export_dtype, source))
         rounded = self.model_file.most_of()
         if rounded is not None:
@@ -242,7 +242,7 @@ class TrainState:
                 f"the exported model is in {kind}, {reason}checkpoints keep what learns in float32"
             )
         whole = start.found is not None and self.model_file.names is None  # is in the checkpoint
-        unfilled = Unfilled.of(model, task, config.seed, resumes=whole)
+        unfilled = MetaModel.of(model, task, config.seed, resumes=whole)
         check_storable(model)
         self._held = build.held_in_evaluation(model)
         optimizer, told_of_optimizer, of_optimizer = build.optimizer_of(task, config, model, plan)

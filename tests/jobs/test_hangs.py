@@ -135,7 +135,7 @@ def test_an_observer_leaves_with_its_rank(tmp_path: Path) -> None:
 def _observes(process: psutil.Process) -> bool:
     try:
         return any(
-            word.endswith("distributed/observer.py") for word in process.cmdline()
+            word.endswith("faults/observer.py") for word in process.cmdline()
         ) and not psutil.pid_exists(int(process.cmdline()[-2]))
     except psutil.Error:
         return False

@@ -75,7 +75,7 @@ ELSEWHERE = {
 # The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms
 # before its own arrow.
 WAY = """
-errors, text, plan <- config, distributed, metrics, strategies, data <- optim, task, launching <- checkpoint, building
+errors, text, plan <- config, distributed, metrics, strategies, data <- faults, optim, task, launching <- checkpoint, building
 <- reporting <- state <- callbacks <- loop <- script, language <- commands
 """
 

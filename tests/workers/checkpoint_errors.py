@@ -106,7 +106,7 @@ def differences(run: Trainer, path: Path) -> list[str]:
     """
     kept, strategy = discover.inspect(path).open(), run.strategy
     wrong = []
-    for shard in strategy.shards(learn=None):
+    for shard in strategy.shards(trainable=None):
         out = torch.empty_like(shard.tensor)
         kept.ranges.read(str(kept.kind(shard.name)), shard.name, shard.start, out)
         wrong += [] if torch.equal(out, shard.tensor) else [shard.name]

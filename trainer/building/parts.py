@@ -24,7 +24,12 @@ from ..optim.schedule import build_schedule
 from ..strategies.base import compute_in
 from ..task import Data, Task, own_optimizer, own_schedule
 from ..text import listed
-from .brought import have_hooks_see_full_precision, laid_out, refuse_what_would_be_lost, uncovered
+from .normalize import (
+    have_hooks_see_full_precision,
+    make_contiguous,
+    refuse_what_would_be_lost,
+    unwrap_compiled,
+)
 from .returned import data_of, model_of, optimizer_by
 
 if TYPE_CHECKING:
@@ -104,12 +109,12 @@ def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module,
         LaunchError: it is no model, nothing in it learns, or it brings what a strategy would lose.
     """
     set_seed(config.seed)  # the weights do not depend on what building the data drew
-    model = uncovered(model_of(task))
+    model = unwrap_compiled(model_of(task))
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     refuse_what_would_be_lost(model, world_size=plan.world_size)
     have_hooks_see_full_precision(model)
-    notices = [*_widen(model, plan), *laid_out(model)]
+    notices = [*_widen(model, plan), *make_contiguous(model)]
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise LaunchError("the model has no trainable parameters")
     return model, notices

@@ -65,9 +65,9 @@ def checksums(strategy: Strategy) -> Checksums:
     """Return a checksum of each part of the weights that this rank may hold a copy of; no flipped
     bit is lost in it.
     """
-    shards = {shard.name: shard for shard in strategy.shards(learn=None)}
+    shards = {shard.name: shard for shard in strategy.shards(trainable=None)}
     sums: dict[tuple[str, int], Tensor] = {}
-    for name, parameter in strategy.parameters(learn=None):
+    for name, parameter in strategy.parameters(trainable=None):
         part = local(parameter.detach())
         if (
             part.numel() and part.numel() == parameter.numel()

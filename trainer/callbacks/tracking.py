@@ -15,8 +15,8 @@ from typing import Any
 
 from ..config.fingerprint import fingerprint
 from ..distributed.exit import when_failing
-from ..distributed.waits import waits_outside
 from ..errors import ConfigError, Origin, Problem, TrainerError
+from ..faults.waits import waits_outside
 from ..state import TrainState
 from ..text import did_you_mean, hidden_words, is_secret
 from .base import Callback, StepInfo

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 
 from ..errors import CheckpointError, LaunchError
 from ..strategies import Shard, Strategy
+from ..strategies.optimizer_probe import stepped_copy
 from ..strategies.tensors import canonical_state, local
-from ..strategies.trial import stepped_copy
 from .codec import decode
 from .ranges import Ranges
 from .safetensors_io import can_hold

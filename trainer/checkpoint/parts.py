@@ -129,7 +129,9 @@ class Parts:
 
     def _kept_frozen(self) -> Iterable[tuple[Shard, int, int]]:
         return (
-            self.dealt(self.strategy.shards(learn=False)) if self.model_file.names is None else ()
+            self.dealt(self.strategy.shards(trainable=False))
+            if self.model_file.names is None
+            else ()
         )
 
     def dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..distributed.agreement import Agreement
-from ..distributed.report import resume_command
 from ..distributed.restarts import restarts
 from ..errors import Origin
+from ..faults.report import resume_command
 from .discover import Start, find_start, listing
 
 

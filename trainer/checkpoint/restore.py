@@ -24,6 +24,7 @@ from ..errors import CheckpointError
 from ..strategies import Shard
 from ..strategies.tensors import canonical_state
 from ..text import listed
+from .checksums import check_read
 from .codec import decode, encode_plain
 from .compatibility import changed_rates, check_same, fingerprint
 from .contents import WEIGHTS
@@ -31,7 +32,6 @@ from .discover import MANIFEST, CheckpointInfo, inspect, verify
 from .export import ADAPTER_FILE
 from .optimizer_state import load_state, restore_settings
 from .parts import Parts
-from .proof import check_read
 from .ranges import Ranges, of_model_folder
 from .schedule_state import restore_schedule, schedule_state
 from .untrusted import is_count
@@ -247,7 +247,7 @@ def _load_tensors(
             store.read(*places[shard.name], shard.start, shard.tensor, shard.columns)
 
     with store.kept_open():
-        for shard in strategy.shards(learn=False if with_state else None):
+        for shard in strategy.shards(trainable=False if with_state else None):
             read(shard)
         notices = load_state(strategy, parts.optimizer_form, store, read) if with_state else []
     strategy.write_back()

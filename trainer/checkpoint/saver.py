@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ..distributed.agreement import Agreement
 from ..distributed.votes import AsyncMax
-from ..distributed.waits import waits_outside
 from ..errors import CheckpointError, TrainerError
+from ..faults.waits import waits_outside
 from ..text import size
 from . import discover, store
 from .contents import STATE

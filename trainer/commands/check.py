@@ -132,7 +132,6 @@ class _Check:
                             loaded.config,
                             None,
                             Launcher(name="python"),
-                            # fmt: skip
                             self.gpus,
                             loaded.origins,
                         )

@@ -13,7 +13,7 @@ from ..building.returned import data_of, optimizer_by
 from ..errors import Origin, Problem, TrainerError
 from ..optim.groups import check_settings_run
 from ..strategies import strategy_class
-from ..strategies.trial import refusal
+from ..strategies.optimizer_probe import refusal
 from ..task import own_optimizer
 from ..text import did_you_mean
 from .whole_model import build_whole

@@ -8,10 +8,10 @@ import torch
 from accelerate.utils import set_seed
 from torch import nn
 
+from ..building.meta_model import MetaModel
 from ..building.returned import model_of
-from ..building.unfilled import Unfilled
 from ..checkpoint.ranges import of_model_folder
-from ..strategies.blank import allocate
+from ..strategies.meta_device import allocate
 from ..strategies.tensors import canonical_state
 from ..task import Task
 
@@ -26,7 +26,7 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
     """
     set_seed(seed)
     model = model_of(task)
-    if (unfilled := Unfilled.of(model, task, seed, resumes=False)) is None:
+    if (unfilled := MetaModel.of(model, task, seed, resumes=False)) is None:
         return model
     allocate(model.modules(), torch.device("cpu"))
     tensors, source = dict(canonical_state(model)), unfilled.source

@@ -19,7 +19,7 @@ from .problems import first_line, setting_error
 if TYPE_CHECKING:
     from torch import nn
 
-    from .blank import Stored
+    from .meta_model import Stored
 
 ALL = "all-linear"
 

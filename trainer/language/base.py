@@ -18,8 +18,8 @@ from ..config.validate import Validator
 from ..errors import ConfigError, Origin
 from ..task import Pretrained, Task
 from .adapters import Adapter
-from .blank import Stored
 from .columns import Columns
+from .meta_model import Stored
 from .packing import IGNORED, Numbers
 from .pretrained import build_blank
 from .sources import Row, find_sources, held_out

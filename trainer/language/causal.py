@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..config.annotations import About
-from ..strategies.blank import is_blank
+from ..strategies.meta_device import is_on_meta
 from ..task import Data
 from ..text import size
 from .adapters import add_adapter
 from .base import TokenTask
-from .blank import small_copy
 from .card import model_card
 from .columns import Columns
 from .ends import end_with, with_end
+from .meta_model import small_copy
 from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import check_sizes, checkpoint_activations, from_configuration
 from .problems import setting_error
@@ -175,7 +175,7 @@ class CausalLM(TokenTask):
         if self.activation_checkpointing:
             checkpoint_activations(model, int(self.activation_checkpointing))
         # Something with values to try out, where that can be done.
-        trial = small_copy(model) if is_blank(model) else model
+        trial = small_copy(model) if is_on_meta(model) else model
         trial.to("cuda" if on_gpu else "cpu")
         if self.packing == "best_fit":
             check_separation(trial, self.inputs)

@@ -102,11 +102,9 @@ class SequenceClassifier(LanguageTask):
             self.load_tokenizer().pad_token_id
         )  # by which decoders find the last token
         model.config.architectures = [type(model).__name__]
-        return (
-            model
-            if self.adapter is None
-            else add_adapter(model, self.adapter, self.memory["stored"], "SEQ_CLS")
-        )  # type: ignore[no-any-return]
+        if self.adapter is not None:
+            model = add_adapter(model, self.adapter, self.memory["stored"], "SEQ_CLS")
+        return model  # type: ignore[no-any-return]
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return self.evaluation_step(model, batch)["loss"].mean()

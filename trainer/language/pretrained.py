@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..text import did_you_mean, listed
-from .blank import Stored, converted, find_stored, matches
+from .meta_model import Stored, converted, find_stored, matches
 from .problems import first_line, setting_error
 
 UNEXPECTED = "_keys_to_ignore_on_load_unexpected"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..checkpoint.ranges import of_model_folder
-from .blank import Stored, bare_name
+from .meta_model import Stored, bare_name
 from .problems import first_line, setting_error
 
 KEY = "adapter.quantize"

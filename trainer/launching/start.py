@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from ..distributed.imports import uncollected
 from ..distributed.launcher import RANKS, Launcher, detect
-from ..distributed.watchdog import Watchdog
 from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
+from ..faults.watchdog import Watchdog
 from ..plan import Plan
 from ..strategies import Strategy, strategy_class
 from ..text import renamed_arguments

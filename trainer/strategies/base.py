@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from ..distributed.restarts import connect_attempt
 from ..errors import ConfigError, Problem
-from .blank import allocate, renew
 from .buffers import sync
 from .finite import step_if_finite
 from .first_state import first_state, replaced_problem
 from .in_place import Watch
+from .meta_device import allocate, renew
+from .optimizer_probe import divided_step_problem, state_slots
 from .tensors import (
     canonical_names,
     canonical_state,
@@ -33,7 +34,6 @@ from .tensors import (
     total_norm,
     unwrapped,
 )
-from .trial import divided_step_problem, state_slots
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -312,11 +312,11 @@ class Strategy(ABC):
         In full precision where it learns, else in the dtype that the model computes with.
         """
 
-    def shards(self, *, learn: bool | None = True) -> Iterator[Shard]:
+    def shards(self, *, trainable: bool | None = True) -> Iterator[Shard]:
         """Yield what this rank owns of the parameters that learn, of the others, or of all (None);
         of some nothing.
         """
-        for name, parameter in self.parameters(learn=learn):
+        for name, parameter in self.parameters(trainable=trainable):
             if (shard := self.shard(name, parameter)) is not None:
                 yield shard
 
@@ -325,7 +325,7 @@ class Strategy(ABC):
         """Set parameters to whole tensors by name, of which this rank takes its part. Collective,
         as ``write_back``.
         """
-        shards = {shard.name: shard for shard in self.shards(learn=None)}
+        shards = {shard.name: shard for shard in self.shards(trainable=None)}
         for name, whole in values:
             if name in shards:
                 part = shards[name]
@@ -353,10 +353,10 @@ class Strategy(ABC):
                 seen.add(id(tensor))
                 yield name, tensor
 
-    def parameters(self, *, learn: bool | None = True) -> Iterator[tuple[str, nn.Parameter]]:
+    def parameters(self, *, trainable: bool | None = True) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters that learn, those that do not, or all (None), by name."""
         for name, tensor in self._tensors():
-            if isinstance(tensor, nn.Parameter) and learn in (None, tensor.requires_grad):
+            if isinstance(tensor, nn.Parameter) and trainable in (None, tensor.requires_grad):
                 yield name, tensor
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:

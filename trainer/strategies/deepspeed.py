@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from .base import Shard, StepResult, Strategy, compute_in
-from .blank import Made, allocate, give_back_freed, is_blank, renew
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
 from .gradient_order import GradientOrder
 from .in_place import Watch, explained, set_by_adapters
+from .meta_device import Made, allocate, give_back_freed, is_on_meta, renew
+from .optimizer_probe import divided_step_problem
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
-from .trial import divided_step_problem
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -125,7 +125,7 @@ class ZeRO(Strategy):
         dtype = None if self.plan.mixed_precision == "no" else DTYPES[self.plan.mixed_precision]
         # The engine casts the model and starts from what that leaves: until then the weights stay
         # in host memory.
-        rounded = dtype is not None and not is_blank(model)
+        rounded = dtype is not None and not is_on_meta(model)
         built = (
             {name: tensor.detach() for name, tensor in canonical_state(model)} if rounded else {}
         )
@@ -184,7 +184,7 @@ class ZeRO(Strategy):
             )  # the engine casts the model, and leaves its inputs as they are
         whole = self.plan.strategy != "zero3"  # frozen ones are, and are the values themselves then
         set_anew = {id(parameter) for parameter in set_by_adapters(engine.module).values()}
-        watched = self.parameters(learn=True if whole else None)
+        watched = self.parameters(trainable=True if whole else None)
         self.watch = Watch([one for one in watched if id(one[1]) not in set_anew].copy)
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from ..errors import ConfigError, LaunchError, Problem
 from ..text import did_you_mean, listed
 from .base import Shard, Strategy, compute_in
-from .blank import allocate
 from .buffers import keep_buffers_fp32
 from .in_place import (
     Watch,
@@ -29,6 +28,7 @@ from .in_place import (
     refuse_gradients_of_gradients,
     set_by_adapters,
 )
+from .meta_device import allocate
 from .tensor_parallel import Columns, divide, problems_of, refuse_without_transformers
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 

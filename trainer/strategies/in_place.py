@@ -221,7 +221,7 @@ def whole_parameters(strategy: Strategy, names: Sequence[str]) -> Iterator[nn.Mo
     """
     prefixes = tuple(f"{name}." for name in names) or ("",)
     wholes: dict[int, tuple[str, nn.Parameter]] = {}
-    for name, parameter in strategy.parameters(learn=None):
+    for name, parameter in strategy.parameters(trainable=None):
         if f"{name}.".startswith(prefixes):
             whole = strategy.full_tensor(name, parameter)
             if whole.dtype in (

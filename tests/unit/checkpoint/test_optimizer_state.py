@@ -96,9 +96,11 @@ def test_optimizers_with_groups_of_all_sorts_go_on_bit_by_bit(
 def test_an_optimizer_that_takes_no_small_tensors_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.strategies import trial
+    from trainer.strategies import optimizer_probe
 
-    monkeypatch.setattr(trial, "small_shapes", lambda parameters: [((12,), torch.float32)])
+    monkeypatch.setattr(
+        optimizer_probe, "small_shapes", lambda parameters: [((12,), torch.float32)]
+    )
     match = r"Picky: a step on small parameters fails, .*keep_last: 0 .*\(ValueError: not a dozen\)"
     refused(tmp_path, match, Stepped(name="picky"))
 

@@ -132,9 +132,7 @@ def test_own_files_else_those_that_come_along(
     )
     (tmp_path / "accel_configs").mkdir()
     (tmp_path / "accel_configs" / "mine.yaml").write_text(
-        "distributed_type: MULTI_GPU\nnum_machines: 4\n"
-        # fmt: skip
-        "num_processes: 8\nmachine_rank: 0\n"
+        "distributed_type: MULTI_GPU\nnum_machines: 4\nnum_processes: 8\nmachine_rank: 0\n"
     )
     (tmp_path / "accel_configs" / "typo.yaml").write_text(
         "distributed_type: MULTI_GPU\nnum_proceses: 2\n"

@@ -46,7 +46,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hidden_size=64,
         intermediate_size=172,
         num_hidden_layers=4,
-        # fmt: skip
         num_attention_heads=4,
         num_key_value_heads=4,
         architectures=["LlamaForCausalLM"],

@@ -14,7 +14,7 @@ from architectures import ARCHITECTURES, EXPERTS, FAMILIES, save_architecture
 
 from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
-from trainer.language.blank import bare_name
+from trainer.language.meta_model import bare_name
 
 # Layers that pass on what they have seen before to the next document of a row.
 NOT_PACKED = ("gpt_oss", "opt", "jamba", "qwen3_next", "minimax", "mamba2", "bloom", "falcon")

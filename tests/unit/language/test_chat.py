@@ -220,7 +220,7 @@ def test_messages_of_weight_0_and_those_of_a_prompt_are_not_learnt() -> None:
     "row",
     [
         {"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Good"}]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, {"role": "assistant", "content": [{"type": "text", "text": "Go"}, {"type": "text", "text": "od"}]}]},  # noqa: E501
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, {"role": "assistant", "content": [{"type": "text", "text": "Go"}, {"type": "text", "text": "od"}]}]},
         {"system": "Be brief.", "messages": conversation("Hi", "Good")["messages"]},
     ],
 )  # fmt: skip

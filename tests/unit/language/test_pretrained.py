@@ -17,7 +17,7 @@ from tiny_language import CONFIGS, VOCABULARY, save_model
 from trainer import ConfigError
 from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, CausalLM
-from trainer.language.blank import converted
+from trainer.language.meta_model import converted
 
 
 @pytest.fixture

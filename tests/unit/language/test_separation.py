@@ -13,7 +13,7 @@ from tiny_language import CONFIGS, save_texts
 from trainer import ConfigError
 from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
-from trainer.language.blank import small_copy
+from trainer.language.meta_model import small_copy
 from trainer.language.pretrained import from_configuration
 from trainer.language.separation import check_separation
 

@@ -16,7 +16,7 @@ from torch import nn
 from trainer import ConfigError, Task
 from trainer.optim.optimizers import MatricesAndOthers
 from trainer.strategies import strategy_class
-from trainer.strategies.trial import state_slots
+from trainer.strategies.optimizer_probe import state_slots
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.building.brought import (
+from trainer.building.normalize import (
     have_hooks_see_full_precision,
-    laid_out,
+    make_contiguous,
     refuse_what_would_be_lost,
-    uncovered,
+    unwrap_compiled,
 )
 from trainer.errors import LaunchError
-from trainer.strategies.blank import allocate
+from trainer.strategies.meta_device import allocate
 
 
 class Counting(nn.Linear):
@@ -109,7 +109,7 @@ def test_parts_of_one_memory_that_do_not_meet_are_taken() -> None:
     model["blank_too"] = nn.Parameter(torch.empty(2, 2, device="meta"))
     refuse_what_would_be_lost(nn.ModuleList([model, Nothing(2, 2)]))
     before = {name: parameter.clone() for name, parameter in model.items() if not parameter.is_meta}
-    assert laid_out(model) == [
+    assert make_contiguous(model) == [
         "2 parameters are laid out row by row (channels_last, transposed views); inputs in channels_last still compute "
         "in that layout"
     ]
@@ -138,14 +138,14 @@ def test_buffers_that_have_no_rows_stay_as_they_are() -> None:
     model.register_buffer("csr", dense.to_sparse_csr(), persistent=False)
     model.register_buffer("expanded", torch.ones(1, 4).expand(3, 4))
     refuse_what_would_be_lost(model)
-    assert laid_out(model) == [] and model.expanded.is_contiguous()
+    assert make_contiguous(model) == [] and model.expanded.is_contiguous()
     assert torch.equal(model.coo.to_dense(), dense) and torch.equal(model.csr.to_dense(), dense)
 
 
 def test_a_compiled_layer_in_two_places_is_uncovered_in_both() -> None:
     model = nn.Module()
     model.first = model.second = torch.compile(nn.Linear(2, 2), backend="eager")
-    uncovered(model)
+    unwrap_compiled(model)
     assert type(model.first) is nn.Linear and model.second is model.first
     assert [name for name, _ in model.named_parameters()] == ["first.weight", "first.bias"]
 
@@ -164,7 +164,7 @@ def test_compiled_modules_keep_their_names_and_run_compiled() -> None:
     x = torch.randn(3, 2)
     expected = layer(x).relu()
     assert any("_orig_mod" in name for name, _ in built.named_parameters())  # type: ignore[attr-defined]
-    model = uncovered(built)  # type: ignore[arg-type]
+    model = unwrap_compiled(built)  # type: ignore[arg-type]
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"] and type(
         model[0]
     ) is nn.Linear  # type: ignore[index]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.distributed.judge import APART, BEHIND, STOPPED, STUCK, Seen, judge, ranks_behind
+from trainer.faults.judge import APART, BEHIND, STOPPED, STUCK, Seen, judge, ranks_behind
 
 LIMIT = 8.0
 WAITS = Seen(unmoved=9.0, idle=9.0, begun={"world": 5}, in_collective=True)

@@ -25,9 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from ..distributed.exit import claim_first_error, end_at_once, is_lost_peer
 from ..errors import TrainerError
 from .board import Board, Row, Who, rank_of_store
-from .exit import claim_first_error, end_at_once, is_lost_peer
 from .identity import Identity
 from .judge import CUT_OFF, STORE_SILENT, STORE_STOPPED, Seen, judge
 from .observation import Report, ask, continue_observer, own_observer, report_of, reports_of

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.distributed.waits import Doing, collectives_begun, doing, waits_outside
+from trainer.faults.waits import Doing, collectives_begun, doing, waits_outside
 
 
 def doing_of(work: Callable[[], object]) -> Doing:

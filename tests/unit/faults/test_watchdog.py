@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from trainer.distributed import watchdog
-from trainer.distributed.board import Row, Who
-from trainer.distributed.identity import Identity, own_machine
-from trainer.distributed.observation import Address, Report
-from trainer.distributed.watchdog import Watchdog
+from trainer.faults.board import Row, Who
+from trainer.faults.identity import Identity, own_machine
+from trainer.faults.observation import Address, Report
+from trainer.faults.watchdog import Watchdog
 
 ROW = Row(
     count=3, step=5, phase="training", unmoved=9.0, doing="f (a.py:1)", begun={"0": ("world", 4)}

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trainer import CheckpointError, Data, Pretrained, Task
-from trainer.checkpoint.proof import content_sum
+from trainer.checkpoint.checksums import content_sum
 from trainer.checkpoint.ranges import Ranges
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

@@ -20,7 +20,7 @@ from ..errors import LaunchError
 from .tensors import canonical_state
 
 
-def is_blank(model: nn.Module) -> bool:
+def is_on_meta(model: nn.Module) -> bool:
     """Tell whether a model was built on the meta device."""
     return any(parameter.is_meta for parameter in model.parameters())
 

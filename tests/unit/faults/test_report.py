@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainer.distributed.board import Row, Who
-from trainer.distributed.identity import Identity
-from trainer.distributed.observation import Address
-from trainer.distributed.report import crash_of, report_text
+from trainer.faults.board import Row, Who
+from trainer.faults.identity import Identity
+from trainer.faults.observation import Address
+from trainer.faults.report import crash_of, report_text
 
 ROW = Row(count=3, step=5, phase="data", unmoved=9.0, doing="f (a.py:1)", begun={"0": ("world", 4)})
 
@@ -33,7 +33,7 @@ def test_rows_come_back_as_they_were_written() -> None:
     import json
     from dataclasses import asdict, replace
 
-    from trainer.distributed.observation import Report
+    from trainer.faults.observation import Report
 
     row = replace(ROW, report=Report(idle=3.0, stopped_children={"7": 2.0}), begun={})
     assert Row.read(json.dumps(asdict(row))) == row

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from trainer.distributed import identity
-from trainer.distributed.identity import Identity, own_machine
+from trainer.faults.identity import Identity, own_machine
 
 
 def identity_of(pid: int) -> Identity:
@@ -57,7 +57,7 @@ def test_of_another_machine_or_container_nothing_is_known() -> None:
 
 
 def test_containers_of_one_host_are_two_machines() -> None:
-    code = "from trainer.distributed.identity import own_machine; print(own_machine())"
+    code = "from trainer.faults.identity import own_machine; print(own_machine())"
     inside = subprocess.run(
         [
             "unshare",

@@ -15,7 +15,7 @@ from ..errors import LaunchError
 from ..strategies.tensors import WRAPPERS, canonical_state
 
 
-def uncovered(model: nn.Module) -> nn.Module:
+def unwrap_compiled(model: nn.Module) -> nn.Module:
     """Take the wrappers of ``torch.compile`` off, and have the modules inside call what was
     compiled.
 
@@ -145,7 +145,7 @@ def _bytes(view: Tensor) -> tuple[list[int], list[int], int]:
     return [*view.shape, view.itemsize], [*strides, 1], int(view.storage_offset()) * view.itemsize
 
 
-def laid_out(model: nn.Module) -> list[str]:
+def make_contiguous(model: nn.Module) -> list[str]:
     """Lay tensors out row by row, as parts of them are exchanged and saved; a parameter without
     elements is a buffer.
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.distributed.observation import Address, Report, ask, report_of, reports_of
-from trainer.distributed.observer import Activity, Observer
+from trainer.faults.observation import Address, Report, ask, report_of, reports_of
+from trainer.faults.observer import Activity, Observer
 
 COMPUTES = """
 import sys, time
@@ -182,7 +182,7 @@ def test_questions_need_the_password_and_the_first_claims() -> None:
 PRINTS_ADDRESS = """
 import json
 from dataclasses import asdict
-from trainer.distributed.observation import own_observer
+from trainer.faults.observation import own_observer
 assert own_observer() is own_observer()
 print(json.dumps(asdict(own_observer())), flush=True)
 input()

@@ -68,7 +68,7 @@ def check_read(
         CheckpointError: a parameter is not what stands there.
     """
     rank, world = parts.rank, parts.world_size
-    shards = [shard for shard in parts.strategy.shards(learn=None) if shard.name in places]
+    shards = [shard for shard in parts.strategy.shards(trainable=None) if shard.name in places]
     dtypes = {}
     for name, dtype in {
         pair
@@ -116,7 +116,7 @@ def base_weights(parts: Parts, agreement: Agreement) -> str | None:
         parts.strategy.plan.mixed_precision, torch.float32
     )
     own = 0
-    for shard, low, high in parts.dealt(parts.strategy.shards(learn=False)):
+    for shard, low, high in parts.dealt(parts.strategy.shards(trainable=False)):
         own += zlib.crc32(shard.name.encode()) * _sum_of(shard, low, high, dtype)
     return f"{sum(agreement.gather(own)) % (1 << 64):016x}"
 

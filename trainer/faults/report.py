@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+from ..distributed.launcher import launcher_processes
 from ..text import columns, hidden_words
 from .board import Row, Who
-from .launcher import launcher_processes
 
 GONE = (
     "is gone without a word (killed, out of memory, or aborted in C++, as where ranks use different parameters in one "

@@ -10,16 +10,16 @@ from pathlib import Path
 from torch import nn
 
 from ..checkpoint import Parts
-from ..checkpoint.proof import check_dtypes
+from ..checkpoint.checksums import check_dtypes
 from ..checkpoint.restore import load_weights
 from ..distributed.agreement import Agreement
-from ..strategies.blank import Blank, is_blank
+from ..strategies.meta_device import Blank, is_on_meta
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unfilled:
+class MetaModel:
     """A model that was built without values, on the meta device: how it gets them once it is
     divided over the ranks.
     """
@@ -28,7 +28,7 @@ class Unfilled:
     source: Pretrained | None
 
     @classmethod
-    def of(cls, model: nn.Module, task: Task, seed: int, *, resumes: bool) -> Unfilled | None:
+    def of(cls, model: nn.Module, task: Task, seed: int, *, resumes: bool) -> MetaModel | None:
         """Give the buffers of a model that is not prepared yet their values; None where nothing
         else is to be done.
 
@@ -39,7 +39,7 @@ class Unfilled:
             CheckpointError: there is no such folder, or reading its files would round what stands
                 there.
         """
-        if not is_blank(model):
+        if not is_on_meta(model):
             return None
         source = None if resumes else task.pretrained(model)
         if source is not None:
