@@ -123,8 +123,8 @@ def raw_read(path: Path, weights: list[Tensor], state: list[Tensor]) -> None:
 
 def held(one: Trainer) -> tuple[list[Tensor], list[Tensor]]:
     """Return copies of what this rank loads: weights, and the optimizer's state of them."""
-    shards, optimizer = [*one.strategy.shards()], one.strategy.optimizer
-    form = one._parts().optimizer_form
+    shards, optimizer = [*one.run.strategy.shards()], one.run.strategy.optimizer
+    form = one.run._parts().optimizer_form
     state = [
         tensor for shard in shards for _, tensor in state_of(optimizer, shard, form) if tensor.dim()
     ]
@@ -195,12 +195,12 @@ def build(launched: Launched, task: Task, config: TrainConfig) -> Trainer:
 
 def begin(one: Trainer, step: int) -> None:
     """As if nothing had been saved, and this were the step."""
-    if one.is_main:
-        shutil.rmtree(one.saver.folder)
-        one.saver.folder.mkdir()
-    one.accelerator.wait_for_everyone()
-    one.step, one.saver.last_step = step, None
-    one.samples = one.train_data.restore({"samples": step * one.plan.global_batch_size})
+    if one.run.is_main:
+        shutil.rmtree(one.run.saver.folder)
+        one.run.saver.folder.mkdir()
+    one.run.accelerator.wait_for_everyone()
+    one.run.step, one.run.saver.last_step = step, None
+    one.run.samples = one.run.train_data.restore({"samples": step * one.run.plan.global_batch_size})
 
 
 def measure(
@@ -318,7 +318,7 @@ def measure(
                 launched, task, replace(config, keep_last=0, allow_config_change=True, **settings)
             )
             next(iter(two.steps()))
-            two.close()
+            two.run.close()
 
         resumed.append(rise(resume))
 

@@ -132,8 +132,8 @@ def train(name: str, accumulation: int, place: Path, steps: int) -> dict[str, li
         launch(config, accel_config=str(place / "accel.yaml")),
     )
     rows = [info.metrics for info in running.steps()]
-    running.agreement.close()
-    running.close()
+    running.run.agreement.close()
+    running.run.close()
     return {
         "loss": [row["loss"] for row in rows if row],
         "norm": [row["grad_norm"] for row in rows if row],

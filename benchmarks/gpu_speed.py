@@ -156,7 +156,7 @@ def ours(task: Llama, compiled: bool, clock: Clock) -> None:
     for _ in run.steps():
         if clock.tick():
             break
-    run.close()
+    run.run.close()
 
 
 def transformers_trainer(task: Llama, compiled: bool, clock: Clock) -> None:

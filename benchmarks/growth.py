@@ -125,7 +125,7 @@ def ours(
             Fitting(tensors=tensors), config, launch(config, accel_config=accel_config)
         )
         yield from (None for _ in trainer.steps())
-        trainer.close()
+        trainer.run.close()
 
 
 def milliseconds(

@@ -45,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 from launchers import HIDE_GPUS, ROOT, STRATEGIES, clean_environment, launch_file
 
 ENDED = re.compile(r"^(?:rank \d+: )?(\S+ \S+) the job ends; its ranks:", re.MULTILINE)
-NAMED = re.compile(r"^rank (\d+) ((?:is|stands|waits|has) .*)$", re.MULTILINE)
+NAMED = re.compile(r"^rank (\d+) ((?:is|stands|waits|has|does) .*)$", re.MULTILINE)
 ALARM = re.compile(r"the job ends; its ranks|Traceback|terminate called|Fatal Python error")
 TASK = ["--task", "tests.workers.hanging:Hanging", "--warmup_steps", "0", "--micro_batch_size", "4"]
 BUSY = [

@@ -38,7 +38,7 @@ import torch
 import torch.distributed as dist
 
 import trainer
-from trainer import TrainConfig, TrainState
+from trainer import TrainConfig, build
 from trainer.language import CausalLM
 from trainer.launching import launch
 
@@ -100,7 +100,7 @@ def measure(folder: str, accel_config: str) -> None:
     gc.collect()
     sampler, before = Sampler(), anonymous()
     sampler.start()
-    state = TrainState(task, config, launched)
+    state = build(task, config, launched)
     sampler.done.set()
     sampler.join()
     gc.collect()

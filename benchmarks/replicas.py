@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import trainer
 from trainer import Task, TrainConfig
-from trainer.callbacks.replicas import checksums, first_difference
+from trainer.checks.replicas import checksums, first_difference
 from trainer.distributed.agreement import Agreement
 from trainer.launching import launch
 

@@ -106,8 +106,8 @@ def accuracy(
         running = Trainer(task, config, launch(config))
         for _ in running.steps():
             pass
-        running.close()
-    return running.last_evaluation["eval/accuracy"]
+        running.run.close()
+    return running.run.last_evaluation["eval/accuracy"]
 
 
 def main() -> None:

@@ -229,9 +229,9 @@ def callbacks() -> str:
             profile_steps="2",
         )
         run = trainer.Trainer(_Nothing(), config)
-        run.close()
+        run.run.close()
     lines = []
-    for number, kind in enumerate(map(type, run.callbacks), 1):
+    for number, kind in enumerate(map(type, run.run.callbacks), 1):
         text, *_ = described(kind.__name__, kind).partition(
             "\n\n*"
         )  # without its arguments: the config gives them

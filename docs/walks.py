@@ -72,12 +72,12 @@ def walks(output_dir: str) -> dict[str, list[str]]:
     with followed(found["batch"]):
         next(steps)
     with followed(found["save"]):
-        run.save()
-    run.close()
+        run.run.save()
+    run.run.close()
     with followed(found["resume"]):
         run = make()
-    assert run.step == 2
-    run.close()
+    assert run.run.step == 2
+    run.run.close()
     return found
 
 

@@ -63,7 +63,7 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
     )
 
 
-def train(discriminator: trainer.TrainState, generator: trainer.TrainState) -> None:
+def train(discriminator: trainer.Run, generator: trainer.Run) -> None:
     """Alternate steps of the two until their windows end. Collective: call on every rank."""
     accelerator, world = generator.accelerator, generator.plan.world_size
     # The discriminator without its wrapper, which would wait for gradients (DDP) or scale them
@@ -132,7 +132,7 @@ def main() -> None:
         own = dataclasses.replace(
             config, task=f"gan:{type(task).__name__}", output_dir=str(folder / name)
         )
-        states.append(trainer.TrainState(task, own, launched, origins=loaded.origins))
+        states.append(trainer.build(task, own, launched, origins=loaded.origins))
     if states[0].step != states[1].step:  # the run was killed between the two saves
         raise trainer.CheckpointError(
             f"{folder}: saved at steps {[s.step for s in states]}; delete the newer one"

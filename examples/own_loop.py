@@ -34,7 +34,7 @@ def main() -> None:
     launched = trainer.launch(
         config, origins=loaded.origins, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed
     )
-    state = trainer.TrainState(task, config, launched, origins=loaded.origins)
+    state = trainer.build(task, config, launched, origins=loaded.origins)
     accelerator, plan, model, optimizer = (
         state.accelerator,
         state.plan,

@@ -1,6 +1,5 @@
-from .callbacks.base import Callback as Callback
-from .callbacks.base import StepInfo as StepInfo
-from .callbacks.numbers import LossSpikes as LossSpikes
+from .builder import build as build
+from .callbacks.loss_spikes import LossSpikes as LossSpikes
 from .checkpoint.export import load_export as load_export
 from .config.train_config import TrainConfig as TrainConfig
 from .data.cache import prepare_once as prepare_once
@@ -10,14 +9,16 @@ from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import LaunchError as LaunchError
 from .errors import TrainerError as TrainerError
+from .hooks import Callback as Callback
+from .hooks import StepInfo as StepInfo
 from .launching import Launched as Launched
 from .launching import launch as launch
 from .loop import Trainer as Trainer
 from .plan import Plan as Plan
+from .run import Run as Run
 from .script import load_config as load_config
 from .script import load_task as load_task
 from .script import main as main
-from .state import TrainState as TrainState
 from .task import Data as Data
 from .task import Pretrained as Pretrained
 from .task import Task as Task

@@ -50,7 +50,7 @@ def train(argv: Sequence[str]) -> dict[str, float]:
     )
     trainer = Trainer(task, config, launched, origins=loaded.origins)
     evaluation = trainer.fit()
-    trainer.close()
+    trainer.run.close()
     return evaluation
 
 

@@ -39,7 +39,7 @@ class CoreAPI(trainer.Callback):
         self.core, self.asks_every = core, asks_every
         self.uploaded: set[str] = set()
 
-    def on_step(self, run: trainer.TrainState, info: trainer.StepInfo) -> None:
+    def on_step(self, run: trainer.Run, info: trainer.StepInfo) -> None:
         if run.is_main:
             if info.metrics is not None:
                 self.core.train.report_training_metrics(info.step, info.metrics)
@@ -51,11 +51,11 @@ class CoreAPI(trainer.Callback):
         if info.step % self.asks_every == 0 and self.core.preempt.should_preempt():
             run.stop("Determined wants the machines back", agreed=True)
 
-    def on_end(self, run: trainer.TrainState, summary: Mapping[str, object]) -> None:
+    def on_end(self, run: trainer.Run, summary: Mapping[str, object]) -> None:
         if run.is_main:
             self._upload(run)
 
-    def _upload(self, run: trainer.TrainState) -> None:
+    def _upload(self, run: trainer.Run) -> None:
         """Copy the newest complete checkpoint into Determined's storage, and the files that make it
         that of a run.
         """
@@ -102,7 +102,7 @@ def main() -> None:
             task, config, launched, callbacks=[CoreAPI(core)], origins=loaded.origins
         )
         run.fit()
-        run.close()
+        run.run.close()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class KubeflowProgress(trainer.Callback):
         self.url = os.environ.get("KUBEFLOW_TRAINER_SERVER_URL")
         self.sending = threading.Thread()
 
-    def on_step(self, run: trainer.TrainState, info: trainer.StepInfo) -> None:
+    def on_step(self, run: trainer.Run, info: trainer.StepInfo) -> None:
         if self.url is None or not run.is_main or info.metrics is None:
             return
         if info.is_last and self.sending.ident is not None:
@@ -51,7 +51,7 @@ class KubeflowProgress(trainer.Callback):
         self.sending = threading.Thread(target=self._send, args=(status,), daemon=True)
         self.sending.start()
 
-    def on_end(self, run: trainer.TrainState, summary: Mapping[str, object]) -> None:
+    def on_end(self, run: trainer.Run, summary: Mapping[str, object]) -> None:
         if self.sending.ident is not None:
             self.sending.join()
 
@@ -81,7 +81,7 @@ def train(argv: Sequence[str]) -> None:
         task, config, launched, callbacks=[KubeflowProgress()], origins=loaded.origins
     )
     run.fit()
-    run.close()
+    run.run.close()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Report(trainer.Callback):
     A report waits for the controller, which looks every two seconds: too long for each logged step.
     """
 
-    def on_step(self, run: trainer.TrainState, info: trainer.StepInfo) -> None:
+    def on_step(self, run: trainer.Run, info: trainer.StepInfo) -> None:
         if info.evaluation is not None:
             ray.train.report({"step": info.step, **info.evaluation})
 
@@ -41,7 +41,7 @@ def work(settings: dict[str, Any]) -> None:
     launched = trainer.launch(config, origins=loaded.origins, accel_config=loaded.accel_config)
     run = trainer.Trainer(task, config, launched, callbacks=[Report()], origins=loaded.origins)
     run.fit()
-    run.close()
+    run.run.close()
 
 
 def main() -> None:

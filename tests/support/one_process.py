@@ -9,11 +9,11 @@ from typing import Any
 
 from resuming import Odd
 
-from trainer import Callback, Task, TrainConfig, Trainer
+from trainer import Callback, Run, Task, TrainConfig, Trainer
 from trainer.checkpoint import discover, store
 
 
-def fit(folder: Path, task: Task | None = None, *callbacks: Callback, **settings: Any) -> Trainer:
+def fit(folder: Path, task: Task | None = None, *callbacks: Callback, **settings: Any) -> Run:
     """Train the task for eight steps of 24 samples with a checkpoint every second step."""
     given = {
         "max_steps": 8,
@@ -26,7 +26,7 @@ def fit(folder: Path, task: Task | None = None, *callbacks: Callback, **settings
     config = TrainConfig(task="resuming:Odd", output_dir=str(folder), lr=0.05, **given)
     trainer = Trainer(task or Odd(dropout=0.2), config, callbacks=callbacks)
     trainer.fit()
-    return trainer
+    return trainer.run
 
 
 def checkpoint(run: Path, step: int) -> Path:

@@ -77,7 +77,7 @@ def test_api_examples_run(module_folder: Path) -> None:
             exec(compile(text, "docs/api.md", "exec"), namespace)
             ran += 1
     assert ran >= 9
-    told = re.search(r"\*Attributes\*\n\n((?:- .*\n)+)", MAKE_API.entry("TrainState", []))
+    told = re.search(r"\*Attributes\*\n\n((?:- .*\n)+)", MAKE_API.entry("Run", []))
     assert told is not None
     names = re.findall(r"`(\w+)`(?=[,:])", told[1])
     assert (
@@ -113,7 +113,7 @@ def test_task_methods_are_called_in_the_order_of_the_page(
         noted(), trainer.TrainConfig(task="line:Line", output_dir="run", max_steps=2)
     )
     run.fit()
-    run.close()
+    run.run.close()
     assert list(dict.fromkeys(called)) == methods
 
 
@@ -148,7 +148,7 @@ def members(name: str) -> set[str]:
     if name == "trainer":
         return set(trainer.__all__)
     thing = getattr(trainer, name)
-    told = MAKE_API.entry("TrainState", []) if name in ("Trainer", "TrainState") else ""
+    told = MAKE_API.entry("Run", []) if name in ("Trainer", "Run") else ""
     attributes = re.findall(r"`(\w+)`(?=[,:])", told)
     return {*dir(thing), *inspect.signature(thing).parameters, *attributes}
 
@@ -195,15 +195,13 @@ def test_places_that_are_named_exist() -> None:
         if not (
             (key and key[1] in KEYS | settings)
             or (launch and launch[1] in known)
-            or re.match(
-                r"`(Task|Data|Trainer|TrainState|TrainConfig|StepInfo|Callback|trainer)\.", ours
-            )
+            or re.match(r"`(Task|Data|Trainer|Run|TrainConfig|StepInfo|Callback|trainer)\.", ours)
             or re.match(r"not (needed|offered)\b", ours)
         ):
             wrong.append((found, ours))
     assert wrong == []
     named = re.findall(
-        r"`(Task|Data|Trainer|TrainState|TrainConfig|StepInfo|Callback|trainer)\.(\w+)", COMING_FROM
+        r"`(Task|Data|Trainer|Run|TrainConfig|StepInfo|Callback|trainer)\.(\w+)", COMING_FROM
     )
     assert {f"{owner}.{name}" for owner, name in named if name not in members(owner)} == set()
 
@@ -313,7 +311,7 @@ def test_translated_scripts_train(module_folder: Path) -> None:
         loaded = trainer.load_config(["--config", f"{name}.yaml", *settings])
         run = trainer.Trainer(*trainer.load_task(loaded), origins=loaded.origins)
         last[name] = run.fit()
-        run.close()
+        run.run.close()
     assert (
         last["reviews"]["eval/accuracy"] == 1 and Path("runs/reviews/model/tokenizer.json").exists()
     )

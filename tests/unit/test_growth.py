@@ -34,5 +34,5 @@ def test_steps_leave_nothing_in_memory(tmp_path: Path) -> None:
                 blocks[info.step] = sys.getallocatedblocks()
             if info.step == 2000:
                 break
-    trainer.close()
+    trainer.run.close()
     assert blocks[2000] - blocks[1000] < 400

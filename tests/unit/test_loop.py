@@ -20,8 +20,8 @@ from brought_tasks import Numbers, Plain
 from from_launcher import configured
 from torch import nn
 
-from trainer import Callback, Data, StepInfo, Trainer, TrainState
-from trainer.callbacks.builtin import Best
+from trainer import Callback, Data, Run, StepInfo, Trainer
+from trainer.callbacks.best import Best
 from trainer.distributed.agreement import Agreement
 from trainer.distributed.exit import Stopped
 from trainer.strategies.tensors import unwrapped
@@ -88,7 +88,7 @@ def test_a_signal_ends_an_evaluation_which_is_then_no_result(
     assert [row["step"] for row in rows] == [1, 2] and not any(
         key.startswith("eval/") for row in rows for key in row
     )
-    assert trainer.last_evaluation == {} and trainer.step == 2
+    assert trainer.run.last_evaluation == {} and trainer.run.step == 2
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["evaluation"] == {} and summary["stopped_by"] == number.name
@@ -101,7 +101,7 @@ class Seen(Callback):
     def __init__(self) -> None:
         self.evaluations: list[int] = []
 
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         if info.evaluation is not None:
             self.evaluations.append(info.step)
 
@@ -128,7 +128,7 @@ def test_an_evaluation_that_a_signal_ended_is_made_up_when_the_run_goes_on(tmp_p
             for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         ]
         kept = ("step", "loss", "lr", "grad_norm", "eval/error")
-        [best] = (callback for callback in trainer.callbacks if isinstance(callback, Best))
+        [best] = (callback for callback in trainer.run.callbacks if isinstance(callback, Best))
         return (
             [{k: v for k, v in row.items() if k in kept} for row in rows],
             seen.evaluations,
@@ -154,7 +154,7 @@ class ToTheGroup(Callback):
     def __init__(self) -> None:
         self.others = set(psutil.Process().children())
 
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         if info.step == 3:
             workers = set(psutil.Process().children()) - self.others
             assert workers
@@ -169,9 +169,9 @@ def test_a_signal_to_the_whole_group_leaves_the_data_workers_until_the_last_step
     trainer = Trainer(Plain(), config, callbacks=[ToTheGroup()])
     with pytest.raises(Stopped):
         trainer.fit()
-    assert trainer.step > 3
+    assert trainer.run.step > 3
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
-        f"step-{trainer.step:08}"
+        f"step-{trainer.run.step:08}"
     ]
 
 
@@ -179,15 +179,17 @@ def test_max_time_ends_a_run_with_checkpoint_and_evaluation(tmp_path: Path) -> N
     trainer = Trainer(
         Plain(), replace(configured(tmp_path / "run"), max_steps=100_000, max_time="1s")
     )
-    trainer.meter.born = time.perf_counter()  # this process is older
+    trainer.run.meter.born = time.perf_counter()  # this process is older
     evaluation = trainer.fit()
-    assert 1.0 <= trainer.meter.seconds < 6.0 and 1 < trainer.step < 100_000 and evaluation
+    assert 1.0 <= trainer.run.meter.seconds < 6.0 and 1 < trainer.run.step < 100_000 and evaluation
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["stopped_by"] == "max_time 1s has passed" and summary["steps"] == trainer.step
+    assert (
+        summary["stopped_by"] == "max_time 1s has passed" and summary["steps"] == trainer.run.step
+    )
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert f"stopped at step {trainer.step} of 100000 (max_time 1s has passed)" in log
+    assert f"stopped at step {trainer.run.step} of 100000 (max_time 1s has passed)" in log
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
-        f"step-{trainer.step:08}"
+        f"step-{trainer.run.step:08}"
     ]
 
 
@@ -209,7 +211,7 @@ def test_a_callback_that_leaves_the_model_in_evaluation_mode_changes_nothing(
             return super().training_step(model, batch)
 
     class Evaluates(Callback):
-        def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        def on_step(self, trainer: Run, info: StepInfo) -> None:
             (trainer.model if whole else unwrapped(trainer.model)).eval()
 
     Trainer(

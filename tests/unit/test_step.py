@@ -124,8 +124,10 @@ def test_a_whole_step_of_one_batch_goes_back_from_the_loss_of_the_task(
 
     trainer = Trainer(Kept(), replace(configured(tmp_path), max_steps=1, keep_last=0))
     went: list[Tensor] = []
-    real = trainer.strategy.backward
-    monkeypatch.setattr(trainer.strategy, "backward", lambda loss: went.append(loss) or real(loss))  # type: ignore[func-returns-value]
+    real = trainer.run.strategy.backward
+    monkeypatch.setattr(
+        trainer.run.strategy, "backward", lambda loss: went.append(loss) or real(loss)
+    )  # type: ignore[func-returns-value]
     next(trainer.steps())
     assert went[0] is made[0]
 

@@ -75,8 +75,9 @@ ELSEWHERE = {
 # The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms
 # before its own arrow.
 WAY = """
-errors, text, plan <- config, distributed, metrics, strategies, data <- faults, optim, task, launching <- checkpoint, building
-<- reporting <- state <- callbacks <- loop <- script, language <- commands
+errors, text, plan <- config, distributed, metrics, strategies, data <- faults, optim, task, launching
+<- checkpoint, building <- reporting <- run <- hooks <- checks, callbacks <- builder, row <- loop
+<- script, language <- commands
 """
 
 

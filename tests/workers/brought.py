@@ -62,7 +62,7 @@ from brought_tasks import (
 )
 
 import trainer
-from trainer import Task, TrainConfig, Trainer, TrainState
+from trainer import Task, TrainConfig, Trainer, build
 from trainer.launching import Launched, launch
 from trainer.task import own_optimizer
 
@@ -182,18 +182,20 @@ def train(launched: Launched, folder: Path, name: str, told: Mapping[str, Any]) 
             rows.append(
                 {"loss": info.metrics["loss"], "grad_norm": info.metrics["grad_norm"], **more}
             )
-        run.export(folder / name / "model")
+        run.run.export(folder / name / "model")
         found = {
             "rows": rows,
-            "evaluation": run.last_evaluation,
-            "notices": run.facts["notices"],
-            "model_class": type(run.model).__name__,
-            "world_size": run.accelerator.num_processes,
-            "trainable": run.trainable,
-            "dtypes": sorted({str(p.dtype) for p in run.model.parameters() if p.requires_grad}),
-            "training": [name for name, module in run.model.named_modules() if not module.training],
+            "evaluation": run.run.last_evaluation,
+            "notices": run.run.facts["notices"],
+            "model_class": type(run.run.model).__name__,
+            "world_size": run.run.accelerator.num_processes,
+            "trainable": run.run.trainable,
+            "dtypes": sorted({str(p.dtype) for p in run.run.model.parameters() if p.requires_grad}),
+            "training": [
+                name for name, module in run.run.model.named_modules() if not module.training
+            ],
         }
-        run.close()
+        run.run.close()
         return found
     except (trainer.TrainerError, RuntimeError) as error:
         if name in told.get("ends", ()):
@@ -209,7 +211,7 @@ def train_two(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
     ]
     launched = launch(configs[0], **told["file"])
     states = [
-        TrainState(task, config, launched)
+        build(task, config, launched)
         for task, config in zip((Plain(), Scalar()), configs, strict=True)
     ]
     losses: dict[str, list[float]] = {"plain": [], "scalar": []}
@@ -247,8 +249,8 @@ def train_thawed(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
         config = configured(told["world"], output_dir=str(folder / name), **settings)
         run = Trainer(task, config, launch(config, **told["file"]))
         losses.append([info.metrics["loss"] for info in run.steps() if info.metrics])
-        notices = run.facts["notices"]
-        run.close()
+        notices = run.run.facts["notices"]
+        run.run.close()
     return {"losses": losses, "notices": notices}
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from trainer import Callback, Data, Plan, StepInfo, Task, TrainState
+from trainer import Callback, Data, Plan, Run, StepInfo, Task
 from trainer.strategies.tensors import unwrapped
 
 GLOBAL_BATCH, STEPS = 8, 6
@@ -128,7 +128,7 @@ class Teacher(Plain):
             return self.student(x), seen
 
     class Follow(Callback):
-        def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        def on_step(self, trainer: Run, info: StepInfo) -> None:
             with trainer.whole_parameters("teacher", "student") as model:
                 model.follow()
                 bias = model.student[0].bias
@@ -149,7 +149,7 @@ class ChangedInPlace(Plain):
     """A callback holds a bias within bounds, without a word; an evaluation comes before."""
 
     class Clamp(Callback):
-        def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+        def on_step(self, trainer: Run, info: StepInfo) -> None:
             with torch.no_grad():
                 for name, parameter in trainer.model.named_parameters():
                     if name.endswith("0.bias"):
@@ -423,7 +423,7 @@ class At(Callback):
     def __init__(self, change: Callable[[nn.Module], Any]) -> None:
         self.change = change
 
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         if info.step == 2:
             self.change(unwrapped(trainer.model))
 

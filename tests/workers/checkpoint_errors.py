@@ -104,7 +104,7 @@ def differences(run: Trainer, path: Path) -> list[str]:
     """The parameters that are not those of a checkpoint, and those whose optimizer state is another
     one.
     """
-    kept, strategy = discover.inspect(path).open(), run.strategy
+    kept, strategy = discover.inspect(path).open(), run.run.strategy
     wrong = []
     for shard in strategy.shards(trainable=None):
         out = torch.empty_like(shard.tensor)
@@ -175,7 +175,7 @@ def main() -> None:
         lambda: built(launched, Case(learns=first), folder / "ends", resume=str(path), max_steps=1)
     )
     finished = built(launched, Case(learns=first), folder / "first", resume="auto", max_steps=2)
-    results["finished"] = finished.fit() == {} and finished.step
+    results["finished"] = finished.fit() == {} and finished.run.step
 
     # A checkpoint that one rank does not see is not damaged; one whose bytes are wrong is,
     # whichever rank reads them.
@@ -211,8 +211,8 @@ def main() -> None:
     # gather it.
     blocked = folder / "groups" / "config.yaml" / "model"
     one = built(launched, Case(), folder / "export")
-    results["export"] = said(lambda: one.export(blocked))
-    one.export(folder / "export" / "model")
+    results["export"] = said(lambda: one.run.export(blocked))
+    one.run.export(folder / "export" / "model")
     results["exported"] = (folder / "export" / "model" / "model.safetensors").is_file()
 
     (folder / f"results-{rank}.json").write_text(json.dumps(results))

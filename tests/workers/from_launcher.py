@@ -17,5 +17,5 @@ def configured(folder: Path) -> TrainConfig:
 def from_debug_launcher(folder: str) -> None:
     run = Trainer(Plain(), configured(Path(folder)))
     run.fit()
-    assert run.accelerator.num_processes == 2
-    Path(f"{folder}-{os.environ['RANK']}").write_text(type(run.model).__name__)
+    assert run.run.accelerator.num_processes == 2
+    Path(f"{folder}-{os.environ['RANK']}").write_text(type(run.run.model).__name__)

@@ -120,8 +120,8 @@ def losses(run: Trainer) -> dict[str, Any]:
     keys = ("strategy", "world_size", "device", "mixed_precision", "rehearsal")
     return {
         "losses": found,
-        "skipped": run.skipped_steps,
-        "plan": {key: getattr(run.plan, key) for key in keys},
+        "skipped": run.run.skipped_steps,
+        "plan": {key: getattr(run.run.plan, key) for key in keys},
     }
 
 
@@ -132,7 +132,7 @@ def curve(precision: str) -> dict[str, Any]:
     try:
         return losses(run)
     finally:
-        run.close()
+        run.run.close()
 
 
 def resume(folder: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def resume(folder: str) -> dict[str, Any]:
     try:
         return losses(run)
     finally:
-        run.close()
+        run.run.close()
 
 
 def simple(name: str, task: Task, **settings: Any) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def simple(name: str, task: Task, **settings: Any) -> dict[str, Any]:
     try:
         return losses(run)
     finally:
-        run.close()
+        run.run.close()
 
 
 def waits() -> dict[str, Any]:
@@ -159,8 +159,8 @@ def waits() -> dict[str, Any]:
     for info in run.steps():
         if device().type == "cuda":
             torch.cuda.set_sync_debug_mode("error" if 2 <= info.step < STEPS - 1 else "default")
-    run.close()
-    return {"steps": run.step}
+    run.run.close()
+    return {"steps": run.run.step}
 
 
 def repeats() -> dict[str, Any]:

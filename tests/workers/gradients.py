@@ -145,13 +145,13 @@ def measure(case: Case, accel_config: str, folder: Path) -> dict[str, float]:
     infos = running.steps()
     info = next(infos)
     while (
-        running.skipped_steps == info.step
+        running.run.skipped_steps == info.step
     ):  # the fp16 scaler looks for its scale; every step has the same samples
         info = next(infos)
     infos.close()
     after = weights(running)
-    running.agreement.close()
-    running.close()
+    running.run.agreement.close()
+    running.run.close()
 
     assert info.metrics is not None and info.samples == info.step * samples
     gradient = {name: (before[name].double() - after[name].double()) / LR for name in before}
@@ -168,7 +168,7 @@ def measure(case: Case, accel_config: str, folder: Path) -> dict[str, float]:
 
 
 def weights(running: Trainer) -> dict[str, Tensor]:
-    strategy = running.strategy
+    strategy = running.run.strategy
     return {
         name: strategy.gather(name, handle).clone()
         for name, _, _, handle in strategy.named_tensors()

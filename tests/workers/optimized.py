@@ -32,11 +32,11 @@ def main() -> None:
             run = Trainer(Language(kind="llama"), config, launch(config, accel_config=file))
             found = {
                 "losses": [info.metrics["loss"] for info in run.steps() if info.metrics],
-                "optimizer": type(run.strategy.optimizer).__name__,
-                "notices": run.facts["notices"],
-                "bytes": run.facts["state_bytes_per_rank"],
+                "optimizer": type(run.run.strategy.optimizer).__name__,
+                "notices": run.run.facts["notices"],
+                "bytes": run.run.facts["state_bytes_per_rank"],
             }
-            run.close()
+            run.run.close()
         except trainer.TrainerError as error:
             found = {"error": str(error)}
         if launched.accelerator.is_main_process:

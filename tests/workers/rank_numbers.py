@@ -151,21 +151,21 @@ def train(task: Task, accel: str, folder: Path, **settings: Any) -> Trainer:
 def result(made: Trainer) -> dict[str, Any]:
     rows = [
         json.loads(line)
-        for line in (made.directory.path / "metrics.jsonl").read_text().splitlines()
+        for line in (made.run.directory.path / "metrics.jsonl").read_text().splitlines()
     ]
     buffers = {
-        name: buffer.double().flatten().tolist() for name, buffer in made.model.named_buffers()
+        name: buffer.double().flatten().tolist() for name, buffer in made.run.model.named_buffers()
     }
     return {
         "losses": [row["loss"] for row in rows if "loss" in row],
         "lrs": [row["lr"] for row in rows if "lr" in row],
         "skipped": [row["skipped_steps"] for row in rows if "lr" in row],
         "buffers": {name.removeprefix("module."): value for name, value in buffers.items()},
-        "buffer_types": sorted({str(buffer.dtype) for buffer in made.model.buffers()}),
-        "evaluation": made.last_evaluation,
-        "precision": made.plan.precision,
-        "mixed_precision": made.plan.mixed_precision,
-        "folder": str(made.directory.path),
+        "buffer_types": sorted({str(buffer.dtype) for buffer in made.run.model.buffers()}),
+        "evaluation": made.run.last_evaluation,
+        "precision": made.run.plan.precision,
+        "mixed_precision": made.run.plan.mixed_precision,
+        "folder": str(made.run.directory.path),
     }
 
 
@@ -229,9 +229,9 @@ class Uploads(Callback):
         pass
 
     def on_end(self, trainer: Trainer, summary: dict[str, Any]) -> None:
-        if trainer.is_main:
+        if trainer.run.is_main:
             time.sleep(0.5)
-            (trainer.directory.path / "uploaded").touch()
+            (trainer.run.directory.path / "uploaded").touch()
 
 
 def waits(accel: str, folder: Path) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def nan_stops(accel: str, folder: Path) -> dict[str, Any]:
 
 
 def weights_of(made: Trainer) -> list[Tensor]:
-    return [shard.tensor.clone() for shard in made.strategy.shards()]
+    return [shard.tensor.clone() for shard in made.run.strategy.shards()]
 
 
 def nan_is_skipped(accel: str, folder: Path) -> dict[str, Any]:
@@ -356,7 +356,7 @@ def reductions(accel: str, folder: Path) -> dict[str, Any]:
     )
 
     def all_reduce(*args: Any, **named: Any) -> Any:
-        counted.extend([made.step] if named.get("group") is made.agreement.group else [])
+        counted.extend([made.run.step] if named.get("group") is made.run.agreement.group else [])
         return real(*args, **named)
 
     dist.all_reduce, votes.time = all_reduce, clock  # type: ignore[assignment]
@@ -368,9 +368,9 @@ def reductions(accel: str, folder: Path) -> dict[str, Any]:
         dist.all_reduce, votes.time = real, time
     return {
         "counted": counted,
-        "step": made.step,
+        "step": made.run.step,
         "signal": number,
-        "evaluation": made.last_evaluation,
+        "evaluation": made.run.last_evaluation,
     }
 
 
@@ -379,7 +379,7 @@ class Flips(Callback):
 
     def on_step(self, trainer: Trainer, info: StepInfo) -> None:
         if info.step == 3 and dist.get_rank() == 1:
-            _, parameter = next(trainer.strategy.parameters())
+            _, parameter = next(trainer.run.strategy.parameters())
             part = local(parameter.detach()).view(-1)
             part.data[:1].view(torch.int32).bitwise_xor_(
                 1

@@ -110,11 +110,11 @@ def train(launched: Launched, folder: Path, *, task: Task, **settings: Any) -> N
     )
     one = Trainer(task, config, dataclasses.replace(launched, strategy=strategy))
     if config.resume not in ("none", "auto"):
-        one.save()  # at once: what was read is written again
+        one.run.save()  # at once: what was read is written again
     for _ in one.steps():
         pass
-    one.export(folder / "model")
-    one.close()
+    one.run.export(folder / "model")
+    one.run.close()
 
 
 def begin(launched: Launched, folder: Path, weights: str) -> None:
@@ -124,8 +124,8 @@ def begin(launched: Launched, folder: Path, weights: str) -> None:
     )
     strategy = strategy_class(launched.plan.strategy)(launched.plan, launched.accelerator)
     one = Trainer(Odd(), config, dataclasses.replace(launched, strategy=strategy))
-    one.export(folder / "model")
-    one.close()
+    one.run.export(folder / "model")
+    one.run.close()
 
 
 def configured(world: int, **settings: Any) -> TrainConfig:

@@ -63,11 +63,11 @@ def main() -> None:
             found = {
                 "losses": [info.metrics["loss"] for info in run.steps() if info.metrics],
                 "compiled": sum(
-                    module._compiled_call_impl is not None for module in run.model.modules()
+                    module._compiled_call_impl is not None for module in run.run.model.modules()
                 ),
-                "names": [name for name, _ in run.strategy.parameters()],
+                "names": [name for name, _ in run.run.strategy.parameters()],
             }
-            run.close()
+            run.run.close()
         except trainer.TrainerError as error:
             found = {"error": str(error)}
         if launched.accelerator.is_main_process:

@@ -97,8 +97,8 @@ def train(
     )
     run = trainer.Trainer(Text(model=model), config, trainer.launch(config, accel_config=file))
     rows = [dict(info.metrics or {}) for info in run.steps()]
-    run.export(folder / name / "model")
-    parts = [(key, local(tensor)) for key, tensor in run.strategy.parameters()]
+    run.run.export(folder / name / "model")
+    parts = [(key, local(tensor)) for key, tensor in run.run.strategy.parameters()]
     held = {
         key: hashlib.md5(part.detach().numpy().tobytes()).hexdigest()
         for key, part in parts
@@ -107,16 +107,16 @@ def train(
     state = hashlib.md5(torch.get_rng_state().numpy().tobytes()).hexdigest()
     found = {
         **{key: [row[key] for row in rows] for key in ("loss", "grad_norm", "double")},
-        "evaluation": run.last_evaluation,
-        "notices": run.facts["notices"],
-        "model_class": type(run.model).__name__,
+        "evaluation": run.run.last_evaluation,
+        "notices": run.run.facts["notices"],
+        "model_class": type(run.run.model).__name__,
         "elements": sum(part.numel() for _, part in parts),
-        "norms": run.agreement.gather(
+        "norms": run.run.agreement.gather(
             {key: value for key, value in held.items() if key.endswith("norm.weight")}
         ),
-        "random": run.agreement.gather(state),
+        "random": run.run.agreement.gather(state),
     }
-    run.close()
+    run.run.close()
     return found
 
 

@@ -79,11 +79,11 @@ def trained(
     for info in ours.steps():
         assert info.metrics is not None
         norms.append(info.metrics["grad_norm"])
-        [(name, _, _, handle)] = ours.strategy.named_tensors()
-        now = float(ours.strategy.gather(name, handle).norm())
+        [(name, _, _, handle)] = ours.run.strategy.named_tensors()
+        now = float(ours.run.strategy.gather(name, handle).norm())
         ways.append(now - before)
         before = now
-    ours.agreement.close()
+    ours.run.agreement.close()
     return ours, norms, ways
 
 
@@ -321,10 +321,10 @@ def by_hand(accel_config: str, folder: Path) -> dict[str, Any]:
     the exchange.
     """
     ours = made(accel_config, folder, micro_batch_size=1)
-    strategy = ours.strategy
-    window = next(iter(ours.windows()))
+    strategy = ours.run.strategy
+    window = next(iter(ours.run.windows()))
     with strategy.micro_step(boundary=True):
-        strategy.backward(ours.task.training_step(ours.model, window.micros[0].batch))
+        strategy.backward(ours.run.task.training_step(ours.run.model, window.micros[0].batch))
     [(name, _, _, handle)] = strategy.named_tensors()
     after = float(strategy.gather(name, handle).norm())
     strategy.finish_step()
@@ -332,11 +332,11 @@ def by_hand(accel_config: str, folder: Path) -> dict[str, Any]:
         for shard in strategy.shards():
             shard.tensor.fill_(7.0)
     strategy.write_back()
-    found = {"after backward": after, "set": {"computed": float(ours.model(torch.ones(1, 2)))}}
-    ours.close()
+    found = {"after backward": after, "set": {"computed": float(ours.run.model(torch.ones(1, 2)))}}
+    ours.run.close()
     narrow = made(accel_config, folder, micro_batch_size=1, mixed_precision="bf16")
-    found["exchanged in"] = str(narrow.model.communication_data_type)
-    narrow.close()
+    found["exchanged in"] = str(narrow.run.model.communication_data_type)
+    narrow.run.close()
     return found
 
 
@@ -358,8 +358,8 @@ def sharded(accel_config: str, folder: Path) -> dict[str, Any]:
             bare[name] = str(error)
     for name in bare:
         run = made(accel_config, folder, micro_batch_size=1, max_steps=1, model=name)
-        ours[name] = [type(run.model).__name__, [info.step for info in run.steps()]]
-        run.close()
+        ours[name] = [type(run.run.model).__name__, [info.step for info in run.steps()]]
+        run.run.close()
     return {"bare": bare, "ours": ours}
 
 

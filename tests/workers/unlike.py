@@ -287,8 +287,8 @@ def main() -> None:
         except trainer.TrainerError as error:
             result["error"] = f"{type(error).__name__}: {error}"
         if training is not None:
-            result["step"] = training.step
-            training.close()
+            result["step"] = training.run.step
+            training.run.close()
         (folder / f"{name}.{RANK}.json").write_text(json.dumps(result))
 
 

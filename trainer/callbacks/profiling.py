@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..state import TrainState
-from .base import Callback, StepInfo
+from ..hooks import Callback, StepInfo
+from ..run import Run
 
 ROWS = 25
 
@@ -26,7 +26,7 @@ class Profile(Callback):
         self.first, self.last = first, last
         self.profiler: Any = None
 
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         if not trainer.is_main:
             return
         if self.profiler is not None and (info.step >= self.last or info.is_last):
@@ -39,7 +39,7 @@ class Profile(Callback):
             self.profiler = torch.profiler.profile(activities=kinds, profile_memory=True)
             self.profiler.start()
 
-    def _write(self, trainer: TrainState) -> None:
+    def _write(self, trainer: Run) -> None:
         if trainer.accelerator.device.type == "cuda":
             torch.cuda.synchronize()  # what was started belongs to the steps
         # A collective writes its end into the profiler's record, which is freed below: seen as an

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..state import TrainState
+from ..hooks import Callback, StepInfo
+from ..run import Run
 from ..text import seconds_of
-from .base import Callback, StepInfo
 
 
 class TimeLimit(Callback):
@@ -15,7 +15,7 @@ class TimeLimit(Callback):
     def __init__(self, max_time: str) -> None:
         self.max_time, self.left = max_time, seconds_of(max_time)
 
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         if trainer.is_main and trainer.meter.seconds > self.left:
             self.left = float("inf")
             trainer.stop(f"max_time {self.max_time} has passed")

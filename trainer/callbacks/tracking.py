@@ -17,9 +17,9 @@ from ..config.fingerprint import fingerprint
 from ..distributed.exit import when_failing
 from ..errors import ConfigError, Origin, Problem, TrainerError
 from ..faults.waits import waits_outside
-from ..state import TrainState
+from ..hooks import Callback, StepInfo
+from ..run import Run
 from ..text import did_you_mean, hidden_words, is_secret
-from .base import Callback, StepInfo
 from .tracker_faults import Patience
 
 _AXES = ("step", "epoch", "samples")
@@ -42,7 +42,7 @@ class Tracking(Callback):
         self.undo: list[Callable[[], None]] = []
         check(self.names, origin)
 
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         if not trainer.is_main or (info.metrics is None and info.evaluation is None):
             return
         values = {
@@ -65,7 +65,7 @@ class Tracking(Callback):
                     tracker, partial(tracker.log, values, step=info.step), f"step {info.step}"
                 )
 
-    def on_end(self, trainer: TrainState, summary: Mapping[str, Any]) -> None:
+    def on_end(self, trainer: Run, summary: Mapping[str, Any]) -> None:
         if self.patience is None:
             return
         for undo in self.undo:
@@ -78,7 +78,7 @@ class Tracking(Callback):
                 last = partial(wandb_run.finish, trainer, tracker.tracker, summary)
             Patience(trainer.say).call(tracker, last, "the end of the run", again=False)
 
-    def _start(self, trainer: TrainState) -> None:
+    def _start(self, trainer: Run) -> None:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         accelerator, plan = trainer.accelerator, trainer.plan
@@ -154,12 +154,12 @@ def check(names: Sequence[str], origin: Origin) -> None:
         raise ConfigError(problems)
 
 
-def experiment_of(trainer: TrainState) -> str:
+def experiment_of(trainer: Run) -> str:
     """Return the name that runs which are compared have in common."""
     return trainer.config.experiment or trainer.config.task.rpartition(":")[2]
 
 
-def configuration(trainer: TrainState) -> dict[str, Any]:
+def configuration(trainer: Run) -> dict[str, Any]:
     """Return what a tracker keeps beside the curves: plan.json, the settings that decide the
     numbers, the commit.
     """

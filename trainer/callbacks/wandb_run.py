@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from ..state import TrainState
+from ..run import Run
 
 START_SECONDS = 10.0
 UPLOAD_SECONDS = 60.0
@@ -21,7 +21,7 @@ FILE = "tracking.json"
 
 
 def settings(
-    trainer: TrainState,
+    trainer: Run,
     *,
     title: str,
     experiment: str,
@@ -63,14 +63,14 @@ def settings(
     }
 
 
-def tell_offline(trainer: TrainState, reason: str) -> None:
+def tell_offline(trainer: Run, reason: str) -> None:
     """Say in one line how to upload later."""
     text = f"wandb: offline ({reason}); upload later with: wandb sync {trainer.directory.path}/wandb/*run-*"
     trainer.directory.line(text)
     print(text, flush=True)
 
 
-def give_up(trainer: TrainState, reason: str) -> None:
+def give_up(trainer: Run, reason: str) -> None:
     """Go offline after a failed start: its service still holds the run's id."""
     import wandb
 
@@ -78,7 +78,7 @@ def give_up(trainer: TrainState, reason: str) -> None:
     tell_offline(trainer, reason)
 
 
-def describe(run: Any, trainer: TrainState) -> None:
+def describe(run: Any, trainer: Run) -> None:
     """Define axes and summaries: every curve over optimizer steps; of losses the least counts, of
     the rest the last.
     """
@@ -95,7 +95,7 @@ def describe(run: Any, trainer: TrainState) -> None:
         )
 
 
-def finish(trainer: TrainState, run: Any, summary: Mapping[str, Any]) -> None:
+def finish(trainer: Run, run: Any, summary: Mapping[str, Any]) -> None:
     """Keep the summary, the model if asked for, and end the run without waiting for ever."""
     import wandb
 
@@ -109,7 +109,7 @@ def finish(trainer: TrainState, run: Any, summary: Mapping[str, Any]) -> None:
     run.finish()
 
 
-def _run_id(trainer: TrainState) -> str:
+def _run_id(trainer: Run) -> str:
     path = trainer.directory.path / FILE
     if path.exists():
         return str(json.loads(path.read_text(encoding="utf-8"))["wandb"])

@@ -88,9 +88,12 @@ def load(
         position["began"] = 0  # whatever the stream begins with
     samples, told = _restore_data(parts, position)
     parts.task.load_state_dict(decode(state["task"], tensor_of))
+    states = dict(state["callbacks"])
+    if state.get("evaluation_owed"):  # as checkpoints of before 2026-11-24 call it
+        states["Evaluation"] = {"pending": True}
     for name, callback in parts.named_callbacks().items():
-        if name in state["callbacks"]:
-            callback.load_state_dict(decode(state["callbacks"][name], tensor_of))
+        if name in states:
+            callback.load_state_dict(decode(states[name], tensor_of))
     counters = {name: decode(state[name]) for name in parts.counters if name in state}
     notices += told + _restore_rng(parts, store, state["step"])
     return {**counters, "step": state["step"], "samples": samples}, notices

@@ -120,10 +120,8 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
     named = (entry for entry in parts.strategy.named_tensors() if not parts.leaves_out(entry[3]))
     form = parts.model_file
     dtypes = ((name, list(shape), form.dtype(name, dtype)) for name, shape, dtype, _ in named)
-    groups, callbacks = (
-        map(settings, parts.strategy.optimizer.param_groups),
-        parts.named_callbacks(),
-    )
+    groups = map(settings, parts.strategy.optimizer.param_groups)
+    states = {name: hook.state_dict() for name, hook in parts.named_callbacks().items()}
     try:
         state = {
             "step": parts.step,
@@ -135,7 +133,7 @@ def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
             "group_settings": encode(list(groups), tensors, "group_settings"),
             "task": encode(parts.task.state_dict(), tensors, "task"),
             "callbacks": {
-                name: encode(one.state_dict(), tensors, name) for name, one in callbacks.items()
+                name: encode(state, tensors, name) for name, state in states.items() if state
             },
             "model": [
                 [name, shape, str(dtype).removeprefix("torch.")] for name, shape, dtype in dtypes

@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     args, rest = parser.parse_known_args(argv)
     loaded = load_config(rest)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print is not our answer
-        from ..building.parts import build_data
+        from ..building.data import build_data
         from ..data.batches import Layout
         from ..data.indexed import IndexedData
         from ..language.base import LanguageTask

@@ -196,13 +196,17 @@ class TrainConfig:
         Literal["stop", "skip"],
         About("what a gradient that is not finite does: end the run, or leave the step out"),
     ] = "stop"
+    checks: Annotated[
+        Literal["all", "none"],
+        About("what looks for numbers that would be silently wrong; none changes a number"),
+    ] = "all"
     replica_check_every: Annotated[
         int | None,
         About(
             "steps after which ranks' copies of weights are compared bit by bit; saves too",
             minimum=1,
         ),
-    ] = 1000
+    ] = None
 
     log_every: Annotated[int, About("optimizer steps", minimum=1)] = 10
     eval_every: Annotated[

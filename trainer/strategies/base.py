@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from ..distributed.restarts import connect_attempt
@@ -22,7 +24,6 @@ from ..errors import ConfigError, Problem
 from .buffers import sync
 from .finite import step_if_finite
 from .first_state import first_state, replaced_problem
-from .in_place import Watch
 from .meta_device import allocate, renew
 from .optimizer_probe import divided_step_problem, state_slots
 from .tensors import (
@@ -116,8 +117,9 @@ class Strategy(ABC):
         # nobody has to look.
         self.fingerprint = 0
         self.notices: list[str] = []  # of what ``prepare`` did
-        self.watch = Watch()
-        # what is done about a gradient that is not finite; "": nothing, in loops that do not look
+        # How often the engine itself has written to parameters, outside of its optimizer step.
+        self.writes = 0
+        # What is done about a gradient that is not finite; "": nothing, in loops that do not look.
         self.on_nan = ""
 
     # -- set-up -----------------------------------------------------------------------------------
@@ -247,12 +249,29 @@ class Strategy(ABC):
             return contextlib.nullcontext()
         return self.accelerator.no_sync(self.model)  # type: ignore[no-any-return]
 
+    def to_device(self, batch: Any) -> Any:
+        """Send a batch to where the model is, in a container of its own.
+
+        A task may take labels out of it. On a CPU its tensors are there, and looking for them would
+        cost as much as a layer.
+        """
+        device = self.accelerator.device
+        if device.type != "cpu":
+            return send_to_device(batch, device, non_blocking=True)
+        if isinstance(batch, dict | list):
+            return copy(batch)
+        return batch
+
     def backward(self, loss: Tensor) -> None:
-        """Accumulate gradients. They are averaged over ranks, so ``loss`` carries its share times
+        """Accumulate gradients.
+
+        They are averaged over ranks, so ``loss`` carries its share of the global mean times the
         world size.
         """
         scaler = self.accelerator.scaler
-        (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None:
+            loss = scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def finish_step(self) -> StepResult:
         """Clip by global norm, step, zero the gradients. Skips the step where the scaler found inf
@@ -262,27 +281,28 @@ class Strategy(ABC):
         batch says, under every strategy: flat groups of parameters cannot leave one out, as torch
         does with a gradient of None.
         """
-        self.watch.check()
-        limit, scaler, optimizer = self.plan.max_grad_norm, self.accelerator.scaler, self.optimizer
+        scaler = self.accelerator.scaler
         if scaler is not None:
-            scaler.unscale_(optimizer)
+            scaler.unscale_(self.optimizer)
+
         gradients = [_gradient(parameter) for parameter in self.trainable]
         norm = total_norm(gradients)
+        limit = self.plan.max_grad_norm
         if limit is not None:  # otherwise no gradient is written again
             clip(gradients, limit, norm)
+
         skipped = False
         if scaler is None:
-            step_if_finite(optimizer, norm, self.on_nan)
+            step_if_finite(self.optimizer, norm, self.on_nan)
         else:
-            before = (
-                scaler.get_scale()
-            )  # a device sync each step; the scaler itself has one in step()
-            scaler.step(optimizer)
+            # Reading the scale waits for the device; the scaler itself does so in step().
+            before = scaler.get_scale()
+            scaler.step(self.optimizer)
             scaler.update()
             skipped = bool(scaler.get_scale() < before)
-        for parameter in (
-            self.trainable
-        ):  # all that it steps; zero_grad() would enter the profiler and dynamo: 20 us
+
+        # All that it steps. zero_grad() would enter the profiler and dynamo, which costs 20 us.
+        for parameter in self.trainable:
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped)
 
@@ -301,9 +321,19 @@ class Strategy(ABC):
         """
         sync(self.model, self.accelerator)
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027 (most engines have nothing to do)
         """Bring parameters into the state between steps, in which they can be read and changed."""
-        self.watch.check()
+
+    def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
+        """List the parameters whose values the engine keeps elsewhere, by name.
+
+        An edit in place of one of them would be lost. None stands for one that is not there now.
+        """
+        return ()
+
+    def missed_exchange(self) -> str:
+        """Return why the gradients of this step were not averaged over the ranks, or nothing."""
+        return ""
 
     @abstractmethod
     def shard(self, name: str, parameter: nn.Parameter) -> Shard | None:

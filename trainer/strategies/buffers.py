@@ -16,8 +16,6 @@ from .tensors import local
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from .base import StepResult
-
 
 @contextlib.contextmanager
 def restored_buffers(model: nn.Module) -> Iterator[None]:
@@ -39,18 +37,15 @@ class BuffersBefore:
 
     Args:
         model: prepared; its modules stay the same.
-        active: otherwise nothing is copied, and nothing put back.
     """
 
-    def __init__(self, model: nn.Module, *, active: bool) -> None:
-        self._modules = [*model.modules()] if active else []
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
         self._copies: list[tuple[list[_Place], Tensor]] = []
         self._absent: list[tuple[nn.Module, str]] = []
 
     def take(self) -> None:
         """Copy the buffers: one kernel for those of a dtype."""
-        if not self._modules:
-            return
         alike: dict[tuple[torch.device, torch.dtype], list[_Place]] = {}
         self._absent = []
         for module in self._modules:
@@ -65,14 +60,14 @@ class BuffersBefore:
             (places, _flat(buffer for *_, buffer in places)) for places in alike.values()
         ]
 
-    def put_back(self, outcome: StepResult) -> None:
+    def put_back(self, left_out: Tensor) -> None:
         """Give the buffers the values of ``take`` where the step was left out, for whatever reason.
 
         On a GPU nobody waits to know, unless a buffer was replaced by one of another form.
+
+        Args:
+            left_out: a truth value, on the device.
         """
-        if not self._modules:
-            return
-        left_out = outcome.left_out
         if left_out.device.type == "cpu" and not left_out:
             return
         replaced: list[tuple[nn.Module, str, Tensor | None]] = []

@@ -13,13 +13,40 @@ from torch import Tensor, nn
 from torch.nn.parallel import distributed as torch_ddp
 
 from ..errors import LaunchError
-from .base import Shard, StepResult, Strategy
-from .exchange import DistributedDataParallel
+from .base import Shard, Strategy
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..plan import Plan
+
+
+class DistributedDataParallel(torch_ddp.DistributedDataParallel):
+    """DDP whose model can be asked for what is its own (``model.config``), as everywhere else.
+
+    Its methods too, where nothing is trained (``model.generate`` in ``evaluation_step``). In
+    training only a call of the wrapper itself exchanges gradients, and torch does not notice where
+    it was passed by.
+    """
+
+    called = False
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        self.called |= self.training
+        return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = super().__getattr__("module")
+            found = getattr(model, name)
+        if self.training and getattr(found, "__self__", None) is model:
+            raise AttributeError(
+                "training begins with a call of the model itself: model(...), "
+                f"not model.{name}(...)"
+            )
+        return found
 
 
 class DDP(Strategy):
@@ -55,10 +82,10 @@ class DDP(Strategy):
                 f"asked for {self.plan.strategy}, but the model became {type(self.model).__name__}"
             )
 
-    def finish_step(self) -> StepResult:
-        if isinstance(self.model, DistributedDataParallel):
-            self.model.check_exchanged(self)
-        return super().finish_step()
+    def missed_exchange(self) -> str:
+        if not isinstance(self.model, DistributedDataParallel) or self.model.called:
+            return ""
+        return "training_step did not call the model that it was given"
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
         return self.replicated(name, parameter.data, parameter if parameter.requires_grad else None)

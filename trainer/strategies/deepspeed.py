@@ -10,7 +10,7 @@ import contextlib
 import copy
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,12 +18,12 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ..errors import LaunchError
+from .adapters import set_by_adapters
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
 from .gradient_order import GradientOrder
-from .in_place import Watch, explained, set_by_adapters
-from .meta_device import Made, allocate, give_back_freed, is_on_meta, renew
+from .meta_device import Made, allocate, is_on_meta, renew
 from .optimizer_probe import divided_step_problem
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
 
@@ -100,7 +100,6 @@ class ZeRO(Strategy):
         """
         import deepspeed
 
-        give_back_freed(at_once=True)
         # Of a module without parameters it takes the settings only; given the model it would not
         # cast what it divides.
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
@@ -182,18 +181,24 @@ class ZeRO(Strategy):
             compute_in(
                 engine.module, dtype
             )  # the engine casts the model, and leaves its inputs as they are
-        whole = self.plan.strategy != "zero3"  # frozen ones are, and are the values themselves then
-        set_anew = {id(parameter) for parameter in set_by_adapters(engine.module).values()}
-        watched = self.parameters(trainable=True if whole else None)
-        self.watch = Watch([one for one in watched if id(one[1]) not in set_anew].copy)
+        self._temporary = self._copies_of_the_engine()
+
+    def _copies_of_the_engine(self) -> list[tuple[str, nn.Parameter]]:
+        """List the parameters whose full-precision values are the engine's, by name."""
+        set_anew = {id(parameter) for parameter in set_by_adapters(self.engine.module).values()}
+        # Frozen ones are whole, and the values themselves, but in stage 3.
+        trainable = None if self.plan.strategy == "zero3" else True
+        named = self.parameters(trainable=trainable)
+        return [(name, parameter) for name, parameter in named if id(parameter) not in set_anew]
+
+    def temporary_parameters(self) -> Sequence[tuple[str, nn.Parameter]]:
+        return self._temporary
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         # The engine has switches of its own to set.
         self.model.compile(backend=settings.pop("backend"), compile_kwargs=settings)
 
     def verify(self) -> None:
-        if self.plan.strategy == "zero3":
-            give_back_freed(at_once=False)
         stage = self.engine.zero_optimization_stage()
         if type(self.engine).__name__ != "DeepSpeedEngine" or stage != STAGES[self.plan.strategy]:
             raise LaunchError(
@@ -211,13 +216,7 @@ class ZeRO(Strategy):
         # boundary is ours.
         self.engine.set_gradient_accumulation_boundary(boundary or self.plan.find_unused_parameters)
         if not self.plan.find_unused_parameters:
-            divided = self.plan.strategy == "zero3"
-            with (
-                explained("ZeRO-3", "find_unused_parameters: true")
-                if divided
-                else contextlib.nullcontext()
-            ):
-                yield
+            yield
             return
         if self.plan.strategy == "zero3":
             for parameter in self.zero.persistent_parameters:
@@ -257,9 +256,7 @@ class ZeRO(Strategy):
         # Accelerate steps the engine inside backward; on its own, code can run between the two. In
         # every precision it makes no step with a gradient that is not finite, and says that its
         # norm is infinite.
-        self.watch.check()
         self.engine.step()
-        self.watch.reset()
         norm = self.engine.get_global_grad_norm()
         skipped = self.plan.mixed_precision == "fp16" and bool(
             getattr(self.zero, "overflow", False)
@@ -327,7 +324,7 @@ class ZeRO(Strategy):
             for group in range(len(self.zero.fp32_partitioned_groups_flat)):
                 self.zero._reassign_or_swap_out_partitioned_parameters(group)
             self._gather_persistent()
-        self.watch.reset()
+        self.writes += 1
 
     def _gather_persistent(self) -> None:
         """Fetch the small parameters that stay whole; by all ranks together, before any of them

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -91,19 +89,14 @@ def without_compiled_op() -> None:
 def engine_start(model: nn.Module) -> Iterator[None]:
     """Leave out what the engine does for nothing while it is built.
 
-    To see whether the optimizer is its Muon it would import that, and with it torch's compiler (2
-    s, 100 MB): whose optimizer is one has imported it. Under ZeRO-3 it would fetch each parameter
-    whole to hang a hook on it, which needs no values. In the place of torch's Adagrad it would put
-    another one, with a single group of the default settings, so that its state is that of the flat
-    groups; ours has that already (``FirstState``).
+    Under ZeRO-3 it would fetch each parameter whole to hang a hook on it, which needs no values. In
+    the place of torch's Adagrad it would put another one, with a single group of the default
+    settings, so that its state is that of the flat groups; ours has that already (``FirstState``).
     """
     divided: list[Any] = [
         parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")
     ]
     own = [(parameter, parameter.all_gather, parameter.partition) for parameter in divided]
-    muon = ModuleType("deepspeed.runtime.zero.muon.muon_optimizer")
-    muon.MuonWithAuxAdam = type("MuonWithAuxAdam", (), {})  # type: ignore[attr-defined]
-    sys.modules.setdefault(muon.__name__, muon)
     adagrad = torch.optim.Adagrad
     torch.optim.Adagrad = type("NotAdagrad", (), {})  # type: ignore[misc, assignment]
     for parameter in divided:
@@ -114,5 +107,3 @@ def engine_start(model: nn.Module) -> Iterator[None]:
         torch.optim.Adagrad = adagrad  # type: ignore[misc]
         for parameter, all_gather, partition in own:
             parameter.all_gather, parameter.partition = all_gather, partition
-        if sys.modules[muon.__name__] is muon:
-            del sys.modules[muon.__name__]

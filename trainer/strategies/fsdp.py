@@ -5,12 +5,12 @@ Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Paral
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,16 +18,10 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, LaunchError, Problem
 from ..text import did_you_mean, listed
+from .adapters import set_by_adapters
 from .base import Shard, Strategy, compute_in
 from .buffers import keep_buffers_fp32
-from .in_place import (
-    Watch,
-    carry_hooks,
-    explained,
-    gathered_parameters,
-    refuse_gradients_of_gradients,
-    set_by_adapters,
-)
+from .gathered import carry_hooks, gathered_parameters
 from .meta_device import allocate
 from .tensor_parallel import Columns, divide, problems_of, refuse_without_transformers
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
@@ -77,7 +71,7 @@ class FSDP2(Strategy):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         put_back = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
-        self.watch = Watch(partial(gathered_parameters, self.model, set_by_adapters(self.model)))
+        self._set_by_adapters = set_by_adapters(self.model)
         if self.plan.mixed_precision != "no":
             put_back(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
@@ -141,8 +135,6 @@ class FSDP2(Strategy):
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
         carry_hooks(model, hooks)
-        if self.plan.fsdp["reshard_after_forward"]:
-            refuse_gradients_of_gradients(model)
         keep_in_step(model)
         self.model, self.prepared_optimizer = model, self.accelerator.prepare_optimizer(optimizer)
         self.accelerator._models.append(model)
@@ -304,14 +296,12 @@ class FSDP2(Strategy):
             parameter.data = parameter.data.to(self.accelerator.device)
         return found
 
-    @contextlib.contextmanager
-    def micro_step(self, *, boundary: bool) -> Iterator[None]:
+    def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
         # Reduced and cut in each micro-batch, gradients add up as this rank's rows.
-        with (
-            explained("FSDP2", "fsdp_reshard_after_forward: false"),
-            super().micro_step(boundary=boundary or self.plan.sync_each_batch),
-        ):
-            yield
+        return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
+
+    def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
+        return gathered_parameters(self.model, self._set_by_adapters)
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from ..text import listed
-from .in_place import other_parameters
+from .tensors import changed_trainable
 
 
 class GradientOrder:
@@ -135,7 +135,7 @@ class GradientOrder:
         if frozen := [
             name for name, parameter in self._parameters.items() if not parameter.requires_grad
         ]:
-            return LaunchError(other_parameters(frozen))
+            return LaunchError(changed_trainable(frozen))
         return LaunchError(
             f"only some {who} use {listed(names)}; set find_unused_parameters: true, with which gradients are kept "
             "whole until all ranks have theirs"

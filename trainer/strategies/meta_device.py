@@ -8,7 +8,6 @@ large tensor.
 from __future__ import annotations
 
 import copy
-import ctypes
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
@@ -24,8 +23,6 @@ def is_on_meta(model: nn.Module) -> bool:
     """Tell whether a model was built on the meta device."""
     return any(parameter.is_meta for parameter in model.parameters())
 
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 Made = dict[nn.Parameter, nn.Parameter]  # new parameters, by those whose place they took
 
@@ -43,20 +40,6 @@ def allocate(modules: Iterable[nn.Module], device: torch.device, made: Made | No
         lambda parameter: torch.empty_like(parameter, device=device),
         {} if made is None else made,
     )
-
-
-def give_back_freed(*, at_once: bool) -> None:
-    """Have host memory that is freed go back to the machine: each piece at once, or those of more
-    than 32 MiB.
-
-    glibc begins with the former and comes to the latter by itself, as larger pieces are freed: of
-    an engine that makes its tensors in pieces it then keeps as much again. Pieces that always come
-    anew are slower, so it is for the start. https://man7.org/linux/man-pages/man3/mallopt.3.html
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_M_MMAP_THRESHOLD, 256 << 10 if at_once else 32 << 20)
-        set_option(_M_TRIM_THRESHOLD, 128 << 10 if at_once else 64 << 20)
 
 
 def renew(optimizer: Optimizer, made: Made) -> None:

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..text import listed
+
 # What others put around a model to spread it over processes.
 WRAPPERS = (
     "DataParallel",
@@ -224,3 +226,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if inner is None:
             return model
         model = inner
+
+
+def changed_trainable(names: Sequence[str]) -> str:
+    """Return the message for parameters that were frozen, thawed or replaced during a run."""
+    return (
+        f"{listed(names)}: frozen, thawed or replaced, while the optimizer has the parameters that "
+        "were trainable when training began. End this run, and resume with a build_model that gives "
+        "the other layers (resume, allow_config_change: true)"
+    )

@@ -9,10 +9,10 @@ import pytest
 from one_process import fit, log_of
 from origins import origin
 
-from trainer.callbacks.configured import configured_callbacks
 from trainer.callbacks.tracking import without_secrets
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
+from trainer.row import row_of
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from trainer.errors import ConfigError
 def test_trackers_that_are_not_there(name: str, rule: str) -> None:
     origins = {"trackers": origin("train.yaml:3 (trackers)")}
     with pytest.raises(ConfigError, match=f"train.yaml:3: trackers: '{name}': ") as caught:
-        configured_callbacks(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], origins)
+        row_of(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], origins)
     assert rule in str(caught.value)
 
 

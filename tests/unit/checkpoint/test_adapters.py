@@ -15,7 +15,7 @@ from launchers import ROOT
 from safetensors.torch import load_file
 from torch import nn
 
-from trainer import ConfigError, Trainer, TrainState, launch
+from trainer import ConfigError, Run, Trainer, launch
 from trainer.commands import cli
 from trainer.strategies.tensors import canonical_state
 
@@ -33,7 +33,7 @@ def state(folder: Path, **settings: Any) -> Trainer:
 def finished(folder: Path) -> Path:
     trainer = state(folder)
     trainer.fit()
-    trainer.close()
+    trainer.run.close()
     return folder
 
 
@@ -41,19 +41,19 @@ def test_a_finished_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixt
     summary = (finished(tmp_path / "run") / "summary.json").read_bytes()
     again = state(tmp_path / "run", resume="auto")
     again.fit()
-    again.close()
+    again.run.close()
     assert "finished already at step 6; nothing to do" in capsys.readouterr().out
     assert (tmp_path / "run" / "summary.json").read_bytes() == summary
 
 
 def test_an_exported_adapter_is_what_a_run_wrote(tmp_path: Path) -> None:
     finished(tmp_path / "run")
-    state(tmp_path / "run", overwrite=True).close()
+    state(tmp_path / "run", overwrite=True).run.close()
 
 
 def test_an_exported_adapter_gives_the_weights_to_start_with(tmp_path: Path) -> None:
     exported = finished(tmp_path / "run") / "model"
-    run: TrainState = state(tmp_path / "new", weights=str(exported))
+    run: Run = state(tmp_path / "new", weights=str(exported))
     built = dict(canonical_state(Language(kind="lora").build_model()))
     held = load_file(exported / "adapter_model.safetensors")
     tensors = dict(canonical_state(run.model))

@@ -255,10 +255,10 @@ def test_layers_may_be_frozen_and_thawed_over_a_resume(
     trainer = Trainer(Part(learns=now), configured(tmp_path / "new", **settings))
     assert f"note: changed since the checkpoint: {said}" in log_of(tmp_path / "new")
     kept = discover.inspect(path).open()
-    for name, parameter in trainer.model.named_parameters():
+    for name, parameter in trainer.run.model.named_parameters():
         saved = kept.ranges.whole(str(kept.kind(name)), name).view_as(parameter)
         assert torch.equal(parameter.data, saved), f"{name} is as it was saved"
-        known = trainer.strategy.optimizer.state.get(parameter, {})
+        known = trainer.run.strategy.optimizer.state.get(parameter, {})
         assert bool(known) == (name.partition(".")[0] in before and parameter.requires_grad), name
     trainer.fit()
     assert list(losses(tmp_path / "new")) == [5, 6, 7, 8]

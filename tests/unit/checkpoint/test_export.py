@@ -18,7 +18,7 @@ from resuming import Odd
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trainer import Callback, CheckpointError, StepInfo, TrainerError, TrainState, load_export
+from trainer import Callback, CheckpointError, Run, StepInfo, TrainerError, load_export
 from trainer.checkpoint import discover, saver
 from trainer.commands import cli
 
@@ -105,7 +105,7 @@ class Ruins(Callback):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         if info.step == self.at:
             trainer.model.scale.data.fill_(float("nan"))
 
@@ -173,11 +173,11 @@ class RuinsOne(Ruins):
         super().__init__(at)
         self.what = what
 
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         if info.step == self.at:
             self.tensor(trainer).view(-1)[0] = float("nan")
 
-    def tensor(self, trainer: TrainState) -> Tensor:
+    def tensor(self, trainer: Run) -> Tensor:
         model: Any = trainer.model
         if self.what == "average scale":
             return next(

@@ -36,7 +36,7 @@ def test_every_save_has_the_bytes_of_its_step_in_the_same_buffers(
 
     class Weights(Callback):
         def on_step(self, trainer: Trainer, info: StepInfo) -> None:
-            parts = [shard.tensor for shard in trainer.strategy.shards()]
+            parts = [shard.tensor for shard in trainer.run.strategy.shards()]
             seen[info.step] = torch.cat(parts).clone()
 
     seen: dict[int, Tensor] = {}

@@ -127,7 +127,7 @@ def test_settings_that_do_not_run_are_refused(
 def test_settings_that_a_task_uses_are_not_refused(tmp_path: Path) -> None:
     config = replace(configured(tmp_path / "sgd"), optimizer="sgd", weight_decay=0.2, momentum=0.5)
     trainer = Trainer(AsSaid(), config)
-    assert isinstance(trainer.strategy.optimizer, SGD)
+    assert isinstance(trainer.run.strategy.optimizer, SGD)
     Trainer(Own(), replace(configured(tmp_path / "own"), weight_decay=0.05, optimizer="adam"))
 
 
@@ -139,7 +139,7 @@ def test_a_schedule_of_the_task_beside_a_key_without_a_value(tmp_path: Path) -> 
     loaded = load_config([str(tmp_path / "train.yaml")])
     config: TrainConfig = replace(loaded.config, output_dir=str(tmp_path / "run"))
     assert (
-        Trainer(TwoRates(), config, origins=loaded.origins).told["schedule_class"]
+        Trainer(TwoRates(), config, origins=loaded.origins).run.optimizer_facts["schedule_class"]
         == "ExponentialLR"
     )
 

@@ -192,7 +192,7 @@ def _measure_model(
     """
     import torch
 
-    from ...building.parts import count_parameters
+    from ...building.model import count_parameters
     from .activations import largest_unit, probe
 
     dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]

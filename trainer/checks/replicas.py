@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from ..errors import TrainerError
-from ..state import TrainState
+from ..hooks import Callback, StepInfo
+from ..run import Run
 from ..strategies import Strategy
 from ..strategies.tensors import local
 from ..text import listed
-from .base import Callback, StepInfo
-from .numbers import is_saved
 
 Checksums = Mapping[tuple[str, int], int]  # by name and first element of what a rank holds
 
@@ -39,23 +38,33 @@ class ReplicaCheck(Callback):
         self.interval = interval
         self.equal_at: int | None = None  # the last step at which all copies were equal
 
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
-        if not trainer.agreement.distributed or not (
-            info.step % self.interval == 0 or is_saved(trainer, info)
-        ):
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        if info.step % self.interval == 0:
+            self._compare(run)
+
+    def on_save(self, run: Run) -> None:
+        if self.equal_at != run.step:
+            self._compare(run)
+
+    def _compare(self, run: Run) -> None:
+        """Raise ``TrainerError`` where copies differ. Collective: call on every rank."""
+        if not run.agreement.distributed:
             return
-        found = trainer.agreement.gather((socket.gethostname(), checksums(trainer.strategy)))
+
+        found = run.agreement.gather((socket.gethostname(), checksums(run.strategy)))
         name, ranks = first_difference([sums for _, sums in found])
         if not ranks:
-            self.equal_at = info.step
+            self.equal_at = run.step
             return
+
         places = listed([f"rank {rank} ({found[rank][0]})" for rank in ranks], 8)
         before = "" if self.equal_at is None else f", which they were at step {self.equal_at}"
         raise TrainerError(
-            f"step {info.step}: the copies of {name} are not the same bits on all ranks{before}: look at {places}; "
-            "code changes weights otherwise on one rank than on another (in a forward pass, in a callback), or memory, "
-            "a link or a device is faulty, or machines of different kinds round differently. Nothing is saved; resume "
-            "from a checkpoint of before, with other code or on other machines. replica_check_every: null leaves the "
+            f"step {run.step}: the copies of {name} are not the same bits on all ranks{before}: "
+            f"look at {places}; code changes weights otherwise on one rank than on another (in a "
+            "forward pass, in a callback), or memory, a link or a device is faulty, or machines of "
+            "different kinds round differently. Nothing is saved; resume from a checkpoint of "
+            "before, with other code or on other machines. replica_check_every: null leaves the "
             "comparison out"
         )
 

@@ -13,8 +13,8 @@ from one_process import fit
 from resuming import Odd
 from torch import nn
 
-from trainer import Callback, Data, LossSpikes, StepInfo, TrainerError, TrainState
-from trainer.callbacks.numbers import samples_of
+from trainer import Callback, Data, LossSpikes, Run, StepInfo, TrainerError
+from trainer.checks.finite import samples_of
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
 from trainer.data.order import epoch_order
@@ -96,7 +96,7 @@ class Jumps(Callback):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         assert info.metrics is not None
         if info.step == self.at:
             info.metrics["loss"] *= 100

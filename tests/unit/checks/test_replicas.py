@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.callbacks.replicas import _sum, first_difference
+from trainer.checks.replicas import _sum, first_difference
 
 
 @pytest.mark.parametrize(

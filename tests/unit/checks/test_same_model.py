@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.building.alike import (
+from trainer.checks.differences import described, differences
+from trainer.checks.same_model import (
     _form,
     _groups,
     _is_close,
     _is_whole,
     _sketch,
     check_model,
-    differing,
-    told,
 )
 from trainer.errors import LaunchError
 
@@ -37,17 +36,17 @@ class Gathered:
 
 def test_one_number_is_sent_where_nothing_differs() -> None:
     same: Any = Gathered(lambda value: value)
-    assert differing({"lr": "0.1"}, same) == ([], []) and same.sent == 1
+    assert differences({"lr": "0.1"}, same) == ([], []) and same.sent == 1
 
 
-def test_the_first_difference_in_order_is_told() -> None:
+def test_the_first_difference_in_order_is_described() -> None:
     other: Any = Gathered(
         lambda value: 0 if isinstance(value, int) else {"lr": "0.1", "seed": "1", "more": "2"}
     )
-    found, of_ranks = differing({"seed": "0", "lr": "0.1"}, other)
+    found, of_ranks = differences({"seed": "0", "lr": "0.1"}, other)
     assert found == ["seed", "more"]
-    assert told("seed", of_ranks) == "rank 1: seed is 1, rank 0: 0"
-    assert told("more", of_ranks) == "rank 1: more is 2, rank 0: missing"
+    assert described("seed", of_ranks) == "rank 1: seed is 1, rank 0: 0"
+    assert described("more", of_ranks) == "rank 1: more is 2, rank 0: missing"
 
 
 def test_a_model_is_told_by_order_shape_dtype_and_what_learns() -> None:

@@ -1,0 +1,319 @@
+"""Building a run: from a task and a config to live parts that are ready for the first step.
+
+``build`` is one straight function. Everything random happens in one order and under seeds that
+every layout shares, so the same run begins with the same weights everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from accelerate.utils import set_seed
+from torch import nn
+from torch.optim import Optimizer
+
+from .building.data import build_data, evaluation_size, sample_data
+from .building.length import epoch_end_notices, last_step, most_checkpoints, profile_notices
+from .building.meta_model import MetaModel
+from .building.model import build_model, count_parameters, held_in_evaluation
+from .building.optimizer import build_optimizer, build_schedule
+from .checkpoint import OptimizerForm, SavePolicy, Saver, Start
+from .checkpoint.checksums import base_weights
+from .checkpoint.disk import check_shared
+from .checkpoint.export import ModelFile, check_storable, export_dtypes
+from .checkpoint.restarted import start_of_attempt
+from .checks.row import checks_of
+from .config.dump import to_yaml
+from .config.fingerprint import task_facts
+from .config.train_config import TrainConfig, every_steps
+from .data.batches import Layout
+from .data.evaluation import EvaluationBatches
+from .data.seeds import seed_of
+from .distributed.agreement import Agreement
+from .errors import DEFAULT, Origin
+from .hooks import Callback, Hooks
+from .launching import Launched, launch
+from .optim.ema import Average
+from .optim.schedule import check_schedule
+from .reporting.banner import banner, facts
+from .reporting.directory import RunDirectory
+from .reporting.machine import machine
+from .reporting.meter import Meter
+from .run import Run
+from .strategies.meta_device import is_on_meta
+from .task import Task, own_optimizer
+from .text import listed
+
+
+def build(
+    task: Task,
+    config: TrainConfig,
+    launched: Launched | None = None,
+    *,
+    callbacks: Sequence[Callback] | None = None,
+    origins: Mapping[str, Origin] | None = None,
+) -> Run:
+    """Build a run: data, model, optimizer and schedule, prepared under the strategy that was launched.
+
+    It claims ``config.output_dir``, and continues from a checkpoint where ``config.resume`` asks
+    for it. Collective: call it on every rank.
+
+    Args:
+        task: what to learn.
+        config: how long, with which batch, rate and so on.
+        launched: the result of ``launch``; by default launched here, without files of its own.
+        callbacks: the hooks of the run; by default the checks alone.
+        origins: of the config's values, by key, for messages.
+
+    Raises:
+        ConfigError, LaunchError, DataError: before the first step, on every rank.
+    """
+    origins = origins or {}
+    row = checks_of(config) if callbacks is None else list(callbacks)
+    hooks = Hooks(row)
+    if launched is None:
+        launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
+
+    run = Run(
+        task=task,
+        config=config,
+        plan=launched.plan,
+        accelerator=launched.accelerator,
+        # One of its own: several trainings may share a launch.
+        strategy=type(launched.strategy)(launched.plan, launched.accelerator),
+        hooks=hooks,
+        callbacks=row,
+        task_facts=task_facts(task, config.task),  # now: some tasks change while they are trained
+        origins=origins,
+    )
+    with run.watched(lambda: (0, "set-up", 0), log=lambda text: None):
+        _connect(run)
+        hooks.on_launch(run)
+        start = _claim_folder(run)
+
+        _build_data(run, start)
+        hooks.on_data(run)
+
+        model, meta_model = _build_model(run, start)
+        hooks.on_model(run, model)
+
+        optimizer = _build_optimizer(run, model, start)
+        hooks.on_optimizer(run, optimizer)
+
+        _prepare(run, model, optimizer)
+        _prepare_saves(run)
+        if meta_model is not None:
+            run.note(*meta_model.fill(run.parts(), run.agreement))
+        run.base_weights = base_weights(run.parts(), run.agreement)
+        run.load(start)
+        _find_values_that_are_not_finite(run, resumed=start.found is not None)
+        _announce(run)
+    return run
+
+
+def _connect(run: Run) -> None:
+    """Connect the ranks for decisions, and look at the machine."""
+    config, accelerator = run.config, run.accelerator
+    run.agreement = Agreement(timedelta(minutes=config.timeout_minutes))
+    run.meter = Meter(accelerator.device)
+    run.machine = machine(accelerator.device, run.agreement.gather)
+
+
+def _claim_folder(run: Run) -> Start:
+    """Lock the run's folder, find the checkpoint to begin with, and make the folder this run's."""
+    config, agreement = run.config, run.agreement
+    at = run.origins.get("output_dir", DEFAULT)
+    run.directory = RunDirectory(config.output_dir, main=run.is_main, origin=at)
+    folder = run.directory.path / "checkpoints"
+
+    with run.directory.locked(agreement):
+        if agreement.distributed and config.keep_last:  # before anything in it is looked for
+            check_shared(run.directory.path, agreement)
+        asked_at = run.origins.get("resume", DEFAULT)
+        start = start_of_attempt(config.resume, folder, agreement, origin=asked_at)
+        run.directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
+    return start
+
+
+def _build_data(run: Run, start: Start) -> None:
+    """Build the data sets, and find out from them how long the run is."""
+    config, plan, agreement = run.config, run.plan, run.agreement
+    check_schedule(plan)
+
+    # Ranks of a tensor-parallel group share their batches; the numbers of the first one count.
+    batch, place = divmod(run.accelerator.process_index, plan.tensor_parallel_size)
+    run.layout = Layout(
+        rank=batch,
+        world_size=plan.data_parallel_size,
+        micro_batch_size=plan.micro_batch_size,
+        accumulation_steps=plan.accumulation_steps,
+        counts=place == 0,
+    )
+    pin_memory = plan.device == "cuda"
+    run.data, run.train_data = build_data(
+        run.task, config, run.layout, run.origins, pin_memory=pin_memory
+    )
+    run.evaluation_batches = EvaluationBatches(
+        run.data.evaluation,
+        run.layout,
+        batch_size=config.evaluation_batch_size or plan.micro_batch_size,
+        collate=run.data.collate,
+        workers=config.workers,
+        pin_memory=pin_memory,
+        gather=agreement.gather,
+    )
+    keeps_checkpoints = config.keep_last > 0 or start.found is not None
+    run.sampled = sample_data(config, run.data, run.train_data, agreement, needed=keeps_checkpoints)
+
+    run.steps_per_epoch = run.train_data.steps_per_epoch
+    run.total_steps = last_step(config, run.train_data, start)
+    run.eval_every = every_steps(config.eval_every, run.steps_per_epoch)
+    run.save_every = every_steps(config.save_every, run.steps_per_epoch)
+    run.plan = plan.with_length(run.total_steps)
+
+    has_ended = start.continues and start.step == run.total_steps == run.directory.ended_at()
+    [run.finished, *_] = agreement.gather(has_ended)
+
+
+def _build_model(run: Run, start: Start) -> tuple[nn.Module, MetaModel | None]:
+    """Build the model, not prepared yet, and what fills it if it is on the meta device."""
+    task, config = run.task, run.config
+    model, changes = build_model(task, config, run.plan)
+    run.note(*task.notices(), *changes)
+    run.note(*epoch_end_notices(model, run.train_data, run.total_steps))
+    run.note(*profile_notices(config.profile_steps, start.step, run.total_steps))
+
+    source = task.pretrained(model) if is_on_meta(model) else None
+    run.model_file = ModelFile.of(model, export_dtypes(model, config.export_dtype, source))
+    run.note(*_export_notices(run))
+    check_storable(model)
+
+    # Of an adapted model the checkpoint holds the adapter, and files the model below it.
+    is_whole = run.model_file.names is None
+    run.reads_weights_later = is_whole and (start.found is not None or config.weights is not None)
+    resumes_whole = is_whole and start.found is not None
+    meta_model = MetaModel.of(model, task, config.seed, resumes=resumes_whole)
+
+    run.frozen_modes = held_in_evaluation(model)
+    return model, meta_model
+
+
+def _export_notices(run: Run) -> list[str]:
+    """Return a notice where the exported model is rounded."""
+    dtype = run.model_file.most_of()
+    if dtype is None:
+        return []
+    name = str(dtype).removeprefix("torch.")
+    reason = "as the files that it starts from; " if run.config.export_dtype == "auto" else ""
+    return [f"the exported model is in {name}, {reason}checkpoints keep what is trained in float32"]
+
+
+def _build_optimizer(run: Run, model: nn.Module, start: Start) -> Optimizer:
+    """Build the optimizer over the model that is not prepared yet."""
+    optimizer, run.optimizer_facts, notices = build_optimizer(run.task, run.config, model, run.plan)
+    run.note(*notices)
+    run.parameters = count_parameters(model)
+    run.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    keeps_checkpoints = run.config.keep_last > 0 or start.found is not None
+    run.optimizer_form = OptimizerForm.of(
+        model, optimizer, saved=keeps_checkpoints, device=run.strategy.step_device
+    )
+    return optimizer
+
+
+def _prepare(run: Run, model: nn.Module, optimizer: Optimizer) -> None:
+    """Shard or wrap model and optimizer; build what follows the prepared ones."""
+    strategy, config = run.strategy, run.config
+    strategy.prepare(model, optimizer)
+    strategy.verify()
+    run.agreement.limit_waits()
+    run.note(*strategy.notices)
+
+    set_seed(seed_of(config.seed, run.layout.rank))  # dropout differs between batches
+    run.schedule, told = build_schedule(
+        run.task, config, run.plan, strategy.optimizer, run.total_steps
+    )
+    run.optimizer_facts |= told
+
+    # Live views: taken once, they follow the weights.
+    run.averaged = []
+    if config.ema_decay:
+        run.averaged = [shard for shard in strategy.shards() if shard.tensor.numel()]
+    live = [shard.tensor for shard in run.averaged]
+    run.average = Average(live, strategy.write_back, config.ema_decay)
+
+
+def _prepare_saves(run: Run) -> None:
+    """Find out before the first step what would make every save fail."""
+    config = run.config
+    policy = SavePolicy(
+        keep_last=config.keep_last,
+        keep_every=config.keep_every,
+        on_save_error=config.on_save_error,
+        in_background=config.save_in_background,
+    )
+    run.saver = Saver(run.directory.path / "checkpoints", run.agreement, policy, run.say)
+    at_once = 0
+    if not run.finished:
+        at_once = most_checkpoints(config, run.save_every, run.total_steps)
+    run.note(*run.saver.prepare(run.parts(), at_once))
+
+
+def _find_values_that_are_not_finite(run: Run, *, resumed: bool) -> None:
+    """Note which buffers and frozen parameters are not finite before the first step (a mask of -inf).
+
+    Checkpoints say it; one of an earlier version does not, and may hold statistics that a step
+    with NaN has spoilt.
+    """
+    if run.not_finite_at_start is not None or run.config.keep_last == 0:
+        return
+
+    mine = run.parts().not_finite("buffer", "frozen")
+    of_ranks = run.agreement.gather(mine)
+    run.not_finite_at_start = sorted({name for names in of_ranks for name in names})
+    if resumed and run.not_finite_at_start:
+        names = listed(run.not_finite_at_start)
+        run.note(f"the checkpoint holds values that are not finite: {names}")
+
+
+def _announce(run: Run) -> None:
+    """Write config.yaml and plan.json, and print the banner."""
+    run.note(*run.directory.notices)
+    run.facts = _facts(run)
+    if run.finished:
+        run.directory.main = False  # every file stays as it is
+        run.say(f"finished already at step {run.step}; nothing to do")
+        return
+
+    # Where a launch file replaces a default of the task, the config leaves the key out: as the
+    # config's own value it would contradict the file when it is read again.
+    defaults = [key for key, origin in run.origins.items() if origin.is_default]
+    replaced = [key for key in defaults if not run.plan.origin(key).is_default]
+    run.directory.write("config.yaml", to_yaml(run.config, without=replaced))
+    run.directory.write_json("plan.json", run.facts)
+    run.say(banner(run.facts))
+
+
+def _facts(run: Run) -> dict[str, object]:
+    """Return what plan.json holds: everything that is known of a run before its first step."""
+    state_bytes = run.agreement.gather(run.strategy.state_bytes())
+    return facts(
+        run.plan,
+        **run.optimizer_facts,
+        model_class=type(run.model).__name__,
+        distributed_type=str(run.accelerator.distributed_type).rsplit(".", 1)[-1],
+        machine=run.machine,
+        seed=run.config.seed,
+        **run.task_facts,
+        train_samples=run.train_data.size,
+        evaluation_samples=evaluation_size(run.data.evaluation),
+        steps_per_epoch=run.steps_per_epoch,
+        total_steps=run.total_steps,
+        parameters=run.parameters,
+        trainable_parameters=run.trainable,
+        state_bytes_per_rank=max(state_bytes),
+        output_dir=str(run.directory.path),
+        checkpoint_bytes=run.saver.bytes,
+        notices=[*run.plan.notices, *run.notices],
+    )

@@ -1,0 +1,92 @@
+"""The model of a run, built as every strategy can take it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate.utils import set_seed
+from torch import nn
+
+from ..checkpoint.export import set_config_dtype
+from ..errors import LaunchError
+from ..strategies.base import compute_in
+from ..task import Task
+from .normalize import make_contiguous, refuse_compiled
+from .returned import model_of
+
+if TYPE_CHECKING:
+    from ..config.train_config import TrainConfig
+    from ..plan import Plan
+
+
+def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:
+    """Build the task's model: trainable weights in full precision, each in one piece.
+
+    Returns:
+        The model, and a notice for each thing that was changed.
+
+    Raises:
+        LaunchError: it is no model, or nothing in it is trainable.
+    """
+    set_seed(config.seed)  # the weights do not depend on what building the data drew
+    model = model_of(task)
+    refuse_compiled(model)
+    if config.sync_batchnorm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+
+    notices = [*_widen(model, plan), *make_contiguous(model)]
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise LaunchError("the model has no trainable parameters")
+    return model, notices
+
+
+def _widen(model: nn.Module, plan: Plan) -> list[str]:
+    """Cast trainable parameters to float32; returns a notice.
+
+    Updates smaller than a 16-bit weight's last digit would be lost. Frozen weights keep their dtype
+    where layers compute in mixed precision anyway.
+    """
+    computed_in = [
+        parameter
+        for parameter in model.parameters()
+        if parameter.requires_grad or plan.mixed_precision == "no"
+    ]
+    narrow = [
+        parameter
+        for parameter in computed_in
+        if parameter.is_floating_point() and parameter.dtype != torch.float32
+    ]
+    if not narrow:
+        return []
+
+    dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in narrow})
+    for parameter in narrow:
+        parameter.data = parameter.data.float()
+    for module in model.modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype in (torch.bfloat16, torch.float16):
+                module._buffers[key] = buffer.float()
+    set_config_dtype(getattr(model, "config", None), torch.float32)
+    if plan.mixed_precision == "no":
+        compute_in(model, torch.float32)  # inputs that were meant for the narrow weights
+    return [f"{len(narrow)} parameters of {', '.join(dtypes)} are kept in float32"]
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count the elements of all parameters; of a quantized one those that its bytes stand for."""
+    total = 0
+    for parameter in model.parameters():
+        total += getattr(parameter, "quant_state", parameter).shape.numel()
+    return total
+
+
+def held_in_evaluation(model: nn.Module) -> list[nn.Module]:
+    """List the parts that build_model put into evaluation mode (a frozen BatchNorm), and that stay.
+
+    A model that is in evaluation mode as a whole, as ``from_pretrained`` leaves it, is trained as a
+    whole.
+    """
+    if not model.training:
+        return []
+    return [module for module in model.modules() if not module.training]

@@ -1,0 +1,125 @@
+"""The optimizer and the schedule of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ..config.schedules import PLATEAU
+from ..errors import ConfigError, LaunchError, Origin, Problem
+from ..optim.groups import check_settings_run, describe_optimizer, describe_schedule
+from ..optim.optimizers import MatricesAndOthers
+from ..optim.schedule import build_schedule as schedule_of_plan
+from ..task import Task, own_optimizer, own_schedule
+from ..text import listed
+from .returned import optimizer_by
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from ..config.train_config import TrainConfig
+    from ..plan import Plan
+
+
+def build_optimizer(
+    task: Task, config: TrainConfig, model: nn.Module, plan: Plan
+) -> tuple[Optimizer, dict[str, Any], list[str]]:
+    """Build the task's optimizer, by default the plan's; parameters that it does not hold are frozen.
+
+    Returns:
+        The optimizer, what is reported of it, and a notice where parameters were frozen.
+
+    Raises:
+        ConfigError: the task has one of its own, and a launch file another, or the config says what
+            it is not. ``launch`` says so of a file as well where it is told of the task; a script
+            that launches by itself need not tell it.
+        LaunchError: it is no optimizer, or holds a parameter that is not the model's: nobody would
+            exchange its gradient, or save it.
+    """
+    built_by = own_optimizer(task)
+    origin = plan.origin("optimizer")
+    if built_by is not None and origin.source in plan.files:
+        rule = f"{built_by} builds the optimizer already; remove one of the two"
+        raise ConfigError(
+            Problem(origin=origin.named("optimizer"), value=plan.optimizer, rule=rule)
+        )
+
+    optimizer = optimizer_by(task, model, plan)
+    if built_by is not None:
+        check_settings_run(config, plan, optimizer, built_by)
+    _refuse_foreign_parameters(optimizer, model)
+
+    notices = []
+    if isinstance(optimizer, MatricesAndOthers):
+        notices.append(optimizer.notice)
+    frozen = _freeze_the_rest(optimizer, model)
+    if frozen:
+        notices.append(f"not in the optimizer, so frozen: {listed(frozen)}")
+    return optimizer, describe_optimizer(optimizer, plan, built_by), notices
+
+
+def _refuse_foreign_parameters(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise ``LaunchError`` where the optimizer holds a parameter that is not the model's."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in own:
+                raise LaunchError(
+                    f"parameter group {number} of the optimizer holds a parameter of shape "
+                    f"{tuple(parameter.shape)} that is not the model's: "
+                    "make it an attribute of the module that build_model returns"
+                )
+
+
+def _freeze_the_rest(optimizer: Optimizer, model: nn.Module) -> list[str]:
+    """Freeze trainable parameters that the optimizer does not hold; returns their names.
+
+    Raises:
+        LaunchError: nothing is left to train.
+    """
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+    # Engines make one vector of each group; one without a trainable parameter would be empty.
+    groups = []
+    for group in optimizer.param_groups:
+        if any(parameter.requires_grad for parameter in group["params"]):
+            groups.append(group)
+    optimizer.param_groups[:] = groups
+
+    left_out = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in held:
+            parameter.requires_grad_(False)
+            left_out.append(name)
+    if not optimizer.param_groups:
+        raise LaunchError("the optimizer holds no parameter that learns")
+    return left_out
+
+
+def build_schedule(
+    task: Task, config: TrainConfig, plan: Plan, optimizer: Optimizer, total_steps: int
+) -> tuple[LRScheduler, dict[str, Any]]:
+    """Build the task's schedule, by default the plan's.
+
+    Returns:
+        The schedule, and what is reported of it.
+
+    Raises:
+        ConfigError: the task has one of its own, and config or launch file another.
+    """
+    schedule = task.build_schedule(optimizer, plan, total_steps)
+    if schedule is None:
+        schedule = schedule_of_plan(optimizer, plan, total_steps)
+        return schedule, describe_schedule(schedule, None)
+
+    built_by = f"{type(task).__name__}.build_schedule"
+    if type(schedule).__name__ == PLATEAU:
+        rule = "follows a metric and not the optimizer steps; not offered"
+        raise ConfigError(Problem(origin=Origin(built_by), value=PLATEAU, rule=rule))
+    origin = plan.origin("schedule")
+    if config.schedule is not None or origin.source in plan.files:
+        rule = f"{built_by} builds a schedule already; remove one of the two"
+        raise ConfigError(Problem(origin=origin.named("schedule"), value=plan.schedule, rule=rule))
+    return schedule, describe_schedule(schedule, own_schedule(task))

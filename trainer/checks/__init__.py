@@ -1,0 +1,17 @@
+"""Checks: hooks that end a run whose numbers would be silently wrong.
+
+Each file has one subject. None of them changes a number: ``checks: none`` leaves them out. A check
+belongs here only if people really run into what it finds, and would not notice; what ends in a
+clear error anyway needs none.
+
+same_settings.py   ranks that were started with other settings
+same_data.py       ranks that have other data
+model.py           models that bring what a strategy would lose
+same_model.py      ranks that built another model or optimizer
+optimizer.py       optimizers that cannot step parts of parameters
+gradients.py       gradients that were not averaged over the ranks
+parameters.py      parameters that were edited, frozen or replaced behind the optimizer's back
+training_mode.py   models that a callback left in evaluation mode
+
+Two have settings of their own: finite.py (``on_nan``) and replicas.py (``replica_check_every``).
+"""

@@ -1,0 +1,59 @@
+"""Comparing facts between ranks: by one number, and only where it differs by the facts themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import xxhash
+
+from ..config.annotations import plain
+from ..distributed.agreement import Agreement
+
+Facts = dict[str, str]  # values by what they are of, both for people
+
+
+def differences(facts: Facts, agreement: Agreement) -> tuple[list[str], list[Facts]]:
+    """Compare facts between ranks. Collective: call on every rank.
+
+    Returns:
+        What some rank has otherwise than rank 0, in order, and the facts of all ranks. Both are
+        empty where nothing differs.
+    """
+    checksum = xxhash.xxh3_64_intdigest(json.dumps([*facts.items()]).encode())
+    checksums = agreement.gather(checksum)
+    if len(set(checksums)) == 1:
+        return [], []
+
+    of_ranks = agreement.gather(facts)
+    names = dict.fromkeys(name for others in of_ranks for name in others)
+    first = of_ranks[0]
+    different = []
+    for name in names:
+        if any(others.get(name) != first.get(name) for others in of_ranks):
+            different.append(name)
+    return different, of_ranks
+
+
+def described(name: str, of_ranks: Sequence[Facts]) -> str:
+    """Return who differs from rank 0, as ``rank 1: lr is 0.1, rank 0: 0.001``."""
+    first = of_ranks[0].get(name, "missing")
+    for rank, facts in enumerate(of_ranks):
+        value = facts.get(name, "missing")
+        if value != first:
+            return f"rank {rank}: {name} is {value}, rank 0: {first}"
+    raise AssertionError(f"{name} is the same on all ranks")
+
+
+def flat(prefix: str, values: Mapping[str, Any]) -> Facts:
+    """Return nested values as facts: keys are joined by dots behind the prefix."""
+    found: Facts = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(f"{prefix}{key}.", value)
+        elif isinstance(value, str):
+            found[f"{prefix}{key}"] = value
+        else:
+            found[f"{prefix}{key}"] = json.dumps(plain(value, compared=True))
+    return found

@@ -1,0 +1,92 @@
+"""Models that bring what a strategy would silently lose."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..errors import LaunchError
+from ..hooks import Callback
+from ..run import Run
+from ..strategies.tensors import WRAPPERS
+
+
+class SupportedModel(Callback):
+    """Looks at a model that a task has built."""
+
+    def on_model(self, run: Run, model: nn.Module) -> None:
+        """Raise ``LaunchError`` where a strategy would lose or double a part of the model."""
+        for path, module in model.named_modules():
+            name = path or type(module).__name__
+            refuse_wrapper(name, module)
+            if run.plan.world_size > 1:
+                refuse_max_norm(name, module)
+            if has_extra_state(module):
+                run.note(f"{name} has extra state, which no checkpoint holds: keep it in buffers")
+
+        for name, parameter in model.named_parameters():
+            refuse_accumulation_hooks(name, parameter)
+        refuse_shared_memory(model)
+
+
+def refuse_wrapper(name: str, module: nn.Module) -> None:
+    """Raise ``LaunchError`` for a model that is distributed already."""
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    for wrapper in WRAPPERS:
+        if wrapper in kinds:
+            raise LaunchError(
+                f"{name} is a {wrapper}: build the model itself, "
+                "a launch file says how it is distributed"
+            )
+
+
+def refuse_max_norm(name: str, module: nn.Module) -> None:
+    """Raise ``LaunchError`` for embeddings that change their weights in the forward pass.
+
+    Each process would scale the rows of its own batch alone, in its own copy or part.
+    """
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        raise LaunchError(
+            f"{name} has max_norm, by which each process would scale the rows of its own batch "
+            "alone, in its own copy or part: build it without, and scale rows in a callback's "
+            "on_step, in `with run.whole_parameters():`"
+        )
+
+
+def has_extra_state(module: nn.Module) -> bool:
+    """Return whether a module has state beside parameters and buffers (Transformer Engine's fp8)."""
+    if type(module).get_extra_state is nn.Module.get_extra_state:
+        return False
+    state = module.get_extra_state()
+    empty = state is None or (hasattr(state, "numel") and state.numel() == 0)
+    return not empty
+
+
+def refuse_accumulation_hooks(name: str, parameter: nn.Parameter) -> None:
+    """Raise ``LaunchError`` for hooks that would see a gradient before it is averaged."""
+    if getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise LaunchError(
+            f"{name} has a hook behind its gradient (register_post_accumulate_grad_hook), which "
+            "would run before the gradient is averaged over micro-batches and ranks; "
+            "build an optimizer that does it in its step"
+        )
+
+
+def refuse_shared_memory(model: nn.Module) -> None:
+    """Raise ``LaunchError`` for two parameters in one memory.
+
+    Replicas keep them one tensor; whatever divides them makes two of them.
+    """
+    ranges = []
+    for name, parameter in model.named_parameters():
+        if not parameter.is_meta and parameter.numel() and parameter.is_contiguous():
+            begin = parameter.data_ptr()
+            ranges.append((begin, begin + parameter.nbytes, name))
+
+    end, holder = 0, ""
+    for begin, next_end, name in sorted(ranges):
+        if begin < end:
+            raise LaunchError(
+                f"{holder} and {name} are two parameters in one memory, which stays one only where "
+                "nothing is divided; use one parameter in both places, or give each its own (clone)"
+            )
+        end, holder = next_end, name

@@ -1,0 +1,24 @@
+"""Optimizers that cannot step parts of parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from ..hooks import Callback
+from ..run import Run
+from ..strategies.optimizer_probe import refusal
+from ..task import own_optimizer
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+class DivisibleOptimizer(Callback):
+    """Tries a fresh optimizer on small tensors, whole and divided as the strategy divides them."""
+
+    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        """Raise ``ConfigError`` where the optimizer cannot step what it will be given. Collective."""
+        problem = run.strategy.optimizer_problem(optimizer)
+        if problem:
+            raise ConfigError(refusal(problem, optimizer, run.plan, own_optimizer(run.task)))

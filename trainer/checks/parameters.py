@@ -1,0 +1,119 @@
+"""Parameters that were edited, frozen or replaced behind the optimizer's back.
+
+Under FSDP2 and ZeRO the tensors of the modules are copies of what the optimizer steps, so an edit
+in place would be silently lost. Under every strategy the optimizer steps what was trainable when
+training began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ..data.batches import Window
+from ..errors import LaunchError
+from ..hooks import Callback, StepInfo
+from ..run import Run
+from ..strategies.tensors import changed_trainable, unwrapped
+from ..text import listed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class EditedParameters(Callback):
+    """Looks for edits in place of parameters whose values an engine keeps elsewhere.
+
+    torch counts what is done in place to a tensor; reading a count takes 60 ns. An engine writes to
+    these tensors as well, so the counts are read anew behind each of its writes.
+    """
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        self._writes = 0
+
+    def on_start(self, run: Run) -> None:
+        self._read(run)
+
+    def on_window(self, run: Run, window: Window) -> None:
+        """Look at what callbacks did since the last step."""
+        if run.strategy.writes == self._writes:
+            self._compare(run)
+        else:
+            self._read(run)
+
+    def before_update(self, run: Run) -> None:
+        """Look at what ``training_step`` did."""
+        self._compare(run)
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        self._read(run)
+
+    def on_save(self, run: Run) -> None:
+        if run.strategy.writes == self._writes:
+            self._compare(run)
+
+    def _read(self, run: Run) -> None:
+        self._writes = run.strategy.writes
+        self._counts = _edits(run)
+
+    def _compare(self, run: Run) -> None:
+        """Raise ``LaunchError`` where a parameter was edited since its count was read."""
+        counts = _edits(run)
+        if counts == self._counts:
+            return
+
+        names = set()
+        named = run.strategy.temporary_parameters()
+        for (name, _), before, after in zip(named, self._counts, counts, strict=True):
+            if before != after:
+                names.add(str(name))
+        raise LaunchError(
+            f"{listed(sorted(names))}: changed in place, while this strategy keeps the values "
+            "elsewhere: it would be lost; change parameters in `with run.whole_parameters():`, "
+            "in a callback's on_step"
+        )
+
+
+def _edits(run: Run) -> list[int]:
+    """Return how often each parameter was edited in place; 0 for one that is not gathered now."""
+    named = run.strategy.temporary_parameters()
+    return [0 if parameter is None else parameter._version for _, parameter in named]
+
+
+class TrainableSet(Callback):
+    """Looks, at logged steps, whether the trainable parameters are those of the beginning."""
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        """Raise ``LaunchError`` where layers were frozen, thawed, replaced or added.
+
+        Also where a hook on a gradient was registered on what FSDP2 keeps of a parameter, where no
+        gradient passes.
+        """
+        if info.metrics is None:
+            return
+
+        named = list(unwrapped(run.model).named_parameters())
+        refuse_changed(run.strategy.trainable, named)
+        for name, parameter in named:
+            if hasattr(parameter, "placements") and parameter._backward_hooks:
+                raise LaunchError(
+                    f"{name}: a hook on its gradient would not be called: register it in build_model"
+                )
+
+
+def refuse_changed(before: Sequence[Tensor], named: Sequence[tuple[str, nn.Parameter]]) -> None:
+    """Raise ``LaunchError`` where other parameters than before are trainable.
+
+    Args:
+        before: the trainable parameters when training began.
+        named: the parameters of the model now.
+    """
+    known = {id(parameter) for parameter in before}
+    now = {id(parameter) for _, parameter in named if parameter.requires_grad}
+    changed = known ^ now
+    if changed:
+        names = [name for name, parameter in named if id(parameter) in changed]
+        raise LaunchError(changed_trainable(names))

@@ -1,0 +1,79 @@
+"""The hooks of a run, in the order in which they are called. DO NOT CHANGE IT LIGHTLY.
+
+The loop does the arithmetic of a step; everything else is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .callbacks.best import Best
+from .callbacks.checkpoints import SaveCheckpoints
+from .callbacks.clock import Clock
+from .callbacks.evaluation import Evaluation
+from .callbacks.log import Log
+from .callbacks.metrics_file import MetricsFile
+from .callbacks.progress import Progress
+from .callbacks.skipped_buffers import SkippedBuffers
+from .callbacks.stopping import Stopping
+from .callbacks.time_limit import TimeLimit
+from .checks.finite import FiniteNumbers
+from .checks.replicas import ReplicaCheck
+from .checks.row import checks_of
+from .config.train_config import TrainConfig, profiled_steps
+from .errors import Origin
+from .hooks import Callback, Hooks
+
+
+def row_of(
+    config: TrainConfig, added: Sequence[Callback], origins: Mapping[str, Origin]
+) -> list[Callback]:
+    """Return the hooks of a run. Trackers and the profiler are imported only where asked for.
+
+    Args:
+        added: the user's, which come after all others but the one that saves.
+        origins: of the config's values, by key, for messages.
+    """
+    row: list[Callback] = []
+
+    # The step itself: undo what a step that is left out has changed, count, agree on the end.
+    if config.on_nan == "skip":
+        row.append(SkippedBuffers())
+    row.append(Clock())
+    row.append(Stopping())
+
+    # Its numbers. The log waits for the device; an evaluation takes the time of many steps.
+    log = Log(config.log_every)
+    evaluation = Evaluation(log)
+    row.append(log)
+    row.append(evaluation)
+
+    # Checks come before anything of the step is written.
+    row.extend(checks_of(config))
+
+    # What a run writes and shows.
+    row.append(MetricsFile())
+    row.append(Progress())
+    row.append(FiniteNumbers(config.on_nan))
+    if config.best_metric is not None:
+        row.append(Best(config.best_metric, config.best_mode, config.early_stop_patience))
+    if config.max_time is not None:
+        row.append(TimeLimit(config.max_time))
+    if config.trackers:
+        from .callbacks.tracking import Tracking
+
+        origin = origins.get("trackers", Origin("TrainConfig", key="trackers"))
+        row.append(Tracking(config.trackers, origin=origin))
+    if config.profile_steps is not None:
+        from .callbacks.profiling import Profile
+
+        row.append(Profile(*profiled_steps(config.profile_steps)))
+
+    # Yours; and last the checkpoint, which holds the state of all.
+    row.extend(added)
+    if config.replica_check_every is not None:
+        row.append(ReplicaCheck(config.replica_check_every))
+    row.append(SaveCheckpoints())
+
+    evaluation.behind = Hooks(row).after(evaluation)
+    return row
