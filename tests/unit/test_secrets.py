@@ -11,7 +11,7 @@ from one_process import checkpoint, reseal
 
 import trainer
 from trainer import ConfigError, Trainer
-from trainer.distributed import report
+from trainer.faults import report
 from trainer.text import HIDDEN
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

@@ -20,12 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..distributed import agreement, votes
+
 _HERE = Path(__file__).parent
 _STDLIB = os.path.dirname(os.__file__)
 _LIBRARIES = ("site-packages", "dist-packages", _STDLIB)
 _WATCH = tuple(str(_HERE / name) for name in ("watchdog.py", "waits.py"))
 _DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
-_AGREEMENT = (str(_HERE / "agreement.py"), str(_HERE / "votes.py"))
+_AGREEMENT = (agreement.__file__, votes.__file__)
 _BACKWARD = (
     "_engine_run_backward"  # waits for the gradients of other ranks, which no frame of Python shows
 )

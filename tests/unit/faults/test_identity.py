@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import replace
 
-from trainer.distributed import identity
+from trainer.faults import identity
 from trainer.faults.identity import Identity, own_machine
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from trainer.distributed import agreement
 from trainer.faults.waits import Doing, collectives_begun, doing, waits_outside
 
 
@@ -50,6 +51,16 @@ def test_what_says_that_it_waits_outside_does() -> None:
         assert doing_of(event.wait).outside == "a disk"
     assert doing_of(event.wait).outside == ""
     event.set()
+
+
+def test_a_wait_for_other_ranks_in_the_agreement_is_in_a_collective() -> None:
+    scope: dict[str, Callable[[threading.Lock], None]] = {}
+    code = "def gather(lock):\n    lock.acquire()"  # waits in C, as the real one does
+    exec(compile(code, agreement.__file__, "exec"), scope)
+    lock = threading.Lock()
+    with lock:
+        found = doing_of(lambda: scope["gather"](lock))
+    assert found.in_collective and found.outside == ""
 
 
 def test_doing_names_the_own_line() -> None:

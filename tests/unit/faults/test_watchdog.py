@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainer.distributed import watchdog
+from trainer.faults import watchdog
 from trainer.faults.board import Row, Who
 from trainer.faults.identity import Identity, own_machine
 from trainer.faults.observation import Address, Report
