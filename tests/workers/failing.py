@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from trainer import Plan
-from trainer.distributed import watch
+from trainer.distributed import signals
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -55,7 +55,7 @@ class FailsBesideAStuckRank(DigitsCNN):
             Path(self.stamp).touch()
             raise RuntimeError("the cat sat on rank 0")
         if calls == 3:
-            watch._PATIENCE_SECONDS = self.patience
+            signals._PATIENCE_SECONDS = self.patience
             library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
             for _ in range(2):
                 library.pthread_mutex_lock(

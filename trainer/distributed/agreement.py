@@ -17,15 +17,20 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError, TrainerError
+from .launcher import LauncherWatch
+from .signals import signals_watched
 from .votes import Votes, check_same
-from .watch import LauncherWatch, signals_watched
 
-STOP = 1 << 8  # somebody asked to stop; the low bits carry the signal that asked
+# A request to stop, as a number of which the largest is the answer of all ranks. Its low byte is
+# the signal that asked, 0 where the code asked.
+STOP = 1 << 8
 
 
 class Agreement:
-    """Stop requests from any rank, and what only the main process does. Collective: call each
-    method on every rank.
+    """Stop requests from any rank, and work of the main process alone.
+
+    Collective: make it, and call each method, on every rank; those that one rank may call alone say
+    so.
 
     Args:
         timeout: how long a rank waits for another one; None: torch's default.
@@ -35,38 +40,47 @@ class Agreement:
     """
 
     def __init__(self, timeout: timedelta | None = None) -> None:
-        self.distributed = (
-            dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        )
+        self.distributed = False
+        self.rank = 0
+        self.world_size = 1
+        if dist.is_available() and dist.is_initialized():
+            self.rank = dist.get_rank()
+            self.world_size = dist.get_world_size()
+            self.distributed = self.world_size > 1
+
         self.timeout = timeout
         self.group: Any = _gloo_group(timeout) if self.distributed else None
-        self.rank = dist.get_rank() if self.distributed else 0
-        self.world_size = dist.get_world_size() if self.distributed else 1
         self._votes = Votes(self.all_reduce_max)
-        self._agreed = self._stopping = False
-        self._polled, self._step_seconds = time.monotonic(), 0.0
         self._in_flight: list[Any] = []
         self._launcher = LauncherWatch()
 
+        self._all_asked = False  # every rank asked at the same step, and no vote is needed
+        self._stopping = False  # a stop is agreed on
+        self._polled = time.monotonic()
+        self._step_seconds = 0.0
+
+    # -- stopping ---------------------------------------------------------------------------------
+
     def stop(self, number: int = 0, *, agreed: bool = False) -> None:
-        """Ask for a stop: any rank may ask alone, and all stop at the same step, half a second
-        later at most.
+        """Request a stop. One rank may call it alone: all stop at the same step.
+
+        That is half a second later at most.
 
         Args:
+            number: of the signal that asked; 0 where the code does.
             agreed: every rank asks at this very step, by numbers that are the same on all: the next
                 step is the last.
         """
         if agreed:
-            self._agreed = True  # nobody has to be told
+            self._all_asked = True
         else:
             self._votes.request = max(self._votes.request, STOP | number)
 
     def poll(self, fingerprint: int = 0) -> int | None:
-        """Return, at a step boundary, the signal of an agreed stop (0 where the code asked for it),
-        None to go on.
+        """Return the signal of an agreed stop, 0 where the code asked, None to go on. Collective.
 
-        Ranks tell one another every few steps (``votes.py``), and no step waits for that. One
-        process does as several.
+        Call it at each step boundary. Ranks tell one another every few steps (``votes.py``), and no
+        step waits for that. One process does as several.
 
         Args:
             fingerprint: of what this rank did, which must be the same on all.
@@ -75,40 +89,72 @@ class Agreement:
             LaunchError: in one of the last steps ranks got the gradients of different parameters.
         """
         now = time.monotonic()
-        self._polled, self._step_seconds = now, now - self._polled
+        self._step_seconds = now - self._polled
+        self._polled = now
+
         answer = self._pass_boundary("step", fingerprint)
-        return 0 if answer is None and self._agreed else answer
+        if answer is None and self._all_asked:
+            return 0
+        return answer
 
     def poll_evaluation(self) -> int:
-        """Return, after a batch of an evaluation, the signal of an agreed stop; 0 to go on. Raises
-        nothing.
+        """Return the signal of an agreed stop after a batch of an evaluation; 0 to go on.
+
+        Collective: call on every rank. It raises nothing.
         """
         return self._pass_boundary("batch", 0) or 0
 
     def _pass_boundary(self, name: str, fingerprint: int) -> int | None:
         if not self._votes.request and self._launcher.is_gone():
             self.stop(signal.SIGTERM)  # nobody would end this process any more
+
         answer = self._votes.pass_boundary(name, fingerprint)
-        self._stopping = self._agreed or answer > 0
+        self._stopping = self._all_asked or answer > 0
         return answer & 0xFF if answer else None
 
+    def listening(self) -> AbstractContextManager[None]:
+        """Turn SIGTERM and the first SIGINT into an agreed stop; give the handlers back afterwards.
+
+        A second SIGTERM ends the process at once, and so does the first where the main thread is
+        stuck (``signals.py``). A stop that is agreed on has all the time it needs to evaluate and
+        to save; a step that takes long by itself has twice the time of the one before.
+        """
+
+        def ask(number: int) -> None:
+            if self._votes.request and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.stop(number)
+
+        def allowed_seconds() -> float:
+            return math.inf if self._stopping else 2 * self._step_seconds
+
+        self._polled = time.monotonic()
+        return signals_watched(ask, allowed_seconds, waits_in=__file__)
+
+    # -- numbers and objects of all ranks ---------------------------------------------------------
+
     def check_same(self, fingerprint: int) -> None:
-        """Hold a fingerprint against the others' now, before what it stands for is written.
-        Collective.
+        """Compare a fingerprint with the others' now, before what it stands for is written.
+
+        Collective: call on every rank.
 
         Raises:
             LaunchError: ranks got the gradients of different parameters.
         """
-        check_same(self.gather(fingerprint))
+        fingerprints = self.gather(fingerprint)
+        check_same(fingerprints)
 
     def all_reduce_max(self, number: torch.Tensor) -> Any:
-        """Begin to take the maximum over ranks, in place; return the work to wait for, None for one
-        process.
+        """Begin to take the maximum over ranks, in place; return the work to wait for.
+
+        Collective: call on every rank. One process has nothing to wait for: None.
         """
         if not self.distributed:
             return None
         work = dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group, async_op=True)
-        self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()] + [work]
+
+        self._in_flight = [begun for begun in self._in_flight if not begun.is_completed()]
+        self._in_flight.append(work)
         return work
 
     def settle(self) -> None:
@@ -118,14 +164,18 @@ class Agreement:
 
     def sum(self, value: float) -> float:
         """Sum one number over ranks, on the CPU. Collective: call on every rank."""
-        return self.begin_sum(value)()
+        result = self.begin_sum(value)
+        return result()
 
     def begin_sum(self, value: float) -> Callable[[], float]:
-        """Begin to sum one number over ranks; what is returned waits for it. Collective: call on
-        every rank.
+        """Begin to sum one number over ranks; return a function that waits for the sum.
+
+        Collective: call on every rank.
         """
         total = torch.tensor([value], dtype=torch.float64)
-        work = dist.all_reduce(total, group=self.group, async_op=True) if self.distributed else None
+        work = None
+        if self.distributed:
+            work = dist.all_reduce(total, group=self.group, async_op=True)
 
         def result() -> float:
             if work is not None:
@@ -143,48 +193,37 @@ class Agreement:
         return values
 
     def run_on_main(self, work: Callable[[], object]) -> None:
-        """Do ``work`` on the main process; all wait for it, and its error is everybody's error."""
+        """Do ``work`` on the main process; all wait for it, and its error is raised on all.
+
+        Collective: call on every rank.
+        """
         failure: list[Any] = [None]
         if self.rank == 0:
             try:
                 work()
             except (TrainerError, OSError) as error:
                 failure = [error]
+
         if self.distributed:
             dist.broadcast_object_list(failure, src=0, group=self.group)
         if failure[0] is not None:
             raise failure[0]
 
-    def listening(self) -> AbstractContextManager[None]:
-        """Turn SIGTERM and the first SIGINT into an agreed stop; afterwards the signals are what
-        they were.
-
-        A second SIGTERM ends the process at once, and so does the first where the main thread is
-        stuck (``watch.py``). A stop that is agreed on has all the time it needs to evaluate and to
-        save; a step that takes long by itself has twice the time of the one before.
-        """
-
-        def ask(number: int) -> None:
-            if self._votes.request and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self.stop(number)
-
-        self._polled = time.monotonic()
-        return signals_watched(
-            ask, lambda: math.inf if self._stopping else 2 * self._step_seconds, waits_in=__file__
-        )
+    # -- groups -----------------------------------------------------------------------------------
 
     def limit_waits(self) -> None:
-        """Give the time-out to every group: engines make some of their own, with torch's 10 minutes
-        for NCCL.
+        """Give the time-out to every process group, also to those that an engine made.
+
+        Engines take torch's default for theirs: 10 minutes for NCCL.
         """
         if self.distributed and self.timeout is not None:
             for group in list(dist.distributed_c10d._world.pg_map):
                 dist.distributed_c10d._set_pg_timeout(self.timeout, group)
 
     def close(self) -> None:
-        """Finish what is in flight, and wait for all ranks: one may be at an upload, for which NCCL
-        should not wait.
+        """Finish the vote in flight, and wait for all ranks. Collective: call on every rank.
+
+        One may still be at an upload, for which NCCL should not wait.
         """
         self._votes.finish()
         if self.distributed:
@@ -195,8 +234,9 @@ def _gloo_group(timeout: timedelta | None) -> Any:
     try:
         return dist.new_group(backend="gloo", timeout=timeout, group_desc="agreement")
     except (RuntimeError, OSError) as error:
-        said = str(error).strip().partition("\n")[0]
+        first_line = str(error).strip().partition("\n")[0]
         raise LaunchError(
-            f"ranks cannot reach one another over gloo ({said}); where a machine's name leads to another network, set "
-            "GLOO_SOCKET_IFNAME to the interface that the machines share (ip addr lists them)"
+            f"ranks cannot reach one another over gloo ({first_line}); where a machine's name "
+            "leads to another network, set GLOO_SOCKET_IFNAME to the interface that the machines "
+            "share (ip addr lists them)"
         ) from error

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 
-from trainer.distributed.launcher import Launcher, detect
+from trainer.distributed import launcher
+from trainer.distributed.launcher import Launcher, LauncherWatch, detect
 from trainer.errors import LaunchError
 
 PYTHON = "/home/me/.venv/bin/python3.11"
@@ -355,3 +360,19 @@ def test_processes_that_do_not_know_each_other(environment: dict[str, str], line
         ).world_size
         == 16
     )
+
+
+def test_a_launcher_that_ends_is_gone_and_is_looked_at_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        above = [psutil.Process(process.pid)]
+        monkeypatch.setattr(launcher, "launcher_processes", lambda: above)
+        watch = LauncherWatch()
+        watch._looked -= 2.0
+        assert not watch.is_gone()
+        process.kill()
+        time.sleep(0.3)
+        assert not watch.is_gone(), "it was looked at a moment ago"
+        watch._looked -= 2.0
+        assert watch.is_gone(), "also before anybody waited for it"
