@@ -1,4 +1,4 @@
-"""Leaving: the exit code is the truth, and the first error is the last thing a user reads.
+"""The end of a process: its exit code is right, and the first error is the last thing a user reads.
 
 A finished gloo job often aborts in its destructors and exits with SIGABRT (pytorch#190489: up to
 four of ten runs). After a barrier, closing the groups and flushing, the process leaves through
@@ -27,22 +27,33 @@ from ..errors import TrainerError
 
 _CLAIM = "trainer/first_error"
 _PATIENCE_SECONDS = 5.0  # the launcher ends the survivors of a failed job well within this
+_STORE_SECONDS = 2.0
+_SIGNS_OF_A_LOST_PEER = (
+    # gloo
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "gloo/transport",
+    # NCCL
+    "ncclremoteerror",
+    "remote process exited",
+    "communicator was aborted",
+)
 
-
-_failing: list[Callable[[], object]] = []
+_last_work: list[Callable[[], object]] = []
 
 
 def when_failing(work: Callable[[], object]) -> Callable[[], None]:
-    """Have ``work`` done first when the job fails, which saves what is still in memory; return how
-    to undo it.
-    """
-    _failing.append(work)
-    return lambda: _failing.remove(work)
+    """Call ``work`` first when the job fails, to save what is in memory; return how to undo it."""
+    _last_work.append(work)
+    return lambda: _last_work.remove(work)
 
 
 class Stopped(Exception):
-    """Training ended early because a signal asked for it; everything was written. Exit code 128 +
-    signal.
+    """The end of a training that a signal asked to stop, with everything written.
+
+    The exit code is 128 + signal.
     """
 
     def __init__(self, number: int, *, step: int, total_steps: int) -> None:
@@ -56,33 +67,60 @@ class Stopped(Exception):
 def run_and_exit(main: Callable[[], object]) -> NoReturn:
     """Call ``main`` and leave the process with the right exit code, whatever happens."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, io.TextIOWrapper
-        ):  # under LC_ALL=C a name with an accent would end the run
+        # Under LC_ALL=C a name with an accent would end the run.
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
     try:
         main()
         _close_groups()
         code = 0
     except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        if isinstance(leaving.code, str):  # Python itself would print it
-            print(leaving.code, file=sys.stderr)
+        code = _code_of(leaving)
     except Stopped as stopped:
-        _write_error_file(
-            str(stopped)
-        )  # the launcher reports a failure: this is what it should call it
+        _write_error_file(str(stopped))  # the launcher reports a failure, by these words
         _close_groups()
         code = 128 + stopped.signal
     except KeyboardInterrupt:
-        _save_what_is_left()
+        _do_last_work()
         code = 130
     except TrainerError as error:
-        _tell(str(error), from_everyone=error.on_every_rank)
+        _fail(str(error), from_everyone=error.on_every_rank)
         code = error.exit_code
     except BaseException as error:  # (whatever it is, it must end the job with its own name)
-        _tell("".join(traceback.format_exception(error)), lost_peer=is_lost_peer(error))
+        _fail("".join(traceback.format_exception(error)), lost_peer=is_lost_peer(error))
         code = 1
+    _flush_and_exit(code)
+
+
+def _code_of(leaving: SystemExit) -> int:
+    """Return the exit code of ``sys.exit(...)``, and print its text as Python would."""
+    if isinstance(leaving.code, int):
+        return leaving.code
+    if isinstance(leaving.code, str):
+        print(leaving.code, file=sys.stderr)
+    return 0 if leaving.code is None else 1
+
+
+def end_at_once(message: str, *, before: Callable[[], object]) -> NoReturn:
+    """Print an error and end this process from any thread, whatever its main thread waits for.
+
+    Args:
+        message: of a claimed error; "" where another rank prints it.
+        before: is called after the message, before anything that may take long.
+    """
+    if message:
+        _print(message)
+    before()
+
+    # What callbacks finish may wait for a network.
+    saving = threading.Thread(target=_do_last_work, daemon=True)
+    saving.start()
+    saving.join(_PATIENCE_SECONDS)
+    _flush_and_exit(1)
+
+
+def _flush_and_exit(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -90,63 +128,64 @@ def run_and_exit(main: Callable[[], object]) -> NoReturn:
 
 def _close_groups() -> None:
     dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        # On the GPU that is this process's own; a group that has gloo as well meets on the CPU.
-        dist.barrier(
-            device_ids=[sys.modules["torch"].cuda.current_device()]
-            if dist.get_backend() == "nccl"
-            else None
-        )
-        dist.destroy_process_group()
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return
+    # A group that has gloo as well as NCCL meets on the CPU.
+    devices = None
+    if dist.get_backend() == "nccl":
+        devices = [sys.modules["torch"].cuda.current_device()]
+    dist.barrier(device_ids=devices)
+    dist.destroy_process_group()
 
 
-def _save_what_is_left() -> None:
-    for work in _failing:
-        with contextlib.suppress(Exception):  # (another error must not hide the one that is told)
+def _do_last_work() -> None:
+    for work in _last_work:
+        with contextlib.suppress(Exception):  # (another error must not hide the first one)
             work()
 
 
+# -- the first error ------------------------------------------------------------------------------
+
+
 def is_lost_peer(error: BaseException) -> bool:
-    """Tell whether an error is what the death of another rank looks like from here."""
+    """Return whether an error is what the death of another rank looks like from here."""
+    if not isinstance(error, RuntimeError | OSError):
+        return False
     text = str(error).lower()
-    gloo = (
-        "connection closed by peer",
-        "connection reset",
-        "connection refused",
-        "broken pipe",
-        "gloo/transport",
-    )
-    nccl = ("ncclremoteerror", "remote process exited", "communicator was aborted")
-    return isinstance(error, RuntimeError | OSError) and any(
-        sign in text for sign in (*gloo, *nccl)
-    )
+    return any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)
 
 
-def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False) -> None:
-    """Print an error once for the whole job, and leave it in the launcher's error file.
+def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False) -> None:
+    """Print an error once for the whole job, and write it to the launcher's error file.
 
     Args:
         from_everyone: it is the same on all ranks (a wrong config), so one of them on each machine
-            tells it.
+            prints it.
         lost_peer: it looks like the death of another rank, whose own error matters more.
     """
-    _save_what_is_left()
-    owner, rank = claim_first_error(), os.environ.get("RANK")
-    silent = owner is not None and owner != rank
-    # Before the processes are connected every rank reads the same files and finds the same fault.
-    echo = owner is None and from_everyone and os.environ.get("LOCAL_RANK", "0") != "0"
-    if silent or echo or (owner is None and lost_peer):
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # training turned it into a request to stop after a step
-        time.sleep(_PATIENCE_SECONDS)  # another rank tells it; the launcher ends this one meanwhile
-    if silent:
+    _do_last_work()
+
+    # The rank that claims the error; None where there is no store to ask, as before the processes
+    # are connected, when every rank reads the same files and finds the same fault.
+    owner = claim_first_error()
+    another_prints = owner is not None and owner != os.environ.get("RANK")
+    another_may_print = False
+    if owner is None:
+        is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"
+        another_may_print = lost_peer or (from_everyone and not is_first_here)
+
+    if another_prints or another_may_print:
+        # The launcher ends this process meanwhile, by a signal that training turned into a request.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(_PATIENCE_SECONDS)
+    if another_prints:
         return
+
     if lost_peer:
         message = (
-            f"{message.rstrip()}\nanother process of this job ended without a word (killed, out of memory, aborted in "
-            "C++): look above for what it printed. Where ranks use different parameters in one step, set "
-            "find_unused_parameters: true"
+            f"{message.rstrip()}\nanother process of this job ended silently (killed, out of "
+            "memory, aborted in C++): look above for what it printed. Where ranks use different "
+            "parameters in one step, set find_unused_parameters: true"
         )
     _print(message)
 
@@ -154,50 +193,29 @@ def _tell(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
 def _print(message: str) -> None:
     _write_error_file(message)
     rank = os.environ.get("RANK")
-    prefix = (
-        f"rank {rank}: " if rank is not None and os.environ.get("WORLD_SIZE", "1") != "1" else ""
-    )
+    is_one_of_several = rank is not None and os.environ.get("WORLD_SIZE", "1") != "1"
+    prefix = f"rank {rank}: " if is_one_of_several else ""
     print(f"\n{prefix}{message.rstrip()}", file=sys.stderr, flush=True)
 
 
-def end_at_once(message: str, *, before: Callable[[], object]) -> NoReturn:
-    """Print an error and end this process from any thread, whatever its main thread waits for.
-
-    Args:
-        message: of a claimed error; "" where another rank tells it.
-        before: is done when the message stands, before anything that may take long.
-    """
-    if message:
-        _print(message)
-    before()
-    # What callbacks finish may wait for a network.
-    saving = threading.Thread(target=_save_what_is_left, daemon=True)
-    saving.start()
-    saving.join(_PATIENCE_SECONDS)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
-
-
 def _write_error_file(message: str) -> None:
+    """Write an error to the file that torchrun and accelerate print, where they name one."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        report = {
-            "message": message,
-            "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))},
-        }
-        # A folder that is not there must not put its own error in the place of this one.
-        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            json.dump({"message": report}, file)
+    if not path:
+        return
+    extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+    report = {"message": {"message": message, "extraInfo": extra}}
+    # A folder that is not there must not put its own error in the place of this one.
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump(report, file)
 
 
 def claim_first_error(store: Any = None, *, take: bool = True) -> str | None:
-    """Return the rank whose error came first, by a compare-and-set on the shared store; None where
-    that is gone.
+    """Return the rank whose error came first; None where no store answers.
 
     Args:
         store: a connection of the caller's own; by default that of the process group.
-        take: claim it for this rank where nobody has; else "" is returned then.
+        take: claim the error for this rank where nobody has; else "" is returned then.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
@@ -205,30 +223,33 @@ def claim_first_error(store: Any = None, *, take: bool = True) -> str | None:
     answers: list[str] = []
 
     def ask() -> None:
-        with contextlib.suppress(
-            Exception
-        ):  # (the rank that held the store is gone: then its error was the first)
-            shared = store or dist.distributed_c10d._get_default_store()
-            if take:
-                answers.append(shared.compare_set(_CLAIM, "", str(dist.get_rank())).decode())
-            else:
-                answers.append(shared.get(_CLAIM).decode() if shared.check([_CLAIM]) else "")
+        shared = store or dist.distributed_c10d._get_default_store()
+        if take:
+            answers.append(shared.compare_set(_CLAIM, "", str(dist.get_rank())).decode())
+        elif shared.check([_CLAIM]):
+            answers.append(shared.get(_CLAIM).decode())
+        else:
+            answers.append("")
 
-    with _hushed():
-        (asking := threading.Thread(target=ask, daemon=True)).start()
-        asking.join(
-            2.0
-            # where a machine is cut off no answer comes, and the store's own time-out does not end it
-        )
+    def ask_if_there() -> None:
+        # Where the rank that held the store is gone, its error was the first.
+        with contextlib.suppress(Exception):
+            ask()
+
+    # Where a machine is cut off no answer comes, and the store's own time-out does not end the
+    # call: a thread is left behind in it.
+    with _stderr_dropped():
+        asking = threading.Thread(target=ask_if_there, daemon=True)
+        asking.start()
+        asking.join(_STORE_SECONDS)
     return answers[0] if answers else None
 
 
 @contextlib.contextmanager
-def _hushed() -> Iterator[None]:
-    """Silence stderr: of a store that is gone torch prints a C++ stack, below the error that
-    matters.
-    """
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+def _stderr_dropped() -> Iterator[None]:
+    """Drop what is written to stderr: torch prints a C++ stack there for a store that is gone."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield

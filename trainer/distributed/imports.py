@@ -1,7 +1,7 @@
 """Importing large packages without Python's garbage collector.
 
-It would look again and again at all that torch and accelerate make when they are imported, which
-stays to the end: a seventh of the time.
+It would go again and again through all objects that importing torch and accelerate makes, which
+stay to the end: a seventh of the import time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage inside; what was made there counts as old afterwards, and is not looked at
-    soon.
-    """
+    """Collect no garbage inside the block; its objects count as old afterwards."""
     thresholds = gc.get_threshold()
     gc.set_threshold(0)
     try:

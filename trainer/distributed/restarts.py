@@ -1,5 +1,6 @@
-"""Attempts of one job: torchrun, and accelerate by it, start all ranks again where one fails
-(``--max_restarts``).
+"""Attempts of one job: torchrun and accelerate start all ranks again where one fails.
+
+``--max_restarts`` says how often.
 """
 
 from __future__ import annotations
@@ -21,20 +22,30 @@ def restarts() -> int:
 
 def connect_attempt(backend: str) -> None:
     """Connect the ranks of a job that was started again, under names of this attempt's own.
-    Collective.
 
-    One store serves all attempts of torchrun and accelerate, and in it torch finds the addresses of
-    processes that are
-    gone: then ranks wait for them for ever. Several agents of c10d or etcd count other attempts
-        where one came later,
-    so they are left to torch.
+    Collective: call on every rank. It does nothing in a first attempt.
+
+    torchrun and accelerate keep one store for all attempts. In it torch finds the addresses of
+    processes that have ended, and ranks wait for them for ever. Several agents of c10d or etcd
+    count their attempts differently where one joined later, so they are left to torch.
     """
-    alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
-    if alone or not restarts() or dist.is_initialized():
+    is_alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
+    if is_alone or not restarts() or dist.is_initialized():
         return
-    named = " ".join(word for process in launcher_processes()[:1] for word in process.cmdline())
-    if int(os.environ.get("GROUP_WORLD_SIZE") or 1) > 1 and re.search(r"c10d|etcd", named):
+    if _has_several_elastic_agents():
         return
+
     store, rank, world_size = next(rendezvous("env://"))
-    attempt = PrefixStore(f"attempt_{restarts()}", store)
-    dist.init_process_group(backend, store=attempt, rank=rank, world_size=world_size)
+    attempt_store = PrefixStore(f"attempt_{restarts()}", store)
+    dist.init_process_group(backend, store=attempt_store, rank=rank, world_size=world_size)
+
+
+def _has_several_elastic_agents() -> bool:
+    """Return whether several launchers share this job, which may join and leave it."""
+    if int(os.environ.get("GROUP_WORLD_SIZE") or 1) <= 1:
+        return False
+    launchers = launcher_processes()
+    if not launchers:
+        return False
+    command = " ".join(launchers[0].cmdline())
+    return re.search(r"c10d|etcd", command) is not None

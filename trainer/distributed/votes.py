@@ -1,5 +1,6 @@
-"""Votes beside the work: what one rank alone knows becomes known to all at one boundary, and no
-step waits for it.
+"""Votes beside the work: what one rank alone knows becomes known to all at one boundary.
+
+A boundary is the end of a step, or of a batch in an evaluation. No step waits for a vote.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from torch import Tensor
 
 from ..errors import LaunchError
 
-# between two votes; a request waits for the next one to begin, and then for the one after to be
-# read
+# Between two votes. A request waits for the next vote to begin, and then for the one after it,
+# where it is read.
 _SECONDS = 0.25
 
 
 class AsyncMax:
-    """The largest of all ranks' numbers, asked at one boundary and known at a later one: nobody
-    waits in between.
+    """The largest of all ranks' numbers, requested at one boundary and known at a later one.
+
+    Nobody waits in between.
 
     Args:
         all_reduce_max: begins to take the maximum over ranks, in place; returns the work to wait
@@ -32,25 +34,28 @@ class AsyncMax:
         self._pending: tuple[Any, Tensor] | None = None
 
     def start(self, *numbers: int) -> None:
-        """Begin to compare this rank's numbers with the others'; the result before them was read."""
+        """Begin to compare this rank's numbers with the others'. Collective: call on every rank.
+
+        The result before them must have been read.
+        """
         assert self._pending is None, "one at a time"
         values = torch.tensor(numbers)
-        self._pending = self._all_reduce_max(values), values
+        work = self._all_reduce_max(values)
+        self._pending = work, values
 
     def result(self) -> list[int] | None:
-        """Return the largest numbers; None where none were given."""
+        """Wait for the largest numbers and return them; None where none were given."""
         if self._pending is None:
             return None
         work, values = self._pending
+        self._pending = None
         if work is not None:
             work.wait()
-        self._pending = None
         return values.tolist()
 
 
 class Pace:
-    """How many boundaries lie between two votes: those of a quarter of a second on the slowest
-    rank.
+    """The number of boundaries between two votes: a quarter of a second on the slowest rank.
 
     The time that boundaries took travels with each vote, so all ranks know the same. From one vote
     to the next the number at most doubles, for a fast beginning promises nothing, and it falls at
@@ -58,34 +63,36 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.every = self._span = self._left = 1
-        self._since = time.monotonic()
+        self.every = 1
+        self._span = 1  # boundaries between the last vote and the next
+        self._left = 1  # of them, still to come
+        self._measured_at = time.monotonic()
 
     def is_due(self) -> bool:
-        """Count a boundary; tell whether there is a vote at it."""
+        """Count a boundary; return whether there is a vote at it."""
         self._left -= 1
         return self._left == 0
 
-    def microseconds(self) -> int:
-        """Return the time of a boundary since the last vote, whatever it went into, and begin to
-        measure anew.
-        """
+    def measure(self) -> int:
+        """Return the microseconds that a boundary took since the last vote; measure from now on."""
         now = time.monotonic()
-        spent, self._since = now - self._since, now
-        return int(spent / self._span * 1e6)
+        seconds = now - self._measured_at
+        self._measured_at = now
+        return int(seconds / self._span * 1e6)
 
     def follow(self, microseconds: int) -> None:
-        """Take over what the slowest rank needed for a boundary."""
-        self.every = max(1, min(2 * self.every, int(_SECONDS * 1e6) // max(1, microseconds)))
+        """Adapt to the time that a boundary took on the slowest rank."""
+        every = int(_SECONDS * 1e6) // max(1, microseconds)
+        self.every = max(1, min(2 * self.every, every))
 
-    def go_on(self) -> None:
+    def start_next(self) -> None:
         """Begin to count up to the next vote."""
-        self._span = self._left = self.every
+        self._span = self.every
+        self._left = self.every
 
 
 class Votes:
-    """Requests to stop, which any rank may make alone, and a comparison of what must be the same on
-    all ranks.
+    """Requests to stop, which one rank may make alone, and a check that all ranks did the same.
 
     All ranks pass the same boundaries in the same order: ends of steps, and of batches in an
     evaluation. A vote begins at one of them and is read at the next that has one.
@@ -95,16 +102,18 @@ class Votes:
 
     Attributes:
         request: this rank's, 0 for none; the largest of all ranks is the answer.
+        answer: what all ranks know of, 0 for none.
     """
 
     def __init__(self, all_reduce_max: Callable[[Tensor], Any]) -> None:
-        self.request = self.answer = 0
+        self.request = 0
+        self.answer = 0
         self._largest = AsyncMax(all_reduce_max)
         self._paces: dict[str, Pace] = {}
         self._voted = Pace()  # the pace of the vote that is not read yet
 
     def pass_boundary(self, name: str, fingerprint: int) -> int:
-        """Return the largest request that all ranks know of, 0 for none.
+        """Return the largest request that all ranks know of, 0 for none. Collective.
 
         Args:
             name: of a sequence of boundaries that take about the same time.
@@ -114,28 +123,34 @@ class Votes:
             LaunchError: since the vote before the last, ranks got the gradients of different
                 parameters.
         """
-        pace = self._paces.get(name) or self._paces.setdefault(name, Pace())
+        if name not in self._paces:
+            self._paces[name] = Pace()
+        pace = self._paces[name]
+
         if pace.is_due():
             self.finish()
-            self._largest.start(self.request, fingerprint, -fingerprint, pace.microseconds())
+            # The maximum of -fingerprint is the minimum: both are equal where all are.
+            self._largest.start(self.request, fingerprint, -fingerprint, pace.measure())
             self._voted = pace
-            pace.go_on()
+            pace.start_next()
         return self.answer
 
     def finish(self) -> None:
         """Read the vote that is in flight. Raises as ``pass_boundary``."""
-        if (result := self._largest.result()) is None:
+        result = self._largest.result()
+        if result is None:
             return
-        asked, most, least, microseconds = result
-        self.answer = max(self.answer, asked)
+        request, largest, negative_smallest, microseconds = result
+        self.answer = max(self.answer, request)
         self._voted.follow(microseconds)
-        check_same([most, -least])
+        check_same([largest, -negative_smallest])
 
 
 def check_same(fingerprints: list[int]) -> None:
     """Raise ``LaunchError`` where ranks got the gradients of different parameters."""
     if len(set(fingerprints)) > 1:
         raise LaunchError(
-            "ranks used different parameters in one of the last steps, and gradients were added to those of others; "
-            "set find_unused_parameters: true, and resume from the newest checkpoint, which is from before"
+            "ranks used different parameters in one of the last steps, and gradients were added to "
+            "those of others; set find_unused_parameters: true, and resume from the newest "
+            "checkpoint, which is from before"
         )
