@@ -15,7 +15,7 @@ from ..config.arguments import split_command_line
 from ..config.documents import read_document
 from ..config.load import Loaded, load_task_part
 from ..distributed.launcher import Launcher
-from ..errors import COMMAND_LINE, ConfigError, Origin, Problem, TrainerError
+from ..errors import COMMAND_LINE, ConfigError, TrainerError
 from ..launching.cpu_rehearsal import rehearsal_notices
 from ..launching.request import Request, visible_gpus
 from ..launching.resolve import check_partitions, resolve
@@ -167,22 +167,9 @@ class _Check:
                 f"this machine has {self.gpus} of the {local} GPUs that each machine needs"
             )
         if plan.tensor_parallel_size > 1 and not self.args.build:
-            self._check_adapter(loaded, task, plan.tensor_parallel_size)
             divided = f"whether the layers of this model can be divided by tp_size {plan.tensor_parallel_size}"
             notices.append(f"{divided} is known once it is built: --build says it")
         return dataclasses.replace(plan, notices=tuple(notices))
-
-    def _check_adapter(self, loaded: Loaded, task: Task | None, size: int) -> None:
-        """Note the one thing about a model's division that its task's settings tell."""
-        if getattr(task, "adapter", None) is None or "adapter" not in loaded.config.task_settings:
-            return
-        settings = loaded.origins.get("task_settings", Origin(COMMAND_LINE)).named(
-            "task_settings.adapter"
-        )
-        rule = f"the layers of a model with adapters cannot be divided by tp_size {size}; take another launch file"
-        self.add_problems(
-            [str(Problem(origin=loaded.origins.get("task_settings.adapter", settings), rule=rule))]
-        )
 
     def _describe_world(self, request: Request) -> str:
         if request.world_size is None:

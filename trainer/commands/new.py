@@ -20,14 +20,11 @@ def run(argv: Sequence[str]) -> int:
     """Write the folder; return 0.
 
     Raises:
-        ConfigError: something has that name already, or it is that of this package.
+        ConfigError: something has that name already.
     """
     parser = argparse.ArgumentParser(prog="trainer new", description=(__doc__ or "").strip())
     parser.add_argument("name", type=local_text, help="the new folder")
     folder = Path(parser.parse_args(argv).name)
-    if folder.name == "trainer":
-        rule = "is the name of samecurve's package, which scripts beside the folder could not import any more"
-        raise usage_error("name", str(folder), f"{rule}; give another name")
     try:
         left_out = shutil.ignore_patterns(
             "__pycache__", "runs", ".*"

@@ -66,9 +66,3 @@ def test_another_distribution_is_a_problem(
     Path("a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n")
     assert main(["check", "a.yaml"]) == 2
     assert "pip uninstall speech-trainer, and install samecurve anew" in capsys.readouterr().err
-
-
-def test_no_new_folder_has_that_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new", "trainer"]) == 2
-    assert "is the name of samecurve's package" in capsys.readouterr().err
-    assert os.listdir() == []
