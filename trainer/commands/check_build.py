@@ -1,6 +1,4 @@
-"""Find what only shows once data, model and optimizer are built, in one process on the CPU: ``check
---build``.
-"""
+"""Build a task on the CPU for ``trainer check --build``, and find what only shows then."""
 
 from __future__ import annotations
 
@@ -29,59 +27,91 @@ T = TypeVar("T")
 
 
 def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[str]:
-    """Build what ``task`` builds under the config's seed, and return what does not fit the plans,
-    one line each.
+    """Build data, model and optimizer of a task, and return what is wrong, a line for each problem.
+
+    Args:
+        task: of the config.
+        loaded: the training config.
+        plans: of the config under each launch file; the model and the optimizer must suit them.
     """
     from accelerate.utils import set_seed
 
-    config, lines = loaded.config, _Lines(type(task).__qualname__)
-    set_seed(config.seed)
-    data = lines.attempt("build_data", data_of, task)
-    model = lines.attempt("build_model", build_whole, task, config.seed)
+    set_seed(loaded.config.seed)
+    problems = _Problems(type(task).__qualname__)
+    data = problems.attempt("build_data", data_of, task)
+    model = problems.attempt("build_model", build_whole, task, loaded.config.seed)
     if model is None:
-        return lines.found
+        return problems.lines
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        lines.found.append("the model has no trainable parameters")
-        return lines.found
-    built_by = own_optimizer(task)
+        problems.lines.append("the model has no trainable parameters")
+        return problems.lines
+
     for plan in plans:
-        kind = strategy_class(plan.strategy)
-        lines.found += map(str, kind.model_problems(plan, model))
-        optimizer = lines.attempt("build_optimizer", optimizer_by, task, model, plan)
-        if optimizer is not None and (problem := kind.optimizer_problem_alone(plan, optimizer)):
-            lines.found.append(str(refusal(problem, optimizer, plan, built_by)))
-        if optimizer is not None and built_by is not None:
-            lines.attempt("build_optimizer", check_settings_run, config, plan, optimizer, built_by)
-    if data is not None and (data.evaluation is not None or config.best_metric is not None):
-        names = lines.attempt("evaluation_step", _evaluation_names, task, loaded, data, model)
-        if names is not None and config.best_metric is not None and config.best_metric not in names:
-            rule = f"the task measures no such value; {did_you_mean(config.best_metric, names)}"
-            origin = loaded.origins.get("best_metric", Origin("TrainConfig", key="best_metric"))
-            lines.found.append(str(Problem(origin=origin, value=config.best_metric, rule=rule)))
-    return list(dict.fromkeys(lines.found))
+        _check_plan(problems, task, loaded, plan, model)
+    if data is not None:
+        _check_evaluation(problems, task, loaded, data, model)
+    return list(dict.fromkeys(problems.lines))  # each once: most plans find the same
 
 
-class _Lines:
-    """A collection of errors, the task's own ones with the method that raised them."""
+class _Problems:
+    """The problems found so far; those in the task's own code with the method that raised them."""
 
     def __init__(self, task: str) -> None:
         self.task = task
-        self.found: list[str] = []
+        self.lines: list[str] = []
 
     def attempt(self, method: str, work: Callable[..., T], *arguments: Any) -> T | None:
-        """Return what ``work`` returns; None where it raises."""
+        """Return what ``work`` returns; or add a line for the error it raises, and return None."""
         try:
             return work(*arguments)
         except TrainerError as error:
-            self.found.append(str(error))
+            self.lines.append(str(error))
         except Exception as error:  # whatever the task raises, the rest can still be checked
             text = str(error).strip().partition("\n")[0]
-            self.found.append(f"{self.task}.{method}: {type(error).__name__}: {text}")
+            self.lines.append(f"{self.task}.{method}: {type(error).__name__}: {text}")
+
         return None
 
 
+def _check_plan(
+    problems: _Problems, task: Task, loaded: Loaded, plan: Plan, model: nn.Module
+) -> None:
+    """Check that the strategy of a plan can train the model, and the task's optimizer on it."""
+    strategy = strategy_class(plan.strategy)
+    problems.lines += map(str, strategy.model_problems(plan, model))
+
+    optimizer = problems.attempt("build_optimizer", optimizer_by, task, model, plan)
+    if optimizer is None:
+        return
+
+    built_by = own_optimizer(task)
+    problem = strategy.optimizer_problem_alone(plan, optimizer)
+    if problem:
+        problems.lines.append(str(refusal(problem, optimizer, plan, built_by)))
+    if built_by is not None:
+        arguments = (loaded.config, plan, optimizer, built_by)
+        problems.attempt("build_optimizer", check_settings_run, *arguments)
+
+
+def _check_evaluation(
+    problems: _Problems, task: Task, loaded: Loaded, data: Data, model: nn.Module
+) -> None:
+    """Evaluate one batch, and check that the config's ``best_metric`` is among its metrics."""
+    best_metric = loaded.config.best_metric
+    if data.evaluation is None and best_metric is None:
+        return
+
+    names = problems.attempt("evaluation_step", _evaluation_names, task, loaded, data, model)
+    if names is None or best_metric is None or best_metric in names:
+        return
+
+    origin = loaded.origins.get("best_metric", Origin("TrainConfig", key="best_metric"))
+    rule = f"the task measures no such value; {did_you_mean(best_metric, names)}"
+    problems.lines.append(str(Problem(origin=origin, value=best_metric, rule=rule)))
+
+
 class _OneProcess:
-    """The strategy of one process: a reduction changes nothing."""
+    """The part of a strategy that sums of metrics need, for one process: nothing to reduce."""
 
     device = torch.device("cpu")
 
@@ -91,7 +121,7 @@ class _OneProcess:
 
 
 def _evaluation_names(task: Task, loaded: Loaded, data: Data, model: nn.Module) -> list[str]:
-    """Return the names of what an evaluation reports, from one batch of it."""
+    """Return the names of the metrics that an evaluation reports, from one batch of it."""
     from ..data.batches import Layout
     from ..data.evaluation import EvaluationBatches
     from ..metrics import WeightedSums
@@ -99,11 +129,12 @@ def _evaluation_names(task: Task, loaded: Loaded, data: Data, model: nn.Module) 
     config = loaded.config
     size = config.evaluation_batch_size or config.micro_batch_size
     layout = Layout(rank=0, world_size=1, micro_batch_size=size, accumulation_steps=1)
-    batch, _ = next(
-        iter(EvaluationBatches(data.evaluation, layout, batch_size=size, collate=data.collate))
-    )
+    batches = EvaluationBatches(data.evaluation, layout, batch_size=size, collate=data.collate)
+    batch, _ = next(iter(batches))
+
     sums = WeightedSums(task.build_metrics())
     model.eval()
     with torch.no_grad():
         sums.add(task.evaluation_step(model, batch))
-    return [f"eval/{name}" for name in task.summarize(sums.reduce(cast(Any, _OneProcess)))]
+    metrics = task.summarize(sums.reduce(cast(Any, _OneProcess)))
+    return [f"eval/{name}" for name in metrics]

@@ -1,4 +1,4 @@
-"""Describe this machine, and which launch files run on it: ``trainer check`` without files."""
+"""Describe this machine and which launch files run on it, for ``trainer check`` without files."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from .shadowed import other_distributions
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a training finds here; text that is not known is empty.
+    """The hardware and the versions that a training finds here; texts that are not known are empty.
 
     Args:
-        gpus: those of this machine, by the name and the bytes of memory that the driver gives.
-        visible: how many of them this process sees; ``unusable`` says why PyTorch cannot compute on
-            them.
+        gpus: name and bytes of memory of each GPU in this machine, as the driver reports them.
+        visible: how many of them this process sees.
+        unusable: why PyTorch cannot compute on them.
         interconnect: how the GPUs reach each other.
-        driver, cuda, nccl: versions; the last two are those that PyTorch was built with.
-        cores: that this process may use.
-        memory: of the machine, in bytes.
+        driver: its version.
+        cuda, nccl: the versions that PyTorch was built with.
+        cores: CPU cores that this process may use.
+        memory: bytes of host memory.
+        versions: of the packages that decide what runs, by name.
     """
 
     gpus: tuple[tuple[str, int], ...]
@@ -53,181 +55,233 @@ class Machine:
 
 
 def look_around() -> Machine:
-    """Ask PyTorch, the driver's ``nvidia-smi`` and the system."""
+    """Describe this machine, as PyTorch, the driver's ``nvidia-smi`` and the system report it."""
     import torch
 
-    listed = _ask(
-        "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"
-    ).splitlines()
-    cells = [[cell.strip() for cell in line.split(",")] for line in listed]
-    gpus = tuple((name, int(mib) * 2**20 if mib.isdecimal() else 0) for name, mib, _ in cells)
+    gpus, driver = _listed_gpus()
     visible = visible_gpus()
     unusable = _why_unusable(len(gpus), visible)
-    if visible and not gpus and not unusable:  # AMD's
+    if visible and not gpus and not unusable:  # AMD's GPUs, which nvidia-smi does not list
         devices = [torch.cuda.get_device_properties(number) for number in range(visible)]
-        gpus = tuple((device.name, device.total_memory) for device in devices)
+        gpus = [(device.name, device.total_memory) for device in devices]
+
     nccl = torch.cuda.nccl.version() if torch.version.cuda else ()  # type: ignore[no-untyped-call]
+    interconnect = _describe_links(_nvidia_smi("topo", "-m")) if len(gpus) > 1 else ""
     return Machine(
-        gpus=gpus,
+        gpus=tuple(gpus),
         visible=visible,
         unusable=unusable,
-        interconnect=_describe_links(_ask("topo", "-m")) if len(gpus) > 1 else "",
-        driver=cells[0][2] if cells else "",
+        interconnect=interconnect,
+        driver=driver,
         cuda=torch.version.cuda or "",
         nccl=".".join(map(str, nccl)),
-        cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else psutil.cpu_count() or 1,
+        cores=_usable_cores(),
         memory=psutil.virtual_memory().total,
         versions=versions(installed=True),
     )
 
 
 def show_machine() -> int:
-    """Print the machine and a verdict on each launch file; return 0 where one of them runs here,
-    else 1.
+    """Print the machine and a verdict on each launch file.
+
+    Returns:
+        0 where at least one of the launch files runs here, else 1.
     """
     machine = look_around()
-    print(
-        table(
-            _rows(machine),
-            [*([machine.unusable] if machine.unusable else []), *other_distributions()],
-        )
-    )
-    own = sorted(Path("accel_configs").glob("*.yaml"))
-    runs = 0
-    for path in own or sorted((TEMPLATE / "accel_configs").glob("*.yaml")):
-        fits, verdict, command = _judge(path, machine)
-        print(f"{path}: {verdict}")
-        if fits:
-            runs += 1
-            print(f"    {command}")
-    return 0 if runs else 1
+    notices = [machine.unusable] if machine.unusable else []
+    notices += other_distributions()
+    print(table(_rows(machine), notices))
+
+    paths = sorted(Path("accel_configs").glob("*.yaml"))
+    if not paths:
+        paths = sorted((TEMPLATE / "accel_configs").glob("*.yaml"))
+    any_runs = False
+    for path in paths:
+        verdict = _judge(path, machine)
+        print(f"{path}: {verdict.text}")
+        if verdict.command:
+            any_runs = True
+            print(f"    {verdict.command}")
+
+    return 0 if any_runs else 1
 
 
-def _ask(*words: str) -> str:
-    """Return what ``nvidia-smi`` prints; nothing where it is missing or fails."""
+def _nvidia_smi(*words: str) -> str:
+    """Return what ``nvidia-smi`` prints; an empty text where it is missing or fails."""
     try:
         done = subprocess.run(
             ["nvidia-smi", *words], capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
+
     return done.stdout if done.returncode == 0 else ""
 
 
+def _listed_gpus() -> tuple[list[tuple[str, int]], str]:
+    """Return name and bytes of memory of each GPU that the driver lists, and its own version."""
+    gpus = []
+    driver = ""
+    query = "--query-gpu=name,memory.total,driver_version"
+    for line in _nvidia_smi(query, "--format=csv,noheader,nounits").splitlines():
+        name, mebibytes, driver = (cell.strip() for cell in line.split(","))
+        memory = int(mebibytes) * 2**20 if mebibytes.isdecimal() else 0  # some report "[N/A]"
+        gpus.append((name, memory))
+
+    return gpus, driver
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return psutil.cpu_count() or 1
+
+
 def _why_unusable(listed: int, visible: int) -> str:
+    """Return why PyTorch cannot compute on the GPUs; an empty text where it can, or there are none.
+
+    Args:
+        listed: how many GPUs the driver lists.
+        visible: how many PyTorch sees.
+    """
     import torch
 
-    if not (listed or visible) or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    hidden_on_purpose = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    if hidden_on_purpose or not (listed or visible):
         return ""
     if not torch.version.cuda and not torch.version.hip and not visible:
         return "this PyTorch is built for CPUs only: install one for CUDA to compute on the GPUs"
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return ""
-    reason = (
-        str(caught[0].message).partition("\n")[0]
-        if caught
-        else "torch.cuda.is_available() is False"
-    )
+
+    reason = "torch.cuda.is_available() is False"
+    if caught:
+        reason = str(caught[0].message).partition("\n")[0]
     return f"PyTorch cannot compute on the GPUs: {reason}"
 
 
 def _describe_links(topology: str) -> str:
     """Return how the pairs of GPUs in the table of ``nvidia-smi topo -m`` are connected."""
-    lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", topology).splitlines()]
-    rows = [line[1:] for line in lines if line and re.fullmatch(r"GPU\d+", line[0]) and "X" in line]
-    links = Counter(
-        row[column] for number, row in enumerate(rows) for column in range(number + 1, len(rows))
-    )
-    # NV18: eighteen NVLinks; the others are ways over PCIe and between processors.
-    named = {
-        f"{'NVLink' if link.startswith('NV') else 'PCIe'} ({link})": count
-        for link, count in links.items()
-    }
-    shares = {
-        name: f" for {count} of {links.total()} pairs" if len(named) > 1 else ""
-        for name, count in named.items()
-    }
-    return ", ".join(name + shares[name] for name in sorted(named))
+    rows = []
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", topology).splitlines():  # without colours
+        cells = line.split()
+        # The heading begins with GPU0 as well, but no GPU of it is connected to itself ("X").
+        if cells and re.fullmatch(r"GPU\d+", cells[0]) and "X" in cells:
+            rows.append(cells[1:])
+
+    links = Counter[str]()
+    for number, row in enumerate(rows):
+        links.update(row[number + 1 : len(rows)])  # each pair once
+
+    texts = []
+    for link, count in links.items():
+        # NV18: eighteen NVLinks; the others are ways over PCIe and between processors.
+        name = f"NVLink ({link})" if link.startswith("NV") else f"PCIe ({link})"
+        share = f" for {count} of {links.total()} pairs" if len(links) > 1 else ""
+        texts.append(name + share)
+    return ", ".join(sorted(texts))
 
 
 def _rows(machine: Machine) -> list[tuple[str, str]]:
-    counted = Counter(machine.gpus)
-    shown = ", ".join(
-        f"{n} x {name}" + (f", {size(held)}" if held else "") for (name, held), n in counted.items()
-    )
-    if machine.visible != len(machine.gpus):
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        setting = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
-        shown = f"{shown or 'unknown'}; {machine.visible} visible{setting}"
-    built = [
-        f"{name} {value}"
-        for name, value in (("CUDA", machine.cuda), ("NCCL", machine.nccl))
-        if value
-    ]
+    """Return names and values of the table; what is not known has no row."""
+    built_with = []
+    if machine.cuda:
+        built_with.append(f"CUDA {machine.cuda}")
+    if machine.nccl:
+        built_with.append(f"NCCL {machine.nccl}")
+    packages = [f"{package} {version}" for package, version in machine.versions.items()]
+
+    no_gpus = "none: strategies are rehearsed on the CPU, over gloo"
     rows = [
-        ("GPUs", shown or "none: strategies are rehearsed on the CPU, over gloo"),
+        ("GPUs", _describe_gpus(machine) or no_gpus),
         ("interconnect", machine.interconnect),
         ("driver", machine.driver),
-        ("PyTorch's", ", ".join(built)),
+        ("PyTorch's", ", ".join(built_with)),
         ("cores", str(machine.cores)),
         ("memory", size(machine.memory)),
-        (
-            "versions",
-            ", ".join(f"{package} {version}" for package, version in machine.versions.items()),
-        ),
+        ("versions", ", ".join(packages)),
     ]
     return [(name, value) for name, value in rows if value]
 
 
-def _judge(path: Path, machine: Machine) -> tuple[bool, str, str]:
-    """Return whether a launch file runs here, what will run or why not, and the command."""
+def _describe_gpus(machine: Machine) -> str:
+    """Return the GPUs by kind: ``2 x H100, 79.6 GiB``; and how many are visible, if not all."""
+    kinds = []
+    for (name, memory), count in Counter(machine.gpus).items():
+        kinds.append(f"{count} x {name}, {size(memory)}" if memory else f"{count} x {name}")
+    text = ", ".join(kinds)
+    if machine.visible == len(machine.gpus):
+        return text
+
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    setting = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
+    return f"{text or 'unknown'}; {machine.visible} visible{setting}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Verdict:
+    """What a launch file runs here, and the command; or why not, and no command."""
+
+    text: str
+    command: str = ""
+
+
+def _judge(path: Path, machine: Machine) -> _Verdict:
+    """Return whether a launch file runs on this machine, and the command that launches it."""
     gpus = machine.visible
     try:
         request = read_launch_file(path)
         world = request.world_size.value if request.world_size else max(1, gpus)
-        # As many processes as there are GPUs: where a file asks for more, the command line says
-        # fewer.
+        # One process a GPU: a file for more of them is launched with fewer processes.
         processes = min(world, gpus) if gpus and not request.use_cpu else world
         if processes < world and request.num_machines == 1:
             request = read_launch_file(path, processes)
         check_partitions(request, processes)
     except TrainerError as error:
-        return False, f"not here: {error}", ""
+        return _Verdict(text=f"not here: {error}")
+
     if request.num_machines > 1:
-        return False, f"not here alone: it asks for {request.num_machines} machines", ""
-    divides_layers = request.tensor_parallel_size > 1
-    needed = (
-        ("deepspeed", "transformers")
-        if request.deepspeed
-        else ("transformers",)
-        if divides_layers
-        else ()
-    )
-    absent = [name for name in needed if name not in machine.versions]
-    if absent:
-        what, extra = (
-            ("tensor parallelism", "llm") if divides_layers else (request.strategy, "deepspeed")
-        )
-        return (
-            False,
-            f"not here: {what} needs {' and '.join(absent)}: pip install 'samecurve[{extra}]'",
-            "",
-        )
+        return _Verdict(text=f"not here alone: it asks for {request.num_machines} machines")
+    missing = _missing_packages(request, machine)
+    if missing:
+        return _Verdict(text=f"not here: {missing}")
     if gpus and machine.unusable and not request.use_cpu:
-        return False, "not here: see the note; use_cpu: true rehearses on the CPU", ""
+        return _Verdict(text="not here: see the note; use_cpu: true rehearses on the CPU")
+
     number = f" --num_processes {processes}" if processes < world else ""
-    launch = f"accelerate launch --config_file {shlex.quote(str(path))}{number} -m trainer train --config FILE"
-    return True, _describe(request, world, processes, gpus), launch
+    launch = f"accelerate launch --config_file {shlex.quote(str(path))}{number}"
+    return _Verdict(
+        text=_describe(request, world, processes, gpus),
+        command=f"{launch} -m trainer train --config FILE",
+    )
+
+
+def _missing_packages(request: Request, machine: Machine) -> str:
+    """Return which packages a launch file needs that are not installed, and how to install them."""
+    if request.tensor_parallel_size > 1:
+        subject, extra = "tensor parallelism", "llm"
+    else:
+        subject, extra = request.strategy, "deepspeed"
+
+    needed = []
+    if request.deepspeed:
+        needed.append("deepspeed")
+    if request.deepspeed or request.tensor_parallel_size > 1:
+        needed.append("transformers")
+    absent = [name for name in needed if name not in machine.versions]
+    if not absent:
+        return ""
+    return f"{subject} needs {' and '.join(absent)}: pip install 'samecurve[{extra}]'"
 
 
 def _describe(request: Request, world: int, processes: int, gpus: int) -> str:
-    """Return what runs, on how many processes."""
-    one, several = (
-        ("GPU", "GPUs") if gpus and not request.use_cpu else ("CPU process", "CPU processes")
-    )
+    """Return what runs, on how many processes: ``fsdp on 2 GPUs``."""
+    if gpus and not request.use_cpu:
+        noun = "GPU" if processes == 1 else "GPUs"
+    else:
+        noun = "CPU process" if processes == 1 else "CPU processes"
     fewer = f", where the file asks for {world}" if processes < world else ""
-    return f"{request.strategy} on {processes} {one if processes == 1 else several}{fewer}"
+    return f"{request.strategy} on {processes} {noun}{fewer}"

@@ -12,9 +12,15 @@ from ..errors import CheckpointError
 from ..text import columns, size
 from .usage import local_path
 
+_HEAD = ("checkpoint", "strategy", "world", "size", "age", "state")
+
 
 def run(argv: Sequence[str]) -> int:
-    """Return 0 where all are in order, 1 where some are damaged or cannot be read."""
+    """Print the list; return 0 where all are in order, 1 where any is damaged or cannot be read.
+
+    Raises:
+        CheckpointError: the folder holds no checkpoint.
+    """
     parser = argparse.ArgumentParser(prog="trainer checkpoints", description=__doc__)
     parser.add_argument(
         "folder", type=local_path, help="a run's output_dir, or the folder with its checkpoints"
@@ -23,43 +29,48 @@ def run(argv: Sequence[str]) -> int:
         "--verify", action="store_true", help="read every byte; otherwise manifests and sizes only"
     )
     args = parser.parse_args(argv)
+
     inside = args.folder / "checkpoints"
-    found = listing(inside if os.path.isdir(inside) else args.folder)
-    if not found:
+    checkpoints = listing(inside if os.path.isdir(inside) else args.folder)
+    if not checkpoints:
         raise CheckpointError(f"{args.folder}: holds no checkpoints")
     if args.verify:
-        found = [verify(one) for one in found]
-    print(
-        "\n".join(
-            columns(
-                [("checkpoint", "strategy", "world", "size", "age", "state"), *map(_row, found)]
-            )
-        )
-    )
-    return int(any(one.problem for one in found))
+        checkpoints = [verify(checkpoint) for checkpoint in checkpoints]
+
+    rows = [_HEAD, *map(_row, checkpoints)]
+    print("\n".join(columns(rows)))
+    any_problem = any(checkpoint.problem for checkpoint in checkpoints)
+    return 1 if any_problem else 0
 
 
-def _row(found: CheckpointInfo) -> tuple[str, ...]:
-    manifest = found.manifest
+def _row(checkpoint: CheckpointInfo) -> tuple[str, ...]:
+    """Return the columns of ``_HEAD``; most are empty where there is no readable manifest."""
+    name, state = checkpoint.path.name, _state(checkpoint)
+    manifest = checkpoint.manifest
     if not manifest:
-        return found.path.name, "", "", "", "", _state(found)
+        return name, "", "", "", "", state
+
     age = datetime.now(timezone.utc) - datetime.fromisoformat(manifest["created"])
     return (
-        found.path.name,
+        name,
         str(manifest["strategy"]),
         str(manifest["world_size"]),
-        size(found.bytes),
+        size(checkpoint.bytes),
         _age(age.total_seconds()),
-        _state(found),
+        state,
     )
 
 
-def _state(found: CheckpointInfo) -> str:
-    return f"damaged: {found.problem}" if found.broken else found.problem or "complete"
+def _state(checkpoint: CheckpointInfo) -> str:
+    if checkpoint.broken:
+        return f"damaged: {checkpoint.problem}"
+    return checkpoint.problem or "complete"
 
 
 def _age(seconds: float) -> str:
+    """Return a duration in the largest unit of which it has at least two: ``3 h``."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
+
     return f"{seconds:.0f} s"

@@ -1,5 +1,6 @@
-"""Run the command ``trainer``: a subcommand is a module with ``run(argv) -> exit code``, imported
-when it is called.
+"""Run the command ``trainer``.
+
+Each subcommand is a module with ``run(argv) -> exit code``, imported only when it is called.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..errors import TrainerError
 from ..text import did_you_mean, versions
 from .shadowed import shadow_notices
 
+# By the name that the user types: the module, and its line of ``trainer --help``.
 COMMANDS = {
     "new": ("new", "a folder with a task that trains, its config, launch files and a test"),
     "train": (
@@ -25,7 +27,7 @@ COMMANDS = {
     "import": ("import_checkpoint", "make a model folder from another program's checkpoint"),
     "show": (
         "show",
-        "a batch of a language task as the model sees it: documents, and what of them is learnt",
+        "a batch of a language task as the model sees it, and which tokens are trained on",
     ),
     "generate": (
         "generate",
@@ -33,7 +35,7 @@ COMMANDS = {
     ),
     "merge": ("merge", "make a model folder from an adapter and its model"),
     "check": (
-        "check_command",
+        "check",
         "read launch files and training configs: what will run, or all that is wrong",
     ),
     "parity": (
@@ -52,45 +54,53 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return its exit code: 0 for yes, 1 for no, 2 for a mistake in the
-    command line or a file.
+    """Run a subcommand and return its exit code.
+
+    0 means yes or done, 1 means no, 2 means a mistake in the command line or in a file.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     # The deepspeed launcher puts --local_rank first; the environment says the same.
-    name, *rest = [word for word in words if not word.startswith("--local_rank=")] or ["--help"]
-    for line in shadow_notices(Path()):
-        print(f"note: {line}", file=sys.stderr)
+    words = [word for word in words if not word.startswith("--local_rank=")]
+
+    for notice in shadow_notices(Path()):
+        print(f"note: {notice}", file=sys.stderr)
+
     try:
-        code = _run(name, rest)
-        sys.stdout.flush()  # here, where a reader that has gone can be answered
+        code = _run(words)
+        # Flushed here: if the reader of a pipe has closed it, that shows up while it is caught.
+        sys.stdout.flush()
         return code
     except TrainerError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError:  # the reader (head, less) has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _run(name: str, rest: list[str]) -> int:
+def _run(words: list[str]) -> int:
+    name = words[0] if words else "--help"
     if name in ("-h", "--help"):
         print(_help())
         return 0
     if name == "--version":
-        print(
-            "\n".join(
-                f"{package} {version}" for package, version in versions(installed=True).items()
-            )
-        )
+        print(_versions())
         return 0
     if name not in COMMANDS:
         print(f"trainer: no command {name!r}; {did_you_mean(name, COMMANDS)}", file=sys.stderr)
         return 2
-    return int(importlib.import_module(f".{COMMANDS[name][0]}", __package__).run(rest))
+
+    module_name, _ = COMMANDS[name]
+    module = importlib.import_module(f".{module_name}", __package__)
+    return int(module.run(words[1:]))
+
+
+def _versions() -> str:
+    found = versions(installed=True)
+    return "\n".join(f"{package} {version}" for package, version in found.items())
 
 
 def _help() -> str:
+    usage = "usage: trainer COMMAND ... | --version; trainer COMMAND --help tells more"
     rows = [f"  {name:12} {about}" for name, (_, about) in COMMANDS.items()]
-    return "\n".join(
-        ["usage: trainer COMMAND ... | --version; trainer COMMAND --help tells more", "", *rows]
-    )
+    return "\n".join([usage, "", *rows])

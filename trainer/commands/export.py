@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..checkpoint.contents import Tensors
+from ..checkpoint.contents import Contents, Tensors
 from ..checkpoint.discover import inspect, verify
 from ..checkpoint.export import MODEL_FILE, write_model
 from ..errors import CheckpointError
@@ -23,7 +23,11 @@ from .usage import local_path
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write the model; return 0."""
+    """Write the model, print its file, and return 0.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or the new folder exists.
+    """
     parser = argparse.ArgumentParser(prog="trainer export", description=__doc__.split("\n\n")[0])
     parser.add_argument(
         "checkpoint", type=local_path, help="a folder such as RUN/checkpoints/step-00000120"
@@ -35,14 +39,22 @@ def run(argv: Sequence[str]) -> int:
         help="the weights, where a moving average was kept",
     )
     args = parser.parse_args(argv)
+
     path = export_checkpoint(args.checkpoint, args.to, averaged=not args.without_average)
     print(f"{path}: {path.stat().st_size:,} bytes")
     return 0
 
 
 def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) -> Path:
-    """Write the model of a checkpoint, as ``Trainer.export`` would have written it at that step;
-    returns its file.
+    """Write the model of a checkpoint as ``Trainer.export`` would have written it at that step.
+
+    Args:
+        checkpoint: its folder; every byte of it is verified first.
+        folder: the new folder of the model.
+        averaged: write the moving average of the weights where there is one, not the weights.
+
+    Returns:
+        The file of the model in ``folder``.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or ``folder`` exists.
@@ -50,31 +62,36 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, averaged: bool = True) 
     info = verify(inspect(checkpoint))
     contents = info.open()
     form = contents.model_file
-    model = [
-        (name, shape, dtype) for name, shape, dtype in contents.model if form.name(name) is not None
-    ]
 
-    def tensors() -> Iterable[Tensor]:
-        for name, _, dtype in model:
-            kind = (
-                "average"
-                if averaged and contents.ranges.holds("average", name)
-                else contents.kind(name)
-            )
-            yield (
-                torch.empty(0, dtype=dtype)
-                if kind is None
-                else contents.ranges.whole(kind, name).to(dtype)
-            )
+    names: list[str] = []
+    entries: Tensors = []
+    for name, shape, dtype in contents.model:
+        name_in_file = form.name(name)
+        if name_in_file is not None:
+            names.append(name)
+            entries.append((name_in_file, shape, dtype))
+    tensors = (
+        _read(contents, name, dtype, averaged=averaged)
+        for name, (_, _, dtype) in zip(names, entries, strict=True)
+    )
 
-    extras = {
-        name.removeprefix("extras/"): checkpoint / name
-        for name in info.files
-        if name.startswith("extras/")
-    }
-    entries = [(str(form.name(name)), shape, dtype) for name, shape, dtype in model]
-    write_new_model(folder, entries, tensors(), extras, file_name=form.file)
+    extras: dict[str, bytes | Path] = {}
+    for name in info.files:
+        if name.startswith("extras/"):
+            extras[name.removeprefix("extras/")] = checkpoint / name
+    write_new_model(folder, entries, tensors, extras, file_name=form.file)
     return folder / form.file
+
+
+def _read(contents: Contents, name: str, dtype: torch.dtype, *, averaged: bool) -> Tensor:
+    """Read a whole tensor of the model: its moving average where that is asked for and was kept."""
+    kind = contents.kind(name)
+    if averaged and contents.ranges.holds("average", name):
+        kind = "average"
+    if kind is None:  # a tensor without elements, of which the checkpoint stores nothing
+        return torch.empty(0, dtype=dtype)
+
+    return contents.ranges.whole(kind, name).to(dtype)
 
 
 def write_new_model(
@@ -85,11 +102,14 @@ def write_new_model(
     *,
     file_name: str = MODEL_FILE,
 ) -> None:
-    """Write ``tensors``, one at a time, in the order of ``entries``, and files beside them, to a
-    new folder.
+    """Write a model to a new folder, one tensor at a time, and other files beside it.
 
     Args:
-        extras: of the files beside the model, by name: what is in them, or the file to copy.
+        folder: the new folder.
+        entries: name, shape and dtype of each tensor.
+        tensors: in the order of ``entries``.
+        extras: the files beside the model by name: their content, or the file to copy.
+        file_name: of the model.
 
     Raises:
         CheckpointError: ``folder`` exists or cannot be written, or safetensors cannot hold the
@@ -99,17 +119,17 @@ def write_new_model(
         raise CheckpointError(f"{folder}: exists already; give a new folder")
     if file_name in extras:
         raise CheckpointError(
-            f"{file_name} stands among the files beside the model, and is the model's own name"
+            f"{file_name} is among the files beside the model, and is the model's own name"
         )
 
-    def save_beside(part: Path) -> None:
+    def save_extras(part: Path) -> None:
         for name, content in extras.items():
-            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            path = part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, Path):
-                shutil.copyfile(
-                    content, part / name
-                )  # in pieces: a stranger's may be larger than the memory
+                # Copied in pieces: the file may be larger than the memory.
+                shutil.copyfile(content, path)
             else:
-                (part / name).write_bytes(content)
+                path.write_bytes(content)
 
-    write_model(folder, file_name, entries, tensors, save_beside)
+    write_model(folder, file_name, entries, tensors, save_extras)

@@ -19,7 +19,11 @@ from .usage import local_path
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write the weights; return 0."""
+    """Write the weights to a new folder, one tensor in memory at a time, and return 0.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or the new folder cannot be written.
+    """
     parser = argparse.ArgumentParser(prog="trainer import", description=__doc__)
     parser.add_argument("source", type=local_path, help="the folder that the other program wrote")
     parser.add_argument("--to", type=local_path, required=True, help="the new folder of the model")
@@ -30,16 +34,19 @@ def run(argv: Sequence[str]) -> int:
         help="leave a tensor out: a second name of a shared one",
     )
     args = parser.parse_args(argv)
+
     try:
         source = open_external(args.source)
         names = [name for name in source.shapes if name not in args.drop]
         entries = [(name, *source.shapes[name]) for name in names]
-        write_new_model(args.to, entries, (source.read(name) for name in names), {})
+        tensors = (source.read(name) for name in names)
+        write_new_model(args.to, entries, tensors, extras={})
     except TrainerError:
         raise
-    except Exception as error:  # (whatever a forged file makes of its reader)
+    except Exception as error:  # a forged file may raise anything in its reader
         raise CheckpointError(
             f"{args.source}: no readable checkpoint: {type(error).__name__}: {error}"
         ) from error
+
     print(f"{args.to / MODEL_FILE}: {len(names)} tensors")
     return 0

@@ -1,4 +1,4 @@
-"""Launch files as ``trainer check`` takes them: in any order among other files, and alone."""
+"""Read launch files for ``trainer check``: their kind is found by their keys, not by an option."""
 
 from __future__ import annotations
 
@@ -14,93 +14,123 @@ from ..launching.files.deepspeed_file import read_deepspeed_file
 from ..launching.files.fsdp_file import refuse_other_files
 from ..launching.request import Request, Section
 
-# Keys that tell a file apart. A training config shares some names with both of the others.
-_TELLING = {
-    "accelerate": ("compute_environment", "distributed_type", "num_processes", "num_machines", "machine_rank",
-                   "use_cpu"),
-    "deepspeed": ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"),
-    "training": ("task", "output_dir", "micro_batch_size", "max_steps", "epochs", "lr"),
-}  # fmt: skip
+# Keys by which a file is recognized. A training config shares some names with both of the others.
+_TYPICAL_KEYS = {
+    "accelerate": {
+        "compute_environment",
+        "distributed_type",
+        "num_processes",
+        "num_machines",
+        "machine_rank",
+        "use_cpu",
+    },
+    "deepspeed": {
+        "zero_optimization",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "bf16",
+        "fp16",
+    },
+    "training": {"task", "output_dir", "micro_batch_size", "max_steps", "epochs", "lr"},
+}
 
 
 def kind_of(doc: Document) -> str:
-    """Return what a file is by its keys, where no option says it: ``accelerate``, ``deepspeed`` or
-    ``training``.
+    """Return the kind of a file by its keys: ``accelerate``, ``deepspeed`` or ``training``.
 
     Raises:
         ConfigError: it is for transformers' own trainer.
     """
     refuse_other_files(doc)
-    # In other files bf16 and fp16 are true or false.
-    keys = {
-        key
-        for key, value in doc.data.items()
-        if key not in ("bf16", "fp16") or isinstance(value, dict)
-    }
-    found = {kind: len(keys & set(telling)) for kind, telling in _TELLING.items()}
-    best = max(found, key=lambda kind: found[kind])
-    if found[best]:
+
+    keys = set()
+    for key, value in doc.data.items():
+        # bf16 and fp16 are sections in DeepSpeed's files; in others they are true or false.
+        if key not in ("bf16", "fp16") or isinstance(value, dict):
+            keys.add(key)
+
+    matches = {kind: len(keys & typical) for kind, typical in _TYPICAL_KEYS.items()}
+    best = max(matches, key=lambda kind: matches[kind])
+    if matches[best]:
         return best
     return "deepspeed" if str(doc.path).endswith(".json") else "training"
 
 
 def read_launch_file(path: str | Path, processes: int | None = None) -> Request:
-    """Read a launch file of either kind, for as many processes as the launcher is told. Raises as
-    the others here.
+    """Read an accelerate YAML or a DeepSpeed JSON.
+
+    Args:
+        path: of the file.
+        processes: how many the launcher is to start; None for as many as the file says, if it does.
+
+    Raises:
+        ConfigError: something in it is wrong.
     """
-    count = (
-        None if processes is None else Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
-    )
+    count = None
+    if processes is not None:
+        count = Sourced(processes, Origin(COMMAND_LINE, key="--processes"))
+
     if kind_of(read_document(path)) == "deepspeed":
         return replace(read_deepspeed_file(path), world_size=count)
-    return read_accelerate_file(path, overrides={} if count is None else {"num_processes": count})
+    overrides = {} if count is None else {"num_processes": count}
+    return read_accelerate_file(path, overrides=overrides)
 
 
 def request_rows(request: Request, world_size: int | None, *, rehearsal: bool) -> Rows:
-    """Return the rows of a launch file alone; what it leaves to the training config is left out."""
-    asked = {
+    """Return names and values that describe a launch file without a training config.
+
+    What the file leaves to the training config has no row.
+
+    Args:
+        request: what the file says.
+        world_size: None where only the launcher knows it.
+        rehearsal: show what runs on CPUs, where that differs from GPUs.
+    """
+    fsdp, deepspeed = request.fsdp, request.deepspeed
+    if rehearsal:
+        fsdp, deepspeed = rehearsal_changes(request)
+
+    strategy = request.strategy
+    if strategy == "ddp" and world_size == 1:
+        strategy = "single"
+    world = "the number of processes comes from the launcher"
+    if world_size is not None:
+        world = str(world_size)
+    rows = [("strategy", strategy), ("world size", world)]
+
+    if request.mixed_precision is not None:
+        precision = request.mixed_precision.value
+        if rehearsal:
+            precision = rehearsal_precision(request.strategy, precision)
+        rows.append(("precision", precision))
+
+    batch = _batch(request)
+    if batch:
+        rows.append(("batch", batch))
+    if request.optimizer is not None:
+        rows.append(("optimizer", _section(request.optimizer)))
+    if request.scheduler is not None:
+        rows.append(("schedule", _section(request.scheduler)))
+    if request.max_grad_norm is not None:
+        norm = request.max_grad_norm.value
+        rows.append(("clipping", f"global norm {norm:g}" if norm else "none"))
+
+    rows += details({"fsdp": fsdp, "deepspeed": deepspeed, "dynamo": request.dynamo})
+    return rows
+
+
+def _batch(request: Request) -> str:
+    sizes = {
         "micro": request.micro_batch_size,
         "accumulation": request.accumulation_steps,
         "global": request.global_batch_size,
     }
-    precision, norm = request.mixed_precision, request.max_grad_norm
-    fsdp, deepspeed = rehearsal_changes(request) if rehearsal else (request.fsdp, request.deepspeed)
-    rows = [
-        (
-            "strategy",
-            "single" if request.strategy == "ddp" and world_size == 1 else request.strategy,
-        ),
-        (
-            "world size",
-            "the number of processes comes from the launcher"
-            if world_size is None
-            else str(world_size),
-        ),
-    ]
-    if precision is not None:
-        rows.append(
-            (
-                "precision",
-                rehearsal_precision(request.strategy, precision.value)
-                if rehearsal
-                else precision.value,
-            )
-        )
-    if batch := ", ".join(
-        f"{name} {value.value}" for name, value in asked.items() if value is not None
-    ):
-        rows.append(("batch", batch))
-    for name, section in (("optimizer", request.optimizer), ("schedule", request.scheduler)):
-        if section is not None:
-            rows.append((name, _section(section)))
-    if norm is not None:
-        rows.append(("clipping", f"global norm {norm.value:g}" if norm.value else "none"))
-    return [*rows, *details({"fsdp": fsdp, "deepspeed": deepspeed, "dynamo": request.dynamo})]
+    return ", ".join(f"{name} {size.value}" for name, size in sizes.items() if size is not None)
 
 
 def _section(section: Section) -> str:
-    values = {key: found.value for key, found in section.values.items()}
-    defaults = {key: found.value for key, found in section.defaults.items()}
-    return ", ".join(
-        [section.name, *written(values), *(f"{text} (default)" for text in written(defaults))]
-    )
+    """Return an optimizer or scheduler section in one line; DeepSpeed's defaults are marked so."""
+    values = {key: sourced.value for key, sourced in section.values.items()}
+    defaults = {key: sourced.value for key, sourced in section.defaults.items()}
+    marked = [f"{text} (default)" for text in written(defaults)]
+    return ", ".join([section.name, *written(values), *marked])

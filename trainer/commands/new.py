@@ -17,35 +17,41 @@ TEMPLATE = Path(__file__).parent / "templates" / "classifier"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write the folder; return 0.
+    """Write the folder, print the command that trains in it, and return 0.
 
     Raises:
-        ConfigError: something has that name already.
+        ConfigError: a file or folder of that name exists, or it cannot be written.
     """
     parser = argparse.ArgumentParser(prog="trainer new", description=(__doc__ or "").strip())
     parser.add_argument("name", type=local_text, help="the new folder")
     folder = Path(parser.parse_args(argv).name)
+
+    _copy_template(folder)
+
+    names = sorted(path.name for path in folder.iterdir())
+    print(f"written: {folder}/ ({', '.join(names)})")
+    print("next:")
+    launch = f"{_accelerate()} launch --config_file accel_configs/ddp.yaml"
+    print(f"cd {shlex.quote(str(folder))} && {launch} -m trainer train --config train.yaml")
+    return 0
+
+
+def _copy_template(folder: Path) -> None:
+    """Copy the template to a new folder, without what work on the template itself leaves in it."""
+    leftovers = shutil.ignore_patterns("__pycache__", "runs", ".*")
     try:
-        left_out = shutil.ignore_patterns(
-            "__pycache__", "runs", ".*"
-        )  # traces of work on the template itself
-        shutil.copytree(TEMPLATE, folder, ignore=left_out, copy_function=shutil.copyfile)
+        shutil.copytree(TEMPLATE, folder, ignore=leftovers, copy_function=shutil.copyfile)
     except FileExistsError:
         rule = "exists already, and nothing is written over it; give a new folder"
         raise usage_error("name", str(folder), rule) from None
     except OSError as error:
         rule = f"cannot be written: {error.strerror or error}"
         raise usage_error("name", str(folder), rule) from None
-    accelerate = Path(sys.executable).with_name("accelerate")
-    program = (
-        "accelerate"
-        if shutil.which("accelerate") == str(accelerate)
-        else shlex.quote(str(accelerate))
-    )
-    print(f"written: {folder}/ ({', '.join(sorted(path.name for path in folder.iterdir()))})")
-    print("next:")
-    print(
-        f"cd {shlex.quote(str(folder))} && {program} launch --config_file accel_configs/ddp.yaml "
-        "-m trainer train --config train.yaml"
-    )
-    return 0
+
+
+def _accelerate() -> str:
+    """Return how to call the ``accelerate`` of this Python: by its path, unless PATH finds it."""
+    program = Path(sys.executable).with_name("accelerate")
+    if shutil.which("accelerate") == str(program):
+        return "accelerate"
+    return shlex.quote(str(program))

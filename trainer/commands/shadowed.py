@@ -1,5 +1,6 @@
-"""Whether something else answers to the name ``trainer``, so that a launcher would run it instead
-of this package.
+"""Find what hides this package: another module or distribution that is called ``trainer`` as well.
+
+A launcher would run that one instead, and train nothing.
 """
 
 from __future__ import annotations
@@ -8,25 +9,27 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-_OURS = Path(__file__).resolve().parents[1]
+_THIS_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shadow_notices(folder: Path) -> Iterator[str]:
-    """Yield a line for each file of ``folder`` that Python takes for this package: of a script
-    there, and of ``-m``.
+    """Yield a line for each file in ``folder`` that Python imports instead of this package.
+
+    It does so for a script in that folder, and for ``python -m trainer`` started there.
     """
-    for found in (folder / "trainer.py", folder / "trainer" / "__init__.py"):
-        if found.is_file() and found.resolve().parent != _OURS:
+    for path in (folder / "trainer.py", folder / "trainer" / "__init__.py"):
+        if path.is_file() and path.resolve().parent != _THIS_PACKAGE:
             yield (
-                f"{found}: stands before samecurve's package trainer: a script in this folder, and -m trainer train "
-                "started in it, run this file instead and train nothing; rename it"
+                f"{path}: hides samecurve's package trainer: a script in this folder, and "
+                "-m trainer train started in it, run this file instead and train nothing; rename it"
             )
 
 
 def other_distributions() -> Iterator[str]:
     """Yield a line for each other installed distribution that has a package called ``trainer``."""
-    for name in sorted(set(packages_distributions().get("trainer", ())) - {"samecurve"}):
+    distributions = set(packages_distributions().get("trainer", ()))
+    for name in sorted(distributions - {"samecurve"}):
         yield (
-            f"{name}: an installed distribution with a package called trainer too, whose files lie among samecurve's: "
-            f"pip uninstall {name}, and install samecurve anew"
+            f"{name}: an installed distribution with a package called trainer too, whose files are "
+            f"among samecurve's: pip uninstall {name}, and install samecurve again"
         )

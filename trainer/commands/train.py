@@ -1,9 +1,12 @@
-"""``trainer train FILE``: train the task that a config names, without a script of your own.
+r"""``trainer train --config FILE``: train the task that a config names; no script is needed.
 
-accelerate launch --config_file accel_configs/ddp.yaml -m trainer train --config train.yaml
-torchrun --nproc_per_node 2 -m trainer train --accel_config accel_configs/fsdp.yaml --config
-train.yaml deepspeed --num_gpus 2 --module trainer train --deepspeed ds_configs/zero3.json --config
-train.yaml
+Under a launcher, one of::
+
+    accelerate launch --config_file accel_configs/ddp.yaml -m trainer train --config train.yaml
+    torchrun --nproc_per_node 2 -m trainer train \
+        --accel_config accel_configs/fsdp.yaml --config train.yaml
+    deepspeed --num_gpus 2 --module trainer train \
+        --deepspeed ds_configs/zero3.json --config train.yaml
 """
 
 from __future__ import annotations
@@ -15,5 +18,5 @@ from ..script import main
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Train, and leave the process with the exit code of the training."""
+    """Train, and end the process with the exit code of the training."""
     main(argv)

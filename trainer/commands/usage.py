@@ -1,4 +1,4 @@
-"""Mistakes in what was typed behind a command."""
+"""What the commands share in reading their command lines: errors, and paths that must be local."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ def usage_error(key: str, value: object, rule: str) -> ConfigError:
     """Return the error for a wrong word of the command line.
 
     Args:
-        key: of the option; empty where the word has none.
+        key: the option; empty where the word is a positional argument.
+        value: the word.
+        rule: why it is wrong, and what to give instead.
     """
-    return ConfigError(Problem(origin=Origin(COMMAND_LINE, key=key), value=value, rule=rule))
+    origin = Origin(COMMAND_LINE, key=key)
+    return ConfigError(Problem(origin=origin, value=value, rule=rule))
 
 
 def local_text(text: str) -> str:
-    """Return an argument that must be a path; as the ``type`` of an option that is used as text.
+    """Return an argument unchanged, after a check that it is a local path.
+
+    It is the argparse ``type`` of an argument that is used as text.
 
     Raises:
         ArgumentTypeError: it is an address such as ``s3://bucket/run``.
     """
-    if not_local(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: {not_local(text)}")
+    rule = not_local(text)
+    if rule:
+        raise argparse.ArgumentTypeError(f"{text!r}: {rule}")
+
     return text
 
 
 def local_path(text: str) -> Path:
-    """Return an argument as a path; raises as ``local_text``."""
+    """Return an argument as a path. Raises as ``local_text`` does."""
     return Path(local_text(text))

@@ -1,4 +1,4 @@
-"""A task's model in this process alone."""
+"""Build a task's whole model in one process, for the commands that look at it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,28 @@ from ..task import Task
 
 
 def build_whole(task: Task, seed: int = 0) -> nn.Module:
-    """Build a task's model on the CPU of this process alone, with its values, wherever the task has
-    them from.
+    """Build a task's model with its first values, on the CPU of this process.
+
+    A model that the task builds on the meta device is allocated here and filled: from the files of
+    the pretrained model that it names, and by its own initialization.
 
     Raises:
-        CheckpointError: its files do not hold them.
-        LaunchError: nobody gives a parameter a value.
+        CheckpointError: the pretrained model's files lack a tensor.
+        LaunchError: nothing gives a parameter its first value.
     """
     set_seed(seed)
     model = model_of(task)
-    if (unfilled := MetaModel.of(model, task, seed, resumes=False)) is None:
+    on_meta = MetaModel.of(model, task, seed, resumes=False)
+    if on_meta is None:
         return model
+
     allocate(model.modules(), torch.device("cpu"))
-    tensors, source = dict(canonical_state(model)), unfilled.source
-    for name, value in unfilled.blank.first_values(tensors if source is None else set(source.new)):
+    tensors = dict(canonical_state(model))
+    source = on_meta.source
+    initialized = tensors if source is None else set(source.new)
+    for name, value in on_meta.blank.first_values(initialized):
         tensors[name].data.copy_(value)
+
     if source is not None:
         store, shapes = of_model_folder(Path(source.folder), source.names)
         for name in shapes.keys() & tensors.keys() - set(source.new):

@@ -14,7 +14,7 @@ from launchers import BIN, ROOT, clean_environment
 from trainer.commands import shadowed
 from trainer.commands.cli import main
 
-LINE = "stands before samecurve's package trainer"
+LINE = "hides samecurve's package trainer"
 
 
 @pytest.mark.parametrize("name", ["trainer.py", "trainer/__init__.py"])
@@ -65,4 +65,4 @@ def test_another_distribution_is_a_problem(
     )
     Path("a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n")
     assert main(["check", "a.yaml"]) == 2
-    assert "pip uninstall speech-trainer, and install samecurve anew" in capsys.readouterr().err
+    assert "pip uninstall speech-trainer, and install samecurve again" in capsys.readouterr().err
