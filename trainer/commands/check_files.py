@@ -160,10 +160,13 @@ class _Check:
                 self.answer.append(f"\n{name} under {path}")
                 self.answer.append(table(plan_rows(plan.as_dict()), plan.notices))
 
-        if self.args.build and not self.requests:
-            plan = self.catch(self._plan_alone, loaded, task)
-            if plan is not None:
-                plans.append(plan)
+        if not self.requests:
+            if self.args.build:
+                plan = self.catch(self._plan_alone, loaded, task)
+                if plan is not None:
+                    plans.append(plan)
+            else:
+                self._check_optimizer(loaded, task)
         if self.args.build and task is not None:
             self.add_problems(build_problems(task, loaded, plans))
 
@@ -213,6 +216,21 @@ class _Check:
             loaded.origins,
             optimizer_built_by=_optimizer_built_by(task),
         )
+
+    def _check_optimizer(self, loaded: Loaded, task: Task | None) -> None:
+        """Check the optimizer that a config names, where there is no launch file to plan with.
+
+        Other problems of the plan for one process are none here: the config may well be for
+        several.
+        """
+        try:
+            self._plan_alone(loaded, task)
+        except ConfigError as error:
+            for problem in error.problems:
+                if problem.origin.key.startswith("optimizer"):
+                    self.add_problems([str(problem)])
+        except TrainerError:
+            pass
 
     def _describe_world(self, request: Request) -> str:
         if request.world_size is None:

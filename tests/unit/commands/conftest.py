@@ -1,0 +1,25 @@
+"""Fixtures of the commands' tests."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from check_command import Answer, Check
+from launchers import ROOT
+
+from trainer.commands import cli
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+    """``trainer check`` in this process, which has imported what it needs."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run(*words: str) -> Answer:
+        code = cli.main(["check", *words])
+        printed = capsys.readouterr()
+        return Answer(returncode=code, stdout=printed.out, stderr=printed.err)
+
+    return run
