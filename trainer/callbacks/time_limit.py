@@ -1,4 +1,4 @@
-"""An end by the clock."""
+"""The key ``max_time``: an end by the clock."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ class TimeLimit(Callback):
     """
 
     def __init__(self, max_time: str) -> None:
-        self.max_time, self.left = max_time, seconds_of(max_time)
+        self.max_time = max_time
+        self.limit_seconds = seconds_of(max_time)
+        self.has_passed = False
 
     def on_step(self, trainer: Run, info: StepInfo) -> None:
-        if trainer.is_main and trainer.meter.seconds > self.left:
-            self.left = float("inf")
+        if not trainer.is_main or self.has_passed:
+            return
+
+        if trainer.meter.seconds > self.limit_seconds:
+            self.has_passed = True
             trainer.stop(f"max_time {self.max_time} has passed")

@@ -1,28 +1,31 @@
-"""Trackers (W&B, trackio, TensorBoard, ...) through Accelerate, from the main process;
-``wandb_run.py`` has W&B's own.
+"""Trackers (W&B, trackio, TensorBoard, ...) through Accelerate, from the main process.
 
-A tracker sees ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as its
-configuration. Values of settings that look like secrets are left out.
+A tracker gets ``train/...`` and ``eval/...`` over optimizer steps, and the resolved plan as its
+configuration. Settings whose names look like those of secrets are left out. What is special to W&B
+is in ``wandb_run.py``, servers that fail in ``tracker_faults.py``.
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
 from ..config.fingerprint import fingerprint
-from ..distributed.exit import when_failing
-from ..errors import ConfigError, Origin, Problem, TrainerError
+from ..errors import ConfigError, Origin, Problem
 from ..faults.waits import waits_outside
 from ..hooks import Callback, StepInfo
 from ..run import Run
-from ..text import did_you_mean, hidden_words, is_secret
-from .tracker_faults import Patience
+from ..text import did_you_mean, is_secret
+from .tracker_faults import TolerantTracker
+from .wandb_run import WandbRun
 
 _AXES = ("step", "epoch", "samples")
+_PIP_NAMES = {"comet_ml": "comet-ml"}
+# Facts of plan.json that belong to the folder or the machine, not to the training.
+_LEFT_OUT = ("origins", "files", "notices", "output_dir")
 
 
 class Tracking(Callback):
@@ -37,163 +40,128 @@ class Tracking(Callback):
     """
 
     def __init__(self, names: Sequence[str], *, origin: Origin) -> None:
+        check_names(names, origin)
         self.names = list(names)
-        self.patience: Patience | None = None  # from the start on
-        self.undo: list[Callable[[], None]] = []
-        check(self.names, origin)
+        self.has_started = False
+        self.wandb_run: WandbRun | None = None  # once started, if W&B is among the trackers
 
     def on_step(self, trainer: Run, info: StepInfo) -> None:
-        if not trainer.is_main or (info.metrics is None and info.evaluation is None):
+        has_values = info.metrics is not None or info.evaluation is not None
+        if not trainer.is_main or not has_values:
             return
-        values = {
-            "step": info.step,
-            "epoch": info.epoch,
-            "samples": info.samples,
-            **(info.evaluation or {}),
-        }
-        values |= {
-            f"train/{name}": value
-            for name, value in (info.metrics or {}).items()
-            if name not in _AXES
-        }
+
+        # The other ranks wait in the next step for as long as a client tries to reach its server.
         with trainer.meter.paused("trackers"), waits_outside("a tracker"):
-            if self.patience is None:
+            if not self.has_started:
                 self._start(trainer)
-                self.patience = Patience(trainer.say)
-            for tracker in trainer.accelerator.trackers:
-                self.patience.call(
-                    tracker, partial(tracker.log, values, step=info.step), f"step {info.step}"
-                )
+                self.has_started = True
+            trainer.accelerator.log(tracked_values(info), step=info.step)
 
     def on_end(self, trainer: Run, summary: Mapping[str, Any]) -> None:
-        if self.patience is None:
+        if not self.has_started:
             return
-        for undo in self.undo:
-            undo()
-        for tracker in trainer.accelerator.trackers:
-            last = tracker.finish
-            if tracker.name == "wandb":
-                from . import wandb_run
 
-                last = partial(wandb_run.finish, trainer, tracker.tracker, summary)
-            Patience(trainer.say).call(tracker, last, "the end of the run", again=False)
+        if self.wandb_run is not None:
+            self.wandb_run.summary = summary
+        # Not by end_training, which destroys the process group as well.
+        for tracker in trainer.accelerator.trackers:
+            tracker.finish()
 
     def _start(self, trainer: Run) -> None:
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+        """Start all trackers, by Accelerate, and give them the configuration of the run."""
+        accelerator = trainer.accelerator
+        accelerator.log_with = [self._new_tracker(name, trainer) for name in self.names]
+        accelerator.init_trackers(trainer.config.project, config=configuration(trainer))
 
-        accelerator, plan = trainer.accelerator, trainer.plan
-        title = f"{plan.strategy}-{plan.world_size}"
-        run = f"{experiment_of(trainer)}-{title}"
-        settings: dict[str, dict[str, Any]] = {
-            "trackio": {"name": run, "embed": False},
-            "mlflow": {"run_name": run},
-        }
-        if "wandb" in self.names:
-            from . import wandb_run
-
-            settings["wandb"] = wandb_run.settings(
-                trainer,
-                title=title,
-                experiment=experiment_of(trainer),
-                config=configuration(trainer),
-                hide_command=hidden_words(sys.argv) != sys.argv,
+    def _new_tracker(self, name: str, trainer: Run) -> TolerantTracker:
+        plan = trainer.plan
+        experiment = experiment_of(trainer)
+        run_name = f"{experiment}-{plan.strategy}-{plan.world_size}"
+        if name == "wandb":
+            self.wandb_run = WandbRun(trainer, run_name=run_name, experiment=experiment)
+            return TolerantTracker(
+                self.wandb_run, trainer.say, on_failure=self.wandb_run.finish_as_failed
             )
-        folder = trainer.directory.path / "tracking"
-        for name in self.names:
-            kind = LOGGER_TYPE_TO_CLASS[name]
-            given = [
-                trainer.config.project,
-                *([str(folder)] if kind.requires_logging_directory else []),
-            ]
-            tracker = kind(*given, **settings.get(name, {}))
-            try:
-                tracker.start()
-            except Exception as error:
-                reason = str(error).partition("\n")[0]
-                if name != "wandb" or settings[name]["mode"] != "online":
-                    raise TrainerError(f"trackers: {name} does not start: {reason}") from error
-                # Its server answers and then refuses (a wrong key), or stops answering: training
-                # goes on.
-                wandb_run.give_up(trainer, reason)
-                tracker = kind(*given, **{**settings[name], "mode": "offline"})
-                tracker.start()
-            # TensorBoard takes plain values only, and W&B has its own from the start.
-            if name != "wandb":
-                plain = configuration(trainer)
-                tracker.store_init_configuration(
-                    {k: v if _is_plain(v) else str(v) for k, v in plain.items()}
-                )
-            accelerator.trackers.append(tracker)
-            last = (
-                partial(tracker.tracker.finish, exit_code=1) if name == "wandb" else tracker.finish
-            )
-            self.undo.append(when_failing(last))
-        if "wandb" in self.names:
-            wandb_run.describe(accelerator.get_tracker("wandb", unwrap=True), trainer)
+
+        tracker_class = LOGGER_TYPE_TO_CLASS[name]
+        settings: dict[str, Any] = {}
+        if name == "trackio":
+            settings = {"name": run_name, "embed": False}
+        elif name == "mlflow":
+            settings = {"run_name": run_name}
+        if tracker_class.requires_logging_directory:
+            settings["logging_dir"] = str(trainer.directory.path / "tracking")
+        tracker = tracker_class(trainer.config.project, **settings)
+        return TolerantTracker(tracker, trainer.say, on_failure=tracker.finish)
 
 
-def check(names: Sequence[str], origin: Origin) -> None:
-    """Raise ``ConfigError`` for a name that is no tracker of Accelerate, or whose package is not
-    installed.
+def check_names(names: Sequence[str], origin: Origin) -> None:
+    """Check that Accelerate has trackers of these names, and that their packages are installed.
+
+    Raises:
+        ConfigError: with a line for each name that is wrong.
     """
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+    known = list(LOGGER_TYPE_TO_CLASS)
+    installed = [str(name) for name in get_available_trackers()]
 
-    known, installed = list(LOGGER_TYPE_TO_CLASS), list(map(str, get_available_trackers()))
     problems = []
     for name in names:
-        rule = ""
         if name not in known:
             rule = f"no tracker of Accelerate; {did_you_mean(name, known)}"
+            problems.append(Problem(origin=origin, value=name, rule=rule))
         elif name not in installed:
-            rule = "its package is not installed: pip install " + {"comet_ml": "comet-ml"}.get(
-                name, name
-            )
-        if rule:
+            package = _PIP_NAMES.get(name, name)
+            rule = f"its package is not installed: pip install {package}"
             problems.append(Problem(origin=origin, value=name, rule=rule))
     if problems:
         raise ConfigError(problems)
 
 
+def tracked_values(info: StepInfo) -> dict[str, float]:
+    """Return the numbers of a step: the axes, ``train/...`` and ``eval/...``."""
+    values: dict[str, float] = {"step": info.step, "epoch": info.epoch, "samples": info.samples}
+    if info.evaluation is not None:
+        values.update(info.evaluation)
+    if info.metrics is not None:
+        for name, value in info.metrics.items():
+            if name not in _AXES:
+                values[f"train/{name}"] = value
+    return values
+
+
 def experiment_of(trainer: Run) -> str:
-    """Return the name that runs which are compared have in common."""
+    """Return the name that runs which are compared have in common: by default the task's."""
     return trainer.config.experiment or trainer.config.task.rpartition(":")[2]
 
 
 def configuration(trainer: Run) -> dict[str, Any]:
-    """Return what a tracker keeps beside the curves: plan.json, the settings that decide the
-    numbers, the commit.
-    """
-    left_out = ("origins", "files", "notices", "output_dir")
-    facts = {key: value for key, value in trainer.facts.items() if key not in left_out}
-    return without_secrets(
-        {
-            **fingerprint(vars(trainer.config)),
-            **facts,
-            "git_commit": _commit(),
-        }
-    )
+    """Return what a tracker keeps beside the curves: settings, plan.json and the git commit."""
+    values = dict(fingerprint(vars(trainer.config)))
+    for name, value in trainer.facts.items():
+        if name not in _LEFT_OUT:
+            values[name] = value
+    values["git_commit"] = _commit()
+    return without_secrets(values)
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the values whose key looks like that of a secret."""
-    return {
-        key: without_secrets(value) if isinstance(value, Mapping) else value
-        for key, value in values.items()
-        if not is_secret(str(key))
-    }
+    """Leave out the values whose key looks like that of a secret, also in nested mappings."""
+    kept = {}
+    for key, value in values.items():
+        if is_secret(str(key)):
+            continue
+        kept[key] = without_secrets(value) if isinstance(value, Mapping) else value
+    return kept
 
 
 def _commit() -> str | None:
-    """Return the commit of the working folder, with ``+`` where it was changed; None outside of a
-    repository.
+    """Return the commit of the working folder, with ``+`` where files were changed.
+
+    None outside of a repository, or without git.
     """
+    words = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
-        words = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, bool | str | float | int) or value is None

@@ -1,4 +1,4 @@
-"""A run on W&B: never in the way of training, one run per training, readable beside others.
+"""A run on W&B: one for all attempts of a training, and never in the way of it.
 
 Offline needs no key and no network. Online is tried only where there is a key, and given up where
 the server does not answer within seconds; wandb itself would wait for 90 (wandb 0.31). The run's id
@@ -8,133 +8,170 @@ is kept in the run directory, so that a resumed training continues the same run.
 from __future__ import annotations
 
 import json
+import netrc
 import os
 import secrets
+import sys
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
+
+from accelerate.tracking import WandBTracker
 
 from ..run import Run
+from ..text import hidden_words
+from .tracker_faults import first_line
 
 START_SECONDS = 10.0
 UPLOAD_SECONDS = 60.0
 FILE = "tracking.json"
 
 
-def settings(
-    trainer: Run,
-    *,
-    title: str,
-    experiment: str,
-    config: Mapping[str, Any],
-    hide_command: bool,
-) -> dict[str, Any]:
-    """Return the arguments of ``wandb.init``: offline unless a server can be reached.
+class WandbRun(WandBTracker):  # type: ignore[misc]
+    """Accelerate's tracker of W&B, which continues its run and goes offline without a server.
 
     Args:
-        hide_command: the command line holds a secret, and W&B's own description of the process
-            would keep it.
-    """
-    import wandb
+        trainer: the training; its main process.
+        run_name: of the run, for people.
+        experiment: runs to compare share it; W&B's group.
 
-    plan = trainer.plan
-    mode, reason = _mode()
-    if reason:
-        tell_offline(trainer, reason)
-    return {
-        "id": _run_id(trainer),
-        "resume": "allow",
-        "group": experiment,
-        "job_type": "train",
-        "name": f"{experiment}-{title}",
-        "tags": [plan.strategy, f"world-{plan.world_size}", plan.mixed_precision, plan.device],
-        "config": dict(config),
-        "dir": str(trainer.directory.path),
-        "mode": mode,
-        # The terminal's lines stand in log.txt already; they may hold what should not leave this
-        # machine.
-        "settings": wandb.Settings(
+    Attributes:
+        summary: of summary.json, set before ``finish``.
+    """
+
+    def __init__(self, trainer: Run, *, run_name: str, experiment: str) -> None:
+        import wandb
+
+        self._trainer = trainer
+        self.summary: Mapping[str, Any] | None = None
+
+        mode, offline_reason = _choose_mode()
+        if offline_reason:
+            self._report_offline(offline_reason)
+
+        # W&B's own description of the process would keep a secret of the command line.
+        command_has_secret = hidden_words(sys.argv) != sys.argv
+        # The terminal's lines are in log.txt already, and may hold what should not leave this
+        # machine: console="off".
+        settings = wandb.Settings(
             console="off",
             init_timeout=START_SECONDS,
             finish_timeout=UPLOAD_SECONDS,
             save_code=False,
             silent=True,
-            x_disable_meta=hide_command,
-        ),
-    }
-
-
-def tell_offline(trainer: Run, reason: str) -> None:
-    """Say in one line how to upload later."""
-    text = f"wandb: offline ({reason}); upload later with: wandb sync {trainer.directory.path}/wandb/*run-*"
-    trainer.directory.line(text)
-    print(text, flush=True)
-
-
-def give_up(trainer: Run, reason: str) -> None:
-    """Go offline after a failed start: its service still holds the run's id."""
-    import wandb
-
-    wandb.teardown()
-    tell_offline(trainer, reason)
-
-
-def describe(run: Any, trainer: Run) -> None:
-    """Define axes and summaries: every curve over optimizer steps; of losses the least counts, of
-    the rest the last.
-    """
-    config = trainer.config
-    for axis in ("step", "samples", "epoch"):
-        run.define_metric(axis, hidden=axis != "step")
-    for group in ("train/*", "eval/*"):
-        run.define_metric(group, step_metric="step")
-    for name in ("train/loss", "eval/loss"):
-        run.define_metric(name, step_metric="step", summary="min,last")
-    if config.best_metric is not None:
-        run.define_metric(
-            config.best_metric, step_metric="step", summary=f"{config.best_mode},last"
+            x_disable_meta=command_has_secret,
+        )
+        plan = trainer.plan
+        super().__init__(
+            trainer.config.project,
+            id=_run_id(trainer),
+            resume="allow",
+            group=experiment,
+            job_type="train",
+            name=run_name,
+            tags=[plan.strategy, f"world-{plan.world_size}", plan.mixed_precision, plan.device],
+            dir=str(trainer.directory.path),
+            mode=mode,
+            settings=settings,
         )
 
+    def start(self) -> None:
+        """Start the run; offline where the server refuses (a wrong key) or does not answer."""
+        try:
+            super().start()
+        except Exception as error:
+            if self.init_kwargs["mode"] != "online":
+                raise
+            self._go_offline(first_line(error))
+            super().start()
 
-def finish(trainer: Run, run: Any, summary: Mapping[str, Any]) -> None:
-    """Keep the summary, the model if asked for, and end the run without waiting for ever."""
-    import wandb
+        self._define_curves()
 
-    flat = {"summary/peak_memory_bytes": max(summary["peak_memory_bytes"])}
-    flat |= {f"summary/seconds/{name}": value for name, value in summary["seconds"].items()}
-    run.summary.update(flat)
-    if trainer.config.track_model:
-        model = wandb.Artifact(f"model-{run.id}", type="model", metadata={"step": trainer.step})
-        model.add_dir(str(trainer.directory.path / "model"))
-        run.log_artifact(model)
-    run.finish()
+    def finish(self) -> None:
+        """Add the summary, and the model where ``track_model`` asks for it, and end the run."""
+        if self.summary is not None:
+            self._add_summary(self.summary)
+        if self._trainer.config.track_model:
+            self._add_model()
+        self.run.finish()
+
+    def finish_as_failed(self) -> None:
+        """End the run of a job that fails: what was logged is kept, and W&B shows it as failed."""
+        self.run.finish(exit_code=1)
+
+    def _go_offline(self, reason: str) -> None:
+        import wandb
+
+        wandb.teardown()  # wandb's service still holds the run's id
+        self._report_offline(reason)
+        self.init_kwargs["mode"] = "offline"
+
+    def _report_offline(self, reason: str) -> None:
+        folder = self._trainer.directory.path
+        command = f"wandb sync {folder}/wandb/*run-*"
+        self._trainer.say(f"wandb: offline ({reason}); upload later with: {command}")
+
+    def _define_curves(self) -> None:
+        """Draw every curve over optimizer steps; summarize a loss by its minimum and last value."""
+        for axis in ("step", "samples", "epoch"):
+            self.run.define_metric(axis, hidden=axis != "step")
+        for group in ("train/*", "eval/*"):
+            self.run.define_metric(group, step_metric="step")
+        for name in ("train/loss", "eval/loss"):
+            self.run.define_metric(name, step_metric="step", summary="min,last")
+
+        config = self._trainer.config
+        if config.best_metric is not None:
+            summary = f"{config.best_mode},last"
+            self.run.define_metric(config.best_metric, step_metric="step", summary=summary)
+
+    def _add_summary(self, summary: Mapping[str, Any]) -> None:
+        values = {"summary/peak_memory_bytes": max(summary["peak_memory_bytes"])}
+        for name, seconds in summary["seconds"].items():
+            values[f"summary/seconds/{name}"] = seconds
+        self.run.summary.update(values)
+
+    def _add_model(self) -> None:
+        import wandb
+
+        metadata = {"step": self._trainer.step}
+        model = wandb.Artifact(f"model-{self.run.id}", type="model", metadata=metadata)
+        model.add_dir(str(self._trainer.directory.path / "model"))
+        self.run.log_artifact(model)
 
 
 def _run_id(trainer: Run) -> str:
+    """Return the id of the run: that of the attempts before in this folder, or a new one."""
     path = trainer.directory.path / FILE
     if path.exists():
         return str(json.loads(path.read_text(encoding="utf-8"))["wandb"])
-    name = secrets.token_hex(4)
-    trainer.directory.write(FILE, json.dumps({"wandb": name}) + "\n")
-    return name
+
+    new_id = secrets.token_hex(4)
+    trainer.directory.write(FILE, json.dumps({"wandb": new_id}) + "\n")
+    return new_id
 
 
-def _mode() -> tuple[str, str]:
-    """``online``, or ``offline`` with the reason; another mode if the environment asks for one."""
+def _choose_mode() -> tuple[str, str]:
+    """Return the mode for ``wandb.init``, and why it is offline ("" where it is not).
+
+    The mode is online where a key is found, unless the environment asks for another one.
+    """
     import wandb
 
-    asked = os.environ.get("WANDB_MODE", "online")
-    if asked != "online":
-        return asked, "WANDB_MODE says so" if asked == "offline" else ""
-    found = wandb.setup().settings
-    if not (found.api_key or _in_netrc(found.base_url)):
-        return "offline", "no API key: wandb login stores one"
-    return "online", ""
+    requested = os.environ.get("WANDB_MODE", "online")
+    if requested == "offline":
+        return "offline", "WANDB_MODE says so"
+    if requested != "online":
+        return requested, ""
+
+    settings = wandb.setup().settings
+    if settings.api_key or _has_netrc_key(settings.base_url):
+        return "online", ""
+    return "offline", "no API key: wandb login stores one"
 
 
-def _in_netrc(url: str) -> bool:
-    import netrc
-    from urllib.parse import urlsplit
-
+def _has_netrc_key(url: str) -> bool:
+    """Return whether the user's netrc file has a login for the host of ``url``."""
     try:
         return netrc.netrc().authenticators(urlsplit(url).hostname or "") is not None
     except (OSError, netrc.NetrcParseError):

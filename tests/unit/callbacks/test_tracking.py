@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from one_process import fit, log_of
 from origins import origin
 
-from trainer.callbacks.tracking import without_secrets
+from trainer.callbacks.tracking import tracked_values, without_secrets
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.row import row_of
@@ -54,11 +53,12 @@ def test_secrets_are_left_out_of_a_configuration() -> None:
     assert without_secrets(values) == {"lr": 1, "max_tokens": 5, "deep": {"key": 1}}
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_steps_that_are_none_of_the_run_are_not_profiled_without_a_word(tmp_path: Path) -> None:
-    """Of a run whose length only its data say."""
-    fit(tmp_path, max_steps=None, epochs=1, profile_steps="20-22")
-    assert (
-        "note: profile_steps 20-22: nothing is traced: this run begins at step 0, ends at 3"
-        in log_of(tmp_path)
+def test_a_tracker_gets_the_axes_once_and_training_and_evaluation_by_their_prefixes() -> None:
+    metrics = {"step": 3, "epoch": 0.5, "samples": 24, "loss": 1.5, "lr": 0.1}
+    info: Any = SimpleNamespace(
+        step=3, epoch=0.5, samples=24, metrics=metrics, evaluation={"eval/loss": 2.0}
     )
+    axes = {"step": 3, "epoch": 0.5, "samples": 24}
+    assert tracked_values(info) == {**axes, "eval/loss": 2.0, "train/loss": 1.5, "train/lr": 0.1}
+    info.metrics = None
+    assert tracked_values(info) == {**axes, "eval/loss": 2.0}

@@ -9,13 +9,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from launchers import ROOT, clean_environment
 from tracked import SECRET
 from trackers import inspect, quiet
 
+from trainer.callbacks import wandb_run
 from trainer.commands.runs import read_run
+from trainer.reporting.directory import RunDirectory
 
 CONTINUED = """
 import sys
@@ -112,3 +116,27 @@ def refuse(server: socket.socket) -> None:
             connection.sendall(
                 b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
             )
+
+
+def test_wandb_is_online_only_with_a_key_and_where_the_environment_lets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = SimpleNamespace(api_key=None, base_url="https://example.org")
+    monkeypatch.setattr("wandb.setup", lambda: SimpleNamespace(settings=settings))
+    monkeypatch.setattr(wandb_run, "_has_netrc_key", lambda url: False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert wandb_run._choose_mode() == ("offline", "no API key: wandb login stores one")
+    monkeypatch.setattr(wandb_run, "_has_netrc_key", lambda url: url == "https://example.org")
+    assert wandb_run._choose_mode() == ("online", "")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert wandb_run._choose_mode() == ("offline", "WANDB_MODE says so")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert wandb_run._choose_mode() == ("disabled", "")
+
+
+def test_an_attempt_continues_the_run_whose_id_is_in_the_folder(tmp_path: Path) -> None:
+    trainer: Any = SimpleNamespace(directory=RunDirectory(str(tmp_path), main=True))
+    first = wandb_run._run_id(trainer)
+    assert wandb_run._run_id(trainer) == first
+    (tmp_path / wandb_run.FILE).unlink()
+    assert wandb_run._run_id(trainer) != first
