@@ -1,6 +1,4 @@
-"""The banner: one table that says what runs, before the first step; and the same facts for
-plan.json.
-"""
+"""The banner: the table of what runs, before the first step; and the same facts for plan.json."""
 
 from __future__ import annotations
 
@@ -12,6 +10,8 @@ from ..plan import Plan
 from ..text import size, table, versions
 from .machine import machine_text
 
+Row = tuple[str, str]  # a name and its value
+
 
 def facts(plan: Plan, **more: Any) -> dict[str, Any]:
     """Return everything that plan.json holds."""
@@ -20,84 +20,96 @@ def facts(plan: Plan, **more: Any) -> dict[str, Any]:
 
 def banner(facts: Mapping[str, Any]) -> str:
     """Return the table for people: the plan, and what was built from it."""
-    f = facts
-    rows = [("launcher", f["launcher"]), *plan_rows(f)]
-    rows[1] = ("strategy", f"{f['strategy']} ({f['model_class']})")
-    at = next(number for number, (name, _) in enumerate(rows) if name == "optimizer")
-    shared, groups = group_texts(
-        f["optimizer_groups"], {"lr": f["lr"], "parameters": f["trainable_parameters"]}
-    )
-    rows[at : at + 1] = [
-        ("optimizer", f"{rows[at][1]}; {shared}"),
-        *(("", text) for text in groups),
-    ]
+    rows = [("launcher", facts["launcher"])]
+    for name, value in plan_rows(facts):
+        if name == "strategy":
+            rows.append((name, f"{value} ({facts['model_class']})"))
+        elif name == "optimizer":
+            rows.extend(_optimizer_rows(value, facts))
+        else:
+            rows.append((name, value))
+
+    train_samples = _count(facts["train_samples"])
+    evaluation_samples = _count(facts["evaluation_samples"])
+    steps_per_epoch = _count(facts["steps_per_epoch"])
+    parameters = f"{facts['parameters']:,} parameters"
+    state_size = size(facts["state_bytes_per_rank"])
     rows += [
-        ("machine", machine_text(f["machine"])),
-        (
-            "data",
-            f"{_count(f['train_samples'])} training, {_count(f['evaluation_samples'])} evaluation samples",
-        ),
-        ("length", f"{f['total_steps']:,} steps, {_count(f['steps_per_epoch'])} an epoch"),
-        ("model", f"{f['parameters']:,} parameters ({f['trainable_parameters']:,} trainable)"),
-        (
-            "state per rank",
-            f"{size(f['state_bytes_per_rank'])} of parameters, gradients and optimizer state",
-        ),
-        ("output", f["output_dir"]),
+        ("machine", machine_text(facts["machine"])),
+        ("data", f"{train_samples} training, {evaluation_samples} evaluation samples"),
+        ("length", f"{facts['total_steps']:,} steps, {steps_per_epoch} an epoch"),
+        ("model", f"{parameters} ({facts['trainable_parameters']:,} trainable)"),
+        ("state per rank", f"{state_size} of parameters, gradients and optimizer state"),
+        ("output", facts["output_dir"]),
     ]
-    return table(rows, f["notices"])
+    return table(rows, facts["notices"])
 
 
-def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of what a plan says before anything is built."""
-    p = plan
-    ranks = p["data_parallel_size"]
-    batch = (
-        f"{p['micro_batch_size']} x {p['accumulation_steps']} x {ranks} = {p['global_batch_size']}"
-    )
-    world = "world" if ranks == p["world_size"] else "world / tensor parallel"
-    rate = f"{p['lr']:g}"
-    if p["lr_scaling"] != "none":
-        rate = (
-            f"{p['lr_reference']:g} at batch {p['reference_batch_size']} -> {rate} at batch "
-            f"{p['global_batch_size']} ({p['lr_scaling']})"
-        )
-    from ..launching.details import (
-        details,
-    )  # after --version, which imports none of the packages that it names
+def _optimizer_rows(planned: str, facts: Mapping[str, Any]) -> list[Row]:
+    """Return the optimizer's row, with what all groups share, and a row for each group."""
+    known = {"lr": facts["lr"], "parameters": facts["trainable_parameters"]}
+    shared, groups = group_texts(facts["optimizer_groups"], known)
+    return [("optimizer", f"{planned}; {shared}"), *(("", group) for group in groups)]
+
+
+def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of a plan, which is known before anything is built."""
+    # Not at the top: `--version` imports this file, and none of the packages that launching needs.
+    from ..launching.details import details
+
+    device = plan["device"]
+    if plan["rehearsal"]:
+        device += " (rehearsal: the real strategy over gloo)"
+
+    precision = ", ".join(f"{part} {dtype}" for part, dtype in plan["precision"].items())
+
+    max_grad_norm = plan["max_grad_norm"]
+    clipping = "none" if max_grad_norm is None else f"global norm {max_grad_norm:g}"
 
     return [
-        ("strategy", p["strategy"]),
-        ("world size", str(p["world_size"])),
-        (
-            "device",
-            p["device"] + (" (rehearsal: the real strategy over gloo)" if p["rehearsal"] else ""),
-        ),
-        ("precision", ", ".join(f"{part} {dtype}" for part, dtype in p["precision"].items())),
-        ("batch", f"{batch}  (micro x accumulation x {world} = global)"),
-        ("optimizer", f"{p['optimizer']}, lr {rate}, {_schedule(p)}"),
-        (
-            "clipping",
-            "none" if p["max_grad_norm"] is None else f"global norm {p['max_grad_norm']:g}",
-        ),
-        *details(p),
+        ("strategy", plan["strategy"]),
+        ("world size", str(plan["world_size"])),
+        ("device", device),
+        ("precision", precision),
+        ("batch", _batch(plan)),
+        ("optimizer", f"{plan['optimizer']}, lr {_learning_rate(plan)}, {_schedule(plan)}"),
+        ("clipping", clipping),
+        *details(plan),
     ]
 
 
-def _schedule(p: Mapping[str, Any]) -> str:
-    parts = [
-        p["schedule"] + "".join(f" {key}={value}" for key, value in p["schedule_settings"].items())
-    ]
-    asked = ""
-    if p["warmup_samples"] is not None:
-        asked = f" ({p['warmup_samples']:,} samples)"
-    if p["warmup_fraction"] is not None:
-        asked = f" ({p['warmup_fraction']:g} of the run)"
-    if p["warmup_steps"]:
-        parts.append(f"{p['warmup_steps']} warm-up steps{asked}")
-    elif asked:  # the length of the run is not known yet
-        parts.append(f"warm-up{asked}")
-    return ", ".join(parts)
+def _batch(plan: Mapping[str, Any]) -> str:
+    ranks = plan["data_parallel_size"]
+    world = "world" if ranks == plan["world_size"] else "world / tensor parallel"
+    factors = f"{plan['micro_batch_size']} x {plan['accumulation_steps']} x {ranks}"
+    return f"{factors} = {plan['global_batch_size']}  (micro x accumulation x {world} = global)"
+
+
+def _learning_rate(plan: Mapping[str, Any]) -> str:
+    rate = f"{plan['lr']:g}"
+    if plan["lr_scaling"] == "none":
+        return rate
+
+    reference = f"{plan['lr_reference']:g} at batch {plan['reference_batch_size']}"
+    return f"{reference} -> {rate} at batch {plan['global_batch_size']} ({plan['lr_scaling']})"
+
+
+def _schedule(plan: Mapping[str, Any]) -> str:
+    schedule = str(plan["schedule"])
+    for key, value in plan["schedule_settings"].items():
+        schedule += f" {key}={value}"
+
+    configured = ""
+    if plan["warmup_samples"] is not None:
+        configured = f" ({plan['warmup_samples']:,} samples)"
+    if plan["warmup_fraction"] is not None:
+        configured = f" ({plan['warmup_fraction']:g} of the run)"
+
+    if plan["warmup_steps"]:
+        return f"{schedule}, {plan['warmup_steps']} warm-up steps{configured}"
+    if configured:  # the length of the run is not known yet
+        return f"{schedule}, warm-up{configured}"
+    return schedule
 
 
 def _count(number: int | None) -> str:

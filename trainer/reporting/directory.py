@@ -18,7 +18,7 @@ import contextlib
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,16 @@ from ..errors import DEFAULT, ConfigError, Origin, Problem, writing
 from .lock import LOCK, FolderLock, Locked
 
 CHECKPOINTS = "checkpoints"
+# What runs write, and what --overwrite may delete.
 _FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
 _MODELS = ("model", "best")
 _TRACKED = ("wandb", "tracking", "tracking.json", "profile")
 
 
 class RunDirectory:
-    """Writes on the main process only; every rank may call every method but ``row`` and ``line``.
+    """The folder of a run. Only the main process writes; every rank may call most methods.
+
+    ``row`` and ``line`` are for the main process.
 
     Args:
         path: the folder; parents are made.
@@ -49,40 +52,46 @@ class RunDirectory:
     """
 
     def __init__(self, path: str, *, main: bool, origin: Origin = DEFAULT) -> None:
-        self.path, self.main, self.origin = Path(path), main, origin.named("output_dir")
+        self.path = Path(path)
+        self.main = main
+        self.origin = origin.named("output_dir")
         self._lock: FolderLock | None = None
 
     @property
     def notices(self) -> list[str]:
         """Return what is worth knowing about the folder."""
-        return [self._lock.notice] if self._lock is not None and self._lock.notice else []
+        if self._lock is None or not self._lock.notice:
+            return []
+        return [self._lock.notice]
 
     @contextlib.contextmanager
     def locked(self, agreement: Agreement) -> Iterator[None]:
-        """Make the folder and lock it, before anything in it is read or changed. Collective.
+        """Make the folder and lock it, before anything in it is read or changed.
+
+        The lock stays when the block ends, and is undone when it ends by an error.
+        Collective: call on every rank.
 
         Raises:
             ConfigError: another run has the lock, or the folder cannot be made.
         """
-
-        def take() -> None:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = FolderLock(self.path)
-            except FileExistsError:
-                raise self._wrong("is a file; give a folder") from None
-            except OSError as error:
-                raise self._wrong(f"cannot be made: {error.strerror}") from None
-            except Locked as holder:
-                rule = f"another run is writing there ({holder}); end it, or give another folder"
-                raise self._wrong(rule) from None
-
-        agreement.run_on_main(take)
+        agreement.run_on_main(self._make_and_lock)
         try:
             yield
         except BaseException:
             self.release(undo=True)
             raise
+
+    def _make_and_lock(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self.path)
+        except FileExistsError:
+            raise self._error("is a file; give a folder") from None
+        except OSError as error:
+            raise self._error(f"cannot be made: {error.strerror}") from None
+        except Locked as holder:
+            rule = f"another run is writing there ({holder}); end it, or give another folder"
+            raise self._error(rule) from None
 
     def release(self, *, undo: bool = False) -> None:
         """Let another run have the folder; with ``undo`` as if this one had never looked at it."""
@@ -90,74 +99,74 @@ class RunDirectory:
             self._lock.release(undo=undo)
 
     def claim(self, agreement: Agreement, *, overwrite: bool, continues: bool = False) -> None:
-        """Take the locked folder for this run. A used one is an error, or emptied of a former run's
-        files.
+        """Take the locked folder for this run. Collective: call on every rank.
 
         Args:
-            overwrite: empty it.
-            continues: a used one is gone on with, if it is that of a run.
+            overwrite: empty a used folder.
+            continues: resume in a used folder, if it is that of a run.
 
         Raises:
             ConfigError: the folder is used; with ``overwrite``, by others than a run.
         """
+        agreement.run_on_main(lambda: self._claim(overwrite=overwrite, continues=continues))
 
-        def make() -> None:
-            entries = [entry for entry in self.path.iterdir() if entry.name != LOCK]
-            inside = (
-                one
-                for entry in entries
-                for one in (entry.rglob("*") if entry.is_dir() else [entry])
-            )
-            if not any(
-                one.is_file() for one in inside
-            ):  # empty folders are what a refused run left
-                return
-            if continues and self._is_of_a_run():
-                links = [
-                    entry.name for entry in entries if entry.name in _FILES and entry.is_symlink()
-                ]
-                if links:
-                    raise self._wrong(
-                        f"holds {links[0]} as a link, through which another file would be changed"
-                    )
-                return
-            if not overwrite:
-                rule = (
-                    "holds files already; give a new folder, or --overwrite to replace a former run"
-                )
-                raise self._wrong(rule)
+    def _claim(self, *, overwrite: bool, continues: bool) -> None:
+        entries = [entry for entry in self.path.iterdir() if entry.name != LOCK]
+        if not any(_holds_files(entry) for entry in entries):
+            return  # empty folders are what a refused run left
+
+        if continues and self._is_of_a_run():
+            self._refuse_links(entries)
+        elif overwrite:
             self._empty(entries)
+        else:
+            raise self._error(
+                "holds files already; give a new folder, or --overwrite to replace a former run"
+            )
 
-        agreement.run_on_main(make)
+    def _refuse_links(self, entries: Sequence[Path]) -> None:
+        for entry in entries:
+            if entry.name in _FILES and entry.is_symlink():
+                raise self._error(
+                    f"holds {entry.name} as a link, through which another file would be changed"
+                )
 
     def _is_of_a_run(self) -> bool:
-        """Tell whether a run wrote here: the lock that it held tells, or its plan."""
+        """Return whether a run wrote here, by the lock that it held or by its plan."""
+        if self._lock is not None and self._lock.was_ours:
+            return True
+
         try:
             plan = read_json(self.path / "plan.json")
         except (OSError, ValueError):
-            plan = None
-        ours = isinstance(plan, dict) and {"strategy", "world_size", "versions"} <= plan.keys()
-        return ours or (self._lock is not None and self._lock.was_ours)
+            return False
+        return isinstance(plan, dict) and {"strategy", "world_size", "versions"} <= plan.keys()
 
-    def _empty(self, entries: list[Path]) -> None:
+    def _empty(self, entries: Sequence[Path]) -> None:
         """Delete what a run wrote, once it is known that there is nothing else."""
-        if self._is_of_a_run():
-            foreign = sorted(name for entry in entries for name in _foreign(entry))
-        else:
-            foreign = sorted(entry.name for entry in entries)
+        is_of_a_run = self._is_of_a_run()
+        foreign: list[str] = []
+        for entry in entries:
+            foreign.extend(_foreign(entry) if is_of_a_run else [entry.name])
         if foreign:
-            rule = f"holds files that no run wrote ({', '.join(foreign[:3])}); they are not deleted: give a new folder"
-            raise self._wrong(rule)
+            names = ", ".join(sorted(foreign)[:3])
+            raise self._error(
+                f"holds files that no run wrote ({names}); they are not deleted: give a new folder"
+            )
+
         try:
             for entry in entries:
-                # A link to another disk stays, and is emptied.
-                linked = entry.name == CHECKPOINTS and entry.is_symlink() and entry.is_dir()
-                for one in list(entry.iterdir()) if linked else [entry]:
-                    shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+                is_link_to_folder = entry.is_symlink() and entry.is_dir()
+                if entry.name == CHECKPOINTS and is_link_to_folder:
+                    # A link to another disk stays, and its folder is emptied.
+                    for checkpoint in list(entry.iterdir()):
+                        _delete(checkpoint)
+                else:
+                    _delete(entry)
         except OSError as error:
-            raise self._wrong(f"cannot be emptied: {error}") from None
+            raise self._error(f"cannot be emptied: {error}") from None
 
-    def _wrong(self, rule: str) -> ConfigError:
+    def _error(self, rule: str) -> ConfigError:
         return ConfigError(Problem(origin=self.origin, value=str(self.path), rule=rule))
 
     def ended_at(self) -> int | None:
@@ -167,46 +176,68 @@ class RunDirectory:
             steps = json.loads((self.path / "summary.json").read_bytes())["steps"]
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
-        return steps if isinstance(steps, int) and exported_file(self.path / "model") else None
+
+        has_model = exported_file(self.path / "model")
+        return steps if isinstance(steps, int) and has_model else None
 
     def write(self, name: str, text: str) -> None:
         """Write a small file."""
-        self._write(name, "wb", text)
+        if self.main:
+            self._write(name, "wb", text)
 
     def write_json(self, name: str, value: object) -> None:
-        """Write a small file of JSON; what JSON does not hold becomes text, and a number that is
-        not finite null.
+        """Write a small file of JSON.
+
+        What JSON does not have becomes text, and a number that is not finite null.
         """
-        self.write(
-            name, json.dumps(_with_nulls(value), indent=2, default=str, allow_nan=False) + "\n"
-        )
+        text = json.dumps(_with_nulls(value), indent=2, default=str, allow_nan=False)
+        self.write(name, text + "\n")
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, where a number that is not finite becomes null."""
-        self._write("metrics.jsonl", "ab", json.dumps(_with_nulls(values), allow_nan=False) + "\n")
+        if self.main:
+            text = json.dumps(_with_nulls(values), allow_nan=False)
+            self._write("metrics.jsonl", "ab", text + "\n")
 
     def cut_rows(self, step: int) -> None:
-        """Drop the rows of metrics.jsonl after ``step``: those steps are trained again, and each
-        has one row.
+        """Drop the rows of metrics.jsonl after ``step``.
+
+        Those steps are trained again, and each step has one row.
         """
         path = self.path / "metrics.jsonl"
-        if not (self.main and path.exists()):
+        if not self.main or not path.exists():
             return
-        kept = [
-            line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step
-        ]
+
+        rows = path.read_bytes().splitlines(keepends=True)
+        kept = [row for row in rows if _step_of(row) <= step]
         part_of(path).unlink(missing_ok=True)
         part_of(path).write_bytes(b"".join(kept))
         publish(path)
 
     def line(self, text: str, *, from_any: bool = False) -> None:
         """Append to log.txt; with ``from_any`` from whichever rank calls it."""
-        self._write("log.txt", "ab", text + "\n", from_any=from_any)
-
-    def _write(self, name: str, mode: str, text: str, *, from_any: bool = False) -> None:
         if self.main or from_any:
-            with writing(self.path / name) as path, open(path, mode) as file:
-                file.write(text.encode(errors="backslashreplace"))  # odd path names
+            self._write("log.txt", "ab", text + "\n")
+
+    def _write(self, name: str, mode: str, text: str) -> None:
+        with writing(self.path / name) as path, open(path, mode) as file:
+            # Names of files need not be valid text.
+            file.write(text.encode(errors="backslashreplace"))
+
+
+def _holds_files(entry: Path) -> bool:
+    """Return whether a file or folder is a file, or has one anywhere inside."""
+    if not entry.is_dir():
+        return entry.is_file()
+    return any(inner.is_file() for inner in entry.rglob("*"))
+
+
+def _delete(entry: Path) -> None:
+    """Delete a file, a link or a whole folder."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
 
 
 def _with_nulls(value: Any) -> Any:
@@ -215,25 +246,33 @@ def _with_nulls(value: Any) -> Any:
         return {key: _with_nulls(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_with_nulls(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _step_of(row: bytes) -> float:
+    """Return the step of a row of metrics.jsonl; infinity where the row is cut or damaged."""
+    if not row.endswith(b"\n"):
+        return math.inf  # the last row of a killed run
     try:
-        step = json.loads(row)["step"]
+        return float(json.loads(row)["step"])
     except (ValueError, KeyError, TypeError):
-        return math.inf  # the last row of a killed run may be cut
-    return float(step) if row.endswith(b"\n") else math.inf
+        return math.inf
 
 
 def _foreign(entry: Path) -> list[str]:
-    """Name what of an entry in a run's folder no run wrote."""
-    hidden = entry.name.startswith(".")
-    name = entry.name[1:].removesuffix(".part").removesuffix(".old") if hidden else entry.name
-    if name in _MODELS and not hidden:
-        return (
-            [] if exported_file(entry) or (entry.is_dir() and not any(entry.iterdir())) else [name]
-        )
+    """Return the names in an entry of a run's folder that no run wrote."""
+    is_hidden = entry.name.startswith(".")
+    name = entry.name
+    if is_hidden:  # .model.part and .model.old are there while model/ is written
+        name = name[1:].removesuffix(".part").removesuffix(".old")
+
+    if name in _MODELS and not is_hidden:
+        is_empty_folder = entry.is_dir() and not any(entry.iterdir())
+        return [] if is_empty_folder or exported_file(entry) else [name]
     if name == CHECKPOINTS and entry.is_dir():
-        return [f"{name}/{one.name}" for one in entry.iterdir() if not is_ours(one)]
-    return [] if name in (*_FILES, *_MODELS, *_TRACKED) else [entry.name]
+        return [f"{name}/{inner.name}" for inner in entry.iterdir() if not is_ours(inner)]
+    if name in (*_FILES, *_MODELS, *_TRACKED):
+        return []
+    return [entry.name]
