@@ -18,9 +18,10 @@ class Gpu:
 
     Args:
         gib: memory, in GiB.
-        teraflops: the peak of dense matrix products in bf16 (fp16 where a chip has none); None
+        teraflops: the peak of dense matrix products in bf16 (fp16 where a chip has no bf16); None
             where it is not known.
-        tf32, fp32: in these; ``tf32`` is None where a chip computes such products in fp32.
+        tf32, fp32: the peaks in these; ``tf32`` is None where a chip computes such products in
+            fp32.
     """
 
     name: str
@@ -30,19 +31,18 @@ class Gpu:
     fp32: float | None = None
 
 
-KNOWN = {
-    name.lower(): Gpu(name=name, gib=gib, teraflops=half, tf32=tf32, fp32=fp32)
-    for name, (gib, half, tf32, fp32) in yaml.safe_load(
-        Path(__file__).with_suffix(".yaml").read_text()
-    ).items()
-}
-_OTHER_CHIPS = {
-    "TI",
-    "SUPER",
-    "D",
-    "LAPTOP",
-    "MIG",
-}  # such a word after a name makes it another one, or a part of it
+def _read_table() -> dict[str, Gpu]:
+    """Return the accelerators of ``gpus.yaml``, by their names in lower case."""
+    table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+    gpus = {}
+    for name, (gib, teraflops, tf32, fp32) in table.items():
+        gpus[name.lower()] = Gpu(name=name, gib=gib, teraflops=teraflops, tf32=tf32, fp32=fp32)
+    return gpus
+
+
+KNOWN = _read_table()
+# Such a word after a chip's name makes it another chip, or a part of one.
+_OTHER_CHIPS = {"TI", "SUPER", "D", "LAPTOP", "MIG"}
 
 
 def gpu_of(text: str) -> Gpu:
@@ -51,30 +51,50 @@ def gpu_of(text: str) -> Gpu:
     Raises:
         ConfigError: neither.
     """
-    if number := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GiB|GB|G)?", text, re.IGNORECASE):
-        return Gpu(
-            name=f"{text} of memory" if not text.isdigit() else f"{text} GiB", gib=float(number[1])
-        )
-    found = KNOWN.get(text.lower())
-    if found is None:
-        near = did_you_mean(text, [gpu.name for gpu in KNOWN.values()])
-        rule = f"not a GPU known here, nor memory such as 24GiB; {near}"
+    memory = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GiB|GB|G)?", text, re.IGNORECASE)
+    if memory is not None:
+        name = f"{text} GiB" if text.isdigit() else f"{text} of memory"
+        return Gpu(name=name, gib=float(memory[1]))
+
+    gpu = KNOWN.get(text.lower())
+    if gpu is None:
+        suggestion = did_you_mean(text, [known.name for known in KNOWN.values()])
+        rule = f"not a GPU known here, nor memory such as 24GiB; {suggestion}"
         raise ConfigError(Problem(origin=Origin(COMMAND_LINE, key="gpu"), value=text, rule=rule))
-    return found
+    return gpu
 
 
 def peak_of(device_name: str, total_bytes: int, precision: str) -> float | None:
     """Return the peak TFLOP/s of a device as its driver names it; None if unknown.
 
     Args:
+        total_bytes: the device's memory, which tells variants of a chip apart.
         precision: that of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
     """
-    words = set(re.split(r"[^A-Z0-9]+", re.sub(r"RTX (?=\d)", "RTX", device_name.upper())))
-    for name, gpu in sorted(KNOWN.items(), key=lambda item: -len(item[0])):  # H100-PCIe before H100
+    gpu = _gpu_of_device(device_name, total_bytes)
+    if gpu is None:
+        return None
+    if precision == "fp32":
+        return gpu.fp32
+    if precision == "tf32":
+        return gpu.tf32 or gpu.fp32
+    return gpu.teraflops
+
+
+def _gpu_of_device(device_name: str, total_bytes: int) -> Gpu | None:
+    one_word = re.sub(r"RTX (?=\d)", "RTX", device_name.upper())  # "RTX 4090" is RTX4090 here
+    words = set(re.split(r"[^A-Z0-9]+", one_word))
+    if words & _OTHER_CHIPS:
+        return None
+
+    longest_first = sorted(KNOWN, key=len, reverse=True)  # H100-PCIe before H100
+    for name in longest_first:
+        gpu = KNOWN[name]
         chip, _, variant = name.upper().partition("-")
-        is_variant = variant in words or not variant
-        if variant.isdigit():  # of memory
+        if variant.isdigit():  # a number is its memory
             is_variant = abs(total_bytes / 2**30 - gpu.gib) < gpu.gib / 4
-        if chip in words and is_variant and not words & _OTHER_CHIPS:
-            return {"fp32": gpu.fp32, "tf32": gpu.tf32 or gpu.fp32}.get(precision, gpu.teraflops)
+        else:
+            is_variant = variant == "" or variant in words
+        if chip in words and is_variant:
+            return gpu
     return None

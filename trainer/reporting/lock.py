@@ -1,5 +1,10 @@
-"""A lock on a folder, which another process on any machine sees and which the kernel releases with
-its process.
+"""A lock on a folder: other processes, also of other machines, see it.
+
+The kernel releases it when the process that holds it ends, however that happens.
+
+The lock is of our own, because a restart must get it as soon as its predecessor was killed.
+filelock 4.2.11 left it with a forked child (a data worker) that outlived its killed parent for
+seconds.
 """
 
 from __future__ import annotations
@@ -20,61 +25,80 @@ class Locked(Exception):
     """Another process has the lock; the text says which."""
 
 
-class _Handle:
-    """An open file that is closed, and with that unlocked, when nobody has it any more."""
-
-    number: int | None = None
+class _LockFile:
+    """The open lock file; it is closed, and so unlocked, when nothing refers to it any more."""
 
     def __init__(self, path: Path) -> None:
-        self.number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        # Before os.open, which may fail: __del__ looks at it.
+        self._descriptor: int | None = None
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+
+    @property
+    def descriptor(self) -> int:
+        """Return the number of the open file."""
+        assert self._descriptor is not None
+        return self._descriptor
 
     def close(self) -> None:
-        if self.number is not None:
-            os.close(self.number)
-        self.number = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
 
     def __del__(self) -> None:
         self.close()
 
     def lock(self) -> None:
-        """Lock the open file, without waiting; ``OSError`` where another one is locked, or none can
-        be.
+        """Lock the open file, without waiting.
 
         A lock of the process (``lockf``) would be gone as soon as the process closes any file of
-        this name: a callback that copies the run's folder away is enough.
+        this name: a callback that copies the run's folder away is enough. A lock of the open file
+        (``F_OFD_SETLK``, on Linux) is not; it conflicts with the ``lockf`` of earlier versions.
+
+        Raises:
+            OSError: another process has it locked (EACCES, EAGAIN), or the file system cannot lock.
         """
-        assert self.number is not None
-        if hasattr(
-            fcntl, "F_OFD_SETLK"
-        ):  # Linux; it meets the locks of earlier versions, which were lockf's
+        if hasattr(fcntl, "F_OFD_SETLK"):
             whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            fcntl.fcntl(self.number, fcntl.F_OFD_SETLK, whole_file)
+            fcntl.fcntl(self.descriptor, fcntl.F_OFD_SETLK, whole_file)
         else:
-            fcntl.flock(self.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether the open file is still the one of that name."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(path))
+        except FileNotFoundError:
+            return False
+
+    def read(self) -> str:
+        """Return who wrote the file last."""
+        return os.pread(self.descriptor, 200, 0).decode(errors="replace")
+
+    def write_holder(self) -> None:
+        """Write which process holds the lock."""
+        holder = f"{_PREFIX}process {os.getpid()} on {socket.gethostname()}\n"
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, holder.encode(), 0)
 
 
-_held: WeakValueDictionary[str, _Handle] = (
-    WeakValueDictionary()
-)  # what this process has locked, by the folder
+# What this process has locked, by the folder.
+_held: WeakValueDictionary[str, _LockFile] = WeakValueDictionary()
 
 
-def _leave_to_parent() -> None:
-    """Close what a forked child (a data worker) has of the locks: it may outlive a killed parent
-    for seconds.
-    """
-    for handle in list(_held.values()):
-        handle.close()
+def _close_in_child() -> None:
+    """Close a forked child's copies of the lock files: a child may outlive a killed parent."""
+    for file in list(_held.values()):
+        file.close()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class FolderLock:
-    """The lock of one folder, taken at once and held until ``release`` or the end of the process,
-    however it ends.
+    """The lock of one folder, held from its construction until ``release`` or the process's end.
 
-    Several of one process share it: a training that goes on where another one of the same process
-    ended.
+    Several of one process share it: a training that continues where another one of the same
+    process ended.
 
     Args:
         folder: exists, and can be written.
@@ -90,42 +114,43 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.new, self.notice = folder / LOCK, False, ""
-        real = os.path.realpath(folder)
-        self._handle = _held.get(real)
-        self.was_ours = self._handle is not None
-        while self._handle is None:
-            new, handle = not os.path.lexists(self.path), _Handle(self.path)
-            number = handle.number
-            assert number is not None
-            said = os.pread(number, 200, 0).decode(errors="replace")
-            try:
-                handle.lock()
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise Locked(said.removeprefix(_PREFIX).strip() or "another process") from None
-                self.notice = f"{folder} cannot be locked against a second run: {error.strerror}"
-            if self._is_still_there(
-                handle
-            ):  # a process that was refused deletes the file that it made
-                self._handle, self.new, self.was_ours = handle, new, said.startswith(_PREFIX)
-                os.ftruncate(number, 0)
-                os.pwrite(
-                    number,
-                    f"{_PREFIX}process {os.getpid()} on {socket.gethostname()}\n".encode(),
-                    0,
-                )
-                _held[real] = handle
+        self.path = folder / LOCK
+        self.new = False
+        self.notice = ""
+        real_folder = os.path.realpath(folder)
 
-    def _is_still_there(self, handle: _Handle) -> bool:
+        self._file = _held.get(real_folder)
+        self.was_ours = self._file is not None
+        # Again where the file was deleted between opening and locking it: a process that was
+        # refused deletes the file that it made.
+        while self._file is None:
+            self._file = self._try_to_lock()
+        _held[real_folder] = self._file
+
+    def _try_to_lock(self) -> _LockFile | None:
+        """Lock the file and return it; None where it is no longer in the folder."""
+        is_new = not os.path.lexists(self.path)
+        file = _LockFile(self.path)
+        written = file.read()
         try:
-            assert handle.number is not None
-            return os.path.samestat(os.fstat(handle.number), os.stat(self.path))
-        except FileNotFoundError:
-            return False
+            file.lock()
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                holder = written.removeprefix(_PREFIX).strip()
+                raise Locked(holder or "another process") from None
+            folder = self.path.parent
+            self.notice = f"{folder} cannot be locked against a second run: {error.strerror}"
+
+        if not file.is_at(self.path):
+            return None
+        self.new = is_new
+        self.was_ours = written.startswith(_PREFIX)
+        file.write_holder()
+        return file
 
     def release(self, *, undo: bool = False) -> None:
-        """Let another process have the folder; with ``undo`` a lock file that is new goes as well."""
+        """Let another process have the folder; with ``undo`` also delete a lock file that is new."""
         if undo and self.new:
             self.path.unlink(missing_ok=True)
-        self._handle = None  # closed when no other training of this process holds it either
+        # Closed when no other training of this process holds it either.
+        self._file = None

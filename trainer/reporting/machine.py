@@ -1,4 +1,4 @@
-"""The machine that a training runs on: what its speed and memory are to be held against."""
+"""The machine that a training runs on: its speed and memory mean nothing without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 _SOFTWARE = {"cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
-_DRIVER, _CPUS = Path("/sys/module/nvidia/version"), Path("/proc/cpuinfo")
+_DRIVER = Path("/sys/module/nvidia/version")
+_CPUS = Path("/proc/cpuinfo")
 
 
 def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
@@ -26,23 +27,31 @@ def machine(device: torch.device, gather: Callable[[Any], list[Any]]) -> dict[st
         The CPU of this process's host and its cores; on GPUs also how many of which name the ranks
         have, and the versions of CUDA, NCCL and (where Linux shows it) the driver.
     """
-    known = re.search(
-        r"^model name\s*: (.+)$", _CPUS.read_text() if _CPUS.exists() else "", re.MULTILINE
-    )
-    found: dict[str, Any] = {
-        "cpu": known[1] if known else platform.machine(),
-        "cores": os.cpu_count(),
-    }
+    facts: dict[str, Any] = {"cpu": _cpu_name(), "cores": os.cpu_count()}
     if device.type != "cuda":
-        return found
+        return facts
+
     names = gather(torch.cuda.get_device_name(device))
-    found |= {"gpus": dict(Counter(names)), "cuda": torch.version.cuda}
-    found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return found | ({"driver": _DRIVER.read_text().strip()} if _DRIVER.exists() else {})
+    facts["gpus"] = dict(Counter(names))
+    facts["cuda"] = torch.version.cuda
+    facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    if _DRIVER.exists():
+        facts["driver"] = _DRIVER.read_text().strip()
+    return facts
 
 
-def machine_text(found: Mapping[str, Any]) -> str:
+def _cpu_name() -> str:
+    """Return the name of the CPU; its architecture where Linux does not tell."""
+    cpuinfo = _CPUS.read_text() if _CPUS.exists() else ""
+    model = re.search(r"^model name\s*: (.+)$", cpuinfo, re.MULTILINE)
+    return platform.machine() if model is None else model[1]
+
+
+def machine_text(facts: Mapping[str, Any]) -> str:
     """Write in one line what ``machine`` returned."""
-    gpus = [f"{count} x {name}" for name, count in found.get("gpus", {}).items()]
-    software = [f"{name} {found[key]}" for key, name in _SOFTWARE.items() if key in found]
-    return ", ".join([*gpus, *software, f"{found['cpu']} ({found['cores']} cores)"])
+    parts = [f"{count} x {name}" for name, count in facts.get("gpus", {}).items()]
+    for key, name in _SOFTWARE.items():
+        if key in facts:
+            parts.append(f"{name} {facts[key]}")
+    parts.append(f"{facts['cpu']} ({facts['cores']} cores)")
+    return ", ".join(parts)

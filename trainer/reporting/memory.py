@@ -1,4 +1,4 @@
-"""Peak memory of this rank, apart for each phase of a run. Nothing here waits for the device."""
+"""Peak memory of this rank, for each phase of a run apart. Nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _PROC = Path("/proc/self")
 
 
 class PeakMemory:
-    """The most memory in each phase; a phase that comes again counts on.
+    """The most memory in each phase; a phase that comes again keeps the larger peak.
 
     On a GPU the allocator's count of tensors (``allocated``) and of what it took from the device
-    (``reserved``). Elsewhere the process's resident set (``resident``). Each is set back where a
-    phase begins; where the system does not let the resident set's be set back, a phase shows the
+    (``reserved``). Elsewhere the process's resident set (``resident``). Each is reset where a phase
+    begins; where the system does not let the peak of the resident set be reset, a phase shows the
     largest up to its end (``resident since the start``).
 
     Attributes:
@@ -26,43 +26,54 @@ class PeakMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.phase = device, "set-up"
+        self.device = device
+        self.phase = "set-up"
         self.peaks: dict[str, dict[str, int]] = {}
         self._resident = "resident"
 
     def enter(self, phase: str) -> str:
-        """Begin another phase; returns the one that ends."""
+        """Begin another phase; return the one that ends."""
         self.read()
-        before, self.phase = self.phase, phase
+        before = self.phase
+        self.phase = phase
+
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-            return before
-        try:
-            (_PROC / "clear_refs").write_text("5")  # sets VmHWM back to the present size
-        except OSError:
-            self._resident = "resident since the start"
+        else:
+            self._reset_peak_resident()
         return before
 
     def read(self) -> int:
         """Return the bytes of the present phase's first measure, up to now."""
         if self.device.type == "cuda":
-            now = {
+            current = {
                 "allocated": torch.cuda.max_memory_allocated(self.device),
                 "reserved": torch.cuda.max_memory_reserved(self.device),
             }
         else:
-            now = {self._resident: _peak_resident()}
-        kept = self.peaks.setdefault(self.phase, {})
-        kept.update({name: max(count, kept.get(name, 0)) for name, count in now.items()})
-        return next(iter(kept.values()))
+            current = {self._resident: _peak_resident()}
+
+        peaks = self.peaks.setdefault(self.phase, {})
+        for name, count in current.items():
+            peaks[name] = max(count, peaks.get(name, 0))
+        return next(iter(peaks.values()))
+
+    def _reset_peak_resident(self) -> None:
+        try:
+            (_PROC / "clear_refs").write_text("5")  # sets VmHWM to the present size
+        except OSError:
+            self._resident = "resident since the start"
 
 
 def _peak_resident() -> int:
-    """Return the process's largest resident set in bytes, since it was set back last."""
+    """Return the process's largest resident set in bytes, since it was last reset."""
+    # Not getrusage first: in a process that a large one started, ru_maxrss begins with the size of
+    # that one.
     status = _PROC / "status"
-    # Of a process that was started by a large one, ru_maxrss begins with the size of that one.
-    if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
-        return int(found[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    if status.exists():
+        peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+        if peak is not None:
+            return int(peak[1]) * 1024
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
