@@ -16,7 +16,7 @@ class Clock(Callback):
     def on_start(self, run: Run) -> None:
         self._run = run
         self._attempts = Attempts(run.directory, run.meter, run.step)
-        run.meter.start(run.samples)
+        run.meter.start()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         run.meter.step(info.samples - run.step_began)

@@ -1,5 +1,6 @@
-"""Time of a run, and its memory by phases. Nothing here waits for the device within a step; a pause
-does.
+"""Time of a run, and its memory by phases.
+
+Nothing here waits for the device within a step; a pause (evaluation, saving) does.
 """
 
 from __future__ import annotations
@@ -22,131 +23,174 @@ T = TypeVar("T")
 
 
 class Meter:
-    """Clocks of this rank. Evaluation and saving are not part of the training speed."""
+    """Clocks of this rank. Evaluation and saving are not part of the training speed.
+
+    Attributes:
+        born: the start of the process, on the clock of ``time.perf_counter``.
+        spent: seconds apart from training, by what they were spent on.
+        within: seconds of parts of training.
+        lasted: seconds of the newest pause.
+        before: tokens and seconds of the processes that this one continues; set by who resumes.
+        total_samples, total_tokens: of this process.
+        readings: speeds that ``read`` returned, by unit.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.memory = device, PeakMemory(device)
+        self.device = device
+        self.memory = PeakMemory(device)
         self.born = time.perf_counter() - (time.time() - psutil.Process().create_time())
-        self.spent: dict[str, float] = defaultdict(float)  # apart from training
-        self.within: dict[str, float] = defaultdict(float)  # parts of training
-        self.events: list[tuple[str, Any, Any]] = []
-        self.started = self.since = self.born
-        self.total_samples = self.samples = self.steps = 0
-        self.total_tokens = self.tokens = 0.0
-        self.before = {"tokens": 0.0, "seconds": 0.0}  # in the processes that this one goes on from
-        self.away = 0.0
+        self.spent: dict[str, float] = defaultdict(float)
+        self.within: dict[str, float] = defaultdict(float)
+        self.lasted = 0.0
+        self.before = {"tokens": 0.0, "seconds": 0.0}
+        self.total_samples = 0
+        self.total_tokens = 0.0
+
         # Eight bytes each: a run of months logs some millions.
         self.readings = {unit: array("d") for unit in UNITS}
         self._has_read = False
-        self._apart, self._moves = "", 0
+
+        self._training_began = self.born
+        self._start_reading(self.born)
+
+        # Pairs of CUDA events around parts of training, whose times are not read yet.
+        self._events: list[tuple[str, Any, Any]] = []
+
+        self._activity = ""
+        self._changes = 0
+
+    def _start_reading(self, now: float) -> None:
+        """Count anew what the next reading is made of."""
+        self._reading_began = now
+        self._paused_seconds = 0.0
+        self._samples = 0
+        self._steps = 0
+        self._tokens = 0.0
 
     @property
     def position(self) -> tuple[str, int]:
-        """Return what goes on now, and a number that grows as the run goes on. Any thread may read
-        it.
-        """
-        return self._apart or self.memory.phase, self._moves
+        """Return what this rank does, and a number that grows with the run.
 
-    def _move(self, apart: str = "") -> None:
-        self._apart, self._moves = apart, self._moves + 1
+        Any thread may read it.
+        """
+        return self._activity or self.memory.phase, self._changes
+
+    def _change(self, activity: str = "") -> None:
+        self._activity = activity
+        self._changes += 1
 
     @property
     def seconds(self) -> float:
         """Return the time since the start of the process."""
         return time.perf_counter() - self.born
 
-    def start(self, samples: int) -> None:
+    def start(self) -> None:
         """Begin training: what came before, from the start of the process, was start-up."""
         self.spent["start-up"] = self.seconds
-        self.started = self.since = time.perf_counter()
-        self.away = 0.0
+        now = time.perf_counter()
+        self._training_began = now
+        self._reading_began = now
+        self._paused_seconds = 0.0
         self.memory.enter("training")
 
     def step(self, samples: int) -> None:
         """Count an optimizer step over ``samples`` samples."""
-        self.samples += samples
+        self._steps += 1
+        self._samples += samples
         self.total_samples += samples
-        self.steps += 1
 
     def count(self, tokens: float) -> None:
-        """Count the tokens of a step, over all ranks; never called where examples are what counts."""
-        self.tokens += tokens
+        """Count a step's tokens over all ranks; not called for tasks that count examples."""
+        self._tokens += tokens
         self.total_tokens += tokens
 
     def until_now(self) -> dict[str, float]:
-        """Return tokens and seconds from the run's start until now, whatever process it was;
-        start-up counts.
+        """Return tokens and seconds since the run's start, in all of its processes.
+
+        Start-up counts.
         """
-        seconds = round(self.before["seconds"] + self.seconds, 3)
-        return {"tokens": self.before["tokens"] + self.total_tokens, "seconds": seconds}
+        return {
+            "tokens": self.before["tokens"] + self.total_tokens,
+            "seconds": round(self.before["seconds"] + self.seconds, 3),
+        }
 
     @contextlib.contextmanager
     def paused(self, name: str) -> Iterator[None]:
-        """Count the time inside for ``name`` instead of training, and the memory; a GPU ends the
-        steps before first.
+        """Count the time and memory inside for ``name`` instead of training.
+
+        A GPU ends the steps before first.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        begin, around = time.perf_counter(), self.memory.enter(name)
-        self._move()
+        began = time.perf_counter()
+        phase_around = self.memory.enter(name)
+        self._change()
+
         yield
-        self._move()
-        self.memory.enter(around)
-        self.lasted = time.perf_counter() - begin
+
+        self._change()
+        self.memory.enter(phase_around)
+        self.lasted = time.perf_counter() - began
         self.spent[name] += self.lasted
-        self.away += self.lasted
+        self._paused_seconds += self.lasted
 
     def waiting(self, name: str, source: Iterable[T]) -> Iterator[T]:
         """Yield the same items; the time until each arrives counts for ``name`` within training."""
         items = iter(source)
         while True:
-            begin = time.perf_counter()
-            self._move(name)
+            began = time.perf_counter()
+            self._change(name)
             try:
                 item = next(items)
             except StopIteration:
                 return
             finally:
-                self._move()
-            self.within[name] += time.perf_counter() - begin
+                self._change()
+            self.within[name] += time.perf_counter() - began
             yield item
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time inside for a part of training; on a GPU from event to event, read when a
-        step is logged.
+        """Count the time inside for a part of training.
+
+        On a GPU from event to event, whose times are read when a step is logged.
         """
         if self.device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
+            began: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            ended: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            began.record()
             yield
-            end.record()
-            self.events.append((name, begin, end))
-            return
-        begin_at = time.perf_counter()
-        yield
-        self.within[name] += time.perf_counter() - begin_at
+            ended.record()
+            self._events.append((name, began, ended))
+        else:
+            began = time.perf_counter()
+            yield
+            self.within[name] += time.perf_counter() - began
 
     def read(self, steps_left: int) -> dict[str, float]:
-        """Return the speed since the last reading (samples of all ranks), seconds left, this rank's
-        peak memory.
+        """Return what a logged row says of speed, time and this rank's peak memory.
+
+        The speed is that since the last reading, in samples (and tokens) of all ranks.
         """
         now = time.perf_counter()
-        busy = max(now - self.since - self.away, 1e-9)
-        values = {
-            "samples_per_second": round(self.samples / busy, 3),
-            **({"tokens_per_second": round(self.tokens / busy, 1)} if self.tokens else {}),
-            "seconds": round(now - self.started, 3),
-            "eta_seconds": round(busy / max(1, self.steps) * steps_left, 1),
-            "peak_memory_bytes": self.memory.read(),
-        }
-        self._keep_reading(values)
-        self.since, self.away, self.samples, self.steps, self.tokens = now, 0.0, 0, 0, 0.0
-        self._settle()
+        busy = max(now - self._reading_began - self._paused_seconds, 1e-9)
+        values: dict[str, float] = {"samples_per_second": round(self._samples / busy, 3)}
+        if self._tokens:
+            values["tokens_per_second"] = round(self._tokens / busy, 1)
+        values["seconds"] = round(now - self._training_began, 3)
+        values["eta_seconds"] = round(busy / max(1, self._steps) * steps_left, 1)
+        values["peak_memory_bytes"] = self.memory.read()
+
+        self._keep_speeds(values)
+        self._start_reading(now)
+        self._read_events()
         return values
 
-    def _keep_reading(self, values: Mapping[str, float]) -> None:
-        """Keep a reading, but for the first one of the process, which holds what is paid once."""
+    def _keep_speeds(self, values: Mapping[str, float]) -> None:
+        """Keep the speeds of a reading.
+
+        Not of the first one of the process, which holds what is paid once.
+        """
         if self._has_read:
             for unit, readings in self.readings.items():
                 value = values.get(f"{unit}_per_second")
@@ -154,17 +198,22 @@ class Meter:
                     readings.append(value)
         self._has_read = True
 
-    def _settle(self) -> None:
-        done = [(name, begin, end) for name, begin, end in self.events if end.query()]
-        for name, begin, end in done:
-            self.within[name] += begin.elapsed_time(end) / 1e3
-        self.events = self.events[len(done) :]
+    def _read_events(self) -> None:
+        """Add up the parts of training that have ended on the device."""
+        pending = []
+        for name, began, ended in self._events:
+            if ended.query():
+                self.within[name] += began.elapsed_time(ended) / 1e3
+            else:
+                pending.append((name, began, ended))
+        self._events = pending
 
     def summary(
         self, gather: Callable[[Any], list[Any]], operations: float, world_size: int, precision: str
     ) -> dict[str, Any]:
-        """Return where the time went, in seconds of this process, and the peak memory of every
-        rank. Collective.
+        """Return where this process's seconds went, the speed, and the peak memory of every rank.
+
+        Collective: call on every rank.
 
         Args:
             gather: collects a value of every rank.
@@ -173,47 +222,51 @@ class Meter:
         """
         wall = self.seconds
         training = max(wall - sum(self.spent.values()), 1e-9)
-        self._settle()
+        self._read_events()
         rest = max(training - sum(self.within.values()), 0.0)
-        seconds = {
-            **self.spent,
-            **self.within,
-            "forward and backward": rest,
-            "training": training,
-            "wall": wall,
-        }
-        found: dict[str, Any] = {
+        seconds = {**self.spent, **self.within}
+        seconds |= {"forward and backward": rest, "training": training, "wall": wall}
+
+        samples_speed = self._speed("samples", self.total_samples / training)
+        peak_bytes = gather(self.memory.read())
+        peaks = gather(self.memory.peaks)
+        facts: dict[str, Any] = {
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
-            **self._speed("samples", self.total_samples / training).as_dict("samples"),
-            "peak_memory_bytes": gather(self.memory.read()),
-            "memory": self._memory_of_phases(gather(self.memory.peaks)),
+            **samples_speed.as_dict("samples"),
+            "peak_memory_bytes": peak_bytes,
+            "memory": self._memory_of_phases(peaks),
         }
+
         if self.total_tokens:
-            speed = self._speed("tokens", self.total_tokens / training)
-            found |= speed.as_dict("tokens")
-            found |= self._utilisation(operations * speed.median / world_size, precision)
-        return found
+            tokens_speed = self._speed("tokens", self.total_tokens / training)
+            facts |= tokens_speed.as_dict("tokens")
+            facts |= self._utilization(operations * tokens_speed.median / world_size, precision)
+        return facts
 
     def _speed(self, unit: str, overall: float) -> Speed:
-        """Return the speed in steady state; the overall one where too little was logged to know it."""
-        nothing = Speed(median=overall, low=overall, high=overall, readings=0)
-        return Speed.of_readings(self.readings[unit]) or nothing
+        """Return the speed in steady state; ``overall`` where too little was logged to know it."""
+        steady = Speed.of_readings(self.readings[unit])
+        if steady is not None:
+            return steady
+        return Speed(median=overall, low=overall, high=overall, readings=0)
 
     def _memory_of_phases(
         self, ranks: list[dict[str, dict[str, int]]]
     ) -> dict[str, dict[str, list[int]]]:
         """Turn ``PeakMemory.peaks`` of all ranks into bytes of every rank, by phase and measure."""
-        return {
-            phase: {
-                name: [one[phase][name] for one in ranks if name in one.get(phase, ())]
-                for name in measures
-            }
-            for phase, measures in self.memory.peaks.items()
-        }
+        found: dict[str, dict[str, list[int]]] = {}
+        for phase, measures in self.memory.peaks.items():
+            of_phase = [peaks.get(phase, {}) for peaks in ranks]
+            found[phase] = {}
+            for name in measures:
+                found[phase][name] = [peaks[name] for peaks in of_phase if name in peaks]
+        return found
 
-    def _utilisation(self, operations_per_second: float, precision: str) -> dict[str, float]:
+    def _utilization(self, operations_per_second: float, precision: str) -> dict[str, float]:
+        """Return ``mfu``, the share of the GPU's peak; nothing where no peak is known."""
         if self.device.type != "cuda":
             return {}
+
         from .gpus import peak_of  # reads a table
 
         device = torch.cuda.get_device_properties(self.device)
@@ -226,45 +279,84 @@ class Meter:
 
 
 def summary_text(summary: Mapping[str, Any], model: object) -> str:
-    """Return the last lines of a run, for people."""
-    seconds = dict(summary["seconds"])
-    wall, training = seconds.pop("wall"), seconds.pop("training")
-    inside = [name for name in ("data", "forward and backward", "optimizer") if name in seconds]
-    parts = ", ".join(f"{name} {seconds.pop(name):.1f}" for name in inside)
-    others = ", ".join(f"{name} {spent:.1f} s" for name, spent in sorted(seconds.items()))
+    """Return the last lines of a run, for people.
+
+    Args:
+        summary: what summary.json holds.
+        model: where the exported model is.
+    """
+    lines = [_end_text(summary), _time_text(summary)]
+    if "attempts" in summary:
+        lines.append(account_text(summary["attempts"]))
+    lines.append(f"peak memory of the largest rank, {_memory_text(summary['memory'])}")
+    lines.append(f"model: {model}")
+    return "\n".join(lines)
+
+
+def _end_text(summary: Mapping[str, Any]) -> str:
+    """Say how far training came, and its results."""
+    steps = summary["steps"]
+    total_steps = summary["total_steps"]
+    if steps >= total_steps:
+        end = f"done: {steps} steps"
+    else:
+        end = f"stopped at step {steps} of {total_steps}"
+        if summary.get("stopped_by"):
+            end += f" ({summary['stopped_by']})"
+
     results = metrics_text(summary["evaluation"])
     best = summary.get("best")
     if best is not None:
         results += f", best {best['metric']} {best['value']:.4f} at step {best['step']}"
-    speeds = [(unit, Speed.of_summary(summary, unit)) for unit in UNITS]
-    speed = ", ".join(one.text(unit) for unit, one in speeds if one is not None)
+
+    text = f"{end}, {summary['samples']:,} samples"
+    return f"{text}, {results}" if results else text
+
+
+def _time_text(summary: Mapping[str, Any]) -> str:
+    """Say where the wall time went, and how fast training was."""
+    seconds = dict(summary["seconds"])
+    wall = seconds.pop("wall")
+    training = seconds.pop("training")
+
+    parts = []
+    for name in ("data", "forward and backward", "optimizer"):
+        if name in seconds:
+            parts.append(f"{name} {seconds.pop(name):.1f}")
+    others = [f"{name} {spent:.1f} s" for name, spent in sorted(seconds.items())]
+
+    speeds = []
+    for unit in UNITS:
+        speed = Speed.of_summary(summary, unit)
+        if speed is not None:
+            speeds.append(speed.text(unit))
+    speed_text = ", ".join(speeds)
     if not summary.get("readings_of_speed"):
-        speed += " (the first step included)"
+        speed_text += " (the first step included)"
     if "mfu" in summary:
-        speed += f", MFU {summary['mfu']:.1%} (6 operations a parameter and token)"
-    done = summary["steps"] >= summary["total_steps"]
-    cause = f" ({summary['stopped_by']})" if summary.get("stopped_by") else ""
-    early = f"stopped at step {summary['steps']} of {summary['total_steps']}{cause}"
-    end = f"done: {summary['steps']} steps" if done else early
-    peaks: dict[str, list[str]] = {}
-    for phase, measures in summary["memory"].items():
-        for name, counts in measures.items():
-            peaks.setdefault(name, []).append(f"{phase} {size(max(counts))}")
-    shown = "; ".join(f"{name}: {', '.join(phases)}" for name, phases in peaks.items())
-    return "\n".join(
-        [
-            f"{end}, {summary['samples']:,} samples" + (f", {results}" if results else ""),
-            f"wall time {wall:.1f} s: training {training:.1f} s ({parts}), {others}; {speed}",
-            *([account_text(summary["attempts"])] if "attempts" in summary else []),
-            f"peak memory of the largest rank, {shown}",
-            f"model: {model}",
-        ]
+        speed_text += f", MFU {summary['mfu']:.1%} (6 operations a parameter and token)"
+
+    return (
+        f"wall time {wall:.1f} s: training {training:.1f} s ({', '.join(parts)}), "
+        f"{', '.join(others)}; {speed_text}"
     )
+
+
+def _memory_text(memory: Mapping[str, Mapping[str, list[int]]]) -> str:
+    """List the peaks of the largest rank by measure: ``resident: set-up 1 GiB, training 2 GiB``."""
+    phases_of: dict[str, list[str]] = {}
+    for phase, measures in memory.items():
+        for name, counts in measures.items():
+            phases_of.setdefault(name, []).append(f"{phase} {size(max(counts))}")
+    return "; ".join(f"{name}: {', '.join(phases)}" for name, phases in phases_of.items())
 
 
 def account_text(account: Mapping[str, Any]) -> str:
     """Return the account of all attempts as a line for people."""
-    wall, count = account["wall_seconds"], account["count"]
-    shown = sorted(account["seconds"].items(), key=lambda part: -part[1])
-    parts = ", ".join(f"{name} {spent / wall:.1%}" for name, spent in shown if spent > 0)
-    return f"goodput {account['goodput']:.1%} of {wall:.1f} s in {count} attempt{'s' * (count > 1)}: {parts}"
+    wall = account["wall_seconds"]
+    count = account["count"]
+    attempts = "1 attempt" if count == 1 else f"{count} attempts"
+
+    largest_first = sorted(account["seconds"].items(), key=lambda part: -part[1])
+    shares = [f"{name} {spent / wall:.1%}" for name, spent in largest_first if spent > 0]
+    return f"goodput {account['goodput']:.1%} of {wall:.1f} s in {attempts}: {', '.join(shares)}"

@@ -34,17 +34,20 @@ class Speed:
 
     def text(self, unit: str) -> str:
         """Return it for people, with its spread."""
-        said = f"{_short(self.median)} {unit}/s"
+        text = f"{_short(self.median)} {unit}/s"
         if self.readings < 2:
-            return said
-        return f"{said} (middle half of {self.readings} readings: {_short(self.low)} to {_short(self.high)})"
+            return text
+
+        spread = f"{_short(self.low)} to {_short(self.high)}"
+        return f"{text} (middle half of {self.readings} readings: {spread})"
 
     def as_dict(self, unit: str) -> dict[str, Any]:
         """Return it as summary.json holds it."""
-        found: dict[str, Any] = {f"{unit}_per_second": round(self.median, 3)}
+        values: dict[str, Any] = {f"{unit}_per_second": round(self.median, 3)}
         if self.readings:
-            found[f"{unit}_per_second_quartiles"] = [round(self.low, 3), round(self.high, 3)]
-        return found | {"readings_of_speed": self.readings}
+            values[f"{unit}_per_second_quartiles"] = [round(self.low, 3), round(self.high, 3)]
+        values["readings_of_speed"] = self.readings
+        return values
 
     @classmethod
     def of_readings(cls, values: Sequence[float]) -> Speed | None:
@@ -60,12 +63,14 @@ class Speed:
 
     @classmethod
     def of_summary(cls, summary: Mapping[str, Any], unit: str) -> Speed | None:
-        """Read what ``as_dict`` gave out of a summary; None where it has no speed in this unit."""
+        """Read what ``as_dict`` wrote into a summary; None where it has no speed in this unit."""
         value = summary.get(f"{unit}_per_second")
         if value is None:
             return None
+
         low, high = summary.get(f"{unit}_per_second_quartiles", (value, value))
-        return cls(median=value, low=low, high=high, readings=summary.get("readings_of_speed", 0))
+        readings = summary.get("readings_of_speed", 0)
+        return cls(median=value, low=low, high=high, readings=readings)
 
 
 def _short(value: float) -> str:
@@ -73,23 +78,24 @@ def _short(value: float) -> str:
 
 
 def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> Speed | None:
-    """Return the speed of a run from its logged rows, in their order; None where no row was read in
-    steady state.
+    """Return the speed of a run from its logged rows; None where no row is of the steady state.
 
     Args:
-        rows: with ``seconds`` since the process began to train, which begin anew in a process that
-            goes on.
+        rows: in their order, with ``seconds`` since the process began to train; they start again
+            in a process that resumes.
         unit: ``samples`` or ``tokens``.
     """
     values = []
-    before = math.inf
+    seconds_before = math.inf
     for row in rows:
         if row.get("samples_per_second") is None:
             continue  # an evaluation
+
         seconds = float(row.get("seconds", 0.0))
-        is_first = seconds < before  # of a process
-        before = seconds
+        is_first_of_process = seconds < seconds_before
+        seconds_before = seconds
+
         value = row.get(f"{unit}_per_second")
-        if value and not is_first:
+        if value and not is_first_of_process:
             values.append(float(value))
     return Speed.of_readings(values)

@@ -65,7 +65,7 @@ def test_an_attempt_is_noted_every_few_seconds_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter = Meter(torch.device("cpu"))
-    meter.start(0)
+    meter.start()
     made = Attempts(run_directory(tmp_path / "run"), meter, 3)
     made.note(4)
     made.note(5)

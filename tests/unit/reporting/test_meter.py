@@ -22,7 +22,7 @@ def slowly(count: int, seconds: float) -> Any:
 
 def test_the_wall_time_is_split_without_rest() -> None:
     meter = Meter(torch.device("cpu"))
-    meter.start(0)
+    meter.start()
     for _ in meter.waiting("data", slowly(3, 0.02)):
         time.sleep(0.01)
         with meter.part("optimizer"):
@@ -63,7 +63,7 @@ def test_the_wall_time_is_split_without_rest() -> None:
 
 def test_speed_is_that_since_the_last_reading() -> None:
     meter, began = Meter(torch.device("cpu")), time.perf_counter()
-    meter.start(0)
+    meter.start()
     meter.step(100)
     time.sleep(0.02)
     with meter.paused("saving"):
@@ -79,7 +79,7 @@ def test_speed_is_that_since_the_last_reading() -> None:
 
 def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
     meter = Meter(torch.device("cpu"))
-    meter.start(0)
+    meter.start()
     for samples in (1, 100, 300, 200):
         meter.step(samples)
         meter.count(10 * samples)
@@ -161,7 +161,7 @@ def test_peaks_on_a_gpu_belong_to_their_phase(monkeypatch: pytest.MonkeyPatch) -
     meter = Meter(torch.device("cuda", 0))
     gpu.hold(900)  # a whole model, before it is divided
     gpu.hold(100)
-    meter.start(0)
+    meter.start()
     assert gpu.calls == ["reset"], "a phase of training does not wait for the device"
     gpu.hold(300)
     gpu.hold(100)
@@ -194,7 +194,7 @@ def test_a_pause_on_a_gpu_begins_when_the_steps_before_have_ended(
 ) -> None:
     RecordingGpu(monkeypatch)
     meter = Meter(torch.device("cuda", 0))
-    meter.start(0)
+    meter.start()
     with meter.paused("saving"):
         time.sleep(0.01)
     assert 0.01 <= meter.spent["saving"] < 0.05, "what was queued is training"
@@ -204,7 +204,7 @@ def test_the_resident_set_falls_back_between_phases() -> None:
     size = 96 * 2**20
     meter = Meter(torch.device("cpu"))
     torch.ones(size, dtype=torch.uint8)
-    meter.start(0)
+    meter.start()
     before = meter.memory.read()
     with meter.paused("evaluation"):
         torch.ones(size, dtype=torch.uint8)
@@ -218,7 +218,7 @@ def test_a_system_that_sets_no_peak_back_is_said(
 ) -> None:
     monkeypatch.setattr(memory, "_PROC", tmp_path / "none")
     meter = Meter(torch.device("cpu"))
-    meter.start(0)
+    meter.start()
     assert list(meter.memory.peaks["set-up"]) == ["resident"]
     assert meter.memory.read() >= meter.memory.peaks["set-up"]["resident"]
     assert list(meter.memory.peaks["training"]) == ["resident since the start"]
