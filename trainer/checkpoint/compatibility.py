@@ -14,7 +14,6 @@ from ..errors import ConfigError, Origin, Problem
 from ..text import hidden, listed
 from .codec import encode_plain
 from .parts import Parts
-from .untrusted import is_number
 
 _OF_RATES = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
 
@@ -72,17 +71,16 @@ def _rates_by_name(facts: Mapping[str, Any], schedule: Mapping[str, Any]) -> dic
     }
 
 
-def _base_rates(own: Any) -> list[float]:
+def _base_rates(own: Mapping[str, Any]) -> list[float]:
     """Return the rates of the groups before a schedule moves them; of several, one behind the
     other, the first's.
     """
-    if not isinstance(own, Mapping):
-        return []
-    rates = own.get("base_lrs")
-    if isinstance(rates, list) and all(is_number(rate) for rate in rates):
+    if "base_lrs" in own:
+        rates: list[float] = own["base_lrs"]
         return rates
-    inner = own.get("_schedulers")
-    return _base_rates(inner[0]) if isinstance(inner, list) and inner else []
+    if "_schedulers" in own:
+        return _base_rates(own["_schedulers"][0])
+    return []
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

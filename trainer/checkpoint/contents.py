@@ -13,64 +13,16 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError
-from .export import ADAPTER_FILE, ModelFile
+from .export import ModelFile
 from .ranges import Ranges, of_rank_files
 from .safetensors_io import DTYPE_NAMES
-from .untrusted import (
-    check_form,
-    dict_of,
-    is_count,
-    is_number,
-    is_text,
-    list_of,
-    parse_json,
-    path_inside,
-    read_json,
-)
+from .schema import STATE_SCHEMA, check_schema
+from .untrusted import LARGEST_JSON, path_inside, read_json, too_large
 
 STATE = "state.json"
 WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds that a tensor of the model can be stored as
 _RANK_FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
 Tensors = list[tuple[str, tuple[int, ...], torch.dtype]]
-
-
-def _is_model(value: Any) -> bool:
-    """Tell whether a value is a list of ``[name, shape, dtype]`` in which each name stands once."""
-    whole = list_of(
-        lambda one: isinstance(one, list) and len(one) == 3 and list_of(is_count)(one[1])
-    )(value)
-    whole = whole and all(
-        is_text(name) and is_text(dtype) and dtype in DTYPE_NAMES for name, _, dtype in value
-    )
-    return whole and len({name for name, *_ in value}) == len(value)
-
-
-_GROUP = dict_of(names=list_of(is_text), settings=dict_of())
-_STATE = {
-    "step": is_count,
-    "samples": is_count,
-    "data": dict_of(samples=is_count),
-    "schedule": dict_of(kind=is_text, steps=is_count, lr=list_of(is_number), own=dict_of()),
-    "skipped_steps": is_count,
-    "skipped_in_a_row": is_count,
-    "scaler": lambda value: (
-        value == {} or dict_of(is_number, scale=is_number, good_steps=is_number)(value)
-    ),
-    "model": _is_model,
-    "group_settings": list_of(dict_of()),
-    "task": lambda value: isinstance(value, dict | list),
-    "callbacks": dict_of(),
-    "mathematics": dict_of(optimizer=is_text, optimizer_groups=list_of(_GROUP)),
-    "last_evaluation": dict_of(lambda value: is_number(value) or dict_of(is_text)(value)),
-}
-_LATER = {  # which checkpoints did not always keep
-    "config": dict_of(),
-    "not_finite_at_start": list_of(is_text),
-    "content": dict_of(dict_of(is_count)),
-    "evaluation_owed": lambda value: isinstance(value, bool),
-    "spent": dict_of(tokens=is_number, seconds=is_number),
-    "export": dict_of(file=lambda value: value == ADAPTER_FILE, names=dict_of(is_text)),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,18 +47,12 @@ class Contents:
             CheckpointError, OSError: they hold what no checkpoint holds, or cannot be read.
         """
         state = read_json(path_inside(folder, STATE))
-        if not isinstance(state, dict):
-            raise CheckpointError(f"{STATE}: holds no mapping")
-        check_form(
-            state, {**_STATE, **{key: fits for key, fits in _LATER.items() if key in state}}, STATE
-        )
-        model = [(name, tuple(shape), DTYPE_NAMES[dtype]) for name, shape, dtype in state["model"]]
-        if "export" in state and (
-            unknown := state["export"]["names"].keys() - {name for name, *_ in model}
-        ):
-            raise CheckpointError(
-                f"{STATE}: 'export' names {min(unknown)!r}, which is not in the model"
-            )
+        check_schema(state, STATE_SCHEMA, STATE)
+        model = []
+        for name, shape, dtype in state["model"]:
+            if dtype not in DTYPE_NAMES:
+                raise CheckpointError(f"{STATE}: {name} has the unknown dtype {dtype!r}")
+            model.append((name, tuple(shape), DTYPE_NAMES[dtype]))
         ranges = of_rank_files(path_inside(folder, name) for name in names if is_rank_file(name))
         return cls(state=state, model=model, ranges=ranges)
 
@@ -141,7 +87,8 @@ def state_text(state: Mapping[str, Any]) -> bytes:
     """Return ``state.json`` as it is written; ``CheckpointError`` if it could not be read again."""
     try:
         text = (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
-        parse_json(text)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{STATE}: cannot be written: {error}") from None
+    if len(text) > LARGEST_JSON:
+        raise CheckpointError(f"{STATE}: cannot be written: {too_large()}")
     return text

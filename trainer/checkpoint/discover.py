@@ -15,7 +15,6 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,9 +23,10 @@ import xxhash
 
 from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, ConfigError, Origin, Problem
-from .contents import STATE, Contents, is_rank_file
+from .contents import STATE, Contents
 from .disk import hash_file
-from .untrusted import Unreadable, check_form, dict_of, is_count, is_text, path_inside, read_json
+from .schema import MANIFEST_SCHEMA, check_schema
+from .untrusted import Unreadable, path_inside, read_json
 
 FORMAT, VERSION = "samecurve-checkpoint", 1
 MANIFEST = "manifest.json"
@@ -153,49 +153,16 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if manifest.get("version") != VERSION:
         version = str(manifest.get("version"))[:20]
         raise Unreadable(f"has version {version} of the format; this program reads {VERSION}")
-    check_form(manifest, _MANIFEST, MANIFEST)
-    ranks = sorted(filter(is_rank_file, manifest["files"]))
-    if len(ranks) != manifest["world_size"] or ranks != [
-        f"rank-{rank:05d}.safetensors" for rank in range(len(ranks))
-    ]:
-        raise CheckpointError(
-            f"{MANIFEST}: lists files of {len(ranks)} processes instead of {manifest['world_size']}"
-        )
+    check_schema(manifest, MANIFEST_SCHEMA, MANIFEST)
     return manifest
 
 
-def _is_time(value: Any) -> bool:
-    try:
-        return datetime.fromisoformat(value).tzinfo is not None
-    except (TypeError, ValueError):
-        return False
-
-
-_MANIFEST = {
-    "step": is_count,
-    "samples": is_count,
-    "world_size": is_count,
-    "strategy": lambda value: is_text(value) and value.isprintable(),
-    "created": _is_time,
-    "files": dict_of(dict_of(bytes=is_count, xxh3=is_text), **{STATE: dict_of()}),
-}
-
-
 def _check_files(info: CheckpointInfo) -> None:
-    """Hold what lies there to the manifest: each file in its size, and no other; names with a dot
-    do not count.
-    """
+    """Check that each file of the manifest is there and has its size."""
     for name, fact in info.files.items():
         size = path_inside(info.path, name).lstat().st_size
         if size != fact["bytes"]:
             raise CheckpointError(f"{name} has {size} bytes instead of {fact['bytes']}")
-    known = {MANIFEST, *info.files}
-    for entry in info.path.rglob("*"):
-        name = entry.relative_to(info.path).as_posix()
-        if not (name in known or entry.name.startswith(".") or stat.S_ISDIR(entry.lstat().st_mode)):
-            raise CheckpointError(
-                f"{name if name.isprintable() else ascii(name)} does not belong to it"
-            )
 
 
 def verify(info: CheckpointInfo, agreement: Agreement | None = None) -> CheckpointInfo:

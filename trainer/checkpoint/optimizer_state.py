@@ -27,7 +27,6 @@ from ..strategies.tensors import canonical_state, local
 from .codec import decode
 from .ranges import Ranges
 from .safetensors_io import can_hold
-from .untrusted import is_number
 
 PREFIX = "optimizer."
 _HIDDEN = ("params", "lr", "initial_lr")  # the learning rate is the schedule's
@@ -44,15 +43,12 @@ class OptimizerForm:
             number.
         groups: for each parameter group, the names of its parameters and its settings without the
             learning rate.
-        together: keys that a parameter has together; one that has some state has all of one of
-            these.
     """
 
     kind: str
     ranges: Mapping[str, torch.dtype]
     values: Mapping[str, bool]
     groups: tuple[dict[str, Any], ...]
-    together: frozenset[frozenset[str]] = frozenset()
 
     @classmethod
     def of(
@@ -87,9 +83,7 @@ class OptimizerForm:
         )
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
-        together: set[frozenset[str]] = set()
         for tensor, state in _probe(optimizer, kind, device).items() if saved else ():
-            together.add(frozenset(key for key, value in state.items() if value is not None))
             for key, value in state.items():
                 if isinstance(value, Tensor) and not can_hold(value.dtype):
                     raise _unsavable(
@@ -109,9 +103,7 @@ class OptimizerForm:
                     )
                     what = f"{key!r} {form} for a parameter of shape {tuple(tensor.shape)}"
                     raise _unsavable(kind, f"{what}: it cannot be saved by ranges of the parameter")
-        return cls(
-            kind=kind, ranges=ranges, values=values, groups=groups, together=frozenset(together)
-        )
+        return cls(kind=kind, ranges=ranges, values=values, groups=groups)
 
 
 def _unsavable(kind: str, what: str) -> CheckpointError:
@@ -131,20 +123,10 @@ def settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_settings(group: dict[str, Any], kept: Mapping[str, Any]) -> None:
-    """Give a group encoded settings, as far as it has them; ``CheckpointError`` where one is of
-    another type.
-    """
+    """Give a group encoded settings, as far as it has them."""
     for key in settings(group).keys() & kept.keys():
         value, now = decode(kept[key]), group[key]
-        value = tuple(value) if isinstance(now, tuple) and isinstance(value, list) else value
-        if not (
-            now is None
-            or value is None
-            or (is_number(now) and is_number(value))
-            or type(now) is type(value)
-        ):
-            raise CheckpointError(f"the optimizer's {key} was {value!r} and is {now!r}")
-        group[key] = value
+        group[key] = tuple(value) if isinstance(now, tuple) else value
 
 
 def _is_plain(value: object) -> bool:
@@ -203,11 +185,7 @@ def load_state(
 
     ``read`` is called with each shard before its state is read. A parameter that had no state (it
     never had a gradient) gets none, or zeros where it shares a flat group.
-
-    Raises:
-        CheckpointError: a parameter has a part of its state only.
     """
-    _check_together(form, store)
     states: dict[Tensor, dict[str, Any]] = defaultdict(dict)
     names = {
         name: group["names"] for group in form.groups for name in group["names"]
@@ -257,18 +235,6 @@ def load_state(
                 )
     strategy.optimizer.state.update(states)
     return [*notices]
-
-
-def _check_together(form: OptimizerForm, store: Ranges) -> None:
-    keys = [*form.ranges, *form.values]
-    for name in (name for group in form.groups for name in group["names"]):
-        found = frozenset(key for key in keys if store.holds(PREFIX + key, name))
-        if found and form.together and found not in form.together:
-            wanted = min(form.together, key=lambda one: len(one ^ found))
-            lacking = ", ".join(sorted(wanted - found)) or "a part"
-            raise CheckpointError(
-                f"the optimizer's state of {name} lacks {lacking}, which {form.kind} keeps"
-            )
 
 
 def _placed(value: Tensor, state_key: Tensor, optimizer: Optimizer) -> Tensor:

@@ -202,18 +202,10 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
     found = []
     for path in paths:
         for text, entry in read_header(path).items():
-            key, shape = _KEY.fullmatch(text), entry.shape
-            stride = int(key[4] or 0) if key else 0
-            fits = (
-                len(shape) == 2 and shape[0] > 0 and 0 < shape[1] <= stride
-                if stride
-                else len(shape) < 2
-            )
-            if key is None or not fits:
-                raise CheckpointError(
-                    f"{path}: {text!r} of shape {shape} is no range called kind/name/start"
-                )
-            columns = Columns(shape[1], stride) if stride else None
+            key = _KEY.fullmatch(text)
+            if key is None:
+                raise CheckpointError(f"{path}: {text!r} is no range called kind/name/start")
+            columns = Columns(entry.shape[1], int(key[4])) if key[4] else None
             found.append((key[1], key[2], Piece(path, int(key[3]), entry, columns)))
     return Ranges(found)
 

@@ -34,7 +34,6 @@ from .optimizer_state import load_state, restore_settings
 from .parts import Parts
 from .ranges import Ranges, of_model_folder
 from .schedule_state import restore_schedule, schedule_state
-from .untrusted import is_count
 
 Places = Mapping[str, tuple[str, str]]  # (kind, name) in a store, by the name in the model
 
@@ -197,8 +196,7 @@ def _find(
         found = [(kind, other) for kind in kinds for other in names if store.holds(kind, other)]
         if found and shapes[found[0][1]] != shape:
             theirs = shapes[found[0][1]]
-            hint = " (is it transposed?)" if theirs == shape[::-1] else ""
-            wrong.append(f"{name} has shape {theirs}, the model's is {shape}{hint}")
+            wrong.append(f"{name} has shape {theirs}, the model's is {shape}")
         elif found or 0 in shape:  # nothing is read of an empty one
             places[name] = found[0] if found else (kinds[0], name)
         elif not only or only.keys() & aliases[id(handle)]:
@@ -275,8 +273,6 @@ def _restore_data(parts: Parts, data: Any) -> tuple[int, list[str]]:
     fresh = parts.data.state()
     if ("stream" in data) == ("stream" in fresh):
         data = {"began": 0, **data} if "began" in fresh else data  # which older checkpoints lack
-        if not all(is_count(data.get(key)) for key in fresh.keys() - {"stream", "order"}):
-            raise CheckpointError(f"state.json: {data!r} is no position in the data")
         return parts.data.restore(data), []
     was, now = ("a stream", "a data set") if "stream" in data else ("a data set", "a stream")
     return fresh["samples"], [
@@ -293,19 +289,7 @@ def _restore_rng(parts: Parts, store: Ranges, step: int) -> list[str]:
             for name in rng.GENERATORS
             if store.holds(f"rng.{name}", rank)
         }
-        try:
-            rng.write(known)
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            OverflowError,
-            RuntimeError,
-            AssertionError,
-        ) as error:
-            raise CheckpointError(
-                f"the random number generators do not take what was saved: {error!r}"
-            ) from None
+        rng.write(known)
         return []
     # Streams of so many ranks cannot be dealt to others; new ones must not repeat what was drawn
     # before.

@@ -10,8 +10,6 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from ..errors import CheckpointError
-
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
     """Return its class, its steps, the rates of the groups, and what JSON can hold of its own
@@ -30,9 +28,6 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
 
     A schedule that is a function of the step takes its rates from the settings that run now. Others
     build each rate on the one before: they go on from the rates that were saved.
-
-    Raises:
-        CheckpointError: the state is not that of such a schedule.
     """
     steps, groups = state["steps"], schedule.optimizer.param_groups
     if isinstance(schedule, LambdaLR):
@@ -50,12 +45,7 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
         ]
     else:
         rates = state["lr"]
-        try:
-            schedule.load_state_dict(_merged(schedule.state_dict(), state["own"]))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise CheckpointError(
-                f"{state['kind']} does not take the state that was saved: {error!r}"
-            ) from None
+        schedule.load_state_dict(_merged(schedule.state_dict(), state["own"]))
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):  # others (a compiled step) hold on to this very tensor
             group["lr"].fill_(float(rate))

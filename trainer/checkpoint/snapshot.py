@@ -24,7 +24,7 @@ from .optimizer_state import settings
 from .parts import Parts
 from .ranges import write_pieces
 from .schedule_state import schedule_state
-from .untrusted import parts_of
+from .untrusted import split_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,5 +164,5 @@ def read_extras(parts: Parts) -> dict[str, bytes]:
             if path.is_file()
         }
         for file in files:
-            parts_of(file)
+            split_name(file)
         return {f"extras/{file}": path.read_bytes() for file, path in files.items()}

@@ -64,12 +64,8 @@ def test_columns_that_overlap_or_lack_are_told(tmp_path: Path) -> None:
         written(tmp_path / "read", 0, 6).read("parameter", "w", 0, torch.zeros(20))
 
 
-@pytest.mark.parametrize(
-    ("key", "shape"), [("0+2", (2, 3)), ("0+0", (2, 3)), ("0+10", (6,)), ("0+10", (2, 2, 2))]
-)
-def test_a_forged_piece_of_columns_is_refused(
-    key: str, shape: tuple[int, ...], tmp_path: Path
-) -> None:
-    write_pieces(tmp_path / "rank-00000.safetensors", [(f"parameter/w/{key}", torch.zeros(shape))])
+@pytest.mark.parametrize("key", ["", "-1", "x", "0+", "+10", "9" * 400])
+def test_a_piece_without_a_place_is_refused(key: str, tmp_path: Path) -> None:
+    write_pieces(tmp_path / "rank-00000.safetensors", [(f"parameter/w/{key}", torch.zeros(6))])
     with pytest.raises(CheckpointError, match="is no range called kind/name/start"):
         of_rank_files([tmp_path / "rank-00000.safetensors"])

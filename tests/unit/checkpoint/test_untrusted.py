@@ -1,0 +1,235 @@
+"""Forged checkpoints: whatever reads one refuses it in one line and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from one_process import checkpoint, fit, reseal
+from resuming import Odd
+from safetensors.torch import load_file, save_file
+
+from trainer import CheckpointError
+from trainer.checkpoint import discover, untrusted
+from trainer.commands import cli
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+RANK = "rank-00000.safetensors"
+WEIGHT = "parameter/middle.weight/0"
+
+
+class WithNote(Odd):
+    def save_extras(self, directory: Path) -> None:
+        (directory / "words").mkdir()
+        (directory / "words" / "note.txt").write_text("beside the model")
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("honest")
+    fit(folder / "run", WithNote(), max_steps=2)
+    return checkpoint(folder / "run", 2)
+
+
+@pytest.fixture
+def forged(honest: Path, tmp_path: Path) -> Path:
+    """A copy of a checkpoint, for a test to change, beside a file that is private."""
+    (tmp_path / "secret").write_text("private")
+    path = tmp_path / "theirs" / honest.name
+    shutil.copytree(honest, path)
+    return path
+
+
+def exported(path: Path) -> int:
+    return cli.main(["export", str(path), "--to", str(path.parent.parent / "stolen")])
+
+
+def check_refused(path: Path, message: str) -> None:
+    """Check that a checkpoint is refused by resume and by export, before anything is written."""
+    before = sorted(path.parent.parent.rglob("*"))
+    with pytest.raises(CheckpointError, match=message):
+        fit(path.parent.parent / "new", WithNote(), max_steps=4, resume=str(path))
+    shutil.rmtree(path.parent.parent / "new")  # the lock of a run that was not to be
+    assert cli.main(["checkpoints", str(path.parent), "--verify"]) == 1
+    assert exported(path) == 1
+    assert sorted(path.parent.parent.rglob("*")) == before
+
+
+def test_an_honest_checkpoint_is_accepted(forged: Path) -> None:
+    """Otherwise the refusals below would prove nothing."""
+    assert cli.main(["checkpoints", str(forged.parent), "--verify"]) == 0
+    assert exported(forged) == 0
+    note = forged.parent.parent / "stolen" / "words" / "note.txt"
+    assert note.read_text() == "beside the model"
+
+
+# -- paths -----------------------------------------------------------------------------------------
+
+
+def add_to_manifest(path: Path, name: str, content: bytes) -> None:
+    manifest = json.loads((path / discover.MANIFEST).read_text())
+    digest = xxhash.xxh3_128_hexdigest(content)
+    manifest["files"][name] = {"bytes": len(content), "xxh3": digest}
+    (path / discover.MANIFEST).write_text(discover.sealed(manifest))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/hostname",
+        "extras/../../../secret",
+        "../x",
+        "extras//x",
+        "",
+        "extras\\x",
+        "extras/a\0b",
+    ],
+)
+def test_a_path_outside_the_folder_is_refused(name: str, forged: Path) -> None:
+    add_to_manifest(forged, name, b"private")
+    check_refused(forged, "is no name of a file inside the folder")
+
+
+@pytest.mark.parametrize("name", [discover.STATE, RANK, "extras"])
+def test_a_link_out_of_the_folder_is_refused(name: str, forged: Path) -> None:
+    moved = forged.parent.parent / "moved"
+    (forged / name).rename(moved)
+    (forged / name).symlink_to(moved)
+    check_refused(forged, "is no plain file")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(forged: Path) -> None:
+    (forged / "extras" / "words" / "note.txt").unlink()
+    os.mkfifo(forged / "extras" / "words" / "note.txt")
+    check_refused(forged, "is no plain file")
+
+
+def test_a_file_beside_the_model_cannot_replace_it(forged: Path) -> None:
+    (forged / "extras" / "model.safetensors").write_bytes(b"forged")
+    add_to_manifest(forged, "extras/model.safetensors", b"forged")
+    assert exported(forged) == 1
+    assert not (forged.parent.parent / "stolen").exists()
+
+
+# -- manifest.json and state.json ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": "2"}, r"manifest.json: step must be a whole number, and is '2'"),
+        ({"files": []}, r"manifest.json: files must be a mapping"),
+        ({"files": {"state.json": 3}}, r"manifest.json: files: state.json must be a mapping"),
+        ({"version": 2}, "has version 2 of the format; this program reads 1"),
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(
+    change: dict[str, Any], message: str, forged: Path
+) -> None:
+    manifest = json.loads((forged / discover.MANIFEST).read_text())
+    (forged / discover.MANIFEST).write_text(discover.sealed({**manifest, **change}))
+    check_refused(forged, message)
+
+
+@pytest.mark.parametrize("text", ["5", "[]", "null", "{}", "{", "\udcff", "[" * 100_000])
+def test_a_state_that_is_no_mapping_of_the_format_is_refused(text: str, forged: Path) -> None:
+    (forged / discover.STATE).write_bytes(text.encode(errors="surrogateescape"))
+    reseal(forged)
+    check_refused(forged, "state.json")
+
+
+@pytest.mark.parametrize("dtype", ["load", "complex64", 3])
+def test_a_model_with_an_unknown_dtype_is_refused(dtype: Any, forged: Path) -> None:
+    state = json.loads((forged / discover.STATE).read_text())
+    state["model"][0][2] = dtype
+    (forged / discover.STATE).write_text(json.dumps(state))
+    reseal(forged)
+    check_refused(forged, r"state.json: .*(unknown dtype|must be a text)")
+
+
+def test_json_above_the_limit_is_not_parsed(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untrusted, "LARGEST_JSON", 100)
+    check_refused(forged, "manifest.json cannot be read: more than")
+
+
+# -- tensors ---------------------------------------------------------------------------------------
+
+
+def change_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(path / RANK)
+    change(tensors)
+    save_file(tensors, path / RANK)
+    reseal(path)
+
+
+def test_a_missing_tensor_is_refused(forged: Path) -> None:
+    change_tensors(forged, lambda tensors: tensors.__delitem__(WEIGHT))
+    check_refused(forged, r"parameter middle.weight: elements 0 to 15 are in no file")
+
+
+def test_a_tensor_of_another_length_is_refused(forged: Path) -> None:
+    change_tensors(forged, lambda tensors: tensors.update({WEIGHT: torch.zeros(16)}))
+    check_refused(forged, r"parameter middle.weight: .*15")
+
+
+def test_a_tensor_of_another_name_is_refused(forged: Path) -> None:
+    change_tensors(forged, lambda tensors: tensors.update({"middle.weight": torch.zeros(15)}))
+    check_refused(forged, "is no range called kind/name/start")
+
+
+@pytest.mark.parametrize("length", [0, 1 << 40])
+def test_a_header_longer_than_its_file_is_refused(length: int, forged: Path) -> None:
+    content = (forged / RANK).read_bytes()
+    (forged / RANK).write_bytes(length.to_bytes(8, "little") + content[8:])
+    reseal(forged)
+    check_refused(forged, "no readable safetensors file")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"data_offsets": [-60, 0]}, {"shape": [16]}, {"dtype": "Q8"}, {"dtype": "F64"}],
+    ids=str,
+)
+def test_a_header_that_does_not_fit_its_bytes_is_refused(
+    change: dict[str, Any], forged: Path
+) -> None:
+    content = (forged / RANK).read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header[WEIGHT].update(change)
+    text = json.dumps(header).encode()
+    (forged / RANK).write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
+    reseal(forged)
+    check_refused(forged, "safetensors")
+
+
+# -- another program's checkpoint ------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+@pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "link"])
+def test_a_checkpoint_of_torch_cannot_lead_out_of_its_folder(name: str, tmp_path: Path) -> None:
+    import pickle
+
+    import torch.distributed.checkpoint as dcp
+
+    folder = tmp_path / "theirs" / "model"
+    dcp.save({"w": torch.arange(6.0)}, checkpoint_id=folder, no_dist=True)
+    assert cli.main(["import", str(folder.parent), "--to", str(tmp_path / "honest")]) == 0
+
+    (tmp_path / "elsewhere").write_text("private")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    for storage in metadata.storage_data.values():
+        storage.relative_path = name
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert cli.main(["import", str(folder.parent), "--to", str(tmp_path / "model")]) == 1
+    assert not (tmp_path / "model").exists()
