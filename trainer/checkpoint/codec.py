@@ -1,7 +1,7 @@
-"""State of tasks and callbacks: JSON with tensors in it, kept apart so that both are plain files.
+"""The state of tasks and callbacks as JSON and tensors, so that both are written as plain files.
 
-In the JSON a tensor stands as ``{"$tensor": [name, shape]}``, a tuple as ``{"$tuple": [...]}`` and
-a number that JSON lacks as ``{"$number": "inf"}``.
+In the JSON a tensor is ``{"$tensor": [name, shape]}``, a tuple ``{"$tuple": [...]}`` and a number
+that JSON lacks ``{"$number": "inf"}``.
 """
 
 from __future__ import annotations
@@ -19,38 +19,57 @@ from .safetensors_io import can_hold
 
 
 def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """Return ``value`` as JSON; its tensors go to ``tensors``, flat and on the CPU, by names that
-    begin with ``path``.
+    """Return a value as JSON can hold it, and put its tensors into ``tensors``.
+
+    Args:
+        tensors: is given copies of them, flat and on the CPU, by names that begin with ``path``.
+        path: where the value is, for these names and for messages.
 
     Raises:
-        CheckpointError: something that is neither JSON nor a tensor.
+        CheckpointError: the value, or one in it, is neither JSON nor a tensor.
     """
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, Tensor) and can_hold(value.dtype):
-        tensors[path] = value.detach().to("cpu", copy=True).reshape(-1)
-        return {"$tensor": [path, list(value.shape)]}
-    if isinstance(value, Mapping) and all(
-        isinstance(key, str) and not key.startswith("$") for key in value
-    ):
-        return {key: encode(item, tensors, f"{path}.{key}") for key, item in value.items()}
+
+    if value is None or isinstance(value, bool | int | str):
+        return value
+
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$number": str(float(value))}
+
     if isinstance(value, list | tuple):
         items = [encode(item, tensors, f"{path}.{number}") for number, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$number": str(float(value))}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    what = f"a {type(value).__name__}"
+
+    if isinstance(value, Mapping) and all(map(_can_be_key, value)):
+        return {key: encode(item, tensors, f"{path}.{key}") for key, item in value.items()}
+
+    if isinstance(value, Tensor) and can_hold(value.dtype):
+        tensors[path] = value.detach().to("cpu", copy=True).reshape(-1)
+        return {"$tensor": [path, list(value.shape)]}
+
+    raise CheckpointError(
+        f"{path}: {_described(value)} is neither JSON nor a tensor, and cannot be saved"
+    )
+
+
+def _can_be_key(key: object) -> bool:
+    return isinstance(key, str) and not key.startswith("$")
+
+
+def _described(value: object) -> str:
+    """Return what kind of value this is, for a message."""
+    kind = f"a {type(value).__name__}"
     if isinstance(value, Mapping):
-        what += f" with the key {next(k for k in value if not isinstance(k, str) or k.startswith('$'))!r}"
-    elif isinstance(value, Tensor):
-        what += f" of {value.dtype}"
-    raise CheckpointError(f"{path}: {what} is neither JSON nor a tensor, and cannot be saved")
+        wrong = [key for key in value if not _can_be_key(key)]
+        return f"{kind} with the key {wrong[0]!r}"
+    if isinstance(value, Tensor):
+        return f"{kind} of {value.dtype}"
+    return kind
 
 
 def encode_plain(value: Any, path: str) -> Any:
-    """Return ``value`` as JSON reads it back, with the text of what JSON does not hold."""
+    """Return a value as JSON reads it back; what JSON cannot hold becomes its text."""
     return encode(json.loads(json.dumps(value, default=str)), {}, path)
 
 
@@ -58,18 +77,19 @@ def decode(value: Any, tensor_of: Callable[[str], Tensor] | None = None) -> Any:
     """Return what was encoded.
 
     Args:
-        tensor_of: reads a tensor by its name; None where only numbers were encoded.
+        tensor_of: reads a tensor by its name; None where nothing with tensors was encoded.
     """
     if isinstance(value, list):
         return [decode(item, tensor_of) for item in value]
     if not isinstance(value, dict):
         return value
+
     if "$number" in value:
         return float(value["$number"])
     if "$tuple" in value:
         return tuple(decode(item, tensor_of) for item in value["$tuple"])
     if "$tensor" in value:
-        assert tensor_of is not None, "only numbers were encoded here"
+        assert tensor_of is not None, "nothing with tensors was encoded here"
         name, shape = value["$tensor"]
         return tensor_of(name).reshape(shape)
     return {key: decode(item, tensor_of) for key, item in value.items()}

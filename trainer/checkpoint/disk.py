@@ -1,6 +1,4 @@
-"""Files written so that none is seen under its name before it is whole, whatever is killed; and the
-room for them.
-"""
+"""Writing files and folders so that none is seen under its name before it is complete."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import shutil
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import xxhash
 
@@ -18,14 +16,12 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, LaunchError
 from ..text import size
 
-CHUNK = (
-    1 << 20
-)  # bytes at a time: still in the processor's cache when they are hashed, which halves its time
-AHEAD = (
-    1 << 24
-    # bytes after which the disk begins to write; a flush at the end, of all of them, takes 1.4 x as
-    # long
-)
+# Bytes read at a time. They are still in the processor's cache when they are hashed, which halves
+# the time of that.
+CHUNK = 1 << 20
+# Bytes after which the disk begins to write. With one flush at the end, of everything, a file takes
+# 1.4 times as long.
+AHEAD = 1 << 24
 
 
 class FileFact(NamedTuple):
@@ -39,28 +35,39 @@ class FileFact(NamedTuple):
 def write_file(
     path: Path, parts: Iterable[bytes | memoryview], name: str | None = None
 ) -> FileFact:
-    """Write a new file, hash it on the way, and return when it is on the disk; ``name`` if it is
-    not the path's.
+    """Write a new file and hash it on the way; it is on the disk when this returns.
+
+    Args:
+        parts: the content, in order.
+        name: the file's name in the manifest; by default the last part of the path.
     """
-    digest, count = xxhash.xxh3_128(), 0
+    digest = xxhash.xxh3_128()
+    written = 0
+
     with open(path, "xb") as file:
         for part in parts:
             for begin in range(0, len(part), AHEAD):
-                digest.update(chunk := memoryview(part)[begin : begin + AHEAD])
+                chunk = memoryview(part)[begin : begin + AHEAD]
+                digest.update(chunk)
                 file.write(chunk)
-                if hasattr(
-                    os, "posix_fadvise"
-                ):  # Linux writes back what will not be needed; macOS has no such call
-                    os.posix_fadvise(file.fileno(), count, len(chunk), os.POSIX_FADV_DONTNEED)
-                count += len(chunk)
+                _start_writing_back(file, written, len(chunk))
+                written += len(chunk)
+
         file.flush()
         os.fsync(file.fileno())
-    return FileFact(name or path.name, count, digest.hexdigest())
+    return FileFact(name or path.name, written, digest.hexdigest())
+
+
+def _start_writing_back(file: BinaryIO, begin: int, length: int) -> None:
+    """Make the system write this part of a file now: Linux does so with what will not be read."""
+    if hasattr(os, "posix_fadvise"):  # macOS has no such call
+        os.posix_fadvise(file.fileno(), begin, length, os.POSIX_FADV_DONTNEED)
 
 
 def hash_file(path: Path) -> str:
     """Compute the checksum of a file's bytes."""
-    digest, buffer = xxhash.xxh3_128(), bytearray(CHUNK)
+    digest = xxhash.xxh3_128()
+    buffer = bytearray(CHUNK)
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(memoryview(buffer)[:count])
@@ -68,30 +75,33 @@ def hash_file(path: Path) -> str:
 
 
 def part_of(path: Path) -> Path:
-    """Return the hidden sibling in which a file or folder is written, before ``publish`` gives it
-    its name.
-    """
+    """Return the hidden sibling in which a file or folder is written until ``publish`` renames it."""
     return path.with_name(f".{path.name}.part")
 
 
 def publish(path: Path) -> None:
-    """Flush what was written to ``part_of(path)`` and rename it to ``path``; a folder of that name
-    goes after it.
+    """Flush what was written to ``part_of(path)`` and rename it to ``path``.
+
+    A folder that has this name already is deleted after the rename.
     """
-    part, old = part_of(path), path.with_name(f".{path.name}.old")
+    part = part_of(path)
+    old = path.with_name(f".{path.name}.old")
+
     for written in (*part.rglob("*"), part):
         if not written.is_symlink():
             _flush(written)
+
     if path.is_dir():
         delete(old)
         os.rename(path, old)
     os.rename(part, path)
     _flush(path.parent)
+
     delete(old)
 
 
 def delete(path: Path) -> None:
-    """Delete a file or a folder, if it is there; of a link, only the link."""
+    """Delete a file or a folder, if there is one; of a link, only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -99,6 +109,7 @@ def delete(path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
+    """Wait until a file or a folder's list of names is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -107,27 +118,36 @@ def _flush(path: Path) -> None:
 
 
 def check_free(folder: Path, needed: int, what: str) -> None:
-    """Raise ``CheckpointError`` where the disk has no room for so many bytes."""
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(place).free
+    """Check that the disk has room for so many bytes.
+
+    Raises:
+        CheckpointError: it has not; the message says that ``what`` needs them.
+    """
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
     if free < needed:
         raise CheckpointError(
-            f"{folder}: {what} needs {size(needed)}, but {size(free)} are free; make room, or lower keep_last"
+            f"{folder}: {what} needs {size(needed)}, but {size(free)} are free; make room, "
+            "or lower keep_last"
         )
 
 
 def check_shared(folder: Path, agreement: Agreement) -> None:
-    """Hold a folder to be the same one on every rank: a checkpoint is made by all of them.
-    Collective.
+    """Check that a folder is the same one on every rank, since every rank writes to it.
+
+    Collective: call on every rank.
 
     Raises:
         LaunchError: a node has a disk of its own under this name.
         CheckpointError: the folder cannot be written.
     """
-    [name, *_] = agreement.gather(f".probe-{uuid.uuid4().hex}")
-    changed: list[int] = []  # when the folder was, in nanoseconds
+    names = agreement.gather(f".probe-{uuid.uuid4().hex}")
+    name = names[0]
+    changed: list[int] = []  # when the folder was last changed, in nanoseconds
 
-    def write() -> None:
+    def write_probe() -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             changed.append(folder.stat().st_mtime_ns)
@@ -137,24 +157,24 @@ def check_shared(folder: Path, agreement: Agreement) -> None:
                 f"{folder}: no checkpoint can be written there: {error.strerror}"
             ) from None
 
-    def remove() -> None:
+    def remove_probe() -> None:
         (folder / name).unlink()
-        # A finished run that is started again stays as it is, its folder's date too. Not everybody
-        # may set that.
+        # A finished run that is started again stays as it is, also the date of its folder. Not
+        # everybody may set that.
         with contextlib.suppress(OSError):
             os.utime(folder, ns=(folder.stat().st_atime_ns, changed[0]))
 
-    agreement.run_on_main(write)
-    # Listing the folder makes a network file system look anew, where asking for the file may answer
-    # from its cache.
-    seen = agreement.gather(
-        folder.is_dir() and any(entry.name == name for entry in folder.iterdir())
-    )
-    agreement.run_on_main(remove)
+    agreement.run_on_main(write_probe)
+    # Listing the folder makes a network file system look again; a question for one file it may
+    # answer from its cache.
+    sees_probe = folder.is_dir() and name in os.listdir(folder)
+    seen = agreement.gather(sees_probe)
+    agreement.run_on_main(remove_probe)
+
     blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
     if blind:
         raise LaunchError(
-            f"{folder}: rank {', '.join(blind)} does not see what the main process writes there: each node seems "
-            "to have a disk of its own; give an output_dir on a file system that all nodes share, or keep_last: 0 to "
-            "train without checkpoints"
+            f"{folder}: rank {', '.join(blind)} does not see what the main process writes there: "
+            "each node seems to have a disk of its own; give an output_dir on a file system that "
+            "all nodes share, or keep_last: 0 to train without checkpoints"
         )

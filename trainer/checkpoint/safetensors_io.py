@@ -1,7 +1,7 @@
 """Safetensors files, read and written without a copy: https://huggingface.co/docs/safetensors.
 
-Eight bytes of header length, a JSON header with the dtype, shape and place of each tensor, then the
-raw tensors.
+A file holds eight bytes with the length of the header, a JSON header with the dtype, shape and
+place of each tensor, and then the raw tensors.
 """
 
 from __future__ import annotations
@@ -43,28 +43,34 @@ class Entry(NamedTuple):
 
 
 def can_hold(dtype: torch.dtype) -> bool:
-    """Tell whether the format has this dtype."""
+    """Return whether the format has this dtype."""
     return dtype in _CODES
 
 
 def header(entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
-    """Return what stands before tensors that follow in this order; ``CheckpointError`` if it cannot
-    hold one.
+    """Return the first bytes of a file whose tensors follow in the order of ``entries``.
+
+    Args:
+        entries: name, shape and dtype of each tensor.
+
+    Raises:
+        CheckpointError: two tensors have one name, or the format has no such dtype.
     """
     fields: dict[str, object] = {METADATA: {"format": "pt"}}
     offset = 0
     for name, shape, dtype in entries:
         if name in fields:
             raise CheckpointError(
-                f"{name}: two tensors of this name cannot stand in one safetensors file"
+                f"{name}: one safetensors file cannot hold two tensors of this name"
             )
         if not can_hold(dtype):
             raise CheckpointError(f"{name}: safetensors cannot hold {dtype}")
         end = offset + math.prod(shape) * dtype.itemsize
         fields[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
+
     text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of eight bytes
     return len(text).to_bytes(8, "little") + text
 
 
@@ -74,27 +80,32 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Read the tensors of a file by name; the library holds the header to what the format asks for.
+    """Read the names, dtypes, shapes and places of a file's tensors.
+
+    The safetensors library checks the header: the tensors follow each other without gaps from the
+    end of the header to the end of the file.
 
     Raises:
-        CheckpointError: the file is cut, or no such file; ``Unreadable`` where it could not be read
-            at all.
+        CheckpointError: the file is cut, or is no safetensors file.
+        Unreadable: the file could not be read at all.
     """
     entries = {}
     try:
         with open(path, "rb") as file:
             begin = 8 + int.from_bytes(file.read(8), "little")
+
         with safe_open(path, framework="pt") as tensors:
-            for name in (
-                tensors.offset_keys()
-            ):  # which follow each other without gaps to the end of the file
-                form = tensors.get_slice(name)
-                if (code := form.get_dtype()) not in DTYPES:
+            for name in tensors.offset_keys():
+                tensor = tensors.get_slice(name)
+                code = tensor.get_dtype()
+                if code not in DTYPES:
                     raise CheckpointError(
                         f"{path}: {name!r} has dtype {code}, which this program cannot read"
                     )
-                entries[name] = entry = Entry(DTYPES[code], tuple(form.get_shape()), begin)
+                entry = Entry(DTYPES[code], tuple(tensor.get_shape()), begin)
+                entries[name] = entry
                 begin += entry.numel * entry.dtype.itemsize
+
     except OSError as error:
         raise Unreadable(f"{path}: cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:

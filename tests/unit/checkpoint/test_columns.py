@@ -54,7 +54,7 @@ def test_columns_that_overlap_or_lack_are_told(tmp_path: Path) -> None:
     for name, cuts, rows, said in (
         ("lacks", (0, 6), 6, "elements 6 to 10 are in no file"),
         ("short", (0, 5, 10), 5, "elements 50 to 60 are in no file"),
-        ("wide", (0, 6, 12), 6, "stand there twice"),
+        ("wide", (0, 6, 12), 6, "are stored twice"),
     ):
         (tmp_path / name).mkdir()
         with pytest.raises(CheckpointError, match=said):

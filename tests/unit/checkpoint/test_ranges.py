@@ -51,7 +51,7 @@ def test_pieces_of_one_tensor_in_several_dtypes_are_refused(tmp_path: Path) -> N
         ("parameter/w/3", torch.zeros(3, dtype=torch.int32)),
     ]
     write_pieces(tmp_path / "rank-00000.safetensors", pieces)
-    with pytest.raises(CheckpointError, match=r"parameter w: stands there in several dtypes"):
+    with pytest.raises(CheckpointError, match=r"parameter w: is stored in several dtypes"):
         of_rank_files([tmp_path / "rank-00000.safetensors"])
 
 

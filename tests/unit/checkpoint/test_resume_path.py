@@ -98,7 +98,7 @@ def test_a_tensor_that_stands_in_two_files_is_not_chosen_by_chance(tmp_path: Pat
     fit(tmp_path / "run", max_steps=2)
     model = tmp_path / "run" / "model" / "model.safetensors"
     shutil.copy(model, model.with_name("model.fp16.safetensors"))
-    said = r"model: scale stands in model.fp16.safetensors and model.safetensors; leave one of them"
+    said = r"model: scale is in model.fp16.safetensors and in model.safetensors; leave one of them"
     with pytest.raises(CheckpointError, match=said):
         fit(tmp_path / "new", weights=str(model.parent))
 
