@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -18,6 +22,17 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor(index)
+
+
+class DrawingStream:
+    """A stream as in many scripts: Python's generator shuffles it, torch and numpy add noise."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        order = [*range(12)]
+        random.shuffle(order)
+        for number in order:
+            noise = [float(torch.rand(())), float(np.random.random())]
+            yield torch.tensor([number, *noise], dtype=torch.float64)
 
 
 def layout(rank: int = 0, world: int = 1, micro: int = 4, accumulation: int = 1) -> Layout:

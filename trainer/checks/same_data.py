@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..data.alike import refuse_unlike
+from ..data.alike import check_same_beginning
 from ..data.batches import Window
 from ..hooks import Callback
 from ..run import Run
@@ -16,11 +16,11 @@ class SameData(Callback):
 
     def on_data(self, run: Run) -> None:
         """Raise ``DataError`` where a rank has another data set. Collective."""
-        run.sampled.refuse_unlike()
+        run.sampled.check_same_on_all_ranks()
 
     def on_window(self, run: Run, window: Window) -> None:
         """Raise ``DataError`` where a rank has read another stream. Collective, once."""
         if not self._compared and window.read:
             digests = run.agreement.gather(window.read)
-            refuse_unlike(digests, "Data.train")
+            check_same_beginning(digests, "Data.train")
         self._compared = True

@@ -58,14 +58,14 @@ class Window:
     """All micro-batches of one optimizer step. ``samples`` counts those of all ranks; ``end`` is
     the position after.
 
-    ``read`` is a digest of the first samples of a stream, the same on every rank; 0 where nobody
-    has to look.
+    ``digest`` is a checksum of the first samples of a stream, which must be the same on every rank;
+    0 where nothing is to be compared.
     """
 
     micros: tuple[MicroBatch, ...]
     samples: int
     end: int
-    read: int = 0
+    digest: int = 0
 
     @property
     def weight(self) -> float:

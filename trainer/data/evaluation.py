@@ -9,9 +9,12 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from ..errors import DataError
-from .alike import blocks, digest, draw_by, refuse_unlike
+from .alike import check_same_beginning
 from .augment import Items
 from .batches import Layout, is_stream, share, sized
+from .blocks import blocks
+from .digest import digest
+from .rng import seed_global_generators
 from .seeds import generator_of
 from .worker_signals import ignore_signals
 
@@ -80,7 +83,8 @@ class EvaluationBatches:
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
         read = blocks(self.dataset, self.cut.global_batch_size, 0)
         block = next(read, [])
-        refuse_unlike(self.gather(digest(block[:2])), "Data.evaluation")
+        digests = self.gather(digest(block[:2]))
+        check_same_beginning(digests, "Data.evaluation")
         if not block:
             raise DataError(
                 "Data.evaluation gave nothing: an empty stream, or one that can be read only once"
@@ -115,5 +119,5 @@ class _Drawn(Items):
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
         if get_worker_info() is not None:
-            draw_by(self.seed, self.rank, keys[0][0])
+            seed_global_generators(self.seed, self.rank, keys[0][0])
         return super().__getitems__(keys)

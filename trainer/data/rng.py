@@ -1,50 +1,85 @@
-"""The random number generators of a process as tensors: Python's, numpy's, torch's and those of its
-GPU.
+"""The global random number generators of a process: Python's, numpy's, torch's and its GPU's.
+
+Checkpoints hold their states as tensors (``read``, ``write``). ``temporarily_seeded`` makes what a
+block of code draws from them the same in every process.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .seeds import seed_of
+
 GENERATORS = ("python", "python.normal", "numpy", "numpy.normal", "torch", "cuda")
 
 
 def read() -> dict[str, Tensor]:
-    """Return the states by generator; they load on any platform that has the generators."""
+    """Return the state of each generator, in a form that does not depend on the platform."""
     version, words, normal = random.getstate()
     assert version == 3, "since Python 3.2"
-    mersenne: Any = np.random.get_state()
-    algorithm, keys, position, has_normal, cached = mersenne
+    if normal is None:
+        normal = math.nan  # Python draws normal numbers in pairs; no second one is waiting
+
+    numpy_state: Any = np.random.get_state()
+    algorithm, keys, position, has_normal, cached = numpy_state
     assert algorithm == "MT19937", "numpy's global generator"
-    found = {
+
+    states = {
         "python": torch.tensor(words),
-        "python.normal": torch.tensor(
-            [math.nan if normal is None else normal], dtype=torch.float64
-        ),
+        "python.normal": torch.tensor([normal], dtype=torch.float64),
         "numpy": torch.tensor([*keys.tolist(), position, has_normal]),
         "numpy.normal": torch.tensor([cached], dtype=torch.float64),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
 
 
 def write(state: dict[str, Tensor]) -> None:
-    """Set what ``read`` gave."""
-    normal = float(state["python.normal"])
-    random.setstate((3, tuple(state["python"].tolist()), None if math.isnan(normal) else normal))
+    """Set the generators to states that ``read`` has returned."""
+    words = tuple(state["python"].tolist())
+    normal: float | None = float(state["python.normal"])
+    if normal is not None and math.isnan(normal):
+        normal = None
+    random.setstate((3, words, normal))
+
     *keys, position, has_normal = state["numpy"].tolist()
     assert len(keys) == 624, "words of the Mersenne Twister"
-    np.random.set_state(
-        ("MT19937", np.array(keys, np.uint32), position, has_normal, float(state["numpy.normal"]))
-    )
+    cached = float(state["numpy.normal"])
+    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_normal, cached))
+
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def seed_global_generators(*entropy: int) -> None:
+    """Seed Python's, numpy's and torch's CPU generator from a tuple of non-negative numbers."""
+    seed = seed_of(*entropy)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def temporarily_seeded(*entropy: int) -> Iterator[None]:
+    """Seed the global CPU generators for a block of code, and restore their states afterwards."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_state = torch.get_rng_state()
+    seed_global_generators(*entropy)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)

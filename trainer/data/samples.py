@@ -1,15 +1,13 @@
-"""A few samples of each data set: whether all ranks have the same data, and whether a resumed run
-has it still.
+"""Compare a few samples of each data set: over the ranks, and between a run and its resumption.
 
-Sizes alone do not tell: ``rows[rank::world_size]`` is as long on every rank, and class numbers from
-a set are another permutation in each process. So some samples are read before the first step, and
-what they hold is compared.
+Sizes alone are not enough: ``rows[rank::world_size]`` is as long on every rank, and class numbers
+that were taken from a set are another permutation in each process. So some samples are read before
+the first step, and what they contain is compared.
 """
 
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,44 +18,49 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import DataError
 from ..text import listed
-from .alike import SAME_DATA, digest, drawing
+from .alike import SAME_DATA
 from .augment import Items
 from .batches import copied, is_stream, sized
+from .digest import digest, text_checksum
+from .rng import temporarily_seeded
 from .worker_signals import ignore_signals
 
-SAMPLES = 16  # of 6 classes in another order, fewer than 1 in 100 orders look the same to them
-AT_ONCE = 4  # that are read and collated together
-SECONDS = 1.0  # after which no more are read: samples may be films
+SAMPLES = 16  # at 6 classes, fewer than 1 in 100 permutations of them look the same in 16 samples
+COLLATED_TOGETHER = 4
+SECONDS = 1.0  # after this time no more are read: samples may be films
+LONGEST_TUPLE = 8  # a longer one is taken for a sequence of values, not for fields
 
 SIZE = "the number of samples"
+
+# What a sample or a batch contains: a text for each of its fields.
 Fields = dict[str, str]
-Content = dict[
-    str, dict[str, Fields]
-]  # of the sets, of their samples, and of batches; then by sample or batch
+# First key: "sets", "samples of Data.train", "batches of Data.train". Second key: which of these.
+Content = dict[str, dict[str, Fields]]
 
 
 class Difference(NamedTuple):
-    """A field that a rank has otherwise than rank 0."""
+    """A field whose value differs between a rank and rank 0."""
 
     rank: int
-    what: str
+    field: str
     value: str
     of_rank_0: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledSet:
-    """A data set and how its samples become batches.
+    """A data set of which a few samples are read, and how its samples become batches.
 
     Args:
-        name: for messages.
-        items: with the augmentation that training has; without a data set where the task has none.
-        collate: makes a batch of items.
-        batch_size: the most samples in a batch.
-        version: what the task says of its content; "" for nothing.
-        workers: whether other processes load the samples. Then one reads these as well: a file that
-            the data set opens at its first read (HDF5, LMDB) must not be open already when loading
-            processes are forked.
+        name: for messages: ``Data.train``.
+        items: the data set, with the augmentation of the training; without a data set (None) where
+            the task has none.
+        collate: makes a batch of a list of items.
+        batch_size: the largest number of samples in a batch.
+        version: the version of its content, as the task gives it; "" for none.
+        workers: whether loading processes read the samples. Then one of them reads these as well: a
+            file that the data set opens at its first read (HDF5, LMDB) must not be open already
+            when loading processes are forked.
     """
 
     name: str
@@ -68,12 +71,13 @@ class SampledSet:
     workers: bool = False
 
     def read(self, draw: int) -> Content:
-        """Read size, version and a few samples; of a stream nothing, for what is read of it is
-        gone.
+        """Read the size, the version and a few samples.
+
+        Of a stream nothing is read, because these samples would be lost for the training.
 
         Args:
-            draw: the seed of what the samples draw from the global generators, which stay as they
-                were.
+            draw: the seed of what the samples draw from the global generators, whose states are
+                restored afterwards.
         """
         dataset = self.items.dataset
         if dataset is None:
@@ -85,168 +89,192 @@ class SampledSet:
         about = {SIZE: str(size)}
         if self.version:
             about["the version"] = self.version
+
         content: Content = {
             "sets": {self.name: about},
             f"samples of {self.name}": {},
             f"batches of {self.name}": {},
         }
-        for kind, key, fields in self._read_in_place(_Reader(self, indices_of(size), draw)):
+        reader = _Reader(self, indices_of(size), draw)
+        for kind, key, fields in self._where_training_reads(reader):
             content[f"{kind} of {self.name}"][key] = fields
         return content
 
-    def _read_in_place(self, reader: _Reader) -> Iterator[tuple[str, str, Fields]]:
+    def _where_training_reads(self, reader: _Reader) -> Iterator[tuple[str, str, Fields]]:
+        """Run the reader in this process, or in a loading process if the training has some."""
         if not self.workers:
             return iter(reader)
         loader = DataLoader(
             reader,
             batch_size=None,
             num_workers=1,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             worker_init_fn=ignore_signals,
-            generator=torch.Generator(),  # or it would draw from the process's
+            generator=torch.Generator(),  # or it would draw from the process's generator
         )
         return iter(loader)
 
 
 class _Reader(IterableDataset[tuple[str, str, Fields]]):
-    """Yields what the chosen samples of a set hold, and what batches of them do."""
+    """Reads the chosen samples, and yields the fields of each and of the batches made of them."""
 
     def __init__(self, chosen: SampledSet, indices: Sequence[int], draw: int) -> None:
-        self.chosen, self.indices, self.draw = chosen, indices, draw
+        self.chosen = chosen
+        self.indices = indices
+        self.draw = draw
 
     def __iter__(self) -> Iterator[tuple[str, str, Fields]]:
-        chosen, items = self.chosen, self.chosen.items
-        plain = Items(items.dataset, seed=items.seed, augment=None)
-        together = min(AT_ONCE, chosen.batch_size)
+        together = min(COLLATED_TOGETHER, self.chosen.batch_size)
         began = time.monotonic()
 
         for start in range(0, len(self.indices), together):
             indices = self.indices[start : start + together]
-            with drawing(self.draw, start):
-                samples = plain.__getitems__([(0, index) for index in indices])
-                found = [fields_of(sample) for sample in samples]
-                # Copies: an augmentation may change what the data set keeps.
-                augmented = [
-                    items.augmented(copied(one), 0, index)
-                    for one, index in zip(samples, indices, strict=True)
-                ]
-                batch = fields_of(chosen.collate(augmented))
+            with temporarily_seeded(self.draw, start):
+                fields_of_samples, fields_of_batch = self._read(indices)
 
-            for index, fields in zip(indices, found, strict=True):
-                yield "samples", f"sample {index} of {chosen.name}", fields
-            yield (
-                "batches",
-                f"the batch of samples {', '.join(map(str, indices))} of {chosen.name}",
-                batch,
-            )
+            for index, fields in zip(indices, fields_of_samples, strict=True):
+                yield "samples", f"sample {index} of {self.chosen.name}", fields
+            numbers = ", ".join(map(str, indices))
+            batch_name = f"the batch of samples {numbers} of {self.chosen.name}"
+            yield "batches", batch_name, fields_of_batch
 
-            enough = start + together >= AT_ONCE
+            enough = start + together >= COLLATED_TOGETHER
             if enough and time.monotonic() - began > SECONDS:
                 return
 
+    def _read(self, indices: Sequence[int]) -> tuple[list[Fields], Fields]:
+        """Return the fields of these samples, and those of the batch of the augmented samples."""
+        items = self.chosen.items
+        plain = Items(items.dataset, seed=items.seed, augment=None)
+        samples = plain.__getitems__([(0, index) for index in indices])
+        fields_of_samples = [fields_of(sample) for sample in samples]
 
-def _as_it_is(read: Any) -> Any:
-    return read
+        augmented = []
+        for sample, index in zip(samples, indices, strict=True):
+            # A copy: an augmentation may change in place what the data set keeps.
+            augmented.append(items.augmented(copied(sample), 0, index))
+        batch = self.chosen.collate(augmented)
+        return fields_of_samples, fields_of(batch)
+
+
+def _unchanged(item: Any) -> Any:
+    return item
 
 
 def indices_of(size: int) -> list[int]:
-    """Choose the samples to look at: the first, the last, and some between, always the same of one
-    size.
-    """
-    between = np.random.default_rng(size).choice(size, min(size, SAMPLES), replace=False)
-    return list(dict.fromkeys([0, size - 1, *between.tolist()]))[:SAMPLES]
+    """Choose samples: the first, the last, and random ones between; the same for each size."""
+    generator = np.random.default_rng(size)
+    between = generator.choice(size, min(size, SAMPLES), replace=False)
+    without_duplicates = dict.fromkeys([0, size - 1, *between.tolist()])
+    return list(without_duplicates)[:SAMPLES]
 
 
 def fields_of(item: Any) -> Fields:
-    """Return what an item holds by name: numbers and short text as they are, a checksum of anything
-    else.
-    """
-    if callable(getattr(item, "keys", None)) and hasattr(item, "__getitem__"):
-        return {repr(key): _told(item[key]) for key in item.keys()}  # noqa: SIM118  (it need not be a mapping)
-    if isinstance(item, tuple | list) and len(item) <= 8:  # a longer one is a sequence of values
-        return {f"part {number}": _told(part) for number, part in enumerate(item)}
-    return {"the value": _told(item)}
+    """Return the fields of a sample or a batch: numbers and short text, checksums of all else."""
+    # Any class with these two methods, whether or not it is registered as a Mapping.
+    is_mapping = callable(getattr(item, "keys", None)) and hasattr(item, "__getitem__")
+    if is_mapping:
+        return {repr(key): _shown(item[key]) for key in item.keys()}  # noqa: SIM118
+    if isinstance(item, tuple | list) and len(item) <= LONGEST_TUPLE:
+        return {f"part {number}": _shown(part) for number, part in enumerate(item)}
+    return {"the value": _shown(item)}
 
 
-def _told(value: Any) -> str:
-    is_single = getattr(value, "shape", None) == () and hasattr(value, "item")
-    plain = value.item() if is_single else value
+def _shown(value: Any) -> str:
+    """Return the text of a number or a short text; of another value its type and a checksum."""
+    shape = getattr(value, "shape", ())
+    plain = value
+    if hasattr(value, "shape") and shape == () and hasattr(value, "item"):
+        plain = value.item()
     if isinstance(plain, bool | int | float | str) and len(repr(plain)) <= 40:
         return repr(plain)
-    shape = "x".join(map(str, getattr(value, "shape", ())))
-    kind = f"{type(value).__name__} {shape}".strip()
+
+    sizes = "x".join(map(str, shape))
+    kind = f"{type(value).__name__} {sizes}".strip()
     return f"{kind} with checksum {digest(value):08x}"
 
 
 class Sampled:
-    """What a few samples of the data sets hold, which must be the same on every rank.
+    """The content of a few samples of the data sets, which must be the same on every rank.
 
     Args:
-        sets: to be read, the training set first; none where nobody wants to know.
-        gather: a value from each rank. Collective.
+        sets: the data sets, the training set first; none where nothing is to be compared.
+        gather: collects a value from each rank, in rank order. Collective.
     """
 
     def __init__(self, sets: Sequence[SampledSet], gather: Callable[[Any], list[Any]]) -> None:
-        self.sets, self.gather = sets, gather
+        self.sets = sets
+        self.gather = gather
         self.content = self._read(draw=0)
-        self._drawn: frozenset[tuple[str, str]] | None = None
+        self._random_fields: frozenset[tuple[str, str]] | None = None
 
     def _read(self, draw: int) -> Content:
         content: Content = {"sets": {}}
-        for one in self.sets:
-            read = one.read(draw)
+        for sampled_set in self.sets:
+            read = sampled_set.read(draw)
             content["sets"] |= read.pop("sets")
             content |= read
         return content
 
-    def refuse_unlike(self) -> None:
-        """Raise ``DataError`` where another rank has other data. Every rank calls it."""
-        checksums = self.gather(_checksum(repr(self.content)))
+    def check_same_on_all_ranks(self) -> None:
+        """Raise ``DataError`` if a rank has other data than rank 0.
+
+        Collective: call on every rank.
+        """
+        checksum = text_checksum(repr(self.content))
+        checksums = self.gather(checksum)
         if len(set(checksums)) == 1:
             return
-        of_ranks = self.gather(self.content)
-        if _first_difference(of_ranks, frozenset()) is None:
-            return  # a rank that was slower has read fewer samples
-        found = _first_difference(of_ranks, self._fields_drawn_anew())
-        if found is not None:
-            told = f"rank {found.rank}: {found.what} is {found.value}, rank 0: {found.of_rank_0}"
-            raise DataError(f"{told}: {SAME_DATA}")
+
+        contents = self.gather(self.content)
+        if _first_difference(contents, frozenset()) is None:
+            return  # a slower rank has read fewer samples
+
+        random_fields = self._fields_drawn_anew()
+        difference = _first_difference(contents, random_fields)
+        if difference is not None:
+            raise DataError(
+                f"rank {difference.rank}: {difference.field} is {difference.value}, "
+                f"rank 0: {difference.of_rank_0}: {SAME_DATA}"
+            )
 
     def _fields_drawn_anew(self) -> frozenset[tuple[str, str]]:
-        """Return the fields that hold something else when they are read again, on any rank. Every
-        rank calls it.
+        """Return the fields that are random: they change when the samples are read once more.
 
-        They are drawn: also from generators of their own, as some libraries of augmentations do, on
-        each rank others.
+        Some libraries of augmentations draw from generators of their own, which differ between
+        ranks; that is no error. A field is random if it changes on any rank. Collective: call on
+        every rank.
         """
-        if self._drawn is None:
+        if self._random_fields is None:
             again = self._read(draw=1)
-            mine = {
-                (kind, field)
-                for kind, read in self.content.items()
-                for key in read.keys() & again[kind].keys()
-                for field in _differing(read[key], again[kind][key])
-            }
-            of_ranks = self.gather(mine)
-            self._drawn = frozenset().union(*of_ranks)
-        return self._drawn
+            changed: set[tuple[str, str]] = set()
+            for kind, read in self.content.items():
+                for key in read.keys() & again[kind].keys():
+                    fields = _differing(read[key], again[kind][key])
+                    changed.update((kind, field) for field in fields)
+
+            changed_of_ranks = self.gather(changed)
+            self._random_fields = frozenset().union(*changed_of_ranks)
+        return self._random_fields
 
     def state(self) -> dict[str, dict[str, int]]:
-        """Return checksums of what the training set and its samples hold, as JSON."""
+        """Return checksums of the training set and its samples, as JSON, for checkpoints."""
         if not self.sets:
             return {}
         name = self.sets[0].name
-        read = {name: self.content["sets"][name], **self.content.get(f"samples of {name}", {})}
-        return {
-            key: {field: _checksum(text) for field, text in fields.items()}
-            for key, fields in read.items()
-        }
+        read = {name: self.content["sets"][name]}
+        read |= self.content.get(f"samples of {name}", {})
+
+        checksums = {}
+        for key, fields in read.items():
+            checksums[key] = {field: text_checksum(text) for field, text in fields.items()}
+        return checksums
 
     def changes(self, before: Mapping[str, Mapping[str, int]]) -> list[str]:
-        """Say in what the training set differs from the one whose ``state`` this was. Every rank
-        calls it.
+        """Describe how the training set differs from the one whose ``state`` is given.
 
-        Of a set of another size nothing is compared here: sizes are known otherwise.
+        Returns an empty list where nothing differs, or where the sizes do: a change of size is
+        reported elsewhere. Collective: call on every rank.
         """
         now = self.state()
         if not now:
@@ -256,43 +284,62 @@ class Sampled:
             return []
 
         common = [key for key in now if key in before]
-        differs = any(_differing(before[key], now[key]) for key in common)
-        of_ranks = self.gather(differs)
-        if not any(of_ranks):
+        differs_here = any(_differing(before[key], now[key]) for key in common)
+        differs_on_ranks = self.gather(differs_here)
+        if not any(differs_on_ranks):
             return []
 
-        drawn = self._fields_drawn_anew()
-        found = []
+        random_fields = self._fields_drawn_anew()
+        changed = []
         for key in common:
             kind = "sets" if key == name else f"samples of {name}"
-            fields = [
-                field for field in _differing(before[key], now[key]) if (kind, field) not in drawn
-            ]
-            found += [f"{listed(fields)} of {key}"] if fields else []
-        return [f"the data is another one: {listed(found, 2)} changed"] if found else []
+            differing = _differing(before[key], now[key])
+            fields = [field for field in differing if (kind, field) not in random_fields]
+            if fields:
+                changed.append(f"{listed(fields)} of {key}")
+        if not changed:
+            return []
+        return [f"the data is another one: {listed(changed, 2)} changed"]
 
 
 def _first_difference(
-    of_ranks: Sequence[Content], drawn: frozenset[tuple[str, str]]
+    contents: Sequence[Content], ignored: frozenset[tuple[str, str]]
 ) -> Difference | None:
-    """Return the first difference in what all ranks have read, but for the fields that are drawn."""
-    for kind, read in of_ranks[0].items():
-        for key, fields in read.items():
-            if not all(key in content.get(kind, {}) for content in of_ranks):
+    """Return the first difference between a rank and rank 0 in what all ranks have read.
+
+    Args:
+        contents: one for each rank, in rank order.
+        ignored: fields to pass over, as ``(first key of the content, field)``.
+    """
+    for kind, of_rank_0 in contents[0].items():
+        for key in of_rank_0:
+            if not all(key in content.get(kind, {}) for content in contents):
                 continue
-            for rank, content in enumerate(of_ranks):
-                other = content[kind][key]
-                for field in _differing(fields, other):
-                    if (kind, field) not in drawn:
-                        value, of_rank_0 = other.get(field, "missing"), fields.get(field, "missing")
-                        return Difference(rank, f"{field} of {key}", value, of_rank_0)
+            fields_of_ranks = [content[kind][key] for content in contents]
+            ignored_fields = {field for ignored_kind, field in ignored if ignored_kind == kind}
+            difference = _first_difference_of_fields(key, fields_of_ranks, ignored_fields)
+            if difference is not None:
+                return difference
     return None
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    fields = [*one, *(field for field in other if field not in one)]
-    return [field for field in fields if one.get(field) != other.get(field)]
+def _first_difference_of_fields(
+    key: str, fields_of_ranks: Sequence[Fields], ignored: set[str]
+) -> Difference | None:
+    of_rank_0 = fields_of_ranks[0]
+    for rank, fields in enumerate(fields_of_ranks):
+        for field in _differing(of_rank_0, fields):
+            if field not in ignored:
+                return Difference(
+                    rank=rank,
+                    field=f"{field} of {key}",
+                    value=fields.get(field, "missing"),
+                    of_rank_0=of_rank_0.get(field, "missing"),
+                )
+    return None
 
 
-def _checksum(text: str) -> int:
-    return zlib.crc32(text.encode(errors="backslashreplace"))
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Return the fields whose values differ, or which one of the two does not have."""
+    fields = dict.fromkeys([*first, *second])
+    return [field for field in fields if first.get(field) != second.get(field)]

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from ..errors import ConfigError, DataError, Origin, Problem
-from .alike import blocks, digest
 from .batches import Layout, TrainData, Window, copied, share
+from .blocks import blocks
+from .digest import digest
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
@@ -70,7 +71,7 @@ class StreamData(TrainData):
                 raise read
             batches, samples, self._state, seen = read
             micros = tuple(self.micro_batch(batch, weight) for batch, weight in batches)
-            yield Window(micros=micros, samples=samples, end=self._state["samples"], read=seen)
+            yield Window(micros=micros, samples=samples, end=self._state["samples"], digest=seen)
 
     def epochs_at(self, position: int) -> float:
         return float(self._state["epoch"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import Numbers, layout
+from layouts import DrawingStream, Numbers, layout
 
 from trainer.data import evaluation
 from trainer.data.evaluation import EvaluationBatches
@@ -85,6 +85,12 @@ def test_an_evaluation_left_half_way_does_not_spoil_the_next() -> None:
     next(iter(batches))
     assert [int(i) for batch, _ in batches for i in batch[:, 0]] == list(range(12))
     batches.close()
+
+
+def test_a_stream_draws_the_same_in_each_evaluation() -> None:
+    batches = EvaluationBatches(DrawingStream(), layout(), batch_size=5)
+    first, second = (torch.cat([batch for batch, _ in batches]) for _ in range(2))
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("pinned", [True, False])

@@ -1,6 +1,4 @@
-"""A few samples of a data set: which, what they hold, and that reading them leaves everything as it
-was.
-"""
+"""A few samples of a data set: which, their fields, and that reading them has no side effects."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ import torch
 from PIL import Image
 from torch.utils.data import default_collate
 
-from trainer.data.alike import digest
 from trainer.data.augment import Items
+from trainer.data.digest import digest
 from trainer.data.samples import (
     SAMPLES,
     SIZE,
@@ -72,13 +70,13 @@ class Point:
         (Point(torch.ones(2), object()), {"the value": "Point with checksum"}),
     ],
 )
-def test_an_item_is_told_by_its_parts(item: Any, fields: dict[str, str]) -> None:
+def test_the_fields_of_an_item(item: Any, fields: dict[str, str]) -> None:
     found = fields_of(item)
     assert found.keys() == fields.keys()
     assert all(found[name].startswith(text) for name, text in fields.items())
 
 
-def test_what_objects_hold_counts_and_not_where_they_lie() -> None:
+def test_the_content_of_objects_counts_and_not_their_addresses() -> None:
     one, other, third = (Point(torch.tensor([value]), object()) for value in (1, 1, 2))
     assert digest(one) == digest(other) != digest(third)
     texts = [f"name-{number}" for number in range(20)]
@@ -165,7 +163,7 @@ def test_a_stream_is_not_read() -> None:
     assert read(None) == {"sets": {"Data.train": {SIZE: "0"}}}
 
 
-def test_nobody_reads_where_nobody_wants_to_know() -> None:
+def test_without_sets_nothing_is_read_or_compared() -> None:
     nothing = Sampled([], lambda value: [value])
-    nothing.refuse_unlike()
+    nothing.check_same_on_all_ranks()
     assert nothing.state() == {} and nothing.changes({"Data.train": {SIZE: 1}}) == []

@@ -5,15 +5,17 @@ ends, and resuming.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from datasets import IterableDataset as HuggingFaceStream
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import heavy, layout, shaken
+from layouts import DrawingStream, heavy, layout, shaken
 from origins import origin
 
 from trainer.config.train_config import TrainConfig
@@ -208,6 +210,52 @@ def test_augmentation_belongs_to_the_sample() -> None:
     alone = all_ranks(1, 0)
     assert len({noise for _, noise in alone}) == 2 * 9
     assert all_ranks(3, 0) == all_ranks(2, 1) == alone
+
+
+def drawn(data: StreamData, steps: int, position: int = 0) -> torch.Tensor:
+    """Read the windows of a rank, one tensor a step."""
+    steps_read = []
+    for window in data.windows(position, steps):
+        steps_read.append(torch.cat([micro.batch for micro in window.micros if micro.weight]))
+    return torch.stack(steps_read)
+
+
+def test_what_a_stream_draws_is_the_same_on_every_rank_and_in_a_resumed_run() -> None:
+    whole = drawn(StreamData(DrawingStream(), layout(0, 1, 4), seed=3), 6)
+    parts = []
+    for rank, workers in ((0, 0), (1, 1)):
+        first = StreamData(DrawingStream(), layout(rank, 2, 2), seed=3, workers=workers)
+        begun = drawn(first, 2)
+        resumed = StreamData(DrawingStream(), layout(rank, 2, 2), seed=3, workers=workers)
+        rest = drawn(resumed, 4, resumed.restore(first.state()))
+        parts.append(torch.cat([begun, rest]))
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+
+    first_epoch, second_epoch = whole[:3, :, 0], whole[3:, :, 0]
+    assert sorted(first_epoch.flatten().tolist()) == [*range(12)]
+    assert sorted(second_epoch.flatten().tolist()) == [*range(12)]
+    assert not torch.equal(first_epoch, second_epoch)
+    assert len(set(whole[..., 1].flatten().tolist())) == 24, "each sample draws its own noise"
+
+    other_seed = drawn(StreamData(DrawingStream(), layout(0, 1, 4), seed=4), 3)
+    assert not torch.equal(other_seed, whole[:3])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_reading_a_stream_leaves_the_generators_of_the_process_as_they_were(workers: int) -> None:
+    def draw() -> list[float]:
+        return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+    def seed() -> None:
+        random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
+
+    seed()
+    expected = draw()
+    seed()
+    drawn(StreamData(DrawingStream(), layout(), seed=3, workers=workers), 2)
+    assert draw() == expected
 
 
 def test_a_batch_without_weight_is_replaced() -> None:
