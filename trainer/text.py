@@ -8,11 +8,8 @@ import functools
 import platform
 import re
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
-
-F = TypeVar("F", bound=Callable[..., Any])
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 HIDDEN = "(hidden)"  # in the place of a secret
 # Names of settings whose text is a secret; those of a tokenizer's tokens are none (eos_token).
@@ -212,23 +209,3 @@ def _version(package: str) -> str:
     from importlib.metadata import version
 
     return version(package)  # parses a file, which takes a millisecond: every save asks
-
-
-def renamed_arguments(**names: str) -> Callable[[F], F]:
-    """Let a function take arguments under the names of the release before, with a warning:
-    ``old="new"``.
-    """
-
-    def decorate(function: F) -> F:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            for old in names.keys() & kwargs.keys():
-                warnings.warn(
-                    f"{old}= is called {names[old]}= now", DeprecationWarning, stacklevel=2
-                )
-                kwargs[names[old]] = kwargs.pop(old)
-            return function(*args, **kwargs)
-
-        return call  # type: ignore[return-value]
-
-    return decorate

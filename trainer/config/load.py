@@ -7,7 +7,6 @@ Nothing here imports torch, so a wrong key is answered in a blink.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,12 +46,6 @@ class Loaded:
     accel_config: str | None = None
     deepspeed: str | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def where(self) -> Mapping[str, Origin]:
-        """Return ``origins`` under its name of the release before."""
-        warnings.warn("Loaded.where is called Loaded.origins now", DeprecationWarning, stacklevel=2)
-        return self.origins
 
 
 def load_config(

@@ -29,16 +29,6 @@ OPTIMIZERS = (
     "adam",
     "sgd",
 )  # those with keys of their own; any other is named by its class
-# What others call optimizers: no second name for them, but the way to answer with the right one.
-_OTHER_OPTIMIZERS = {
-    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "fusedadam"), "adamw"),
-    **{
-        name.lower(): f"torch.optim.{name}"
-        for name in ("Adafactor", "Adagrad", "Muon", "NAdam", "RAdam", "RMSprop")
-    },
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "bitsandbytes.optim.AdamW8bit"),
-    **dict.fromkeys(("lion", "lion_32bit"), "lion_pytorch.Lion"),
-}
 # Keys that change nothing without another one.
 _NEEDS = (
     ("allow_config_change", "resume", "has no effect without resume: auto or a path"),
@@ -390,10 +380,8 @@ def _rules(
 
     name = str(c.optimizer or OPTIMIZERS[0])
     wrong = name not in OPTIMIZERS and not re.fullmatch(r"[A-Za-z_][\w.]*[.:][A-Za-z_]\w*", name)
-    other = _OTHER_OPTIMIZERS.get(name.lower())
     known = (*OPTIMIZERS, "a class such as torch.optim.Muon")
-    rule = f"did you mean {other!r}?" if other else did_you_mean(name, known)
-    yield ("optimizer",), wrong, f"no such optimizer; {rule}"
+    yield ("optimizer",), wrong, f"no such optimizer; {did_you_mean(name, known)}"
     rule = f"has no effect on optimizer {name}, whose settings are keys; or name a class, such as torch.optim.AdamW"
     yield (
         ("optimizer_settings", "optimizer"),

@@ -20,7 +20,6 @@ from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
 from ..faults.watchdog import Watchdog
 from ..plan import Plan
 from ..strategies import Strategy, strategy_class
-from ..text import renamed_arguments
 from .request import Request, visible_gpus
 from .resolve import resolve
 
@@ -51,7 +50,6 @@ class Launched:
     strategy: Strategy
 
 
-@renamed_arguments(where="origins")
 @uncollected()
 def launch(
     config: TrainConfig,

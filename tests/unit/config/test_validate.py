@@ -51,8 +51,6 @@ from trainer.errors import ConfigError
         ("trackers", "wandb", "must be a list such as [wandb]"),
         ("drop_last", 1, "must be true or false"),
         ("optimizer", "adamW", "no such optimizer; did you mean 'adamw'?"),
-        ("optimizer", "adamw_torch_fused", "no such optimizer; did you mean 'adamw'?"),
-        ("optimizer", "adafactor", "no such optimizer; did you mean 'torch.optim.Adafactor'?"),
         (
             "optimizer",
             "lamb",
