@@ -1,5 +1,7 @@
-"""Items of a data set, augmented by their own randomness: (seed, epoch, sample) decides, and
-nothing else.
+"""Items of a data set, augmented by randomness that belongs to the sample.
+
+What an augmentation draws follows from (seed, epoch, sample) alone: it is the same on every layout,
+with any number of loading processes, and in a resumed run.
 """
 
 from __future__ import annotations
@@ -15,29 +17,40 @@ Augment = Callable[[Any, Generator], Any]
 
 
 class Items:
-    """A map-style data set read by ``(epoch, index)``, as torch's DataLoader fetches lists of keys.
+    """A map-style data set that is read by keys ``(epoch, index)``.
+
+    torch's DataLoader calls ``__getitems__`` with the keys of a batch.
 
     Args:
-        augment: ``augment(item, generator) -> item``; the generator is seeded anew for each (seed,
-            epoch, index), at some 20 microseconds an item.
+        dataset: the data set.
+        seed: of the augmentation.
+        augment: ``augment(item, generator) -> item``. The generator is seeded anew for each (seed,
+            epoch, index), which costs some 20 microseconds an item.
     """
 
     def __init__(self, dataset: Any, *, seed: int, augment: Augment | None) -> None:
-        self.dataset, self.seed, self.augment = dataset, seed, augment
+        self.dataset = dataset
+        self.seed = seed
+        self.augment = augment
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
         indices = [index for _, index in keys]
-        fetch = getattr(
-            self.dataset, "__getitems__", None
-        )  # of datasets.Dataset: one read for the whole list
-        items = [self.dataset[index] for index in indices] if fetch is None else fetch(indices)
+        # datasets.Dataset and others read a whole list at once.
+        read_many = getattr(self.dataset, "__getitems__", None)
+        if read_many is None:
+            items = [self.dataset[index] for index in indices]
+        else:
+            items = list(read_many(indices))
+
         if self.augment is None:
-            return list(items)
-        return [self.augmented(item, *key) for item, key in zip(items, keys, strict=True)]
+            return items
+        augmented = []
+        for item, (epoch, index) in zip(items, keys, strict=True):
+            augmented.append(self.augmented(item, epoch, index))
+        return augmented
 
     def augmented(self, item: Any, epoch: int, index: int) -> Any:
-        return (
-            item
-            if self.augment is None
-            else self.augment(item, generator_of(self.seed, epoch, index))
-        )
+        """Return the item as the augmentation makes it in this epoch."""
+        if self.augment is None:
+            return item
+        return self.augment(item, generator_of(self.seed, epoch, index))

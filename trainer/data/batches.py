@@ -1,4 +1,26 @@
-"""How a global batch is cut into micro-batches and ranks, and the batches of a step."""
+"""How a global batch is cut into the micro-batches of each rank.
+
+One integer says where a training is in its data: the *position*, the number of samples that all
+ranks together have trained on since the start. It has the same meaning on every layout, because the
+order of an epoch does not depend on the layout (``order.py``) and each optimizer step takes the
+next ``global_batch_size`` samples of that order. Only then are they divided over the ranks:
+
+    position 4, global batch 4: the step takes the samples at the places 4, 5, 6, 7 of the order
+
+    1 process,   micro-batch 4                   [4 5 6 7]
+    2 processes, micro-batch 2                   rank 0: [4 5]      rank 1: [6 7]
+    2 processes, micro-batch 1, accumulation 2   rank 0: [4] [6]    rank 1: [5] [7]
+
+After this step the position is 8 on all three. So a checkpoint that one layout wrote at position 8
+is resumed by another one with the places 8, 9, 10, ...: no sample comes twice, and none is left
+out. The same in code:
+
+    >>> for rank in range(2):
+    ...     layout = Layout(rank=rank, world_size=2, micro_batch_size=1, accumulation_steps=2)
+    ...     print([list(part) for part in share(range(4, 8), layout)])
+    [[4], [6]]
+    [[5], [7]]
+"""
 
 from __future__ import annotations
 
@@ -19,13 +41,15 @@ from .worker_signals import ignore_signals
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a global batch is cut: accumulation_steps x world_size micro-batches of micro_batch_size
-    samples.
+    """How a global batch is cut: over ranks, and over the micro-batches of each.
 
     Args:
-        rank, world_size: among those that have batches of their own.
-        counts: whether what this rank computes counts in sums over ranks; of ranks that share a
-            batch the first's does.
+        rank: of this process, among those that have batches of their own.
+        world_size: number of ranks that have batches of their own.
+        micro_batch_size: samples of one rank in one forward and backward pass.
+        accumulation_steps: micro-batches of one rank in one optimizer step.
+        counts: whether this rank's numbers are added to sums over ranks. Tensor-parallel ranks
+            compute the same batch together; only the first of them counts.
     """
 
     rank: int
@@ -36,6 +60,7 @@ class Layout:
 
     @property
     def global_batch_size(self) -> int:
+        """Return the samples of all ranks in one optimizer step."""
         return self.micro_batch_size * self.accumulation_steps * self.world_size
 
 
@@ -44,8 +69,10 @@ class MicroBatch:
     """One micro-batch of this rank.
 
     Args:
-        weight: 0 marks a filler, with which the rank takes part in the collectives.
-        counts: whether its numbers count in sums over ranks.
+        batch: what ``collate`` has made.
+        weight: its examples, or what ``Task.weight`` has counted in it. 0 marks a padding batch: it
+            adds nothing to the loss, and lets the rank take part in the collectives.
+        counts: whether its numbers are added to sums over ranks.
     """
 
     batch: Any
@@ -55,11 +82,14 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """All micro-batches of one optimizer step. ``samples`` counts those of all ranks; ``end`` is
-    the position after.
+    """All micro-batches of one optimizer step on this rank.
 
-    ``digest`` is a checksum of the first samples of a stream, which must be the same on every rank;
-    0 where nothing is to be compared.
+    Args:
+        micros: the micro-batches; every rank has the same number of them.
+        samples: of all ranks in this step.
+        end: the position after this step.
+        digest: a checksum of the first samples of a stream, which must be the same on every rank; 0
+            where nothing is to be compared.
     """
 
     micros: tuple[MicroBatch, ...]
@@ -69,37 +99,41 @@ class Window:
 
     @property
     def weight(self) -> float:
-        """Return what this rank adds to the weight of the step."""
+        """Return what this rank adds to the weight of the step, a sum over all ranks."""
         return sum(micro.weight for micro in self.micros if micro.counts)
 
 
 def share(taken: range, layout: Layout) -> Iterator[range]:
-    """Yield this rank's micro-batches of one step, where all ranks together take ``taken``.
+    """Yield this rank's micro-batches of one step, of which all ranks together take ``taken``.
 
-    A short step has fewer micro-batches, the same number on every rank; the last of them is dealt
-    out evenly, and a rank may get an empty one.
+    A short step, at the end of an epoch, has fewer micro-batches, the same number on every rank.
+    The samples of its last micro-batch are distributed evenly; a rank's part of it may be empty.
     """
-    per_micro = layout.micro_batch_size * layout.world_size
-    for start in range(0, len(taken), per_micro):
-        block = taken[start : start + per_micro]
-        yield block[
-            len(block) * layout.rank // layout.world_size : len(block)
-            * (layout.rank + 1)
-            // layout.world_size
-        ]
+    per_micro_batch = layout.micro_batch_size * layout.world_size
+    for start in range(0, len(taken), per_micro_batch):
+        of_all_ranks = taken[start : start + per_micro_batch]
+        begin = len(of_all_ranks) * layout.rank // layout.world_size
+        end = len(of_all_ranks) * (layout.rank + 1) // layout.world_size
+        yield of_all_ranks[begin:end]
 
 
 class TrainData(ABC):
-    """Windows of micro-batches, from any position.
+    """The training data as windows of micro-batches, from any position.
 
     Args:
+        dataset: the data set.
+        layout: how its global batches are cut.
+        seed: of the order, of augmentations, and of loading processes.
+        collate: makes a batch of a list of items; torch's ``default_collate`` by default.
         augment: changes an item by the randomness of its (seed, epoch, sample).
-        weight_of: items in a batch where they are not the examples (tokens); None where they are.
+        weight_of: counts what a batch is weighed by, where that is not its examples (tokens).
         drop_last: leave out the short last step of each epoch.
         workers: loading processes of this rank.
+        pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
 
     Attributes:
-        size, steps_per_epoch: None for a stream, whose length is not known.
+        size: samples in the data set; None for a stream, whose length is not known.
+        steps_per_epoch: optimizer steps in an epoch; None for a stream.
     """
 
     size: int | None = None
@@ -119,57 +153,79 @@ class TrainData(ABC):
         pin_memory: bool = False,
     ) -> None:
         self.items = Items(dataset, seed=seed, augment=augment)
-        self.layout, self.seed, self.drop_last = layout, seed, drop_last
-        self.weight_of, self.collate = weight_of, collate or default_collate
-        self.workers, self.pin_memory = workers, pin_memory
-        self._lent: Any = None
+        self.layout = layout
+        self.seed = seed
+        self.collate = collate or default_collate
+        self.weight_of = weight_of
+        self.drop_last = drop_last
+        self.workers = workers
+        self.pin_memory = pin_memory
+        self._padding_item: Any = None
 
-    def loader(self, dataset: Any, position: int, **how: Any) -> DataLoader[Any]:
-        """Make torch's loader of what comes after ``position``."""
-        generator = generator_of(self.seed, self.layout.rank, position)
-        how |= {"generator": generator, "worker_init_fn": ignore_signals}
-        return DataLoader(dataset, num_workers=self.workers, pin_memory=self.pin_memory, **how)
+    def loader(self, dataset: Any, position: int, **settings: Any) -> DataLoader[Any]:
+        """Make torch's loader of what comes after ``position``.
+
+        Args:
+            settings: further arguments of ``DataLoader``.
+        """
+        return DataLoader(
+            dataset,
+            num_workers=self.workers,
+            pin_memory=self.pin_memory,
+            generator=generator_of(self.seed, self.layout.rank, position),
+            worker_init_fn=ignore_signals,
+            **settings,
+        )
 
     def weigh(self, examples: int, batch: Any) -> float:
         """Return the weight of a batch of ``examples``."""
-        return float(examples if self.weight_of is None else self.weight_of(batch))
+        if self.weight_of is None:
+            return float(examples)
+        return float(self.weight_of(batch))
 
     def micro_batch(self, batch: Any, weight: float) -> MicroBatch:
-        """Make the record of a batch that was weighed."""
-        return MicroBatch(batch=batch, weight=weight, counts=bool(weight) and self.layout.counts)
+        """Make a micro-batch of a batch that was weighed."""
+        return MicroBatch(batch=batch, weight=weight, counts=weight != 0 and self.layout.counts)
 
-    def lend(self, candidates: Iterable[Any]) -> None:
-        """Keep the first item that has weight, unless one is kept. (A step where none has any is
-        refused.)
+    def choose_padding_item(self, candidates: Iterable[Any]) -> None:
+        """Keep the first item that has weight for padding batches, unless one is kept already.
+
+        Where none has weight the last one is kept: a step without any weight is refused later.
         """
-        for item in candidates if self._lent is None else ():
-            self._lent = copied(item)
-            if self.weight_of is None or self.weight_of(self.collate([copied(item)])) > 0:
+        if self._padding_item is not None:
+            return
+        for item in candidates:
+            self._padding_item = copied(item)
+            if self.weight_of is None:
+                return
+            batch = self.collate([copied(item)])
+            if self.weight_of(batch) > 0:
                 return
 
-    def filler(self, candidates: Iterable[Any] = ()) -> Any:
-        """Make a batch of weight 0 for a rank without one of its own, so that it still takes part
-        in the collectives.
+    def padding_batch(self, candidates: Iterable[Any] = ()) -> Any:
+        """Make a batch of weight 0, with which a rank without samples takes part in collectives.
 
-        A batch without weight can have a loss that is no number, and zero times that is no number
-        either, in the backward pass too. So an item with weight is lent, copied each time, since
-        some collates change their items.
+        The loss of a batch without weight can be NaN (a mean over no tokens), and zero times NaN is
+        NaN, in the backward pass too. So a padding batch is made of an item that does have weight.
+        The item is copied each time, because some collates change their items.
+
+        Args:
+            candidates: items to choose from, if none was chosen yet.
         """
-        self.lend(candidates)
-        count = min(2, self.layout.micro_batch_size)  # BatchNorm wants more than one value
-        return self.collate([copied(self._lent) for _ in range(count)])
+        self.choose_padding_item(candidates)
+        count = min(2, self.layout.micro_batch_size)  # BatchNorm needs more than one value
+        return self.collate([copied(self._padding_item) for _ in range(count)])
 
     @abstractmethod
     def windows(self, position: int, steps: int) -> Iterator[Window]:
-        """Yield the next ``steps`` windows from ``position``, each fetched whole, so that its
-        weight is known first.
+        """Yield the next ``steps`` windows from ``position``.
+
+        All batches of a window are fetched before it is yielded, so that its weight is known.
         """
 
     @abstractmethod
     def epochs_at(self, position: int) -> float:
-        """Return the passes over the data after ``position`` samples; a stream counts finished
-        ones.
-        """
+        """Return the passes over the data after ``position`` samples; of a stream, finished ones."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -177,17 +233,19 @@ class TrainData(ABC):
 
     @abstractmethod
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Go on behind the window that ``state`` was taken after, on any layout; returns the
-        position.
+        """Continue after the window that ``state`` was taken after, on any layout.
+
+        Returns:
+            the position there.
         """
 
     def skips(self) -> int:
-        """Count the samples that are read over before the next window."""
+        """Return how many samples must be read over before the next window: none but of streams."""
         return 0
 
 
 def copied(item: Any) -> Any:
-    """Copy an item: as deep as it can be copied, which a lock or a tensor with a graph cannot."""
+    """Return a deep copy of an item, or a shallow one of what holds a lock or a tensor's graph."""
     try:
         return copy.deepcopy(item)
     except Exception:
@@ -195,8 +253,9 @@ def copied(item: Any) -> Any:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Tell whether data can only be read from its beginning: without length or indexing, or torch's
-    IterableDataset.
+    """Return whether data can only be read from its beginning.
+
+    That is torch's IterableDataset, and any iterable without length or indexing.
 
     Raises:
         DataError: it is a loader, whose batches would be taken for items, or several data sets.
@@ -208,18 +267,24 @@ def is_stream(dataset: Any) -> bool:
         )
     if isinstance(dataset, DataLoader):
         raise DataError(
-            "Data holds a DataLoader where a data set belongs: give its .dataset, and its collate_fn as Data.collate; "
-            "batches, order and workers are made here, from the config"
+            "Data holds a DataLoader where a data set belongs: give its .dataset, and its "
+            "collate_fn as Data.collate; batches, order and workers are made here, from the config"
         )
-    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not indexed)
+
+    if isinstance(dataset, IterableDataset):
+        return True
+    has_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    return hasattr(dataset, "__iter__") and not has_index
 
 
 def sized(dataset: Any, name: str) -> int:
     """Return the length of a map-style data set.
 
+    Args:
+        name: the field of ``Data``, for messages.
+
     Raises:
-        DataError: it has none, or is empty.
+        DataError: it has no length or no indexing, or is empty.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise DataError(f"Data.{name} is a {type(dataset).__name__}, without length and indexing")

@@ -1,26 +1,41 @@
-"""Which samples, when, on which rank: a pure function of (seed, position, layout).
+"""Windows of a data set with an index: a pure function of (seed, position, layout).
 
-The global order of an epoch follows from (seed, epoch). A step takes the next ``global_batch_size``
-samples of it, cut into micro-batches and ranks; so the same samples meet at the same step on every
-layout with the same global batch. The position is one integer: samples consumed since the start.
+The order of an epoch follows from (seed, epoch), see ``order.py``. Each step takes the next
+``global_batch_size`` samples of it, which are cut into micro-batches and ranks, see ``batches.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, DataError
 from .batches import Layout, MicroBatch, TrainData, Window, share, sized
 from .order import ORDERS, order_for
 
 
-class IndexedData(TrainData):
-    """Windows of a map-style data set, in the global order. It must not be empty.
+class Step(NamedTuple):
+    """One optimizer step of this rank, before its samples are read.
 
-    Randomness of loading workers of their own (python, numpy, torch) differs between ranks and
-    repeats from run to run.
+    Args:
+        epoch: which its samples belong to.
+        micro_batches: of this rank, as places in the order of the epoch; some may be empty.
+        samples: of all ranks.
+        end: the position after this step.
+    """
+
+    epoch: int
+    micro_batches: list[range]
+    samples: int
+    end: int
+
+
+class IndexedData(TrainData):
+    """Windows of a map-style data set, in the order of each epoch. It must not be empty.
+
+    What items draw from the global generators (Python, numpy, torch) in loading processes differs
+    between ranks, and is the same from run to run.
     """
 
     size: int
@@ -31,104 +46,129 @@ class IndexedData(TrainData):
         self.size = sized(dataset, "train")
         self.position = 0
         self.order = order_for(self.size)
-        batch = layout.global_batch_size
-        self.steps_per_epoch = self.size // batch if self.drop_last else -(-self.size // batch)
-        if not self.steps_per_epoch:
+        self.steps_per_epoch = self._steps_over(self.size)
+        if self.steps_per_epoch == 0:
             raise DataError(
-                f"drop_last: {self.size} samples do not fill one global batch of {batch}; lower the batch"
+                f"drop_last: {self.size} samples do not fill one global batch of "
+                f"{layout.global_batch_size}; lower the batch"
             )
 
-    def steps(self, position: int) -> Iterator[tuple[int, list[range], int, int]]:
-        """Yield ``(epoch, this rank's micro-batches, samples of all ranks, position after)`` for
-        ever.
+    def _steps_over(self, samples: int) -> int:
+        """Return the optimizer steps over the last ``samples`` of an epoch."""
+        whole, rest = divmod(samples, self.layout.global_batch_size)
+        if rest == 0 or self.drop_last:
+            return whole
+        return whole + 1
 
-        A micro-batch is where its samples stand in the order of the epoch, which is not computed
-        here.
+    def steps(self, position: int) -> Iterator[Step]:
+        """Yield all optimizer steps from ``position`` on, without end.
+
+        The order of an epoch is not computed here, so this is cheap.
         """
         batch = self.layout.global_batch_size
         while True:
             epoch, offset = divmod(position, self.size)
-            while offset < self.size:
-                taken = range(offset, min(offset + batch, self.size))
-                offset += batch
+            for start in range(offset, self.size, batch):
+                taken = range(start, min(start + batch, self.size))
                 if len(taken) < batch and self.drop_last:
                     break
-                yield (
-                    epoch,
-                    [*share(taken, self.layout)],
-                    len(taken),
-                    epoch * self.size + taken.stop,
+                yield Step(
+                    epoch=epoch,
+                    micro_batches=list(share(taken, self.layout)),
+                    samples=len(taken),
+                    end=epoch * self.size + taken.stop,
                 )
             position = (epoch + 1) * self.size
 
     def samples(self, position: int) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yield ``(epoch, this rank's micro-batches as indices of samples)`` of each step, for
-        ever.
-        """
-        known = -1
-        for epoch, parts, *_ in self.steps(position):
-            if epoch != known:
-                known, order = epoch, ORDERS[self.order](self.size, self.seed, epoch)
-            yield epoch, [order[part.start : part.stop].tolist() for part in parts]
+        """Yield ``(epoch, this rank's micro-batches as indices of samples)`` of each step."""
+        order_of_epoch = -1
+        for step in self.steps(position):
+            if step.epoch != order_of_epoch:
+                order = ORDERS[self.order](self.size, self.seed, step.epoch)
+                order_of_epoch = step.epoch
+
+            micro_batches = []
+            for places in step.micro_batches:
+                micro_batches.append(order[places.start : places.stop].tolist())
+            yield step.epoch, micro_batches
 
     def windows(self, position: int, steps: int) -> Iterator[Window]:
-        coming = islice(self.samples(position), steps)
-        keys = (
-            [(epoch, index) for index in part] for epoch, parts in coming for part in parts if part
-        )
-        # Without workers the loader would do no more than this, at 30 microseconds a batch.
-        batches: Iterator[Any] = (self.collate(self.items.__getitems__(some)) for some in keys)
+        batches = self._batches(position, steps)
+        for step in islice(self.steps(position), steps):
+            micros = []
+            for places in step.micro_batches:
+                batch = next(batches) if places else None
+                micros.append(self._micro_batch(len(places), batch))
+
+            self.position = step.end
+            yield Window(micros=tuple(micros), samples=step.samples, end=step.end)
+
+    def _batches(self, position: int, steps: int) -> Iterator[Any]:
+        """Yield the batches of all micro-batches that are not empty.
+
+        Loading processes read ahead of the training, so this goes through the steps on its own.
+        """
+        keys = self._keys(position, steps)
         if self.workers or self.pin_memory:
-            batches = iter(
-                self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate)
-            )
-        for _, mine, samples, end in islice(self.steps(position), steps):
-            micros = tuple(
-                self._micro_batch(len(part), next(batches) if part else None) for part in mine
-            )
-            self.position = end
-            yield Window(micros=micros, samples=samples, end=end)
+            loader = self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate)
+            return iter(loader)
+        # Without workers the loader would do no more than this, at 30 microseconds a batch.
+        return (self.collate(self.items.__getitems__(keys_of_batch)) for keys_of_batch in keys)
+
+    def _keys(self, position: int, steps: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield the keys of ``Items``, ``(epoch, index)``, of each batch."""
+        for epoch, micro_batches in islice(self.samples(position), steps):
+            for indices in micro_batches:
+                if indices:
+                    yield [(epoch, index) for index in indices]
 
     def _micro_batch(self, examples: int, batch: Any) -> MicroBatch:
-        weight = self.weigh(examples, batch) if examples else 0.0
-        return self.micro_batch(batch if weight else self.filler(self._candidates()), weight)
+        """Make a micro-batch; a padding batch where there are no examples, or none with weight."""
+        weight = 0.0
+        if examples:
+            weight = self.weigh(examples, batch)
+        if weight == 0:
+            batch = self.padding_batch(self._padding_candidates())
+        return self.micro_batch(batch, weight)
 
-    def _candidates(self) -> Iterator[Any]:
+    def _padding_candidates(self) -> Iterator[Any]:
         for index in range(self.size):
             yield from self.items.__getitems__([(0, index)])
         raise DataError(
-            f"Data.train: none of its {self.size} samples has a weight; check Task.weight and the labels"
+            f"Data.train: none of its {self.size} samples has a weight; "
+            "check Task.weight and the labels"
         )
 
     def steps_left(self, position: int, epochs: int) -> int:
-        """Count the optimizer steps from ``position`` to the end of pass number ``epochs``; below 0
-        beyond it.
+        """Return the optimizer steps from ``position`` to the end of ``epochs`` passes.
+
+        It is negative where the position is beyond that end.
         """
         epoch, offset = divmod(position, self.size)
-        batch, rest = self.layout.global_batch_size, self.size - offset
         if epoch >= epochs:
-            return -((position - epochs * self.size) // batch)
-        return (rest // batch if self.drop_last else -(-rest // batch)) + (
-            epochs - epoch - 1
-        ) * self.steps_per_epoch
+            return -((position - epochs * self.size) // self.layout.global_batch_size)
+
+        later_epochs = epochs - epoch - 1
+        return self._steps_over(self.size - offset) + later_epochs * self.steps_per_epoch
 
     def epochs_at(self, position: int) -> float:
         return position / self.size
 
     def state(self) -> dict[str, Any]:
-        # Only that of large sets is named, which older checkpoints do not know.
-        return {"samples": self.position} | (
-            {} if self.order == "permutation" else {"order": self.order}
-        )
+        state: dict[str, Any] = {"samples": self.position}
+        if self.order != "permutation":  # older checkpoints name no order, and have this one
+            state["order"] = self.order
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Go on in the order of the checkpoint, whatever a new run would take.
+        """Continue in the order of the checkpoint, also where a new run would take another one.
 
         Raises:
-            CheckpointError: it names an order that is not known.
+            CheckpointError: it names an unknown order.
         """
         self.order = state.get("order", "permutation")
-        if self.order not in [*ORDERS]:  # what a file names may be anything
+        if self.order not in list(ORDERS):  # a list: the file may hold what cannot be hashed
             raise CheckpointError(
                 f"state.json: {self.order!r} is no order of the data; known: {', '.join(ORDERS)}"
             )

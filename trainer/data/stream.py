@@ -169,14 +169,14 @@ class _Reader(IterableDataset[Any]):
         )
         parts = []
         # Now, for a collate or an augmentation may change items, and these come once.
-        data.lend(augmented(copied(item), epoch, number) for item, number in pairs)
+        data.choose_padding_item(augmented(copied(item), epoch, number) for item, number in pairs)
         for part in share(range(len(block)), data.layout):
             items = [
                 augmented(item, epoch, number) for item, number in pairs[part.start : part.stop]
             ]
             batch = data.collate(items) if items else None
             weight = data.weigh(len(items), batch) if items else 0.0
-            parts.append((batch if weight else data.filler(), weight))
+            parts.append((batch if weight else data.padding_batch(), weight))
         return parts
 
 
