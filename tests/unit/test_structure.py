@@ -61,7 +61,7 @@ ELSEWHERE = {
         "deepspeed",
         "deepspeed_config",
     },  # the option that names a JSON, its other spelling, its help
-    "check.py": {"deepspeed"},  # the option that names a JSON
+    "check_files.py": {"deepspeed"},  # the option that names a JSON
     "check_machine.py": {"deepspeed"},  # the package that some launch files need
     "launcher.py": {"deepspeed"},  # who starts processes
     "plan.py": {"deepspeed", "fsdp"},  # settings of the engine that runs

@@ -20,7 +20,7 @@ class SameData(Callback):
 
     def on_window(self, run: Run, window: Window) -> None:
         """Raise ``DataError`` where a rank has read another stream. Collective, once."""
-        if not self._compared and window.read:
-            digests = run.agreement.gather(window.read)
+        if not self._compared and window.digest:
+            digests = run.agreement.gather(window.digest)
             check_same_beginning(digests, "Data.train")
         self._compared = True

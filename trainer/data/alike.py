@@ -6,36 +6,13 @@ must be the same. Data sets with an index are compared by a few of their samples
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-
 from ..errors import DataError
-from .batches import Window
 
 SAME_DATA = (
     "build_data must give every rank the same data, which the trainer divides: do not shard it by "
     "rank (no DistributedSampler, no rows[rank::world_size], no split_dataset_by_node), sort what "
     "comes from a set, and seed generators of your own"
 )
-
-
-def check_same_stream(
-    windows: Iterable[Window], gather: Callable[[int], list[int]]
-) -> Iterator[Window]:
-    """Yield the windows, after a check that all ranks have read the same first samples.
-
-    Collective: call on every rank.
-
-    Raises:
-        DataError: a rank has read other samples than rank 0. The trainer would divide what was
-            divided already: some samples would be trained twice, and others never.
-    """
-    remaining = iter(windows)
-    for first in remaining:
-        if first.digest:
-            digests = gather(first.digest)
-            check_same_beginning(digests, "Data.train")
-        yield first
-        yield from remaining
 
 
 def check_same_beginning(digests: list[int], name: str) -> None:

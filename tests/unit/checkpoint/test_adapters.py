@@ -15,7 +15,7 @@ from launchers import ROOT
 from safetensors.torch import load_file
 from torch import nn
 
-from trainer import ConfigError, Run, Trainer, launch
+from trainer import ConfigError, Trainer, launch
 from trainer.commands import cli
 from trainer.strategies.tensors import canonical_state
 
@@ -53,7 +53,7 @@ def test_an_exported_adapter_is_what_a_run_wrote(tmp_path: Path) -> None:
 
 def test_an_exported_adapter_gives_the_weights_to_start_with(tmp_path: Path) -> None:
     exported = finished(tmp_path / "run") / "model"
-    run: Run = state(tmp_path / "new", weights=str(exported))
+    run = state(tmp_path / "new", weights=str(exported)).run
     built = dict(canonical_state(Language(kind="lora").build_model()))
     held = load_file(exported / "adapter_model.safetensors")
     tensors = dict(canonical_state(run.model))

@@ -182,7 +182,7 @@ class RuinsOne(Ruins):
         if self.what == "average scale":
             return next(
                 average
-                for shard, average in zip(trainer._shards, trainer.average.average, strict=True)
+                for shard, average in zip(trainer.averaged, trainer.average.average, strict=True)
                 if shard.name == "scale"
             )
         if self.what == "optimizer.exp_avg scale":

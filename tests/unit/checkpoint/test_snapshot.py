@@ -14,7 +14,7 @@ from layouts import layout
 from one_process import checkpoint, fit
 from torch import Tensor
 
-from trainer import Callback, StepInfo, Trainer
+from trainer import Callback, Run, StepInfo
 from trainer.checkpoint import saver, snapshot
 from trainer.checkpoint.discover import inspect
 
@@ -35,8 +35,8 @@ def test_every_save_has_the_bytes_of_its_step_in_the_same_buffers(
         return real(self, folder)
 
     class Weights(Callback):
-        def on_step(self, trainer: Trainer, info: StepInfo) -> None:
-            parts = [shard.tensor for shard in trainer.run.strategy.shards()]
+        def on_step(self, run: Run, info: StepInfo) -> None:
+            parts = [shard.tensor for shard in run.strategy.shards()]
             seen[info.step] = torch.cat(parts).clone()
 
     seen: dict[int, Tensor] = {}

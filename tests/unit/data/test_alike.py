@@ -8,7 +8,7 @@ import pytest
 import torch
 from layouts import layout
 
-from trainer.data.alike import check_same_beginning, check_same_stream
+from trainer.data.alike import check_same_beginning
 from trainer.data.evaluation import EvaluationBatches
 from trainer.data.stream import StreamData
 from trainer.errors import DataError
@@ -31,32 +31,6 @@ def test_only_the_first_window_of_a_stream_has_a_digest(workers: int) -> None:
     first, second, third = (window.digest for window in windows_of([*range(12)], workers))
     assert first != 0
     assert (second, third) == (0, 0)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_that_is_the_same_on_every_rank_passes(workers: int) -> None:
-    gathered: list[int] = []
-
-    def gather(number: int) -> list[int]:
-        gathered.append(number)
-        return [number, number]
-
-    windows = check_same_stream(windows_of([*range(12)], workers), gather)
-    assert [window.samples for window in windows] == [4, 4, 4]
-    assert len(gathered) == 1, "the ranks compare once, before the first step"
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_that_divides_itself_is_refused_before_the_first_step(workers: int) -> None:
-    [of_rank_1, *_] = windows_of([*range(1, 12, 2)], workers)
-    windows = check_same_stream(
-        windows_of([*range(0, 12, 2)], workers), lambda digest: [digest, of_rank_1.digest]
-    )
-    with pytest.raises(
-        DataError,
-        match=r"^rank 1: Data\.train begins with other samples than on rank 0\. Every rank",
-    ):
-        next(windows)
 
 
 def test_the_first_rank_that_differs_is_named() -> None:
