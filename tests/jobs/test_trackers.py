@@ -1,4 +1,4 @@
-"""Trackers: what they are told in real jobs, by their own tools."""
+"""What trackers hold of real jobs, read back by their own tools."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
 
     assert job.out.count("wandb: offline (no API key") == 1 and "wandb sync" in job.out
     [folder] = (job.output_dir / "wandb").glob("offline-run-*")
-    told = json.loads(inspect("--summary", "--json", str(folder)))
-    assert (told["project"], told["name"], told["state"]) == (
+    wandb_run = json.loads(inspect("--summary", "--json", str(folder)))
+    assert (wandb_run["project"], wandb_run["name"], wandb_run["state"]) == (
         "samecurve",
         "five-zero2-2",
         "finished",
     )
-    assert told["run_id"] == json.loads((job.output_dir / "tracking.json").read_text())["wandb"]
-    assert {"zero2", "world-2"} <= set(told["tags"])
-    config, plan = told["config"], job.plan
+    assert (
+        wandb_run["run_id"] == json.loads((job.output_dir / "tracking.json").read_text())["wandb"]
+    )
+    assert {"zero2", "world-2"} <= set(wandb_run["tags"])
+    config, plan = wandb_run["config"], job.plan
     for key in (
         "strategy",
         "world_size",
@@ -60,7 +62,7 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
     ):
         assert config[key] == plan[key], key
     assert config["task"] == "digits_cnn:DigitsCNN" and "git_commit" in config
-    assert told["summary"]["eval/loss"]["last"] == job.evaluation["eval/loss"]
+    assert wandb_run["summary"]["eval/loss"]["last"] == job.evaluation["eval/loss"]
     steps = [row["step"] for row in read_run(folder).rows]
     assert steps == sorted(set(steps)) == [1, 5, 10, 15, 20, 23, 25]
     assert list(read_run(folder).curve("loss").values()) == job.losses

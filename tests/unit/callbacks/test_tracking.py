@@ -1,4 +1,4 @@
-"""Trackers that are not there, keys that do not go together, and secrets."""
+"""Names of trackers, keys that contradict each other, what is logged, and secrets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.row import row_of
         ("comet_ml", "its package is not installed: pip install comet-ml"),
     ],
 )
-def test_trackers_that_are_not_there(name: str, rule: str) -> None:
+def test_a_tracker_that_is_unknown_or_not_installed_is_an_error(name: str, rule: str) -> None:
     origins = {"trackers": origin("train.yaml:3 (trackers)")}
     with pytest.raises(ConfigError, match=f"train.yaml:3: trackers: '{name}': ") as caught:
         row_of(TrainConfig(task="a:B", max_steps=1, trackers=[name]), [], origins)
@@ -38,7 +38,7 @@ def test_trackers_that_are_not_there(name: str, rule: str) -> None:
         ({"trackers": ["wandb", "wandb"]}, "names one twice"),
     ],
 )
-def test_keys_that_do_not_go_together(values: dict[str, Any], rule: str) -> None:
+def test_keys_that_contradict_each_other_are_an_error(values: dict[str, Any], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         TrainConfig(task="a:B", max_steps=9, **values)
 

@@ -55,13 +55,13 @@ def continued(tmp_path: Path, first: int, end: int, **environment: str) -> tuple
 
 
 @pytest.mark.slow
-def test_two_resumes_are_one_run_and_secrets_stay_here(tmp_path: Path) -> None:
-    said = [continued(tmp_path, first, first + 3, WANDB_API_KEY="")[0] for first in (1, 4, 7)]
+def test_three_attempts_are_one_run_and_no_secret_is_in_its_files(tmp_path: Path) -> None:
+    outputs = [continued(tmp_path, first, first + 3, WANDB_API_KEY="")[0] for first in (1, 4, 7)]
     folders = sorted((tmp_path / "out" / "wandb").glob("offline-run-*"))
     assert len(folders) == 3 and len({folder.name.rsplit("-", 1)[1] for folder in folders}) == 1
     rows = [row for folder in folders for row in read_run(folder).rows]
     assert [row["step"] for row in rows] == [row["_step"] for row in rows] == list(range(1, 10))
-    assert not any(SECRET in text for text in said)
+    assert not any(SECRET in text for text in outputs)
     assert leaks(tmp_path / "out") == []
 
 
@@ -88,21 +88,21 @@ def test_a_dead_server_costs_seconds(tmp_path: Path) -> None:
     """One that takes the connection and never answers: wandb itself would wait for 90 seconds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        said, took = continued(tmp_path, 1, 3, WANDB_API_KEY=SECRET, WANDB_BASE_URL=address)
-    assert said.count("wandb: offline (") == 1 and "giving up" in said
-    assert took < 30, took
-    assert leaks(tmp_path / "out") == [] and SECRET not in said
+        output, seconds = continued(tmp_path, 1, 3, WANDB_API_KEY=SECRET, WANDB_BASE_URL=address)
+    assert output.count("wandb: offline (") == 1 and "giving up" in output
+    assert seconds < 30, seconds
+    assert leaks(tmp_path / "out") == [] and SECRET not in output
 
 
-def test_a_server_that_refuses_the_key(tmp_path: Path) -> None:
+def test_the_run_is_offline_where_the_server_refuses_the_key(tmp_path: Path) -> None:
     """It answers every request with 401."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=refuse, args=(server,), daemon=True).start()
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        said, took = continued(tmp_path, 1, 3, WANDB_API_KEY=SECRET, WANDB_BASE_URL=address)
-    assert said.count("wandb: offline (") == 1, said
-    assert took < 45, took
-    assert leaks(tmp_path / "out") == [] and SECRET not in said
+        output, seconds = continued(tmp_path, 1, 3, WANDB_API_KEY=SECRET, WANDB_BASE_URL=address)
+    assert output.count("wandb: offline (") == 1, output
+    assert seconds < 45, seconds
+    assert leaks(tmp_path / "out") == [] and SECRET not in output
 
 
 def refuse(server: socket.socket) -> None:

@@ -1,6 +1,4 @@
-"""The account of a run's time over attempts: its parts add up, whatever was killed or cannot be
-read.
-"""
+"""The account of a run's time over attempts: its parts add up to the wall time."""
 
 from __future__ import annotations
 
@@ -22,11 +20,10 @@ def attempt(started: float, seconds: float, first: int, last: int, **apart: floa
     return Attempt(started=started, seconds=seconds, apart=apart, first_step=first, last_step=last)
 
 
-def test_redone_steps_and_the_time_between_attempts_count_apart() -> None:
+def test_redone_steps_and_the_time_between_attempts_are_separate_parts() -> None:
     killed = attempt(1000.0, 110.0, 0, 50, **{"start-up": 10.0})  # 2 s a step
-    second = attempt(
-        1130.0, 100.0, 40, 60, saving=40.0
-    )  # went on at step 40: ten steps for nothing
+    # It resumed at step 40: ten steps were trained in vain.
+    second = attempt(1130.0, 100.0, 40, 60, saving=40.0)
     third = attempt(1230.0, 30.0, 60, 70, evaluation=10.0)
     found = account([killed, second, third])
     assert found["seconds"] == {
@@ -49,7 +46,7 @@ def test_a_checkpoint_of_an_earlier_attempt_makes_all_since_redone() -> None:
     assert found["seconds"] == {"training": 15.0, "redone": 15.0, "down": 0.0}
 
 
-def test_clocks_that_were_set_back_take_nothing_away() -> None:
+def test_a_clock_that_was_set_back_makes_no_part_negative() -> None:
     found = account([attempt(5000, 10, 0, 10), attempt(100, 10, 10, 20)])
     assert found["seconds"]["down"] == 0.0 and found["wall_seconds"] == 20.0 == sum(
         found["seconds"].values()
@@ -61,7 +58,7 @@ def run_directory(folder: Path) -> RunDirectory:
     return RunDirectory(str(folder), main=True)
 
 
-def test_an_attempt_is_noted_every_few_seconds_and_at_the_end(
+def test_an_attempt_is_written_every_few_seconds_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter = Meter(torch.device("cpu"))
@@ -88,7 +85,7 @@ def test_an_attempt_is_noted_every_few_seconds_and_at_the_end(
     ["", "[", "{}", "7", "[7]", '["a"]', '[{"started": 1}]', "[{}]", "\xff", '[{"started": "x", "apart": {}}]',
      '[{"started": 1, "seconds": 1, "apart": [], "first_step": 0, "last_step": 1}]'],
 )  # fmt: skip
-def test_an_account_that_cannot_be_read_stops_nothing(content: Any, tmp_path: Path) -> None:
+def test_a_file_of_attempts_that_cannot_be_read_stops_nothing(content: Any, tmp_path: Path) -> None:
     directory = run_directory(tmp_path / "run")
     (tmp_path / "run" / attempts.FILE).write_bytes(content.encode("latin-1"))
     assert Attempts(directory, Meter(torch.device("cpu")), 0).account(1)["count"] == 1

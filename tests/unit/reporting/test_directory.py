@@ -64,13 +64,13 @@ def test_a_metric_without_a_value_is_null_and_the_run_has_ended(
 def test_a_run_that_was_killed_before_its_model_was_written_writes_it(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=6)
     model, summary = tmp_path / "model" / "model.safetensors", tmp_path / "summary.json"
-    of_six, said = model.read_bytes(), summary.read_text()
+    of_six = model.read_bytes()
+    summary_of_six = summary.read_text()
     fit(tmp_path, resume="auto")
     of_eight = model.read_bytes()
-    # Killed behind the last checkpoint: model and summary are those of the run that ended at step
-    # 6.
+    # Killed after the last checkpoint: model and summary are of the run that ended at step 6.
     model.write_bytes(of_six)
-    summary.write_text(said)
+    summary.write_text(summary_of_six)
     fit(tmp_path, resume="auto")
     assert (
         model.read_bytes() == of_eight != of_six and json.loads(summary.read_text())["steps"] == 8
@@ -93,7 +93,7 @@ def refused(folder: Path, names: str, **settings: object) -> None:
     assert everything(folder) | {str(folder): before[str(folder)]} == before
 
 
-def test_overwrite_keeps_what_looks_like_a_runs(tmp_path: Path) -> None:
+def test_overwrite_keeps_files_that_only_have_the_names_of_a_runs(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "net.py").write_text("class Net: ...")
     (tmp_path / "config.yaml").write_text("mine: true")
@@ -106,7 +106,7 @@ def test_overwrite_keeps_what_looks_like_a_runs(tmp_path: Path) -> None:
     "name",
     ["thesis.tex", "model", "best/notes", "checkpoints/notes.txt", "checkpoints/step-1", ".git"],
 )
-def test_overwrite_keeps_what_lies_among_a_runs_files(name: str, tmp_path: Path) -> None:
+def test_overwrite_keeps_foreign_files_among_those_of_a_run(name: str, tmp_path: Path) -> None:
     fit(tmp_path, max_steps=2)
     if name == "model":
         (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "net.py")
@@ -148,7 +148,7 @@ def test_checkpoints_on_another_disk_are_emptied_and_stay_linked(tmp_path: Path)
     refused(out, "checkpoints/other.txt")
 
 
-def test_files_of_a_run_that_are_links_are_not_written_through(tmp_path: Path) -> None:
+def test_a_resume_refuses_files_of_a_run_that_are_links(tmp_path: Path) -> None:
     fit(tmp_path / "run", max_steps=2)
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run" / "log.txt").unlink()
@@ -169,12 +169,12 @@ def test_a_refused_run_leaves_no_trace(tmp_path: Path) -> None:
     assert everything(tmp_path) | {str(tmp_path): before[str(tmp_path)]} == before
 
 
-def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "summary.json"):
         (tmp_path / name).symlink_to("/dev/full")
     directory = RunDirectory(str(tmp_path), main=True)
-    said = f"^{tmp_path}/[a-z.]+: cannot be written: No space left on device; once it can, resume: auto goes on"
-    with pytest.raises(CheckpointError, match=said):
+    message = f"^{tmp_path}/[a-z.]+: cannot be written: No space left on device; once it can, resume: auto goes on"
+    with pytest.raises(CheckpointError, match=message):
         directory.row({"step": 1})
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         directory.write("summary.json", "{}")

@@ -1,4 +1,4 @@
-"""Peaks of GPUs, by the names that their drivers give."""
+"""The peak arithmetic of GPUs, by the names that their drivers report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GIB = 2**30
         ("Tesla V100-PCIE-16GB", 15.8, 112, 14, 14),
     ],
 )
-def test_a_peak_follows_the_form_and_the_precision(
+def test_a_peak_depends_on_the_variant_of_the_chip_and_the_precision(
     device: str, gib: float, bf16: float, tf32: float, fp32: float
 ) -> None:
     found = [
@@ -56,5 +56,5 @@ def test_a_peak_follows_the_form_and_the_precision(
         "NVIDIA RTX 6000 Ada Generation",
     ],
 )
-def test_another_chip_of_nearly_that_name_has_no_known_peak(device: str) -> None:
+def test_a_chip_with_a_similar_name_has_no_known_peak(device: str) -> None:
     assert peak_of(device, 24 * GIB, "bf16") is None

@@ -30,7 +30,7 @@ def test_a_child_that_outlives_the_run_holds_no_lock(tmp_path: Path) -> None:
             os.kill(child, 9)
 
 
-def test_a_lock_outlives_reading_its_folder_and_the_end_of_a_child(tmp_path: Path) -> None:
+def test_the_lock_stays_when_the_folder_is_copied_and_when_a_child_ends(tmp_path: Path) -> None:
     """A callback that copies the run away, or an upload, closes the lock's file; a data worker ends
     before the run.
     """
@@ -44,7 +44,7 @@ def test_a_lock_outlives_reading_its_folder_and_the_end_of_a_child(tmp_path: Pat
         os._exit(0)
     os.waitpid(child, 0)
     with another_run(run) as refused:
-        assert refused.wait(60) != 0, "it has not got the lock"
+        assert refused.wait(60) != 0, "the lock is still held"
     lock.release()
     FolderLock(run).release()
 
@@ -75,7 +75,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def test_who_has_the_lock_is_told(tmp_path: Path) -> None:
+def test_the_error_names_the_process_that_has_the_lock(tmp_path: Path) -> None:
     with another_run(tmp_path) as held:
         assert held.stdout is not None and held.stdout.readline()
         with pytest.raises(Locked, match=f"process {held.pid} on "):

@@ -1,16 +1,14 @@
-"""Where the time of a run goes, and what the last lines say of it."""
+"""Where the time of a run goes, and what its last lines say about that."""
 
 from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from trainer.reporting import memory
 from trainer.reporting.meter import Meter, summary_text
 
 
@@ -20,7 +18,7 @@ def slowly(count: int, seconds: float) -> Any:
         yield number
 
 
-def test_the_wall_time_is_split_without_rest() -> None:
+def test_the_parts_add_up_to_the_wall_time() -> None:
     meter = Meter(torch.device("cpu"))
     meter.start()
     for _ in meter.waiting("data", slowly(3, 0.02)):
@@ -57,11 +55,11 @@ def test_the_wall_time_is_split_without_rest() -> None:
     assert (
         f"(data {seconds['data']:.1f}, forward and backward" in lines[1] and "tokens/s" in lines[1]
     )
-    said = r"peak memory of the largest rank, resident: set-up [\d.]+ [MG]iB, training [\d.]+ [MG]iB, evaluation .*B"
-    assert re.fullmatch(said, lines[2]) and lines[3] == "model: runs/x/model"
+    pattern = r"peak memory of the largest rank, resident: set-up [\d.]+ [MG]iB, training [\d.]+ [MG]iB, evaluation .*B"
+    assert re.fullmatch(pattern, lines[2]) and lines[3] == "model: runs/x/model"
 
 
-def test_speed_is_that_since_the_last_reading() -> None:
+def test_a_reading_has_the_speed_since_the_last_reading() -> None:
     meter, began = Meter(torch.device("cpu")), time.perf_counter()
     meter.start()
     meter.step(100)
@@ -69,8 +67,7 @@ def test_speed_is_that_since_the_last_reading() -> None:
     with meter.paused("saving"):
         time.sleep(0.1)
     first = meter.read(steps_left=10)
-    # Between the two moments lie 0.02 s of training and 0.1 s of saving; however slow the machine,
-    # what is counted stays below all that passed less the saving.
+    # Training took at least 0.02 s, and at most what passed less 0.1 s of saving.
     assert 100 / (time.perf_counter() - began - 0.1) <= first["samples_per_second"] <= 100 / 0.02
     assert "tokens_per_second" not in first
     time.sleep(0.02)
@@ -91,16 +88,16 @@ def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
     assert (summary["samples_per_second"], summary["readings_of_speed"]) == (values[1], 3)
     assert values[0] <= low < values[1] < high <= values[2]
     assert summary["tokens_per_second"] == pytest.approx(10 * values[1], rel=1e-3)
-    told = summary_text(
+    text = summary_text(
         {"steps": 4, "total_steps": 4, "samples": 601, "evaluation": {}, **summary}, "m"
     )
     assert (
         f"{values[1]:,.0f} samples/s (middle half of 3 readings: {low:,.0f} to {high:,.0f}), "
-        in told
+        in text
     )
 
 
-def test_metrics_of_several_sets_and_the_best_value_stand_in_the_last_lines() -> None:
+def test_the_last_lines_have_metrics_of_several_sets_and_the_best_value() -> None:
     meter = Meter(torch.device("cpu"))
     of_meter = meter.summary(lambda value: [value], operations=6e6, world_size=1, precision="fp32")
     evaluation = {"eval/clean/accuracy": 0.75, "eval/recall/3": 0.5}
@@ -121,9 +118,7 @@ def test_metrics_of_several_sets_and_the_best_value_stand_in_the_last_lines() ->
 
 
 class RecordingGpu:
-    """Stands in for ``torch.cuda``: an allocator whose blocks stay reserved, and the calls in their
-    order.
-    """
+    """A substitute for ``torch.cuda``, whose allocator keeps blocks reserved; it records calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
@@ -180,12 +175,12 @@ def test_peaks_on_a_gpu_belong_to_their_phase(monkeypatch: pytest.MonkeyPatch) -
         "training": {"allocated": [300, 300], "reserved": [900, 900]},
         "evaluation": {"allocated": [200, 200], "reserved": [900, 900]},
     }
-    told = summary_text(
+    text = summary_text(
         {"steps": 1, "total_steps": 1, "samples": 1, "evaluation": {}, **summary}, "m"
     )
     assert (
         "allocated: set-up 900 B, training 300 B, evaluation 200 B; reserved: set-up 900 B, tr"
-        in told
+        in text
     )
 
 
@@ -197,10 +192,10 @@ def test_a_pause_on_a_gpu_begins_when_the_steps_before_have_ended(
     meter.start()
     with meter.paused("saving"):
         time.sleep(0.01)
-    assert 0.01 <= meter.spent["saving"] < 0.05, "what was queued is training"
+    assert 0.01 <= meter.spent["saving"] < 0.05, "steps that were queued count as training"
 
 
-def test_the_resident_set_falls_back_between_phases() -> None:
+def test_the_peak_resident_set_is_reset_between_phases() -> None:
     size = 96 * 2**20
     meter = Meter(torch.device("cpu"))
     torch.ones(size, dtype=torch.uint8)
@@ -211,14 +206,3 @@ def test_the_resident_set_falls_back_between_phases() -> None:
     assert meter.memory.read() < before + size / 2
     peaks = {phase: found["resident"] for phase, found in meter.memory.peaks.items()}
     assert min(peaks["set-up"], peaks["evaluation"]) > peaks["training"] + size / 2
-
-
-def test_a_system_that_sets_no_peak_back_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(memory, "_PROC", tmp_path / "none")
-    meter = Meter(torch.device("cpu"))
-    meter.start()
-    assert list(meter.memory.peaks["set-up"]) == ["resident"]
-    assert meter.memory.read() >= meter.memory.peaks["set-up"]["resident"]
-    assert list(meter.memory.peaks["training"]) == ["resident since the start"]

@@ -1,0 +1,83 @@
+"""The banner's rows, in words of the plan and of what was built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_process import fit, log_of
+
+from trainer.reporting.banner import plan_rows
+
+PLAN: dict[str, Any] = {
+    "strategy": "ddp",
+    "world_size": 4,
+    "data_parallel_size": 4,
+    "device": "cpu",
+    "rehearsal": False,
+    "precision": {"parameters": "fp32", "compute": "bf16"},
+    "micro_batch_size": 8,
+    "accumulation_steps": 2,
+    "global_batch_size": 64,
+    "optimizer": "adamw",
+    "lr": 0.1,
+    "lr_scaling": "none",
+    "lr_reference": 0.05,
+    "reference_batch_size": 32,
+    "schedule": "cosine",
+    "schedule_settings": {"final": 0.1},
+    "warmup_samples": None,
+    "warmup_fraction": None,
+    "warmup_steps": 0,
+    "max_grad_norm": 1.0,
+    "fsdp": {},
+    "deepspeed": {},
+    "dynamo": {"backend": "no"},
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "text"),
+    [
+        ({}, "batch", "8 x 2 x 4 = 64  (micro x accumulation x world = global)"),
+        (
+            {"world_size": 8},
+            "batch",
+            "8 x 2 x 4 = 64  (micro x accumulation x world / tensor parallel = global)",
+        ),
+        ({}, "precision", "parameters fp32, compute bf16"),
+        ({"rehearsal": True}, "device", "cpu (rehearsal: the real strategy over gloo)"),
+        ({}, "optimizer", "adamw, lr 0.1, cosine final=0.1"),
+        (
+            {"lr_scaling": "linear"},
+            "optimizer",
+            "adamw, lr 0.05 at batch 32 -> 0.1 at batch 64 (linear), cosine final=0.1",
+        ),
+        (
+            {"warmup_samples": 6400, "warmup_steps": 100},
+            "optimizer",
+            "adamw, lr 0.1, cosine final=0.1, 100 warm-up steps (6,400 samples)",
+        ),
+        (
+            {"warmup_fraction": 0.1},
+            "optimizer",
+            "adamw, lr 0.1, cosine final=0.1, warm-up (0.1 of the run)",
+        ),
+        ({}, "clipping", "global norm 1"),
+        ({"max_grad_norm": None}, "clipping", "none"),
+    ],
+)
+def test_rows_of_a_plan(values: dict[str, Any], name: str, text: str) -> None:
+    assert dict(plan_rows(PLAN | values))[name] == text
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_the_banner_of_a_run_tells_what_was_built(tmp_path: Path) -> None:
+    fit(tmp_path, max_steps=2)
+    log = log_of(tmp_path)
+    names = [line.split("  ")[0] for line in log.splitlines()]
+    for name in ("launcher", "strategy", "optimizer", "machine", "data", "length", "model"):
+        assert names.count(name) == 1, name
+    assert names.index("strategy") < names.index("optimizer") < names.index("machine")
+    assert "state per rank" in log and str(tmp_path) in log

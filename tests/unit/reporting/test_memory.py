@@ -1,0 +1,50 @@
+"""Peaks of memory belong to the phase in which they were reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.reporting import memory
+from trainer.reporting.memory import PeakMemory
+
+CPU = torch.device("cpu")
+
+
+def test_a_phase_that_comes_again_keeps_the_larger_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([100, 700, 300, 500])
+    monkeypatch.setattr(memory, "_peak_resident", lambda: next(peaks))
+    peak_memory = PeakMemory(CPU)
+    assert peak_memory.enter("training") == "set-up"
+    assert peak_memory.enter("saving") == "training"
+    assert peak_memory.enter("training") == "saving"
+    assert peak_memory.phase == "training"
+    assert peak_memory.read() == 700, "the first time of this phase had more"
+    assert peak_memory.peaks == {
+        "set-up": {"resident": 100},
+        "training": {"resident": 700},
+        "saving": {"resident": 300},
+    }
+
+
+def test_the_peak_resident_set_is_read_in_bytes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "_PROC", tmp_path)
+    (tmp_path / "status").write_text("VmPeak:\t  999 kB\nVmHWM:\t   12 kB\nVmRSS:\t   3 kB\n")
+    assert PeakMemory(CPU).read() == 12 * 1024
+    (tmp_path / "status").write_text("Name: a system without VmHWM\n")
+    assert PeakMemory(CPU).read() > 2**20, "from getrusage"
+
+
+def test_a_peak_that_cannot_be_reset_has_another_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    peak_memory = PeakMemory(CPU)
+    monkeypatch.setattr(memory, "_PROC", tmp_path / "none")
+    peak_memory.enter("training")
+    peak_memory.read()
+    assert list(peak_memory.peaks["set-up"]) == ["resident"]
+    assert list(peak_memory.peaks["training"]) == ["resident since the start"]
