@@ -18,23 +18,10 @@ from trainer.commands.runs import read_run
 @pytest.mark.slow
 def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
     """Two processes, three trackers at once; nobody is logged in, so W&B is offline at once."""
-    words = [
-        *command("ranks", "zero2"),
-        "--config",
-        "examples/configs/digits_cnn.yaml",
-        "--max_steps",
-        "25",
-    ]
-    words += [
-        "--log_every",
-        "5",
-        "--trackers",
-        "[wandb, tensorboard, trackio]",
-        "--experiment",
-        "five",
-        "--profile_steps",
-    ]
-    words += ["3-4", "--track_model"]
+    words = [*command("ranks", "zero2"), "--config", "examples/configs/digits_cnn.yaml"]
+    words += ["--max_steps", "25", "--log_every", "5", "--experiment", "five"]
+    words += ["--trackers", "[wandb, tensorboard, trackio]", "--track_model"]
+    words += ["--profile_steps", "3-4"]
     environment = quiet(tmp_path, WANDB_API_KEY="", TRACKIO_DIR=str(tmp_path / "trackio"))
     job = run(words, tmp_path / "out", environment=environment).ok()
 
@@ -50,7 +37,7 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
         wandb_run["run_id"] == json.loads((job.output_dir / "tracking.json").read_text())["wandb"]
     )
     assert {"zero2", "world-2"} <= set(wandb_run["tags"])
-    config, plan = wandb_run["config"], job.plan
+    config = wandb_run["config"]
     for key in (
         "strategy",
         "world_size",
@@ -60,7 +47,7 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
         "lr_reference",
         "versions",
     ):
-        assert config[key] == plan[key], key
+        assert config[key] == job.plan[key], key
     assert config["task"] == "digits_cnn:DigitsCNN" and "git_commit" in config
     assert wandb_run["summary"]["eval/loss"]["last"] == job.evaluation["eval/loss"]
     steps = [row["step"] for row in read_run(folder).rows]
@@ -85,14 +72,9 @@ def test_a_real_run_read_back_by_their_own_tools(tmp_path: Path) -> None:
 def test_trackios_page_in_a_browser(tmp_path: Path) -> None:
     """Trackio's own dashboard of a run of ours in headless Chromium, as ``CHROMIUM`` names it."""
     environment = quiet(tmp_path, TRACKIO_DIR=str(tmp_path / "trackio"), PYTHONUNBUFFERED="1")
-    words = [
-        *command("accelerate", "ddp"),
-        "--config",
-        "examples/configs/digits_cnn.yaml",
-        "--max_steps",
-        "20",
-    ]
-    words += ["--log_every", "5", "--trackers", "[trackio]", "--experiment", "seen"]
+    words = [*command("accelerate", "ddp"), "--config", "examples/configs/digits_cnn.yaml"]
+    words += ["--max_steps", "20", "--log_every", "5"]
+    words += ["--trackers", "[trackio]", "--experiment", "seen"]
     run(words, tmp_path / "out", environment=environment).ok()
     with subprocess.Popen(
         [BIN / "trackio", "show", "--project", "samecurve", "--host", "127.0.0.1"],
@@ -106,20 +88,10 @@ def test_trackios_page_in_a_browser(tmp_path: Path) -> None:
                 if (found := re.search(r"http://127[^ \x1b]+", line))
             )
             program = os.environ.get("CHROMIUM", "chromium")
-            words = [
-                program,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-background-networking",
-                "--window-size=1300,4000",
-            ]
-            words += [
-                f"--user-data-dir={tmp_path / 'chromium'}",
-                "--virtual-time-budget=20000",
-                "--dump-dom",
-                address,
-            ]
+            words = [program, "--headless", "--no-sandbox", "--disable-gpu"]
+            words += ["--disable-background-networking", "--window-size=1300,4000"]
+            words += [f"--user-data-dir={tmp_path / 'chromium'}", "--virtual-time-budget=20000"]
+            words += ["--dump-dom", address]
             shown = subprocess.run(
                 words, capture_output=True, text=True, timeout=90, check=True
             ).stdout

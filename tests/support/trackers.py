@@ -1,4 +1,4 @@
-"""Nobody is logged in; what a run of W&B holds."""
+"""Trackers in tests: an environment without logins, and W&B's own reader of its files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launchers import BIN
 
 
 def quiet(tmp_path: Path, **more: str) -> dict[str, str]:
-    """An environment in which nobody has logged in anywhere."""
+    """Return an environment in which nobody has logged in anywhere."""
     return {
         "HOME": str(tmp_path),
         "NETRC": str(tmp_path / "netrc"),
@@ -19,7 +19,7 @@ def quiet(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 def inspect(*words: str) -> str:
-    done = subprocess.run(
-        [BIN / "wandb", "leet", "inspect", *words], capture_output=True, text=True, check=True
-    )
+    """Return what ``wandb leet inspect`` prints of a run's folder."""
+    command = [BIN / "wandb", "leet", "inspect", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout

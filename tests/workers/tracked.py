@@ -1,7 +1,8 @@
-"""A tracked run without training, as processes of the tests of W&B continue it."""
+"""A tracked run without training, in which processes of the tests of W&B log steps."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ SECRET = "0123456789abcdef0123456789abcdef01234567"
 
 
 def trained(path: Path, steps: range, *, end: bool = True) -> None:
-    """What the trainer does with the tracker, without training."""
+    """Call ``Tracking`` as the trainer does, at each of ``steps`` and, with ``end``, at the end."""
     from accelerate import Accelerator
 
     directory = RunDirectory(str(path), main=True)
@@ -24,23 +25,33 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
     config = TrainConfig(
         task="a:Task", max_steps=9, task_settings={"hub_token": SECRET}, trackers=["wandb"]
     )
-    meter = SimpleNamespace(paused=lambda name: __import__("contextlib").nullcontext())
     trainer: Any = SimpleNamespace(
-        is_main=True, directory=directory, plan=plan, config=config, meter=meter, say=print,
+        is_main=True,
+        directory=directory,
+        plan=plan,
+        config=config,
+        meter=SimpleNamespace(paused=lambda name: contextlib.nullcontext()),
+        say=print,
         accelerator=Accelerator(cpu=True),
-        facts={"strategy": "ddp", "deepspeed": {"api_key": SECRET}}, step=steps[-1],
-    )  # fmt: skip
+        facts={"strategy": "ddp", "deepspeed": {"api_key": SECRET}},
+        step=steps[-1],
+    )
+
     tracking = Tracking(["wandb"], origin=Origin("here"))
     for step in steps:
         info: Any = SimpleNamespace(
-            step=step, epoch=0.1 * step, samples=8 * step, metrics={"step": step, "loss": 1 / step}
+            step=step,
+            epoch=0.1 * step,
+            samples=8 * step,
+            metrics={"step": step, "loss": 1 / step},
+            evaluation=None,
         )
-        info.evaluation = None
         tracking.on_step(trainer, info)
     if end:
         tracking.on_end(trainer, {"peak_memory_bytes": [1], "seconds": {"wall": 1.0}})
 
 
 def fail(path: Path, steps: range) -> None:
+    """Log steps, and fail before the end of the run."""
     trained(path, steps, end=False)
     raise TrainerError("loss is nan")

@@ -18,9 +18,6 @@ class Profile(Callback):
     ``profile/operations.txt``. What surrounds a step (logging, evaluation) is in the trace as well.
     The first step is never traced: it warms up.
 
-    Accelerate makes the profiler. Its ``accelerator.profile()`` is not used: it would write under
-    another name, and wait for all ranks, of which only the main one profiles.
-
     Args:
         first, last: optimizer steps, both included.
     """
@@ -45,6 +42,8 @@ class Profile(Callback):
     def _start(self, trainer: Run) -> None:
         on_gpu = trainer.accelerator.device.type == "cuda"
         activities = ["cpu", "cuda"] if on_gpu else ["cpu"]
+        # Not by accelerator.profile(), which writes the trace under another name, and then waits for
+        # all ranks: only the main process profiles.
         self.profiler = ProfileKwargs(activities=activities, profile_memory=True).build()
         self.profiler.start()
 

@@ -8,7 +8,8 @@ attempts.json   how long each attempt of the run took, and from which step to wh
 log.txt         the plain lines that the terminal showed
 model/          the exported model; best/ the best one
 checkpoints/    step-XXXXXXXX/ to resume from
-profile/        what profile_steps asked for; wandb/, tracking/, tracking.json: the trackers' files
+profile/        the trace of profile_steps
+wandb/, tracking/, tracking.json    the trackers' files
 .lock           locked by the run that writes here
 """
 

@@ -21,7 +21,8 @@ from trainer.callbacks import wandb_run
 from trainer.commands.runs import read_run
 from trainer.reporting.directory import RunDirectory
 
-CONTINUED = """
+# Logs the steps from the second argument to the third to W&B, into the folder of the first.
+SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, "tests/workers")
@@ -31,11 +32,12 @@ run_and_exit(lambda: {}(Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[
 """
 
 
-def continued(tmp_path: Path, first: int, end: int, **environment: str) -> tuple[str, float]:
+def log_steps(tmp_path: Path, first: int, end: int, **environment: str) -> tuple[str, float]:
+    """Log steps in a process of its own; return what it printed, and the seconds that it took."""
     words = [
         sys.executable,
         "-c",
-        CONTINUED.format("trained"),
+        SCRIPT.format("trained"),
         str(tmp_path / "out"),
         str(first),
         str(end),
@@ -56,7 +58,7 @@ def continued(tmp_path: Path, first: int, end: int, **environment: str) -> tuple
 
 @pytest.mark.slow
 def test_three_attempts_are_one_run_and_no_secret_is_in_its_files(tmp_path: Path) -> None:
-    outputs = [continued(tmp_path, first, first + 3, WANDB_API_KEY="")[0] for first in (1, 4, 7)]
+    outputs = [log_steps(tmp_path, first, first + 3, WANDB_API_KEY="")[0] for first in (1, 4, 7)]
     folders = sorted((tmp_path / "out" / "wandb").glob("offline-run-*"))
     assert len(folders) == 3 and len({folder.name.rsplit("-", 1)[1] for folder in folders}) == 1
     rows = [row for folder in folders for row in read_run(folder).rows]
@@ -67,7 +69,7 @@ def test_three_attempts_are_one_run_and_no_secret_is_in_its_files(tmp_path: Path
 
 def test_a_failed_training_keeps_its_curve(tmp_path: Path) -> None:
     """wandb writes in blocks, and leaving a failed job does not wait for anybody."""
-    words = [sys.executable, "-c", CONTINUED.format("fail"), str(tmp_path / "out"), "1", "4"]
+    words = [sys.executable, "-c", SCRIPT.format("fail"), str(tmp_path / "out"), "1", "4"]
     environment = clean_environment(quiet(tmp_path, WANDB_API_KEY=""))
     done = subprocess.run(
         words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -79,6 +81,7 @@ def test_a_failed_training_keeps_its_curve(tmp_path: Path) -> None:
 
 
 def leaks(folder: Path) -> list[str]:
+    """Return the names of files that hold the secret."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
     return [path.name for path in files if SECRET.encode() in path.read_bytes()]
@@ -88,7 +91,7 @@ def test_a_dead_server_costs_seconds(tmp_path: Path) -> None:
     """One that takes the connection and never answers: wandb itself would wait for 90 seconds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        output, seconds = continued(tmp_path, 1, 3, WANDB_API_KEY=SECRET, WANDB_BASE_URL=address)
+        output, seconds = log_steps(tmp_path, 1, 3, WANDB_API_KEY=SECRET, WANDB_BASE_URL=address)
     assert output.count("wandb: offline (") == 1 and "giving up" in output
     assert seconds < 30, seconds
     assert leaks(tmp_path / "out") == [] and SECRET not in output
@@ -99,13 +102,14 @@ def test_the_run_is_offline_where_the_server_refuses_the_key(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=refuse, args=(server,), daemon=True).start()
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        output, seconds = continued(tmp_path, 1, 3, WANDB_API_KEY=SECRET, WANDB_BASE_URL=address)
+        output, seconds = log_steps(tmp_path, 1, 3, WANDB_API_KEY=SECRET, WANDB_BASE_URL=address)
     assert output.count("wandb: offline (") == 1, output
     assert seconds < 45, seconds
     assert leaks(tmp_path / "out") == [] and SECRET not in output
 
 
 def refuse(server: socket.socket) -> None:
+    """Answer every request with 401, until the server is closed."""
     while True:
         try:
             connection, _ = server.accept()
