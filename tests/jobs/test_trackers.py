@@ -76,10 +76,9 @@ def test_trackios_page_in_a_browser(tmp_path: Path) -> None:
     words += ["--max_steps", "20", "--log_every", "5"]
     words += ["--trackers", "[trackio]", "--experiment", "seen"]
     run(words, tmp_path / "out", environment=environment).ok()
-    with subprocess.Popen(
-        [BIN / "trackio", "show", "--project", "samecurve", "--host", "127.0.0.1"],
-        stdout=subprocess.PIPE, text=True, env=clean_environment({**environment, "BROWSER": "true"}),
-    ) as server:  # fmt: skip
+    show = [BIN / "trackio", "show", "--project", "samecurve", "--host", "127.0.0.1"]
+    without_browser = clean_environment({**environment, "BROWSER": "true"})
+    with subprocess.Popen(show, stdout=subprocess.PIPE, text=True, env=without_browser) as server:
         try:
             assert server.stdout is not None
             address = next(

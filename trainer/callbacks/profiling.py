@@ -42,8 +42,8 @@ class Profile(Callback):
     def _start(self, trainer: Run) -> None:
         on_gpu = trainer.accelerator.device.type == "cuda"
         activities = ["cpu", "cuda"] if on_gpu else ["cpu"]
-        # Not by accelerator.profile(), which writes the trace under another name, and then waits for
-        # all ranks: only the main process profiles.
+        # Not by accelerator.profile(), which writes the trace under another name and then waits
+        # for all ranks: only the main process profiles.
         self.profiler = ProfileKwargs(activities=activities, profile_memory=True).build()
         self.profiler.start()
 

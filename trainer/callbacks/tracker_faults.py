@@ -61,7 +61,7 @@ class TolerantTracker(GeneralTracker):  # type: ignore[misc]
         self._cancel_on_failure = when_failing(self._on_failure)
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """Keep the configuration of the run. Only W&B takes nested values; others get their text."""
+        """Keep the run's configuration. Only W&B takes nested values; others get their text."""
         if self.name != "wandb":
             values = {
                 name: value if _is_plain(value) else str(value) for name, value in values.items()

@@ -149,7 +149,7 @@ class FolderLock:
         return file
 
     def release(self, *, undo: bool = False) -> None:
-        """Let another process have the folder; with ``undo`` also delete a lock file that is new."""
+        """Let another process have the folder; with ``undo`` delete a lock file that is new."""
         if undo and self.new:
             self.path.unlink(missing_ok=True)
         # Closed when no other training of this process holds it either.

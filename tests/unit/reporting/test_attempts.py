@@ -82,9 +82,20 @@ def test_an_attempt_is_written_every_few_seconds_and_at_the_end(
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[", "{}", "7", "[7]", '["a"]', '[{"started": 1}]', "[{}]", "\xff", '[{"started": "x", "apart": {}}]',
-     '[{"started": 1, "seconds": 1, "apart": [], "first_step": 0, "last_step": 1}]'],
-)  # fmt: skip
+    [
+        "",
+        "[",
+        "{}",
+        "7",
+        "[7]",
+        '["a"]',
+        "[{}]",
+        "\xff",
+        '[{"started": 1}]',
+        '[{"started": "x", "apart": {}}]',
+        '[{"started": 1, "seconds": 1, "apart": [], "first_step": 0, "last_step": 1}]',
+    ],
+)
 def test_a_file_of_attempts_that_cannot_be_read_stops_nothing(content: Any, tmp_path: Path) -> None:
     directory = run_directory(tmp_path / "run")
     (tmp_path / "run" / attempts.FILE).write_bytes(content.encode("latin-1"))

@@ -55,7 +55,10 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
     assert (
         f"(data {seconds['data']:.1f}, forward and backward" in lines[1] and "tokens/s" in lines[1]
     )
-    pattern = r"peak memory of the largest rank, resident: set-up [\d.]+ [MG]iB, training [\d.]+ [MG]iB, evaluation .*B"
+    pattern = (
+        r"peak memory of the largest rank, resident: "
+        r"set-up [\d.]+ [MG]iB, training [\d.]+ [MG]iB, evaluation .*B"
+    )
     assert re.fullmatch(pattern, lines[2]) and lines[3] == "model: runs/x/model"
 
 
@@ -111,9 +114,9 @@ def test_the_last_lines_have_metrics_of_several_sets_and_the_best_value() -> Non
         **of_meter,
     }
     first = summary_text(summary, "m").splitlines()[0]
-    assert (
-        first
-        == "done: 50 steps, 1 samples, eval/clean/accuracy 0.7500, best eval/clean/accuracy 0.8750 at step 40"
+    assert first == (
+        "done: 50 steps, 1 samples, eval/clean/accuracy 0.7500, "
+        "best eval/clean/accuracy 0.8750 at step 40"
     )
 
 
