@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import trainer
-from trainer import Callback, Plan, StepInfo, TrainConfig, Trainer
+from trainer import Callback, Plan, Run, StepInfo, TrainConfig, Trainer
 from trainer.checkpoint import discover, store
 from trainer.launching import Launched, launch
 from trainer.strategies import strategy_class
@@ -65,7 +65,7 @@ class Holds(Callback):
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def on_step(self, trainer: Trainer, info: StepInfo) -> None: ...
+    def on_step(self, trainer: Run, info: StepInfo) -> None: ...
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"value": self.value}

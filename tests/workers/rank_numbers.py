@@ -24,7 +24,7 @@ from torchmetrics import CatMetric, SpearmanCorrCoef
 from torchmetrics.classification import MulticlassAccuracy
 
 import trainer
-from trainer import Callback, Data, StepInfo, Task, TrainConfig, Trainer
+from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
 from trainer.distributed import votes
 from trainer.distributed.exit import Stopped
 from trainer.launching import launch
@@ -225,13 +225,13 @@ def objects(accel: str, folder: Path) -> dict[str, Any]:
 class Uploads(Callback):
     """The main process has something of its own to do at the end."""
 
-    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         pass
 
-    def on_end(self, trainer: Trainer, summary: dict[str, Any]) -> None:
-        if trainer.run.is_main:
+    def on_end(self, trainer: Run, summary: dict[str, Any]) -> None:
+        if trainer.is_main:
             time.sleep(0.5)
-            (trainer.run.directory.path / "uploaded").touch()
+            (trainer.directory.path / "uploaded").touch()
 
 
 def waits(accel: str, folder: Path) -> dict[str, Any]:
@@ -335,7 +335,7 @@ class Ticks(Callback):
     def monotonic(self) -> float:
         return self.now
 
-    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         self.now += 0.01
         if info.step == 40 and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -377,9 +377,9 @@ def reductions(accel: str, folder: Path) -> dict[str, Any]:
 class Flips(Callback):
     """Flips the lowest bit of one value on rank 1 after step 3."""
 
-    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         if info.step == 3 and dist.get_rank() == 1:
-            _, parameter = next(trainer.run.strategy.parameters())
+            _, parameter = next(trainer.strategy.parameters())
             part = local(parameter.detach()).view(-1)
             part.data[:1].view(torch.int32).bitwise_xor_(
                 1

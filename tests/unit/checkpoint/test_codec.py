@@ -18,7 +18,7 @@ from refusing import refused
 from resuming import Odd
 from torch import Tensor
 
-from trainer import Callback, CheckpointError, Data, StepInfo, Trainer
+from trainer import Callback, CheckpointError, Data, Run, StepInfo
 from trainer.checkpoint import discover
 from trainer.checkpoint.codec import decode, encode
 
@@ -45,7 +45,7 @@ class Holds(Callback):
     def __init__(self, value: Any, later: Any = None, since: int = 99) -> None:
         self.value, self.later, self.since, self.got = value, later, since, None
 
-    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         if info.step >= self.since:
             self.value = self.later
 

@@ -14,7 +14,7 @@ from resuming import Odd
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer import Callback, ConfigError, Plan, StepInfo, Trainer
+from trainer import Callback, ConfigError, Plan, Run, StepInfo
 from trainer.checkpoint import store
 from trainer.data import order
 
@@ -206,7 +206,7 @@ class Remembers(Callback):
         self.seen: list[float] = []
         self.total = torch.zeros(3)
 
-    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         self.seen.append(float(info.loss))
         self.total += 1
 

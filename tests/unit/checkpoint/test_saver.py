@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from one_process import fit, rows, steps
 
-from trainer import Callback, CheckpointError, ConfigError, LaunchError, StepInfo, Trainer
+from trainer import Callback, CheckpointError, ConfigError, LaunchError, Run, StepInfo
 from trainer.checkpoint import disk, saver, store
 from trainer.checkpoint.disk import check_shared
 from trainer.distributed.agreement import Agreement
@@ -91,7 +91,7 @@ def test_a_disk_that_fills_up_is_named_at_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Fills(Callback):
-        def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        def on_step(self, trainer: Run, info: StepInfo) -> None:
             if info.step == 4:
                 monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: Usage(1, 1, 10))
 
