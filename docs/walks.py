@@ -1,9 +1,9 @@
-"""Print the rooms that a training enters, in order: the walks of docs/architecture.md.
+"""Count how a training goes through the rooms of the package: a start, a batch, a save, a resume.
 
     python docs/walks.py
 
-The digits on one process, followed with ``sys.setprofile``: a room is entered when a function of it
-is called.
+The digits on one process, followed with ``sys.setprofile``. A call that leads into another room is
+an entry; one into a room that the walk had left before is a return. Prints the figures as JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -21,20 +22,45 @@ from house import PACKAGE, room_of
 ROOT = PACKAGE.parent
 
 
+@dataclass
+class Walk:
+    """The rooms of one walk.
+
+    Args:
+        calls: of functions of the package.
+        entries: calls that lead from one room into another.
+        returns: entries into rooms that the walk has been in before.
+        rooms: in the order of their first entries.
+    """
+
+    calls: int = 0
+    entries: int = 0
+    returns: int = 0
+    rooms: list[str] = field(default_factory=list)
+
+
 @contextlib.contextmanager
-def followed(rooms: list[str]) -> Iterator[None]:
-    """Add the rooms that are entered inside to ``rooms``, each at its first entry."""
+def followed(walk: Walk) -> Iterator[None]:
+    """Follow what runs inside of the block."""
+    inside = f"{PACKAGE}/"
+    here = ""
 
     def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal here
         name = frame.f_code.co_filename
-        if (
-            event == "call"
-            and name.startswith(inside)
-            and (room := room_of(Path(name))) not in rooms
-        ):
-            rooms.append(room)
+        if event != "call" or not name.startswith(inside):
+            return
+        walk.calls += 1
+        room = room_of(Path(name))
+        if room == here:
+            return
+        here = room
+        walk.entries += 1
+        if room in walk.rooms:
+            walk.returns += 1
+        else:
+            walk.rooms.append(room)
 
-    inside = f"{PACKAGE}/"
     sys.setprofile(note)
     try:
         yield
@@ -42,23 +68,15 @@ def followed(rooms: list[str]) -> Iterator[None]:
         sys.setprofile(None)
 
 
-def walks(output_dir: str) -> dict[str, list[str]]:
-    """Train a few steps into ``output_dir`` and follow a start, a batch, a save and a resume."""
+def walks(output_dir: str) -> dict[str, Walk]:
+    """Train a few steps into ``output_dir``; follow a start, a batch, a save and a resume."""
     sys.path[:0] = [str(ROOT / "examples"), str(ROOT)]
     from trainer import Trainer, launch, load_config, load_task
 
-    found: dict[str, list[str]] = {"start": [], "batch": [], "save": [], "resume": []}
+    found = {name: Walk() for name in ("start", "batch", "save", "resume")}
     words = ["--config", str(ROOT / "examples/configs/digits_cnn.yaml"), "--output_dir", output_dir]
-    words += [
-        "--max_steps",
-        "4",
-        "--save_in_background",
-        "false",
-        "--eval_every",
-        "null",
-        "--resume",
-        "auto",
-    ]
+    words += ["--max_steps", "4", "--save_in_background", "false", "--eval_every", "null"]
+    words += ["--resume", "auto"]
 
     def make() -> Trainer:
         loaded = load_config(words)
@@ -66,21 +84,21 @@ def walks(output_dir: str) -> dict[str, list[str]]:
         return Trainer(task, config, launch(config))
 
     with followed(found["start"]):
-        run = make()
-    steps = run.steps()
+        training = make()
+    steps = training.steps()
     next(steps)  # the first one is logged
     with followed(found["batch"]):
         next(steps)
     with followed(found["save"]):
-        run.run.save()
-    run.run.close()
+        training.run.save()
+    training.close()
     with followed(found["resume"]):
-        run = make()
-    assert run.run.step == 2
-    run.run.close()
+        training = make()
+    assert training.run.step == 2
+    training.close()
     return found
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(walks(f"{folder}/run"), indent=1))
+        print(json.dumps({name: asdict(walk) for name, walk in walks(f"{folder}/run").items()}))

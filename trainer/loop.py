@@ -152,6 +152,10 @@ class Trainer:
         """Measure on the whole evaluation set; every world size gives the same. Collective."""
         return self.run.evaluate()
 
+    def close(self) -> None:
+        """Wait for the save in flight, and release the engine. A script of your own calls it last."""
+        self.run.close()
+
     # -- parts of a step --------------------------------------------------------------------------
 
     def _begin_total_weight(self, window: Window) -> Callable[[], float]:

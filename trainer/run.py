@@ -156,6 +156,7 @@ class Run:
 
     @property
     def is_main(self) -> bool:
+        """Return whether this is the main process, which writes."""
         return bool(self.accelerator.is_main_process)
 
     @property

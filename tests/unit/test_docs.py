@@ -7,8 +7,6 @@ import dataclasses
 import inspect
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from doc_pages import API, MAKE_API, examples, write_files
-from launchers import ROOT, clean_environment
+from launchers import ROOT
 
 import trainer
 from trainer.language import CausalLM
@@ -81,9 +79,7 @@ def test_api_examples_run(module_folder: Path) -> None:
     told = re.search(r"\*Attributes\*\n\n((?:- .*\n)+)", MAKE_API.entry("Run", []))
     assert told is not None
     names = re.findall(r"`(\w+)`(?=[,:])", told[1])
-    assert (
-        len(names) > 10 and [name for name in names if not hasattr(namespace["state"], name)] == []
-    )
+    assert len(names) > 10 and [name for name in names if not hasattr(namespace["run"], name)] == []
 
 
 def test_task_methods_are_called_in_the_order_of_the_page(
@@ -356,25 +352,3 @@ def test_each_test_of_a_trap_is_on_the_page() -> None:
     for path in ("tests/jobs/test_traps.py", "tests/unit/test_accelerate_traps.py"):
         tests = [name for name in defined(ROOT / path) if name.startswith("test_")]
         assert [name for name in tests if f"`{path}: {name}`" not in page] == []
-
-
-@pytest.mark.slow
-def test_walks_are_those_that_a_training_takes() -> None:
-    """Each walk of the architecture page names the rooms that are entered, in the order of their
-    first calls.
-    """
-    done = subprocess.run(
-        [sys.executable, "docs/walks.py"],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    followed = json.loads(done.stdout[done.stdout.index("\n{") :])
-    page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
-    ground = {"errors", "text", "__init__"}
-    for walk in ("start", "batch", "save"):
-        [rooms] = re.findall(rf"\*\*{walk}\*\*[^:]*: ([\w, ]+)[.;]", page)
-        assert set(rooms.split(", ")) - ground == set(followed[walk]) - ground, walk
-    assert set(followed["resume"]) - ground == set(followed["start"]) - ground
