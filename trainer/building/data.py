@@ -46,9 +46,9 @@ def build_data(
                 "Data.train and Data.evaluation are one stream, and its position serves one of "
                 "them only: give evaluation a stream of its own (copy.deepcopy)"
             )
-        from ..data.stream import StreamData, refuse_what_streams_cannot
+        from ..data.stream import StreamData, check_stream_settings
 
-        refuse_what_streams_cannot(config, origins)
+        check_stream_settings(config, origins)
         kind = StreamData
 
     counts_examples = type(task).weight is Task.weight

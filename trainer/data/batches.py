@@ -225,7 +225,7 @@ class TrainData(ABC):
 
     @abstractmethod
     def epochs_at(self, position: int) -> float:
-        """Return the passes over the data after ``position`` samples; of a stream, finished ones."""
+        """Return the passes over the data after ``position`` samples; of a stream whole ones."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Data preparation (download, tokenise, pack): once per node, cached by content, behind a file
-lock.
+"""Data preparation (download, tokenise, pack): once per node, cached by content.
 
-A barrier around long work runs into the time-out of collectives; a lock on a file does not, and
-serves processes that know nothing of each other, such as two jobs on one machine.
+The first process that asks prepares the data behind a lock on a file; the others wait for the lock.
+A barrier would not do: long work runs into the time-out of collectives. A lock also serves
+processes that know nothing of each other, such as two jobs on one machine.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from ..errors import DataError
 
 
 def prepare_once(cache: str | Path, content: object, make: Callable[[Path], object]) -> Path:
-    """Return the folder that ``make`` fills from ``content``: made by the first process that asks,
-    found by others.
+    """Return the folder that ``make`` fills from ``content``; it is made by the first that asks.
 
-    The folder's name is a hash of ``content``, so other content is another folder. It appears by
-    one rename, when all of it is there: what a killed process left is thrown away and made anew. If
-    ``make`` fails, its error is raised where it ran, and the next process that waits tries for
-    itself.
+    The folder's name is a hash of ``content``, so other content is in another folder. It appears by
+    one rename, when it is complete: what a killed process has left is deleted and made anew. If
+    ``make`` fails, its error is raised in that process, and the next process that waits tries
+    again.
 
     Args:
         cache: parent of the folders, on a file system with locks (local disks, NFS with its lock
-            manager). Each node with a cache of its own makes its own; a shared one is filled once
-            for all.
+            manager). If each node has a cache of its own, each prepares the data; a shared one is
+            filled once for all.
         content: JSON data that the result depends on, all of it: a format number of yours,
             settings, the input.
         make: writes files into the empty folder that it is given.
@@ -40,13 +39,17 @@ def prepare_once(cache: str | Path, content: object, make: Callable[[Path], obje
     """
     from filelock import FileLock  # comes with torch
 
-    if not_local(cache):
-        raise DataError(f"cache {str(cache)!r}: {not_local(cache)}")
+    rule = not_local(cache)
+    if rule:
+        raise DataError(f"cache {str(cache)!r}: {rule}")
     root = Path(cache).expanduser()
     root.mkdir(parents=True, exist_ok=True)
-    folder = root / hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+
+    text = json.dumps(content, sort_keys=True)
+    folder = root / hashlib.sha256(text.encode()).hexdigest()[:20]
     if folder.exists():
         return folder
+
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             unfinished = folder.with_suffix(".unfinished")

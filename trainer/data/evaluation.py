@@ -20,19 +20,25 @@ from .worker_signals import ignore_signals
 
 
 class EvaluationBatches:
-    """Yields ``(batch, examples)`` over a whole data set in its own order, anew each time; every
-    rank as many batches.
+    """The batches of this rank in an evaluation; each iteration goes over the whole data set anew.
 
-    A batch of 0 examples does not count: it is there because a sharded forward pass needs all
-    ranks, or another rank counts it. A stream is read by every rank, without workers, and each
-    keeps its share; what it draws is the same on all of them and each time.
+    Yields ``(batch, examples)``, in the data set's own order, and as many batches on every rank. A
+    batch of 0 examples does not count: it is a padding batch, with which the rank takes part in the
+    forward pass of a sharded model, or another rank of its tensor-parallel group counts it.
+
+    A stream is read by every rank, without workers, and each keeps its part. What it draws is the
+    same on every rank and in each evaluation.
 
     Args:
-        gather: one number from each rank, to hold the stream that they read to be the same.
-            Collective.
+        dataset: the data set or stream.
+        layout: of the training; the batch is that of the evaluation.
+        batch_size: samples of one rank in one batch.
+        collate: makes a batch of a list of items; torch's ``default_collate`` by default.
         workers: loading processes of this rank. They stay until ``close``, with the data set as it
-            was at the first time. What they draw (python, numpy, torch) follows from rank and
-            batch, the same each time.
+            was at the first evaluation. What they draw (Python, numpy, torch) follows from rank and
+            batch, so it is the same in each evaluation.
+        pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
+        gather: collects a number from each rank, to compare the streams that they read. Collective.
     """
 
     def __init__(
@@ -46,42 +52,42 @@ class EvaluationBatches:
         pin_memory: bool = False,
         gather: Callable[[int], list[int]] = lambda number: [number],
     ) -> None:
-        self.dataset, self.collate, self.gather = dataset, collate or default_collate, gather
-        self.workers, self.pin_memory = workers, pin_memory
-        self.cut = replace(layout, micro_batch_size=batch_size, accumulation_steps=1)
-        self._kept: DataLoader[Any] | None = None
+        self.dataset = dataset
+        self.layout = replace(layout, micro_batch_size=batch_size, accumulation_steps=1)
+        self.collate = collate or default_collate
+        self.workers = workers
+        self.pin_memory = pin_memory
+        self.gather = gather
+        self._kept_loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
-        """Raises DataError where there is nothing to measure on."""
+        """Yield the batches of this rank.
+
+        Collective for a stream: call on every rank.
+
+        Raises:
+            DataError: the data set is empty, or ranks read different streams.
+        """
         if is_stream(self.dataset):
-            yield from self._of_stream()
-            return
-        loader = self._loader() if self._kept is None else self._kept
-        if self.workers:
-            self._kept = loader
-        parts = share(range(sized(self.dataset, "evaluation")), self.cut)
-        for indices, batch in zip(parts, loader, strict=True):
-            yield batch, len(indices) * self.cut.counts
+            return self._of_stream()
+        return self._of_data_set()
 
     def close(self) -> None:
         """End the loading processes."""
-        self._kept = None
+        self._kept_loader = None
 
-    def _loader(self) -> DataLoader[Any]:
-        items: Any = _Drawn(self.dataset, self.cut.rank)
-        return DataLoader(
-            items,
-            batch_sampler=_Shares(sized(self.dataset, "evaluation"), self.cut),
-            collate_fn=self.collate,
-            num_workers=self.workers,
-            persistent_workers=self.workers > 0,
-            pin_memory=self.pin_memory,
-            generator=generator_of(0, self.cut.rank),
-            worker_init_fn=ignore_signals,
-        )
+    def _of_data_set(self) -> Iterator[tuple[Any, int]]:
+        loader = self._loader() if self._kept_loader is None else self._kept_loader
+        if self.workers:
+            self._kept_loader = loader
+
+        parts = share(range(sized(self.dataset, "evaluation")), self.layout)
+        for indices, batch in zip(parts, loader, strict=True):
+            yield batch, self._counted(indices)
 
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
-        read = blocks(self.dataset, self.cut.global_batch_size, 0)
+        seed = 0
+        read = blocks(self.dataset, self.layout.global_batch_size, seed)
         block = next(read, [])
         digests = self.gather(digest(block[:2]))
         check_same_beginning(digests, "Data.evaluation")
@@ -89,28 +95,52 @@ class EvaluationBatches:
             raise DataError(
                 "Data.evaluation gave nothing: an empty stream, or one that can be read only once"
             )
+
         while block:
-            [mine] = share(range(len(block)), self.cut)
-            yield self.collate([block[at] for at in mine or [0]]), len(mine) * self.cut.counts
+            [part] = share(range(len(block)), self.layout)
+            batch = self.collate([block[place] for place in _or_first(part)])
+            yield batch, self._counted(part)
             block = next(read, [])
 
+    def _counted(self, part: range) -> int:
+        """Return how many examples of this rank's part count in the evaluation."""
+        return len(part) if self.layout.counts else 0
 
-class _Shares:
-    """The keys of this rank's batches, for torch's DataLoader; an empty one is lent the first
-    sample.
-    """
+    def _loader(self) -> DataLoader[Any]:
+        items: Any = _SeededItems(self.dataset, self.layout.rank)
+        return DataLoader(
+            items,
+            batch_sampler=_BatchKeys(sized(self.dataset, "evaluation"), self.layout),
+            collate_fn=self.collate,
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+            pin_memory=self.pin_memory,
+            generator=generator_of(0, self.layout.rank),
+            worker_init_fn=ignore_signals,
+        )
 
-    def __init__(self, size: int, cut: Layout) -> None:
-        self.size, self.cut = size, cut
+
+def _or_first(part: range) -> range:
+    """Return the samples of a batch: a padding batch, of the first sample, for an empty part."""
+    return part or range(1)
+
+
+class _BatchKeys:
+    """The keys ``(number of the batch, index)`` of this rank's batches, for torch's DataLoader."""
+
+    def __init__(self, size: int, layout: Layout) -> None:
+        self.size = size
+        self.layout = layout
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for number, indices in enumerate(share(range(self.size), self.cut)):
-            yield [(number, index) for index in indices or [0]]
+        for number, part in enumerate(share(range(self.size), self.layout)):
+            yield [(number, index) for index in _or_first(part)]
 
 
-class _Drawn(Items):
-    """A data set whose items draw by the seed of their batch in a worker, whatever it has drawn
-    before.
+class _SeededItems(Items):
+    """A data set whose items draw, in a loading process, from a seed of their batch.
+
+    Which of the processes reads a batch, and what it has drawn before, makes no difference then.
     """
 
     def __init__(self, dataset: Any, rank: int) -> None:
@@ -119,5 +149,6 @@ class _Drawn(Items):
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
         if get_worker_info() is not None:
-            seed_global_generators(self.seed, self.rank, keys[0][0])
+            number_of_batch, _ = keys[0]
+            seed_global_generators(self.seed, self.rank, number_of_batch)
         return super().__getitems__(keys)

@@ -1,13 +1,13 @@
-"""Streams: data that is read from its beginning, in its own order.
+"""Windows of a stream: data that can only be read from its beginning, in its own order.
 
-Every rank reads the whole stream and keeps its share of each global window, so the same samples
-meet at the same step on every layout, as with a map-style data set. The price: each rank reads (not
-collates) everything. A stream that is divided over ranks by itself would be divided twice: it is
-refused.
+Every rank reads the whole stream and keeps its part of each global batch, so the same samples meet
+at the same step on every layout, as with a data set that has an index. The price: each rank reads
+(not collates) everything. A stream that divides itself over the ranks would be divided twice; it is
+refused (``alike.py``).
 
-A resumed run goes on behind the last sample that it trained. A stream with a state of its own is
-set to it; any other, and one with a shuffle buffer, whose content no state holds, is read over from
-the beginning of its epoch: slow, exact.
+A resumed run continues after the last sample that was trained. If the stream has a state of its own
+(``state_dict``), it is set to it. Any other stream is read over from the beginning of its epoch,
+which is slow and exact. So is one with a shuffle buffer, because its state lacks the buffer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
@@ -27,25 +27,26 @@ from .digest import digest
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
 
-Read = tuple[list[tuple[Any, float]], int, dict[str, Any], int]
-_OTHER_STREAM = (
-    "Data.train does not begin with the sample with which the resumed run began this epoch, so those that it has "
-    "not trained yet are not known: give what shuffles it a seed, and keep workers as it was (datasets shuffles "
-    "otherwise in a loading process). Where only noise was drawn, allow_config_change: true goes on"
+_BEGINS_OTHERWISE = (
+    "Data.train does not begin with the sample with which the resumed run began this epoch, so it "
+    "is unknown which samples were not trained yet: give what shuffles it a seed, and keep workers "
+    "as it was (datasets shuffles differently in a loading process). If only noise was drawn, set "
+    "allow_config_change: true to continue"
 )
 
 
 class StreamData(TrainData):
     """Windows of micro-batches of a stream.
 
-    The end of the stream is the end of an epoch: its last step may be short (``drop_last`` leaves
-    that out), and the next epoch reads the stream anew, after ``set_epoch(epoch)`` where it has
-    that.
+    The end of the stream is the end of an epoch. Its last step may be short (``drop_last`` leaves
+    it out). The next epoch reads the stream anew, after ``set_epoch(epoch)`` if the stream has this
+    method.
 
     Args:
         dataset: torch's or Hugging Face's IterableDataset, or any iterable.
-        augment: changes an item by the randomness of its (seed, epoch, number in the stream).
-        workers: 0, or 1 to read ahead in another process.
+        layout: how its global batches are cut.
+        settings: as of ``TrainData``; ``augment`` gets a generator of (seed, epoch, number in the
+            stream), and ``workers`` is 0, or 1 to read ahead in another process.
     """
 
     def __init__(self, dataset: Iterable[Any], layout: Layout, **settings: Any) -> None:
@@ -60,173 +61,238 @@ class StreamData(TrainData):
         }
 
     def windows(self, position: int, steps: int) -> Iterator[Window]:
-        assert position == self._state["samples"], (
-            "a stream goes on where it is; restore() moves it"
-        )
-        loader = self.loader(
-            _Reader(self, self._state), position, batch_size=None, collate_fn=_as_it_is
-        )
+        assert position == self._state["samples"], "restore() moves a stream, not a position"
+        reader = _Reader(self, self._state)
+        loader = self.loader(reader, position, batch_size=None, collate_fn=_unchanged)
         for read in islice(loader, steps):
             if isinstance(read, DataError):
                 raise read
-            batches, samples, self._state, seen = read
-            micros = tuple(self.micro_batch(batch, weight) for batch, weight in batches)
-            yield Window(micros=micros, samples=samples, end=self._state["samples"], digest=seen)
+            self._state = read.state
+            yield Window(
+                micros=tuple(self.micro_batch(batch, weight) for batch, weight in read.batches),
+                samples=read.samples,
+                end=read.state["samples"],
+                digest=read.digest,
+            )
 
     def epochs_at(self, position: int) -> float:
         return float(self._state["epoch"])
 
     def state(self) -> dict[str, Any]:
-        """Return where the last window ended, as JSON, with the stream's own ``state_dict()`` where
-        that is all of it.
+        """Return where the last window ended, as JSON.
 
-        ``began`` is a checksum of the epoch's first sample: what is read over must be what was read
-        before.
+        ``samples`` is the position, ``offset`` the samples of this epoch. ``stream`` is the
+        stream's own state; None where it has none that is complete. ``began`` is a checksum of the
+        epoch's first sample: where samples are read over, they must be those of before.
         """
         return copy.deepcopy(self._state)
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        self._state = {
-            "began": 0,
-            **copy.deepcopy(dict(state)),
-        }  # 0, as in older checkpoints: nobody knows
+        """Continue after the window that ``state`` was taken after, and return the position."""
+        # Older checkpoints lack "began"; 0 stands for an unknown first sample.
+        self._state = {"began": 0, **copy.deepcopy(dict(state))}
         if has_shuffle_buffer(self.items.dataset):
-            self._state["stream"] = (
-                None  # older checkpoints have one, of which the buffer is missing
-            )
+            self._state["stream"] = None  # older checkpoints have one, which lacks the buffer
         return int(state["samples"])
 
     def skips(self) -> int:
-        # Those of this epoch, where the stream keeps no state of its own.
-        return 0 if self._state["stream"] is not None else int(self._state["offset"])
+        """Return how many samples of this epoch must be read over before the next window."""
+        if self._state["stream"] is not None:
+            return 0
+        return int(self._state["offset"])
+
+
+class _ReadWindow(NamedTuple):
+    """A window as the reader hands it over, also from another process.
+
+    Args:
+        batches: this rank's micro-batches, each with its weight.
+        samples: of all ranks.
+        state: of ``StreamData`` after this window.
+        digest: of the first samples; 0 where nothing is to be compared.
+    """
+
+    batches: list[tuple[Any, float]]
+    samples: int
+    state: dict[str, Any]
+    digest: int
 
 
 class _Reader(IterableDataset[Any]):
-    """Reads global windows and makes this rank's micro-batches of them; in a worker process, if
-    there is one.
+    """Reads global batches and makes this rank's micro-batches; in a loading process, if any.
+
+    Args:
+        data: the stream and its settings.
+        start: the state after which to continue.
     """
 
-    def __init__(self, data: StreamData, state: Mapping[str, Any]) -> None:
-        self.data, self.start = data, state
+    def __init__(self, data: StreamData, start: Mapping[str, Any]) -> None:
+        self.data = data
+        self.start = start
 
-    def __iter__(self) -> Iterator[Read | DataError]:
-        data, stream = self.data, self.data.items.dataset
-        samples, epoch, offset = (int(self.start[key]) for key in ("samples", "epoch", "offset"))
-        began = int(self.start["began"])
-        batch = data.layout.global_batch_size
-        own_state = None if has_shuffle_buffer(stream) else getattr(stream, "state_dict", None)
+    def __iter__(self) -> Iterator[_ReadWindow | DataError]:
+        state = dict(self.start)
         while True:
-            skip = _begin(stream, epoch, offset, self.start["stream"] if offset else None)
-            read = offset - skip
-            for block in blocks(stream, batch, data.seed, epoch, offset=read, stop=offset):
-                numbers = range(read, read + len(block))
-                read = numbers.stop
-                if numbers.start == 0:
-                    before, began = began, 1 + digest(block[0])
-                    if skip and before not in (0, began):
-                        yield DataError(_OTHER_STREAM)
-                        return
-                if numbers.stop <= offset:
-                    continue  # read over
-                if len(block) < batch and data.drop_last:
-                    break
+            is_empty = state["offset"] == 0
+            for read in self._epoch(state):
+                yield read
+                # An error is yielded: torch would wrap one that is raised in a loading process.
+                if isinstance(read, DataError):
+                    return
+                is_empty = False
+                state = read.state
 
-                seen = 1 + digest(block[:2]) if samples == self.start["samples"] else 0
-                offset, samples = numbers.stop, samples + len(block)
-                own = own_state and own_state()
-                after = {
-                    "samples": samples,
-                    "epoch": epoch,
-                    "offset": offset,
-                    "stream": own,
-                    "began": began,
-                }
-                if (
-                    len(block) < batch
-                ):  # the end: the state of a stream that was read to it may mean its beginning
-                    after |= {"epoch": epoch + 1, "offset": 0, "stream": None, "began": 0}
-                yield self._parts(block, epoch, numbers), len(block), after, seen
-            if offset == 0:
-                yield DataError(self._nothing(epoch, samples))
+            if is_empty:
+                yield DataError(self._why_empty(state))
                 return
-            epoch, offset = epoch + 1, 0
+            if state["offset"] > 0:
+                state = _next_epoch(state)
 
-    def _nothing(self, epoch: int, samples: int) -> str:
+    def _epoch(self, start: Mapping[str, Any]) -> Iterator[_ReadWindow | DataError]:
+        """Yield the windows from a state to the end of its epoch."""
+        stream = self.data.items.dataset
+        has_state = hasattr(stream, "state_dict") and not has_shuffle_buffer(stream)
+        batch_size = self.data.layout.global_batch_size
+        epoch = start["epoch"]
+        trained = start["offset"]
+        state = dict(start)
+
+        number = _open(stream, start)
+        for block in blocks(stream, batch_size, self.data.seed, epoch, offset=number, stop=trained):
+            numbers = range(number, number + len(block))
+            number = numbers.stop
+
+            if numbers.start == 0:
+                state["began"] = 1 + digest(block[0])
+                if trained > 0 and start["began"] not in (0, state["began"]):
+                    yield DataError(_BEGINS_OTHERWISE)
+                    return
+            if numbers.stop <= trained:
+                continue  # read over
+
+            is_short = len(block) < batch_size
+            if is_short and self.data.drop_last:
+                return
+            is_first = state["samples"] == self.start["samples"]
+            first_samples = 1 + digest(block[:2]) if is_first else 0
+            state = {
+                "samples": state["samples"] + len(block),
+                "epoch": epoch,
+                "offset": numbers.stop,
+                "stream": stream.state_dict() if has_state else None,
+                "began": state["began"],
+            }
+            if is_short:
+                # The state of a stream that was read to its end may mean its beginning.
+                state = _next_epoch(state)
+            batches = self._batches(block, epoch, numbers)
+            yield _ReadWindow(batches, len(block), state, first_samples)
+
+    def _batches(self, block: Sequence[Any], epoch: int, numbers: range) -> list[tuple[Any, float]]:
+        """Return this rank's micro-batches of a global batch, each with its weight.
+
+        Args:
+            block: the samples of all ranks.
+            numbers: of these samples in the stream.
+        """
+        augmented = self.data.items.augmented
+
+        # Before they are collated: a collate or an augmentation may change items in place, and a
+        # stream yields each of them only once.
+        numbered = zip(block, numbers, strict=True)
+        candidates = (augmented(copied(item), epoch, number) for item, number in numbered)
+        self.data.choose_padding_item(candidates)
+
+        batches = []
+        for places in share(range(len(block)), self.data.layout):
+            items = [augmented(block[place], epoch, numbers[place]) for place in places]
+            batch: Any = None
+            weight = 0.0
+            if items:
+                batch = self.data.collate(items)
+                weight = self.data.weigh(len(items), batch)
+            if weight == 0:
+                batch = self.data.padding_batch()
+            batches.append((batch, weight))
+        return batches
+
+    def _why_empty(self, state: Mapping[str, Any]) -> str:
+        """Explain why an epoch had no window."""
         if self.data.drop_last:
-            return f"drop_last: Data.train did not fill one global batch of {self.data.layout.global_batch_size}"
-        if epoch == 0:
+            batch_size = self.data.layout.global_batch_size
+            return f"drop_last: Data.train did not fill one global batch of {batch_size}"
+        if state["epoch"] == 0:
             return "Data.train is an empty stream"
         return (
-            f"Data.train ended after {samples} samples and cannot be read again; lower max_steps, or give an object "
-            "whose __iter__ starts anew"
+            f"Data.train ended after {state['samples']} samples and cannot be read again; lower "
+            "max_steps, or give an object whose __iter__ starts anew"
         )
 
-    def _parts(self, block: Sequence[Any], epoch: int, numbers: range) -> list[tuple[Any, float]]:
-        data, augmented, pairs = (
-            self.data,
-            self.data.items.augmented,
-            [*zip(block, numbers, strict=True)],
-        )
-        parts = []
-        # Now, for a collate or an augmentation may change items, and these come once.
-        data.choose_padding_item(augmented(copied(item), epoch, number) for item, number in pairs)
-        for part in share(range(len(block)), data.layout):
-            items = [
-                augmented(item, epoch, number) for item, number in pairs[part.start : part.stop]
-            ]
-            batch = data.collate(items) if items else None
-            weight = data.weigh(len(items), batch) if items else 0.0
-            parts.append((batch if weight else data.padding_batch(), weight))
-        return parts
 
+def _open(stream: Any, start: Mapping[str, Any]) -> int:
+    """Set a stream to the epoch of a state, and where it can, to the place there.
 
-def _begin(stream: Any, epoch: int, offset: int, state: Any) -> int:
-    """Set a stream to an epoch, or where its state left it; returns the samples to read over up to
-    ``offset``.
+    Returns:
+        the number of the sample that it yields next: 0 where samples must be read over.
     """
     if hasattr(stream, "set_epoch"):
-        stream.set_epoch(epoch)
-    if state is None:
-        return offset
-    stream.load_state_dict(copy.deepcopy(state))
-    return 0
+        stream.set_epoch(start["epoch"])
+    if start["offset"] == 0 or start["stream"] is None:
+        return 0
+    stream.load_state_dict(copy.deepcopy(start["stream"]))
+    return int(start["offset"])
+
+
+def _next_epoch(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state at the beginning of the next epoch."""
+    return {
+        "samples": state["samples"],
+        "epoch": state["epoch"] + 1,
+        "offset": 0,
+        "stream": None,
+        "began": 0,
+    }
 
 
 def has_shuffle_buffer(stream: Any) -> bool:
-    """Tell whether a Hugging Face stream holds samples back to shuffle them, which its state does
-    not keep.
+    """Return whether a Hugging Face stream shuffles in a buffer, which its state does not contain.
+
+    ``datasets`` has no public sign of it. Without this, a resumed run would train some samples
+    twice and others never (6 of 320, datasets 5.2).
     """
-    waiting = [getattr(stream, "_ex_iterable", None)]
-    while waiting:
-        stage = waiting.pop()
+    stages = [getattr(stream, "_ex_iterable", None)]
+    while stages:
+        stage = stages.pop()
         if type(stage).__name__ == "BufferShuffledExamplesIterable":
             return True
-        waiting += [
-            one
-            for one in (getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ()))
-            if one
-        ]
+
+        # A stage reads from another one; that of interleaved streams from several.
+        stages.extend(getattr(stage, "ex_iterables", ()))
+        inner = getattr(stage, "ex_iterable", None)
+        if inner is not None:
+            stages.append(inner)
     return False
 
 
-def _as_it_is(read: Any) -> Any:
-    return read
+def _unchanged(item: Any) -> Any:
+    return item
 
 
-def refuse_what_streams_cannot(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
-    """Raise ``ConfigError`` for settings that need a length, or more than one reader."""
-    unknown = "a stream has no known length; use"
-    rules = {
-        "epochs": (config.epochs is not None, f"{unknown} max_steps"),
-        "workers": (
-            config.workers > 1,
-            "a stream is read in order, by one process a rank; use 0 or 1",
-        ),
-        "eval_every": (isinstance(config.eval_every, str), f"{unknown} a number of steps"),
-        "save_every": (isinstance(config.save_every, str), f"{unknown} a number of steps"),
-    }
-    if broken := [(key, rule) for key, (is_broken, rule) in rules.items() if is_broken]:
-        at = {key: origins.get(key, Origin("TrainConfig", key=key)) for key in rules}
-        raise ConfigError(
-            [Problem(origin=at[key], value=getattr(config, key), rule=rule) for key, rule in broken]
-        )
+def check_stream_settings(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
+    """Raise ``ConfigError`` for settings that need a known length, or more than one reader."""
+    no_length = "a stream has no known length; use"
+    broken = {}
+    if config.epochs is not None:
+        broken["epochs"] = f"{no_length} max_steps"
+    if config.workers > 1:
+        broken["workers"] = "a stream is read in order, by one process a rank; use 0 or 1"
+    for key in ("eval_every", "save_every"):
+        if isinstance(getattr(config, key), str):
+            broken[key] = f"{no_length} a number of steps"
+
+    problems = []
+    for key, rule in broken.items():
+        origin = origins.get(key, Origin("TrainConfig", key=key))
+        problems.append(Problem(origin=origin, value=getattr(config, key), rule=rule))
+    if problems:
+        raise ConfigError(problems)

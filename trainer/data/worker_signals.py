@@ -6,10 +6,10 @@ import signal
 
 
 def ignore_signals(worker: int) -> None:
-    """Leave a signal to the whole job to the process that trains: it takes its last steps with this
-    worker's batches.
+    """Ignore the signals that are sent to all processes of a job; for ``worker_init_fn``.
 
-    torch ends workers by an event, and they end themselves where their process is gone.
+    The process that trains answers them, and needs this worker's batches for its last steps. torch
+    ends workers in another way, and they end themselves when their process is gone.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

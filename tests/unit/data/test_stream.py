@@ -21,7 +21,7 @@ from origins import origin
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import is_stream
 from trainer.data.evaluation import EvaluationBatches
-from trainer.data.stream import StreamData, refuse_what_streams_cannot
+from trainer.data.stream import StreamData, check_stream_settings
 from trainer.errors import ConfigError, DataError
 
 
@@ -285,14 +285,14 @@ def test_settings_that_a_stream_cannot_serve() -> None:
         task="a:B", epochs=1, max_steps=3, workers=2, eval_every="1 epoch", save_every="2 epochs"
     )
     with pytest.raises(ConfigError) as caught:
-        refuse_what_streams_cannot(config, {"epochs": origin("train.yaml:3 (epochs)")})
+        check_stream_settings(config, {"epochs": origin("train.yaml:3 (epochs)")})
     assert str(caught.value).splitlines() == [
         "train.yaml:3: epochs: 1: a stream has no known length; use max_steps",
         "TrainConfig: workers: 2: a stream is read in order, by one process a rank; use 0 or 1",
         "TrainConfig: eval_every: '1 epoch': a stream has no known length; use a number of steps",
         "TrainConfig: save_every: '2 epochs': a stream has no known length; use a number of steps",
     ]
-    refuse_what_streams_cannot(TrainConfig(task="a:B", max_steps=3, workers=1, eval_every=2), {})
+    check_stream_settings(TrainConfig(task="a:B", max_steps=3, workers=1, eval_every=2), {})
 
 
 def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
