@@ -143,7 +143,7 @@ def choose_optimizer(
 
         said, decay = both.says("weight_decay"), values["weight_decay"]
         settings, problems = check_class(
-            name, config.optimizer_settings, lr=lr, decay=decay, decay_said=said
+            name, config.optimizer_settings, lr=lr, decay=decay, decay_given=said
         )
         for key, rule, value in problems:
             both.refuse(Sourced(value, both.origin_of(key)), rule)

@@ -178,7 +178,7 @@ def test_a_class_for_matrices_leaves_embeddings_head_and_vectors_to_adamw() -> N
         muon.step()
     torch.testing.assert_close(model.inner.weight, alone.inner.weight, rtol=0, atol=0)
     with pytest.raises(
-        ConfigError, match="steps matrices alone, and the model has none that learns but embeddings"
+        ConfigError, match="steps matrices only, and the model has no trainable ones but embeddings"
     ):
         Task().build_optimizer(nn.LayerNorm(3), made)
     assert [sorted(optimizer.state[p]) for p in (model.inner.weight, model.head.weight)] == [
