@@ -10,34 +10,39 @@ from torch import Tensor
 
 
 class Average:
-    """``average = decay * average + (1 - decay) * weight`` after every optimizer step.
+    """An average of the weights: ``average = decay * average + (1 - decay) * weight`` each step.
 
-    Works on flat shards in full precision, so it costs each rank one more copy of what it owns,
-    under every strategy. Without a decay there is none: nothing is kept, and the model is applied
-    as it is.
+    It works on flat shards in full precision, so under every strategy it costs a rank one more copy
+    of what the rank owns. Without a decay nothing is kept, and the model keeps its own weights.
 
     Args:
         live: the weights, as views that follow the model.
-        write_back: makes the model compute with what they now hold.
+        write_back: makes the model compute with what the views now hold.
+        decay: of the average, below 1; None for no average.
+
+    Attributes:
+        average: one tensor for each of ``live``; empty without a decay.
     """
 
     def __init__(
         self, live: Sequence[Tensor], write_back: Callable[[], None], decay: float | None
     ) -> None:
-        self.live, self.write_back, self.decay = list(live), write_back, decay
-        self.average = [] if decay is None else [tensor.detach().clone() for tensor in live]
+        self.live = list(live)
+        self.write_back = write_back
+        self.decay = decay
+        self.average: list[Tensor] = []
+        if decay is not None:
+            self.average = [tensor.detach().clone() for tensor in live]
 
+    @torch.no_grad()
     def update(self) -> None:
-        """Move on by one step."""
+        """Add the weights after an optimizer step that was not skipped."""
         if self.average and self.decay is not None:
-            with torch.no_grad():
-                torch._foreach_lerp_(self.average, self.live, 1.0 - self.decay)
+            torch._foreach_lerp_(self.average, self.live, 1.0 - self.decay)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Have the model compute with the average inside, and with its own weights again
-        afterwards.
-        """
+        """Make the model compute with the average inside of the block, as for an evaluation."""
         self._swap()
         try:
             yield
@@ -49,7 +54,7 @@ class Average:
         if self.decay is None:
             return
         for live, average in zip(self.live, self.average, strict=True):
-            kept = live.clone()  # one tensor at a time
+            weight = live.clone()  # one tensor at a time, so that memory is needed for one only
             live.copy_(average)
-            average.copy_(kept)
+            average.copy_(weight)
         self.write_back()

@@ -1,4 +1,4 @@
-"""What an optimizer and a schedule that were built are: what is told of a run, whoever built them."""
+"""What a run reports of its optimizer and schedule: settings as built, by parameter group."""
 
 from __future__ import annotations
 
@@ -15,195 +15,219 @@ if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
     from ..plan import Plan
 
-# How a step is computed; what it computes does not depend on these.
-_HOW = ("foreach", "fused", "capturable", "differentiable")
-_NOT_TOLD = (
+# Keys of a group that are not reported: how a step is computed, which does not change its result,
+# and what is reported elsewhere (of the decoupled decay of torch 2.13 the class says it).
+_NOT_REPORTED = (
     "params",
     "initial_lr",
     "decoupled_weight_decay",
-    *_HOW,
-)  # of the decay the class says it (torch 2.13)
-# Keys of the training config that say what an optimizer is given beside its rate.
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+)
+# Keys of the training config with an optimizer's settings beside its rate.
 OF_GROUPS = ("weight_decay", "betas", "eps", "momentum")
 
 
 def describe_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the settings of each parameter group as JSON holds them, and ``parameters``: its
-    trainable elements.
+    """Return the settings of each parameter group as JSON, and ``parameters``, its trainable ones.
 
-    Asked before the optimizer is prepared, whose groups an engine lays out anew, and before a
-    schedule moves ``lr``.
+    To be called before the optimizer is prepared, because an engine changes the groups, and before
+    a schedule moves ``lr``.
     """
-    return [
-        {**_settings(group), "parameters": _count(group["params"])}
-        for group in optimizer.param_groups
-    ]
+    groups = []
+    for group in optimizer.param_groups:
+        trainable = [p for p in group["params"] if p.requires_grad]
+        count = sum(int(p.numel()) for p in trainable)
+        groups.append({**_settings(group), "parameters": count})
+    return groups
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    """Return the settings of a group that are reported and that JSON can hold."""
+    settings = {}
     for key, value in group.items():
+        if key in _NOT_REPORTED:
+            continue
         if getattr(value, "numel", lambda: 0)() == 1:  # a rate may be a tensor
             value = value.item()
-        value = list(value) if isinstance(value, tuple) else value
-        plain = [value] if not isinstance(value, list) else value
-        if key not in _NOT_TOLD and all(
-            isinstance(one, bool | int | float | str | None) for one in plain
-        ):
-            found[key] = value
-    return found
+        if isinstance(value, tuple):
+            value = list(value)
 
-
-def _count(parameters: Sequence[Any]) -> int:
-    return sum(int(parameter.numel()) for parameter in parameters if parameter.requires_grad)
+        parts = value if isinstance(value, list) else [value]
+        if all(isinstance(part, bool | int | float | str | None) for part in parts):
+            settings[key] = value
+    return settings
 
 
 def describe_optimizer(optimizer: Optimizer, plan: Plan, built_by: str | None) -> dict[str, Any]:
-    """Return what a run says of its optimizer: over the plan's values, where a task has built one
-    of its own.
+    """Return what a run reports of its optimizer, to be put over the plan's values.
 
     Args:
-        built_by: the method of the task that built it; None where it is the plan's.
+        built_by: the method of the task that built it; None if it is the plan's optimizer.
     """
     groups = describe_groups(optimizer)
-    told: dict[str, Any] = {"optimizer_groups": groups}
+    reported: dict[str, Any] = {"optimizer_groups": groups}
     if built_by is None:
-        return told
-    own = {"optimizer": f"{type(optimizer).__name__} of {built_by}", "optimizer_settings": {}}
+        return reported
+
+    reported["optimizer"] = f"{type(optimizer).__name__} of {built_by}"
+    reported["optimizer_settings"] = {}
     rate = groups[0]["lr"]
     if rate != plan.lr:
-        own |= {"lr": rate, "lr_reference": rate, "lr_scaling": "none"}
-    return told | own
+        reported |= {"lr": rate, "lr_reference": rate, "lr_scaling": "none"}
+    return reported
 
 
 def describe_schedule(schedule: LRScheduler, built_by: str | None) -> dict[str, Any]:
-    """Return what a run says of its schedule: nothing beyond the plan's values, unless a task has
-    built one.
+    """Return what a run reports of its schedule, to be put over the plan's values.
+
+    Args:
+        built_by: the method of the task that built it; None if it is the plan's schedule.
     """
-    told: dict[str, Any] = {"schedule_class": type(schedule).__name__}
+    reported: dict[str, Any] = {"schedule_class": type(schedule).__name__}
     if built_by is None:
-        return told
-    # Whether it made something of these, nobody knows.
-    unknown = dict.fromkeys(("warmup_steps", "warmup_samples", "warmup_fraction"))
-    return {
-        **told,
-        "schedule": f"{type(schedule).__name__} of {built_by}",
-        "schedule_settings": {},
-        **unknown,
-    }
+        return reported
+
+    reported["schedule"] = f"{type(schedule).__name__} of {built_by}"
+    reported["schedule_settings"] = {}
+    for key in ("warmup_steps", "warmup_samples", "warmup_fraction"):
+        reported[key] = None  # unknown: the task may have used the config's or not
+    return reported
 
 
 def group_names(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name groups: by their own ``name``, where that is no other's, else by their number."""
+    """Return the groups' names: their own ``name`` or their number; numbers if names repeat."""
     names = [str(group.get("name", number)) for number, group in enumerate(groups)]
-    return (
-        names if len(set(names)) == len(names) else [str(number) for number in range(len(groups))]
-    )
+    if len(set(names)) < len(names):
+        return [str(number) for number in range(len(groups))]
+    return names
 
 
 def logged_rates(rates: Sequence[Any], names: Sequence[str]) -> dict[str, float]:
-    """Return ``lr``, the first group's rate, and ``lr/NAME`` of the others, where not all are the
-    same.
-    """
+    """Return ``lr``, the first group's rate, and ``lr/NAME`` of the others where they differ."""
     values = [float(rate) for rate in rates]
     logged = {"lr": values[0]}
     if any(value != values[0] for value in values):
-        logged |= {f"lr/{name}": value for name, value in list(zip(names, values, strict=True))[1:]}
+        for name, value in zip(names[1:], values[1:], strict=True):
+            logged[f"lr/{name}"] = value
     return logged
 
 
 def group_texts(
     groups: Sequence[Mapping[str, Any]], known: Mapping[str, Any]
 ) -> tuple[str, list[str]]:
-    """Describe groups for people: what all share in one text, and where they differ a text for each
-    group.
+    """Describe groups for people: the settings that all share, and a text for each group.
 
     Args:
-        known: settings that were told already; left out where all groups share them.
+        known: settings that were reported already; they are left out where all groups share them.
+
+    Returns:
+        the shared settings, and the others of each group; no others where there is one group.
     """
-    first = groups[0]
-    shared = {
-        key: value
-        for key, value in first.items()
-        if all(group.get(key) == value for group in groups)
-    }
-    together = _text(
-        {key: value for key, value in shared.items() if key not in known or known[key] != value}
-    )
+    shared = {}
+    for key, value in groups[0].items():
+        if all(group.get(key) == value for group in groups):
+            shared[key] = value
+    new = {key: value for key, value in shared.items() if key not in known or known[key] != value}
     if len(groups) == 1:
-        return together, []
+        return _text(new), []
+
     texts = []
     for name, group in zip(group_names(groups), groups, strict=True):
         own = {key: value for key, value in group.items() if key not in shared and key != "name"}
         own["parameters"] = group["parameters"]
         texts.append(f"group {name}: {_text(own)}")
-    return together, texts
+    return _text(new), texts
 
 
 def _text(group: Mapping[str, Any]) -> str:
-    texts = [f"{group['parameters']:,} parameters"] if "parameters" in group else []
+    texts = []
+    if "parameters" in group:
+        texts.append(f"{group['parameters']:,} parameters")
     for key, value in group.items():
         is_off = value is None or value is False or value == 0
-        if key != "parameters" and (
-            not is_off or key in ("lr", "weight_decay")
-        ):  # a decay of 0 says something
-            texts.append(f"{key} {_plain(value)}")
+        if key == "parameters":
+            continue
+        if is_off and key not in ("lr", "weight_decay"):  # that there is no decay is of interest
+            continue
+        texts.append(f"{key} {_plain(value)}")
     return ", ".join(texts)
 
 
 def _plain(value: object) -> str:
     if isinstance(value, list):
-        return " ".join(_plain(one) for one in value)
-    return (
-        f"{value:g}"
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        else str(value).lower()
-    )
+        return " ".join(_plain(part) for part in value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:g}"
+    return str(value).lower()
 
 
 def check_settings_run(
     config: TrainConfig, plan: Plan, optimizer: Optimizer, built_by: str
 ) -> None:
-    """Check that what the config says of an optimizer is true of one that a task has built itself.
+    """Check that the config's settings are those of an optimizer that a task has built itself.
+
+    Args:
+        built_by: the method of the task that built it.
 
     Raises:
-        ConfigError: the config names another class, or says a value that no group has: it would
+        ConfigError: the config names another class, or gives a value that no group has: it would
             have no effect.
     """
-    problems = list(_problems(config, plan, optimizer, built_by))
+    problems = [
+        *_other_class(config, plan, optimizer, built_by),
+        *_other_values(config, plan, optimizer, built_by),
+    ]
     if problems:
         raise ConfigError(problems)
 
 
-def _problems(
+def _other_class(
     config: TrainConfig, plan: Plan, optimizer: Optimizer, built_by: str
 ) -> Iterator[Problem]:
-    def problem(key: str, value: Any, rule: str) -> Problem:
-        origin = plan.origin(key.partition(".")[0])
-        origin = Origin("TrainConfig") if origin == DEFAULT else origin
-        return Problem(origin=origin.named(key), value=value, rule=rule)
-
-    kinds = [
-        type(optimizer).__name__,
-        *(type(inner).__name__ for inner in getattr(optimizer, "inner", {}).values()),
-    ]
+    """Yield a problem if the config names another optimizer than the one that was built."""
     name = (config.optimizer or "").replace(":", ".").rpartition(".")[2]
-    known = [kind.lower() if name in OPTIMIZERS else kind for kind in kinds]
-    if name and name not in known:
-        yield problem(
-            "optimizer",
-            config.optimizer,
-            f"{built_by} builds {kinds[0]} instead; remove one of the two",
-        )
+    built = [type(optimizer).__name__]
+    built += [type(inner).__name__ for inner in getattr(optimizer, "inner", {}).values()]
+
+    names = [kind.lower() for kind in built] if name in OPTIMIZERS else built
+    if name and name not in names:
+        rule = f"{built_by} builds {built[0]} instead; remove one of the two"
+        yield _problem(plan, "optimizer", config.optimizer, rule)
+
+
+def _other_values(
+    config: TrainConfig, plan: Plan, optimizer: Optimizer, built_by: str
+) -> Iterator[Problem]:
+    """Yield a problem for each value of the config that no group of the optimizer has."""
+    given = {}
+    for key in OF_GROUPS:
+        # A default is not compared: the config.yaml of an earlier run has all keys.
+        if getattr(config, key) != DEFAULTS[key]:
+            given[key] = getattr(config, key)
+    for key, value in config.optimizer_settings.items():
+        given[f"optimizer_settings.{key}"] = value
+
     groups = [_settings(group) for group in optimizer.param_groups]
-    # A default may have been written down by nobody but an earlier run, whose config.yaml has all
-    # keys.
-    said = {key: value for key in OF_GROUPS if (value := getattr(config, key)) != DEFAULTS[key]}
-    said |= {f"optimizer_settings.{key}": value for key, value in config.optimizer_settings.items()}
-    for key, value in said.items():
-        value = list(value) if isinstance(value, tuple) else value
-        have = [group[name] for group in groups if (name := key.rpartition(".")[2]) in group]
-        if value not in have and not isinstance(value, Mapping):
-            shown = " and ".join(dict.fromkeys(map(_plain, have))) or "none"
-            rule = f"has no effect: {built_by} builds the optimizer, whose groups have {shown}; remove it"
-            yield problem(key, value, rule)
+    for key, value in given.items():
+        if isinstance(value, tuple):
+            value = list(value)
+        name = key.rpartition(".")[2]
+        built = [group[name] for group in groups if name in group]
+        if value in built or isinstance(value, Mapping):
+            continue
+
+        shown = " and ".join(dict.fromkeys(map(_plain, built))) or "none"
+        rule = (
+            f"has no effect: {built_by} builds the optimizer, whose groups have {shown}; remove it"
+        )
+        yield _problem(plan, key, value, rule)
+
+
+def _problem(plan: Plan, key: str, value: Any, rule: str) -> Problem:
+    origin = plan.origin(key.partition(".")[0])
+    if origin == DEFAULT:
+        origin = Origin("TrainConfig")
+    return Problem(origin=origin.named(key), value=value, rule=rule)
