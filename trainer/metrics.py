@@ -1,6 +1,7 @@
-"""Metrics as sums and weights: accumulated on the device, exchanged only when read.
+"""Metrics as sums and weights: added up on the device, and reduced over the ranks when read.
 
-A mean of per-rank means is wrong as soon as ranks hold different counts; sums are not.
+A mean of the ranks' means is wrong as soon as ranks have different counts; a sum of sums divided by
+a sum of weights is not.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from .text import kind_of
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-Key = tuple[str, bool]  # a name, and whether its sum stays one
-Layout = dict[Key, tuple[int, ...]]  # with the shape of the sum
+# A name, and whether it is a plain sum, which is not divided by a weight.
+Key = tuple[str, bool]
+# The shape of each sum.
+Layout = dict[Key, tuple[int, ...]]
 Value = Tensor | tuple[Tensor, Tensor | float | None] | Mapping[str, Any]
 
 
 class Metric(Protocol):
-    """What is used of a ``torchmetrics.Metric``: states that it gathers over ranks itself, once, in
-    ``compute``.
+    """What is used of a ``torchmetrics.Metric``.
+
+    It gathers its states over the ranks itself, once, in ``compute``.
     """
 
     dist_sync_fn: Any
@@ -39,7 +43,7 @@ class Metric(Protocol):
 
 
 class WeightedSums:
-    """Sum of values and sum of weights for each name, in float64 where the device has it.
+    """Sums of values and sums of weights by name, in float64 where the device has it.
 
     Args:
         objects: torchmetrics by name, fresh ones on the device; what is added under these names
@@ -48,102 +52,118 @@ class WeightedSums:
 
     def __init__(self, objects: Mapping[str, Metric] = MappingProxyType({})) -> None:
         self._objects = objects
-        self._sums: dict[Key, Tensor] = {}  # (2, *shape): sums and weights
+        self._sums: dict[Key, Tensor] = {}  # of shape (2, *shape): sums, and weights
         for metric in objects.values():
             metric.dist_sync_fn = _gather
 
     def add(self, metrics: Mapping[str, Any], *, counts: bool = True) -> None:
-        """Add one batch, whose values are by name
+        """Add the values of one batch, by name. A value is one of:
 
             1-D tensor               one value for each example
-            (sum, weight)            a sum over the batch, and the weight that it is to be divided by; both of any
-                                     one shape, or one weight for all
-            (sum, None)              a sum that stays one, such as the counts of a confusion matrix
-            tuple, mapping, tensor   arguments of ``update`` where the name is a torchmetric's
+            (sum, weight)            a sum over the batch, and the weight to divide it by; both of
+                                     the same shape, or one weight for all
+            (sum, None)              a plain sum, such as the counts of a confusion matrix
+            tuple, mapping, tensor   arguments of ``update``, if the name is a torchmetric's
 
-        Without ``counts`` only the names are noted.
+        Args:
+            counts: whether the values count; otherwise only the names are noted.
 
         Raises:
-            ConfigError: one number for a whole batch, whose weight is not known.
+            ConfigError: one number for a whole batch, whose weight is unknown.
             DataError: there are no names.
         """
         if not isinstance(metrics, Mapping):
-            form = kind_of(metrics)
             raise DataError(
-                f"evaluation_step must return values by name, {{name: value}}; it returned {form}"
+                "evaluation_step must return values by name, {name: value}; "
+                f"it returned {kind_of(metrics)}"
             )
         for name, value in metrics.items():
             if name not in self._objects:
                 self._add(name, value, counts)
             elif counts:
-                metric = self._objects[name]
-                if isinstance(value, Mapping):
-                    metric.update(**value)
-                else:
-                    metric.update(*(value if isinstance(value, tuple) else (value,)))
+                _update(self._objects[name], value)
 
     def _add(self, name: str, value: Value, counts: bool) -> None:
         sums, weights = _sum_and_weight(name, value)
-        key = name, weights is None
-        weights = torch.ones_like(sums) if weights is None else weights.expand_as(sums)
-        # A batch without weight adds nothing, also where its mean was no number.
-        pair = torch.stack([torch.where(weights == 0, 0.0, sums), weights])
+        key = (name, weights is None)
+        if weights is None:
+            weights = torch.ones_like(sums)
+        else:
+            weights = weights.expand_as(sums)
+
+        # A batch without weight adds nothing, also where its mean is NaN.
+        sums = torch.where(weights == 0, 0.0, sums)
+        pair = torch.stack([sums, weights])
         if not counts:
             pair = torch.zeros_like(pair)
+
         if key in self._sums:
             agreed([self.layout(), {key: tuple(sums.shape)}])
             pair = self._sums[key] + pair
         self._sums[key] = pair
 
     def layout(self) -> Layout:
-        """Return what was added: ranks may hold different names."""
+        """Return what was added on this rank: ranks may have different names."""
         return {key: tuple(pair.shape[1:]) for key, pair in self._sums.items()}
 
     def reduce(self, accelerator: Accelerator, layout: Layout | None = None) -> dict[str, float]:
-        """Compute the values over all ranks, from one packed reduction. Collective: call on every
-        rank.
+        """Compute the values over all ranks, in one reduction.
 
-        A name of weight 0 gives nan; the parts of a sum with a shape get names such as
-        ``recall/3``, ``confusion/3/5``.
+        A name of weight 0 gives NaN. The elements of a sum that has a shape get names such as
+        ``recall/3`` and ``confusion/3/5``. Collective: call on every rank.
 
         Args:
-            layout: what the ranks hold together, as ``agreed`` says; by default all hold what this
-                one does.
+            layout: what all ranks together have added, see ``agreed``; by default all have added
+                the same as this rank.
         """
-        layout, values = self.layout() if layout is None else layout, {}
+        if layout is None:
+            layout = self.layout()
+
+        values: dict[str, float] = {}
         if layout:
-            device = accelerator.device
-            none = {
-                key: _wide(torch.zeros(2, *shape, device=device)) for key, shape in layout.items()
-            }
-            mine = {
-                **none,
-                **{key: pair.to(device) for key, pair in self._sums.items()},
-            }  # numbers, from the host
-            packed = accelerator.reduce(
-                torch.cat([mine[key].reshape(2, -1) for key in layout], dim=1), "sum"
-            ).tolist()
-            labels = [
-                (plain, label)
-                for (name, plain), shape in layout.items()
-                for label in _labels(name, shape)
-            ]
-            for (plain, label), total, weight in zip(labels, *packed, strict=True):
-                values[label] = total if plain else total / weight if weight else float("nan")
+            values = self._reduce_sums(accelerator, layout)
         for name in sorted(self._objects):
             values.update(_computed(name, self._objects[name]))
         return values
 
+    def _reduce_sums(self, accelerator: Accelerator, layout: Layout) -> dict[str, float]:
+        """Add up the sums and weights of all ranks, and divide. Collective: call on every rank."""
+        parts = []
+        for key, shape in layout.items():
+            if key in self._sums:
+                pair = self._sums[key].to(accelerator.device)
+            else:  # a name that only other ranks have added
+                pair = _wide(torch.zeros(2, *shape, device=accelerator.device))
+            parts.append(pair.reshape(2, -1))
+        packed = torch.cat(parts, dim=1)
+        reduced = accelerator.reduce(packed, "sum")
+        totals, weights = reduced.tolist()
+
+        values = {}
+        position = 0
+        for (name, is_plain_sum), shape in layout.items():
+            for label in _labels(name, shape):
+                total = totals[position]
+                weight = weights[position]
+                position += 1
+                if is_plain_sum:
+                    values[label] = total
+                elif weight == 0:
+                    values[label] = float("nan")
+                else:
+                    values[label] = total / weight
+        return values
+
 
 def agreed(layouts: Iterable[Layout]) -> Layout:
-    """Return what ranks hold together.
+    """Return what several ranks together have added, in the same order on each of them.
 
     Raises:
         DataError: they give one name different shapes.
     """
     found: Layout = {}
-    for own in layouts:
-        for key, shape in own.items():
+    for layout in layouts:
+        for key, shape in layout.items():
             if found.setdefault(key, shape) != shape:
                 raise DataError(
                     f"metric {key[0]!r} has shape {shape} in one batch and {found[key]} in another"
@@ -151,58 +171,83 @@ def agreed(layouts: Iterable[Layout]) -> Layout:
     return dict(sorted(found.items()))
 
 
+def _update(metric: Metric, value: Any) -> None:
+    """Call ``update`` with the arguments that a value stands for."""
+    if isinstance(value, Mapping):
+        metric.update(**value)
+    elif isinstance(value, tuple):
+        metric.update(*value)
+    else:
+        metric.update(value)
+
+
 def _sum_and_weight(name: str, value: Value) -> tuple[Tensor, Tensor | None]:
+    """Return the sum of a value, and the weight to divide it by; None for a plain sum.
+
+    No number is copied from the host to the device, which would make it wait: a fill makes it
+    there.
+    """
     if isinstance(value, tuple):
-        sums, weight = _wide(torch.as_tensor(value[0])), value[1]
-        if weight is None or isinstance(weight, Tensor):
-            return sums, None if weight is None else _wide(weight).to(sums.device)
-        return sums, torch.full(
-            (), float(weight), dtype=sums.dtype, device=sums.device
-        )  # a number is not copied there
+        sums = _wide(torch.as_tensor(value[0]))
+        weight = value[1]
+        if weight is None:
+            return sums, None
+        if isinstance(weight, Tensor):
+            return sums, _wide(weight).to(sums.device)
+        return sums, torch.full((), float(weight), dtype=sums.dtype, device=sums.device)
+
     if not isinstance(value, Tensor) or value.ndim == 0:
-        rule = "one number for a whole batch has no known weight; give a value for each example, or (sum, weight)"
+        rule = (
+            "one number for a whole batch has no known weight; give a value for each example, or "
+            "(sum, weight)"
+        )
         raise ConfigError(Problem(origin=Origin("evaluation_step", key=name), rule=rule))
     wide = _wide(value)
     return wide.sum(), torch.full((), float(wide.numel()), dtype=wide.dtype, device=wide.device)
 
 
 def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
+    """Yield the names of the elements of a value: ``name/0``, ``name/1``, or just the name."""
     for index in itertools.product(*map(range, shape)):
         yield "/".join([name, *map(str, index)])
 
 
 def _computed(name: str, metric: Metric) -> dict[str, float]:
+    """Compute a torchmetric, and name the elements of its value. Collective: call on every rank."""
     with warnings.catch_warnings():
-        # A rank whose batches did not count has nothing of its own to compute from, and that is
-        # right.
+        # A rank whose batches do not count has nothing of its own to compute from, rightly so.
         warnings.filterwarnings(
             "ignore", "The ``compute`` method of metric .* was called before the ``update``"
         )
         result = metric.compute()
-    named = (
-        {f"{name}/{key}": value for key, value in result.items()}
-        if isinstance(result, Mapping)
-        else {name: result}
-    )
-    return {
-        label: number
-        for key, value in named.items()
-        for label, number in zip(
-            _labels(key, tuple(value.shape)), value.double().flatten().tolist(), strict=True
-        )
-    }
+
+    named = {name: result}
+    if isinstance(result, Mapping):
+        named = {f"{name}/{key}": value for key, value in result.items()}
+
+    computed: dict[str, float] = {}
+    for key, value in named.items():
+        labels = _labels(key, tuple(value.shape))
+        numbers = value.double().flatten().tolist()
+        computed.update(zip(labels, numbers, strict=True))
+    return computed
 
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
-    """Gather one state of all ranks, in rank order, whatever the shapes.
+    """Gather one state of a torchmetric from all ranks, whatever the shapes.
 
-    torchmetrics' own gathering wants equal types, and guesses them where a rank has no data.
+    torchmetrics' own function needs equal types, and guesses them on a rank without data.
+    Collective: call on every rank.
     """
-    parts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(parts, tensor.detach().cpu(), group=group)
-    return [part.to(tensor.device) for part in parts if part.numel()] or [tensor]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, tensor.detach().cpu(), group=group)
+    with_data = [part.to(tensor.device) for part in gathered if part.numel()]
+    return with_data or [tensor]
 
 
 def _wide(value: Tensor) -> Tensor:
+    """Return the values in float64, or float32 on Apple GPUs, which have no float64."""
     value = value.detach()
-    return value.float() if value.device.type == "mps" else value.double()
+    if value.device.type == "mps":
+        return value.float()
+    return value.double()

@@ -1,7 +1,7 @@
-"""Learning rate: how it follows the batch, and how it moves with the optimizer steps.
+"""The learning rate over the optimizer steps.
 
-The schedules that a config can name are held against its ``schedule_settings`` without torch, so
-that a mistake is answered in a blink; torch is imported where a schedule is built.
+A config's schedule is validated without torch (``config/schedules.py``), so that a mistake is
+reported at once. Torch is imported where a schedule is built.
 """
 
 from __future__ import annotations
@@ -30,50 +30,94 @@ def lr_factor(
     total_steps: int,
     final_ratio: float = 0.0,
 ) -> Callable[[int], float]:
-    """Return the factor of the learning rate as a function of the optimizer step (0 for the first
-    one).
+    """Return the factor of the learning rate as a function of the optimizer step, from 0 on.
 
-    The rate rises linearly (with ``warmup_type: log`` in the settings: logarithmically) and reaches
-    its full value at step ``warmup_steps``; the first step never has rate zero. Afterwards
-    ``constant`` stays, ``linear`` and ``cosine`` end at ``final_ratio``; ``step`` multiplies at its
-    milestones; ``wsd`` stays and ends in a linear decay to ``final_ratio`` (Hu et al. 2024,
-    MiniCPM); ``inverse_sqrt`` falls with the square root of the steps since the start (Vaswani et
-    al. 2017).
+    In the warm-up the rate rises linearly, or logarithmically with ``warmup_type: log`` in the
+    settings. It reaches its full value at step ``warmup_steps``. The first step never has rate
+    zero. Afterwards it depends on the schedule:
+
+        constant       it stays
+        linear         it falls to ``final_ratio`` at ``total_steps``
+        cosine         as linear, along half a cosine
+        step           it is multiplied by ``gamma`` at each of the ``milestones``
+        wsd            it stays, and falls linearly to ``final_ratio`` at the end, over
+                       ``decay_steps`` or ``decay_fraction`` (Hu et al. 2024, MiniCPM)
+        inverse_sqrt   it falls with the square root of the steps since the start (Vaswani et al.
+                       2017)
     """
     settings = settings or {}
+    after_warmup = _after_warmup(schedule, settings, warmup_steps, total_steps, final_ratio)
+    is_logarithmic = settings.get("warmup_type") == "log"
 
-    def ramp(step: int, begin: int) -> float:
-        return min(1.0, (step - begin) / max(1, total_steps - begin))
-
-    def falling(left: float) -> float:
-        return final_ratio + (1.0 - final_ratio) * left
-
-    milestones = sorted(settings.get("milestones", ()))
-    decay = settings.get("decay_steps") or max(
-        1, round(settings.get("decay_fraction", 0.0) * total_steps)
-    )
-    stable = max(warmup_steps, total_steps - decay)
-    kinds: dict[str, Callable[[int], float]] = {
-        "constant": lambda step: 1.0,
-        "linear": lambda step: falling(1.0 - ramp(step, warmup_steps)),
-        "cosine": lambda step: falling(0.5 * (1.0 + math.cos(math.pi * ramp(step, warmup_steps)))),
-        "step": lambda step: float(settings.get("gamma", 0.1) ** bisect_right(milestones, step)),
-        "wsd": lambda step: 1.0 if step < stable else falling(1.0 - ramp(step, stable)),
-        "inverse_sqrt": lambda step: math.sqrt((warmup_steps + 1) / (step + 1)),
-    }
-    after = kinds[schedule]
-
-    def rising(step: int) -> float:
-        if settings.get("warmup_type") == "log":
+    def factor(step: int) -> float:
+        if step >= warmup_steps:
+            return after_warmup(step)
+        if is_logarithmic:
             return math.log(step + 2) / math.log(warmup_steps + 2)
         return (step + 1) / (warmup_steps + 1)
 
-    return lambda step: rising(step) if step < warmup_steps else after(step)
+    return factor
+
+
+def _after_warmup(
+    schedule: str,
+    settings: Mapping[str, Any],
+    warmup_steps: int,
+    total_steps: int,
+    final_ratio: float,
+) -> Callable[[int], float]:
+    def progress(step: int, begin: int) -> float:
+        """Return how much of the way from ``begin`` to the end has passed, from 0 to 1."""
+        return min(1.0, (step - begin) / max(1, total_steps - begin))
+
+    def falling(remaining: float) -> float:
+        return final_ratio + (1.0 - final_ratio) * remaining
+
+    milestones = sorted(settings.get("milestones", ()))
+    decay_begin = max(warmup_steps, total_steps - _decay_steps(settings, total_steps))
+
+    def constant(step: int) -> float:
+        return 1.0
+
+    def linear(step: int) -> float:
+        return falling(1.0 - progress(step, warmup_steps))
+
+    def cosine(step: int) -> float:
+        return falling(0.5 * (1.0 + math.cos(math.pi * progress(step, warmup_steps))))
+
+    def at_milestones(step: int) -> float:
+        return float(settings.get("gamma", 0.1) ** bisect_right(milestones, step))
+
+    def wsd(step: int) -> float:
+        if step < decay_begin:
+            return 1.0
+        return falling(1.0 - progress(step, decay_begin))
+
+    def inverse_sqrt(step: int) -> float:
+        return math.sqrt((warmup_steps + 1) / (step + 1))
+
+    kinds: dict[str, Callable[[int], float]] = {
+        "constant": constant,
+        "linear": linear,
+        "cosine": cosine,
+        "step": at_milestones,
+        "wsd": wsd,
+        "inverse_sqrt": inverse_sqrt,
+    }
+    return kinds[schedule]
+
+
+def _decay_steps(settings: Mapping[str, Any], total_steps: int) -> int:
+    """Return the steps of the decay at the end of ``wsd``."""
+    given: int | None = settings.get("decay_steps")
+    if given:
+        return given
+    fraction: float = settings.get("decay_fraction", 0.0)
+    return max(1, round(fraction * total_steps))
 
 
 def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRScheduler:
-    """Build the schedule of the plan; its ``step()`` is called once per optimizer step that was not
-    skipped.
+    """Build the plan's schedule; ``step()`` is called after each optimizer step, but skipped ones.
 
     Raises:
         ConfigError: torch has no such schedule, or it does not take these settings.
@@ -89,37 +133,46 @@ def build_schedule(optimizer: Optimizer, plan: Plan, total_steps: int) -> LRSche
             final_ratio=plan.final_lr_ratio,
         )
         return LambdaLR(optimizer, factor)
+
     schedule = _of_torch(optimizer, plan)
-    if not plan.warmup_steps:
+    if plan.warmup_steps == 0:
         return schedule
-    rising = LambdaLR(
-        optimizer, lr_factor("constant", warmup_steps=plan.warmup_steps, total_steps=total_steps)
-    )
-    return SequentialLR(optimizer, [rising, schedule], milestones=[plan.warmup_steps])
+    warmup_factor = lr_factor("constant", warmup_steps=plan.warmup_steps, total_steps=total_steps)
+    warmup = LambdaLR(optimizer, warmup_factor)
+    return SequentialLR(optimizer, [warmup, schedule], milestones=[plan.warmup_steps])
 
 
 def check_schedule(plan: Plan) -> None:
-    """Build a schedule of torch for nothing, so that it is refused before data and model are made."""
+    """Build a schedule of torch as a trial, so that it is refused before data and model are made.
+
+    Raises:
+        ConfigError: torch has no such schedule, or it does not take these settings.
+    """
     if plan.schedule.startswith(TORCH):
         import torch
 
-        _of_torch(torch.optim.SGD([torch.zeros(1)], lr=plan.lr, momentum=0.5), plan)
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=plan.lr, momentum=0.5)
+        _of_torch(optimizer, plan)
 
 
 def _of_torch(optimizer: Optimizer, plan: Plan) -> LRScheduler:
+    """Build a schedule of ``torch.optim.lr_scheduler`` by its name."""
     from torch.optim import lr_scheduler
 
-    name, settings = plan.schedule.removeprefix(TORCH), dict(plan.schedule_settings)
-    known = {*lr_scheduler.__all__} - {"LRScheduler", PLATEAU}
+    name = plan.schedule.removeprefix(TORCH)
+    known = set(lr_scheduler.__all__) - {"LRScheduler", PLATEAU}
     origin = plan.origin("schedule")
     if name not in known:
         rule = f"torch.optim.lr_scheduler has no such schedule; {did_you_mean(name, known)}"
         raise ConfigError(Problem(origin=origin.named("schedule"), value=plan.schedule, rule=rule))
+
+    settings = dict(plan.schedule_settings)
     try:
-        return getattr(lr_scheduler, name)(optimizer, **settings)  # type: ignore[no-any-return]
+        schedule: LRScheduler = getattr(lr_scheduler, name)(optimizer, **settings)
     except (TypeError, ValueError, AttributeError) as error:
+        if settings:
+            origin = plan.origin("schedule_settings")
+        origin = origin.named("schedule_settings")
         rule = f"torch's {name} does not take these: {error}"
-        origin = plan.origin("schedule_settings") if settings else origin
-        raise ConfigError(
-            Problem(origin=origin.named("schedule_settings"), value=settings, rule=rule)
-        ) from None
+        raise ConfigError(Problem(origin=origin, value=settings, rule=rule)) from None
+    return schedule

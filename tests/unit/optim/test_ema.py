@@ -1,0 +1,147 @@
+"""The exponential moving average of the weights, against averages computed by hand in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from brought_tasks import Plain
+from torch import Tensor, nn
+
+from trainer import Task, TrainConfig, Trainer
+from trainer.optim.ema import Average
+
+DECAY = 0.9
+
+
+def shards(value: float) -> list[Tensor]:
+    """Weights as a rank holds them: flat pieces in float32."""
+    return [torch.full((3,), value), torch.tensor([value, -value])]
+
+
+def averaged_by_hand(weights: list[list[float]], decay: float) -> list[float]:
+    """Average the weights of each step, the first ones being those before training."""
+    average = list(weights[0])
+    for step in weights[1:]:
+        average = [decay * a + (1 - decay) * w for a, w in zip(average, step, strict=True)]
+    return average
+
+
+def test_the_average_begins_with_the_weights_and_follows_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    live = [torch.randn(5, generator=generator), torch.randn(2, generator=generator)]
+    seen = [torch.cat(live).tolist()]
+    average = Average(live, lambda: None, DECAY)
+    assert torch.cat(average.average).tolist() == seen[0]
+
+    for _ in range(20):
+        for weight in live:
+            weight.add_(torch.randn(weight.shape, generator=generator))
+        seen.append(torch.cat(live).tolist())
+        average.update()
+
+    by_hand = averaged_by_hand(seen, DECAY)
+    assert torch.cat(average.average).tolist() == pytest.approx(by_hand, rel=1e-6, abs=1e-6)
+
+
+def test_a_constant_weight_is_approached_by_powers_of_the_decay() -> None:
+    live = shards(0.0)
+    average = Average(live, lambda: None, DECAY)
+    for weight, value in zip(live, shards(1.0), strict=True):
+        weight.copy_(value)
+    for step in range(1, 6):
+        average.update()
+        expected = 1 - DECAY**step
+        assert average.average[0].tolist() == pytest.approx([expected] * 3, rel=1e-6)
+        assert average.average[1].tolist() == pytest.approx([expected, -expected], rel=1e-6)
+
+
+def test_inside_of_applied_the_model_has_the_average_and_afterwards_its_own_weights() -> None:
+    live = shards(1.0)
+    written: list[float] = []
+    average = Average(live, lambda: written.append(float(live[0][0])), DECAY)
+    for weight in live:
+        weight.mul_(3.0)
+    average.update()
+    averaged = [tensor.clone() for tensor in average.average]
+
+    with average.applied():
+        assert all(map(torch.equal, live, averaged))
+    assert all(map(torch.equal, live, shards(3.0)))
+    assert all(map(torch.equal, average.average, averaged))
+    assert written == [pytest.approx(1.2), 3.0], "the model is told at both changes"
+
+
+def test_without_a_decay_nothing_is_kept_and_the_weights_are_used() -> None:
+    live = shards(2.0)
+    written: list[str] = []
+    average = Average(live, lambda: written.append("written"), None)
+    average.update()
+    with average.applied():
+        assert all(map(torch.equal, live, shards(2.0)))
+    assert average.average == []
+    assert written == []
+
+
+def trainer_of(task: Task, folder: Path) -> Trainer:
+    config = TrainConfig(
+        task="a:B",
+        output_dir=str(folder / "run"),
+        max_steps=4,
+        lr=0.05,
+        ema_decay=DECAY,
+        on_nan="skip",
+    )
+    return Trainer(task, config)
+
+
+def weights(trainer: Trainer) -> list[float]:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()]).double().tolist()
+
+
+def average_of(trainer: Trainer) -> list[float]:
+    with trainer.average.applied():
+        return weights(trainer)
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_step_that_the_scaler_skipped_does_not_move_the_average(tmp_path: Path) -> None:
+    trainer = trainer_of(Plain(), tmp_path)
+    seen = [weights(trainer)]
+    averages = [average_of(trainer)]
+    for number, window in enumerate(trainer.windows(), 1):
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                parameter.add_(torch.randn(parameter.shape))
+        trainer.advance(window, skipped=number == 2)
+        seen.append(weights(trainer))
+        averages.append(average_of(trainer))
+
+    assert averages[2] == averages[1]
+    moved_with = [seen[0], seen[1], seen[3], seen[4]]
+    assert averages[4] == pytest.approx(averaged_by_hand(moved_with, DECAY), rel=1e-6, abs=1e-6)
+
+
+class NaNInSecondStep(Plain):
+    steps = 0
+
+    def training_step(self, model: nn.Module, batch: Any) -> Any:
+        self.steps += 1
+        loss = super().training_step(model, batch)
+        return loss * float("nan") if self.steps == 2 else loss
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_step_left_out_for_its_nan_moves_the_average_towards_the_weights(tmp_path: Path) -> None:
+    """Its weights stay; the step counts, as docs/numbers.md says of ``on_nan: skip``."""
+    trainer = trainer_of(NaNInSecondStep(), tmp_path)
+    seen = [weights(trainer)]
+    for _ in trainer.steps():
+        seen.append(weights(trainer))
+
+    assert seen[2] == seen[1]
+    by_hand = averaged_by_hand(seen, DECAY)
+    assert average_of(trainer) == pytest.approx(by_hand, rel=1e-6, abs=1e-6)
