@@ -180,7 +180,7 @@ def _build_model(run: Run, start: Start) -> tuple[nn.Module, MetaModel | None]:
     """Build the model, not prepared yet, and what fills it if it is on the meta device."""
     task, config = run.task, run.config
     model, changes = build_model(task, config, run.plan)
-    run.note(*task.notices(), *changes)
+    run.note(*changes)
     run.note(*epoch_end_notices(model, run.train_data, run.total_steps))
     run.note(*profile_notices(config.profile_steps, start.step, run.total_steps))
 
@@ -228,7 +228,7 @@ def _prepare(run: Run, model: nn.Module, optimizer: Optimizer) -> None:
     strategy.prepare(model, optimizer)
     strategy.verify()
     run.agreement.limit_waits()
-    run.note(*strategy.notices)
+    run.note(*run.task.notices(), *strategy.notices)
 
     set_seed(seed_of(config.seed, run.layout.rank))  # dropout differs between batches
     run.schedule, told = build_schedule(
