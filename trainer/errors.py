@@ -1,8 +1,8 @@
-"""Every error that users can meet, and the origins of values that messages name.
+"""All errors that users can meet, and the origins of the values that their messages name.
 
     TrainerError                 exit code 1
     ├── ConfigError (ValueError)       2    a file, a key or a value is wrong
-    ├── LaunchError (ValueError)       2    what runs is not what was asked for
+    ├── LaunchError (ValueError)       2    what runs is not what was requested
     ├── DataError (ValueError)         1    the data cannot serve this run
     └── CheckpointError (ValueError)   1    files of a run cannot be written or read
 
@@ -25,14 +25,14 @@ U = TypeVar("U")
 
 
 class TrainerError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors that are raised on purpose."""
 
     exit_code = 1
-    on_every_rank = True  # a wrong file is found by all of them; one tells it
+    on_every_rank = True  # all ranks find a wrong file; one of them reports it
 
 
 class LaunchError(TrainerError, ValueError):
-    """The processes, devices or strategy that run are not those that were asked for."""
+    """The processes, devices or strategy that run are not the requested ones."""
 
     exit_code = 2
 
@@ -47,27 +47,27 @@ class CheckpointError(TrainerError, ValueError):
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Turn an ``OSError`` of the block into a ``CheckpointError``: that a disk is full is told in
-    one line.
-    """
+    """Turn an ``OSError`` of the block into a ``CheckpointError`` of one line: the disk is full."""
     try:
         yield path
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be written: {error.strerror}; once it can, resume: auto goes on from the newest checkpoint"
+            f"{path}: cannot be written: {error.strerror}; once it can, resume: auto continues "
+            "from the newest checkpoint"
         ) from None
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The place that a value comes from; prints as ``file:line (key)`` or ``command line
-    (--flag)``.
+    """The place where a value was set.
+
+    It prints as ``file:line (key)`` or ``command line (--flag)``.
 
     Args:
-        source: a file, ``command line``, or what else said it, such as ``TrainConfig``.
+        source: a file, ``command line``, or another source, such as ``TrainConfig``.
         line: the line of the file.
         key: the dotted key or the flag there; "" for the source as a whole.
-        is_default: nobody set the value: whatever else says one holds instead.
+        is_default: nobody has set the value, so any other source overrides it.
     """
 
     source: str
@@ -94,16 +94,17 @@ DEFAULT = Origin("default", is_default=True)  # of a value that nobody set
 
 @dataclass(frozen=True)
 class Sourced(Generic[T]):
-    """A value and its origin, so that a message can name both."""
+    """A value and its origin, which messages name."""
 
     value: T
     origin: Origin
 
     def problem(self, rule: str) -> Problem:
+        """Return the problem that this value breaks a rule."""
         return Problem(origin=self.origin, value=self.value, rule=rule)
 
     def meaning(self, value: U) -> Sourced[U]:
-        """Return what was meant by the value, at the same origin."""
+        """Return another value at the same origin: what the user's value stands for."""
         return Sourced(value, self.origin)
 
 
@@ -113,8 +114,8 @@ class Problem:
 
     Args:
         origin: the place to change.
-        rule: what must hold and what to change, without a full stop.
-        value: the offending value as the user wrote it; omitted when there is none.
+        rule: what is required and what to change, without a full stop.
+        value: the wrong value as the user wrote it; None if there is none.
     """
 
     origin: Origin
@@ -126,30 +127,41 @@ class Problem:
         return self.origin.key
 
     def __str__(self) -> str:
+        parts = [self.origin.place]
+        if self.key:
+            parts.append(self.key)
         value = hidden(self.value, secret=is_secret(self.key))
-        shown = "" if value is None else f" {_shown(value)}:"
-        key = f" {self.key}:" if self.key else ""
-        return f"{self.origin.place}:{key}{shown} {self.rule}"
+        if value is not None:
+            parts.append(_shown(value))
+        return ": ".join([*parts, self.rule])
 
 
 class ConfigError(TrainerError, ValueError):
-    """A file, a key or a value is wrong; ``problems`` holds all that were found, one line each."""
+    """A file, a key or a value is wrong.
+
+    Args:
+        problems: all that were found; the message has one line for each.
+    """
 
     exit_code = 2
 
     def __init__(self, problems: Problem | Sequence[Problem]) -> None:
-        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        if isinstance(problems, Problem):
+            problems = [problems]
+        self.problems = tuple(problems)
         assert self.problems, "a ConfigError needs at least one problem"
         super().__init__("\n".join(map(str, self.problems)))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
-        # An exception is sent to other ranks as its class and its text; this class is made from
-        # problems.
+        # Pickle, which sends errors to other ranks, would call the class with the text otherwise.
         return ConfigError, (self.problems,)
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if not isinstance(value, bool) else str(value).lower()
-    return (
-        text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"
-    )  # the end of a path says more than its middle
+    """Return a value as a message shows it: at most 80 characters, in YAML's spelling of bools."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    if len(text) <= 80:
+        return text
+    return f"{text[:38]}...{text[-39:]}"  # the end of a path says more than its middle

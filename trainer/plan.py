@@ -1,4 +1,7 @@
-"""The plan: the record of what runs. ``launching.resolve`` makes it; everything else reads it."""
+"""The plan: what runs, with every value resolved.
+
+``launching/resolve.py`` makes it from the training config and the launch files; all else reads it.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from .errors import DEFAULT, Origin
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What runs. Written to ``plan.json`` beside the run, and shown as the banner.
+    """The resolved settings of a run; written to ``plan.json`` and shown as the banner.
 
     Args:
         strategy: ``single``, ``ddp``, ``fsdp``, ``zero1``, ``zero2`` or ``zero3``.
         launcher: ``python``, ``accelerate``, ``torchrun``, ``deepspeed``, ``srun``, ``mpirun`` or
             ``environment``.
         world_size: processes in all.
-        num_machines: that share the processes, as the launcher says, or else the launch file.
+        num_machines: machines that share the processes, by the launcher or else the launch file.
         device: ``cuda`` or ``cpu``.
         rehearsal: whether a strategy for several processes runs on CPUs, over gloo.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
@@ -27,23 +30,23 @@ class Plan:
         accumulation_steps: backwards per optimizer step.
         global_batch_size: examples per optimizer step, the product of these two and
             ``data_parallel_size``.
-        max_grad_norm: the global norm is clipped to it; None does not clip.
+        max_grad_norm: the global norm of the gradients is clipped to it; None does not clip.
         optimizer, optimizer_settings: ``adamw``, ``adam``, ``sgd`` or a class, with all of its
             settings but the rate.
-        lr: the learning rate that runs, scaled from ``lr_reference`` by ``lr_scaling``.
-        lr_reference, lr_scaling, reference_batch_size: the rate that was asked for, the rule, the
-            batch it belongs to.
+        lr: the learning rate that is used, scaled from ``lr_reference`` by ``lr_scaling``.
+        lr_reference, lr_scaling, reference_batch_size: the configured rate, the rule, and the batch
+            that the rate belongs to.
         schedule, schedule_settings, final_lr_ratio: as in the training config.
         warmup_steps: in optimizer steps; from ``warmup_fraction`` once the length of the run is
             known.
         warmup_samples, warmup_fraction: as in the training config.
-        compile, dynamo: whether the model is compiled, and what ``torch.compile`` is given.
+        compile, dynamo: whether the model is compiled, and the arguments of ``torch.compile``.
         find_unused_parameters, sync_each_batch, bucket_cap_mb, float32: as in the training config.
         fsdp, deepspeed: settings of the engine; empty for the others.
         files: the launch files that were read.
         notices: what was changed or has no effect, one line each.
-        origins: of each value, by key; absent for what is left at its default. Text in
-            ``plan.json``.
+        origins: where each value was set, by key; without those that are left at their default. As
+            text in ``plan.json``.
     """
 
     strategy: str
@@ -87,50 +90,75 @@ class Plan:
 
     @property
     def tensor_parallel_size(self) -> int:
-        """Return how many ranks in a row divide the layers among them, and so share their batches."""
+        """Return how many consecutive ranks divide each layer, and so compute the same batches."""
         return int(self.fsdp.get("tp_size", 1))
 
     @property
     def data_parallel_size(self) -> int:
-        """Return how many ranks, or groups of them, have batches of their own."""
+        """Return how many ranks (or tensor-parallel groups of ranks) have batches of their own."""
         return self.world_size // self.tensor_parallel_size
 
     @property
     def precision(self) -> dict[str, str]:
-        """Return dtypes: of kept parameters, of computing, of gradients on their way and as they
-        add up, of buffers.
+        """Return the dtypes of parameters as kept, of computing, of gradients, and of buffers.
+
+        ``reduction`` is that of gradients on their way to other ranks, ``gradients`` that in which
+        the micro-batches' add up.
         """
-        full = "tf32" if self.float32 == "tf32" and self.device == "cuda" else "fp32"
-        compute = {"no": full, "bf16": "bf16", "fp16": "fp16"}[self.mixed_precision]
-        reduction = str(self.deepspeed.get("communication_data_type") or "fp32").lower()
-        gradients = "fp32"
-        if self.deepspeed:
-            # A single micro-batch leaves nothing to add up, and whole gradients that wait have the
-            # dtype of the model.
-            adds_up = self.accumulation_steps > 1 and not self.find_unused_parameters
-            asked = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
-            gradients = asked or (
-                self.mixed_precision if self.mixed_precision != "no" and not adds_up else "fp32"
-            )
         return {
-            "parameters": "fp32", "compute": compute, "reduction": reduction, "gradients": gradients, "buffers": "fp32"
-        }  # fmt: skip
+            "parameters": "fp32",
+            "compute": self._compute_dtype,
+            "reduction": str(self.deepspeed.get("communication_data_type") or "fp32").lower(),
+            "gradients": self._gradient_dtype,
+            "buffers": "fp32",
+        }
+
+    @property
+    def _compute_dtype(self) -> str:
+        if self.mixed_precision != "no":
+            return self.mixed_precision
+        if self.float32 == "tf32" and self.device == "cuda":
+            return "tf32"
+        return "fp32"
+
+    @property
+    def _gradient_dtype(self) -> str:
+        if not self.deepspeed:
+            return "fp32"
+        configured: str | None = self.deepspeed.get("data_types", {}).get("grad_accum_dtype")
+        if configured:
+            return configured
+
+        # A single micro-batch leaves nothing to add up, and whole gradients that wait for others
+        # have the dtype of the model.
+        adds_up = self.accumulation_steps > 1 and not self.find_unused_parameters
+        if adds_up or self.mixed_precision == "no":
+            return "fp32"
+        return self.mixed_precision
 
     def with_length(self, total_steps: int) -> Plan:
-        """Return the plan of a run of known length: warm-up in steps, and a notice where the run
-        ends within it.
+        """Return the plan of a run of known length, with its warm-up in steps.
+
+        A notice is added if the run ends within the warm-up.
         """
-        warmup, notices = self.warmup_steps, self.notices
+        warmup = self.warmup_steps
         if self.warmup_fraction is not None:
             warmup = max(1, round(self.warmup_fraction * total_steps))
+
+        notices = list(self.notices)
         if warmup > total_steps:
             key = "warmup_steps" if self.warmup_samples is None else "warmup_samples"
-            rule = f"the warm-up of {warmup} steps is longer than the run: the rate never reaches its full value"
-            notices = (*notices, f"{self.origin(key).place}: {key}: {rule}")
-        return dataclasses.replace(self, warmup_steps=warmup, notices=tuple(dict.fromkeys(notices)))
+            notices.append(
+                f"{self.origin(key).place}: {key}: the warm-up of {warmup} steps is longer than "
+                "the run: the rate never reaches its full value"
+            )
+        without_repetition = tuple(dict.fromkeys(notices))
+        return dataclasses.replace(self, warmup_steps=warmup, notices=without_repetition)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields, ``data_parallel_size`` and ``precision``, as JSON holds them."""
-        origins = {key: str(origin) for key, origin in self.origins.items()}
-        more = {"data_parallel_size": self.data_parallel_size, "precision": self.precision}
-        return dataclasses.asdict(self) | {"origins": origins} | more
+        """Return all fields, ``data_parallel_size`` and ``precision``, as JSON."""
+        found = dataclasses.asdict(self)
+        found["origins"] = {key: str(origin) for key, origin in self.origins.items()}
+        found["data_parallel_size"] = self.data_parallel_size
+        found["precision"] = self.precision
+        return found
