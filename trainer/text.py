@@ -1,4 +1,4 @@
-"""Text for people: sizes, tables, lists, what a misspelt or a former name means."""
+"""Text for people: sizes, tables, lists, the nearest known name, and secrets left out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-HIDDEN = "(hidden)"  # in the place of a secret
-# Names of settings whose text is a secret; those of a tokenizer's tokens are none (eos_token).
+HIDDEN = "(hidden)"  # shown instead of a secret
+# Names of settings whose text is a secret. The tokens of a tokenizer are none (eos_token).
 _SECRET = re.compile(
     r"(api|access|private|auth|secret|account|hub|hf|wandb|signing|encryption).?key$|secret|passw|passphrase|credential|"
     r"(?<!pad.)(?<!eos.)(?<!bos.)(?<!unk.)(?<!sep.)(?<!cls.)(?<!end.)(?<!stop.)(?<!mask.)(?<!start.)(?<!image.)token$",
@@ -21,29 +21,34 @@ _SECRET = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether the text of a setting of this name is to be written and shown nowhere."""
+    """Return whether a setting of this name is a secret, never to be written or shown."""
     return _SECRET.search(name) is not None
 
 
 def hidden(value: Any, *, secret: bool = False) -> Any:
-    """Return a value with ``(hidden)`` for the texts in it whose name is that of a secret.
+    """Return a value in which the texts of secrets are replaced by ``(hidden)``.
 
     Args:
-        secret: hide all texts in it.
+        value: any JSON value; the secrets in it are found by their keys.
+        secret: whether all texts in it are secrets.
     """
     if isinstance(value, Mapping):
-        return {
-            key: hidden(item, secret=secret or is_secret(str(key))) for key, item in value.items()
-        }
+        shown = {}
+        for key, item in value.items():
+            shown[key] = hidden(item, secret=secret or is_secret(str(key)))
+        return shown
     if isinstance(value, list | tuple):
         items = [hidden(item, secret=secret) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
-    return HIDDEN if secret and isinstance(value, str) and value else value
+    if secret and isinstance(value, str) and value:
+        return HIDDEN
+    return value
 
 
 def hidden_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with ``(hidden)`` for the values of secrets: ``--name value``,
-    ``name=value``.
+    """Return the words of a command in which the values of secrets are replaced by ``(hidden)``.
+
+    Both spellings are found: ``--name value`` and ``name=value``.
     """
     shown: list[str] = []
     value_follows = False
@@ -60,16 +65,19 @@ def hidden_words(words: Sequence[str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return a text of which a terminal obeys nothing: escape sequences are shown, lines stay."""
-    return "".join(
-        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
-        for one in text
-    )
+    """Return a text that cannot control a terminal: escape sequences are spelled out."""
+    shown = []
+    for character in text:
+        if not character.isprintable() and character != "\n":
+            character = character.encode("unicode_escape").decode()
+        shown.append(character)
+    return "".join(shown)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?``, else the short list of what is known, else up to three that are
-    close.
+    """Return ``did you mean 'x'?`` for a wrong name, or else which names are known.
+
+    A long list of known names is not shown, but up to three of them that are similar.
     """
     names = sorted(set(known))
     near = nearest(name, names)
@@ -79,120 +87,137 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return "there are none"
     if len(names) <= 24:
         return f"known: {', '.join(names)}"
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return (
-        f"the closest are {', '.join(close)}"
-        if close
-        else f"none of the {len(names)} known ones is like it"
-    )
+
+    similar = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if similar:
+        return f"the closest are {', '.join(similar)}"
+    return f"none of the {len(names)} known ones is like it"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of ``known`` that ``name`` is a misspelling of: one letter away, or alike by
-    three quarters.
+    """Return the known name that ``name`` is a misspelling of, or None.
+
+    That is one that differs in one letter, or else the most similar one by difflib, from a ratio of
+    0.75 on. Upper and lower case make no difference.
     """
-    name, lower = name.lower(), {one.lower(): one for one in sorted(known)}
-    # difflib misses short names, and is misled by long ones that differ in one letter (cp_size,
-    # tp_size).
-    close = [name] if name in lower else [one for one in lower if _one_letter_apart(name, one)]
-    found = close or difflib.get_close_matches(name, lower, n=1, cutoff=0.75)
-    return lower[found[0]] if found else None
+    name = name.lower()
+    by_lower_case = {other.lower(): other for other in sorted(known)}
+    if name in by_lower_case:
+        return by_lower_case[name]
+
+    # difflib misses short names, and prefers a longer common part to one letter (cp_size, tp_size).
+    for other in by_lower_case:
+        if _one_letter_apart(name, other):
+            return by_lower_case[other]
+    similar = difflib.get_close_matches(name, by_lower_case, n=1, cutoff=0.75)
+    return by_lower_case[similar[0]] if similar else None
 
 
-def _one_letter_apart(one: str, other: str) -> bool:
-    """Tell whether one letter was left out, put in, replaced, or exchanged with its neighbour."""
-    start = next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
-    left, right = one[start:], other[start:]
-    return right in (left[1:], left[1:2] + left[:1] + left[2:]) or right[1:] in (left, left[1:])
+def _one_letter_apart(first: str, second: str) -> bool:
+    """Return whether a letter was left out, put in, replaced, or swapped with its neighbour."""
+    same = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        same += 1
+
+    rest, other = first[same:], second[same:]
+    left_out = other[1:] == rest
+    put_in = rest[1:] == other
+    replaced = rest[1:] == other[1:]
+    swapped = rest[1:2] + rest[:1] + rest[2:] == other
+    return left_out or put_in or replaced or swapped
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Join the first names, and count the others: ``a, b, c (and 5 more)``."""
+    text = ", ".join(names[:most])
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" (and {more} more)" if more > 0 else "")
+    return f"{text} (and {more} more)" if more > 0 else text
 
 
 def kind_of(value: object) -> str:
-    """Say what a value is where it should be another: ``None``, ``a Tensor``, ``a tuple of (Tensor,
-    Tensor)``.
-    """
+    """Return the type of a value for a message: ``a Tensor``, ``a tuple of (Tensor, Tensor)``."""
     if value is None:
         return "None"
     name = type(value).__name__
     article = "an" if name[:1].lower() in "aeiou" else "a"
-    parts = (
-        f" of ({', '.join(type(part).__name__ for part in value)})"
-        if isinstance(value, tuple)
-        else ""
-    )
-    return f"{article} {name}{parts}"
+    if not isinstance(value, tuple):
+        return f"{article} {name}"
+    parts = ", ".join(type(part).__name__ for part in value)
+    return f"{article} {name} of ({parts})"
 
 
 def size(count: float) -> str:
-    """Return bytes for people: ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    """Return a number of bytes for people: ``1.5 GiB``."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         count /= 1024
-    return f"{count:.1f} TiB"
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
 
 
 def clock(seconds: float) -> str:
     """Return a time for people: ``1:02:03``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}"
 
 
 def seconds_of(duration: str) -> float:
-    """Return the seconds of a time for people (``2d``, ``1h30m``, ``90s``); 0 where it is none."""
-    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", duration)
-    units = (86400, 3600, 60, 1)
-    return (
-        sum(int(count or 0) * unit for count, unit in zip(found.groups(), units, strict=True))
-        if found
-        else 0
-    )
+    """Return the seconds of a duration such as ``2d``, ``1h30m`` or ``90s``; 0 if it is none."""
+    match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", duration)
+    if match is None:
+        return 0
+    days, hours, minutes, seconds = (int(count or 0) for count in match.groups())
+    return days * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:
-    """Write rows as lines with aligned columns: the first ``left`` to the left (None: all), the
-    others to the right.
+    """Return rows as lines with aligned columns.
+
+    Args:
+        left: how many columns are aligned to the left, the others to the right; None for all.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    signs = ["<" if left is None or at < left else ">" for at in range(len(widths))]
-    formats = [f"{sign}{width}" for sign, width in zip(signs, widths, strict=True)]
-    return ["  ".join(map(format, row, formats)).rstrip() for row in rows]
+    formats = []
+    for number, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        sign = "<" if left is None or number < left else ">"
+        formats.append(f"{sign}{width}")
+
+    lines = []
+    for row in rows:
+        cells = [format(cell, form) for cell, form in zip(row, formats, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def is_headline(name: str) -> bool:
-    """Tell whether a metric is shown to people: values per class and the like (``eval/recall/3``)
-    are too many.
-    """
+    """Return whether a metric is shown to people; elements such as ``eval/recall/3`` are not."""
     return not name.rpartition("/")[2].isdigit()
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Return the metrics that are shown, in one line."""
+    """Return the metrics that are shown to people, in one line."""
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if is_headline(name))
 
 
 def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
-    """Write names and values between two rules, with notices below them."""
+    """Return names and values between two rules, with notices below them."""
     lines = [*columns(rows), *(f"note: {notice}" for notice in notices)]
     rule = "-" * min(100, max(map(len, lines)))
     return "\n".join([rule, *lines, rule])
 
 
 def versions(*, installed: bool = False) -> dict[str, str]:
-    """Return the versions of the packages that decide what runs: of those that this process has
-    imported.
+    """Return the versions of Python and of the packages that decide what runs, where imported.
 
     Args:
-        installed: of those that it could import as well.
+        installed: also of those that are installed and not imported.
     """
     from importlib.metadata import PackageNotFoundError
 
@@ -208,4 +233,4 @@ def versions(*, installed: bool = False) -> dict[str, str]:
 def _version(package: str) -> str:
     from importlib.metadata import version
 
-    return version(package)  # parses a file, which takes a millisecond: every save asks
+    return version(package)  # reads a file, which takes a millisecond: kept, as every save asks

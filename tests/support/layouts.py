@@ -42,7 +42,7 @@ def layout(rank: int = 0, world: int = 1, micro: int = 4, accumulation: int = 1)
 
 
 def consumed(data: IndexedData, position: int, steps: int) -> list[list[int]]:
-    """Sample ids of each step on this rank, without the borrowed ones."""
+    """Sample ids of each step on this rank, without padding batches."""
     return [
         [int(i) for micro in window.micros if micro.weight for i in micro.batch]
         for window in data.windows(position, steps)

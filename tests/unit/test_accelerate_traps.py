@@ -309,7 +309,7 @@ def continued(folder: Path, *, seedable: bool) -> list[int]:
 def test_an_epoch_that_is_resumed_in_its_middle_repeats_samples(
     seedable: bool, tmp_path: Path
 ) -> None:
-    """``test_order.py`` has ours, where any start gives the rest."""
+    """``data/test_indexed.py`` has ours, where any start gives the rest."""
     samples = continued(tmp_path, seedable=seedable)
     assert len(samples) == 8 and len(set(samples)) < 8
 

@@ -18,6 +18,17 @@ from layouts import DrawingStream, Numbers, layout
 
 from trainer.data import evaluation
 from trainer.data.evaluation import EvaluationBatches
+from trainer.errors import DataError
+
+
+class Count(torch.utils.data.IterableDataset[torch.Tensor]):
+    """A stream of 0 ... size - 1."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from map(torch.tensor, range(self.size))
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6))
@@ -32,12 +43,29 @@ def test_evaluation_sees_each_sample_once(size: int, world: int, batch: int) -> 
     )
 
 
-def test_of_ranks_that_share_their_batches_one_counts_them() -> None:
-    class Flow(torch.utils.data.IterableDataset[torch.Tensor]):
-        def __iter__(self) -> Iterator[torch.Tensor]:
-            yield from map(torch.tensor, range(7))
+@given(st.integers(1, 20), st.integers(1, 4), st.integers(1, 4))
+def test_evaluation_sees_each_sample_of_a_stream_once(size: int, world: int, batch: int) -> None:
+    parts = [
+        list(EvaluationBatches(Count(size), layout(r, world), batch_size=batch))
+        for r in range(world)
+    ]
+    assert len({len(part) for part in parts}) == 1, "every rank has as many batches"
+    assert sorted(int(i) for part in parts for i_s, counts in part if counts for i in i_s) == list(
+        range(size)
+    )
 
-    for rows in (Numbers(7), Flow()):
+
+def test_evaluation_on_an_exhausted_stream() -> None:
+    once = iter([{"x": i} for i in range(3)])
+    assert len(list(EvaluationBatches(once, layout(), batch_size=2))) == 2
+    with pytest.raises(
+        DataError, match=r"^Data.evaluation gave nothing: an empty stream, or one that can be read"
+    ):
+        list(EvaluationBatches(once, layout(), batch_size=2))
+
+
+def test_of_ranks_that_share_their_batches_one_counts_them() -> None:
+    for rows in (Numbers(7), Count(7)):
         first, other = (
             [*EvaluationBatches(rows, replace(layout(), counts=counts), batch_size=3)]
             for counts in (True, False)

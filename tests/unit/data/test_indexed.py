@@ -1,9 +1,9 @@
-"""The data order is a pure function of (seed, position, layout), and every sample comes once an
-epoch.
-"""
+"""Steps are a function of (seed, position, layout), and every sample comes once an epoch."""
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import Numbers, consumed, heavy, layout, layouts
 from torch import Tensor
 
-from trainer.data.batches import share
+from trainer.data.evaluation import EvaluationBatches
 from trainer.data.indexed import IndexedData
-from trainer.data.order import epoch_order
+from trainer.data.order import PERMUTED_UP_TO, FeistelOrder, epoch_order
 from trainer.data.stream import StreamData
-from trainer.errors import DataError
+from trainer.errors import CheckpointError, DataError
+
+BILLION = 1_000_000_007
 
 
 @given(layouts, st.integers(0, 5))
@@ -58,12 +60,7 @@ def test_any_position_continues_the_order(shape: tuple[int, int, int, int], skip
     assert consumed(data, position, 8 - start) == consumed(data, 0, 8)[start:]
 
 
-def test_all_ranks_take_part_in_a_short_step() -> None:
-    counts = [[len(part) for part in share(range(9), layout(rank, 4, 2, 2))] for rank in range(4)]
-    assert counts == [[2, 0], [2, 0], [2, 0], [2, 1]]
-
-
-def test_borrowed_sample_has_no_weight() -> None:
+def test_a_padding_batch_has_no_weight() -> None:
     windows = list(IndexedData(Numbers(9), layout(0, 4, 2, 2), seed=0).windows(0, 1))
     assert [micro.weight for micro in windows[0].micros] == [2.0, 0.0]
     assert windows[0].samples == 9
@@ -115,7 +112,7 @@ def held(items: Sequence[dict[str, Any]]) -> Tensor:
     return torch.stack([item.pop("value") for item in items if item["lock"]])
 
 
-def test_a_filler_of_a_stream_is_of_an_item_that_no_collate_has_seen() -> None:
+def test_a_padding_batch_of_a_stream_is_of_an_item_that_no_collate_has_seen() -> None:
     items = [{"value": torch.tensor(float(number)), "lock": True} for number in range(5)]
     data = StreamData(iter(items), layout(0, 2, 2, 2), seed=0, collate=held)
     [window] = data.windows(
@@ -131,19 +128,19 @@ def grown(items: Sequence[dict[str, list[int]]]) -> Tensor:
     return torch.tensor([len(item["ids"]) for item in items])
 
 
-def test_a_filler_does_not_grow_by_collates_that_change_their_items() -> None:
+def test_a_padding_batch_does_not_grow_by_collates_that_change_their_items() -> None:
     stream = ({"ids": ids} for _ in range(9) for ids in ([1, 2], [1, 2, 3]))
     data = StreamData(
         stream, layout(1, 2, 1), seed=0, collate=grown, weight_of=lambda lengths: int(lengths) == 3
     )
-    fillers = [
+    padding = [
         micro.batch for window in data.windows(0, 9) for micro in window.micros if not micro.weight
     ]
-    assert len(fillers) == 9 and [*map(int, fillers)] == [3] * 9
+    assert len(padding) == 9 and [*map(int, padding)] == [3] * 9
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_filler_takes_items_that_cannot_be_copied_and_collates_that_take_them_apart(
+def test_a_padding_batch_takes_items_that_cannot_be_copied_and_collates_that_take_them_apart(
     stream: bool,
 ) -> None:
     items = [
@@ -164,6 +161,137 @@ def test_data_without_any_weight() -> None:
         DataError, match=r"none of its 5 samples has a weight; check Task.weight and the labels"
     ):
         next(data.windows(0, 1))
+
+
+splits = st.tuples(st.integers(1, 4), st.sampled_from((1, 2, 3)), st.sampled_from((1, 2, 4)))
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 70), splits, st.booleans(), st.integers(0, 3))
+def test_layouts_of_one_global_batch_take_the_same_steps(
+    size: int, split: tuple[int, int, int], drop_last: bool, seed: int
+) -> None:
+    """Every way to cut a global batch: the same sets at the same steps, over two epochs and their
+    ragged ends.
+    """
+    world, micro, accumulation = split
+    batch = world * micro * accumulation
+    size += batch * drop_last  # at least one whole step
+    alone = IndexedData(Numbers(size), layout(micro=batch), seed=seed, drop_last=drop_last)
+    count = 2 * alone.steps_per_epoch
+    expected = [sorted(step) for step in consumed(alone, 0, count)]
+    for other_world, other_micro, other_accumulation in set(itertools.permutations(split)):
+        ranks = [
+            consumed(
+                IndexedData(
+                    Numbers(size),
+                    layout(rank, other_world, other_micro, other_accumulation),
+                    seed=seed,
+                    drop_last=drop_last,
+                ),
+                0,
+                count,
+            )
+            for rank in range(other_world)
+        ]
+        assert [
+            sorted(i for rank in ranks for i in rank[step]) for step in range(count)
+        ] == expected
+    for epoch in (expected[: count // 2], expected[count // 2 :]):
+        ids = [i for step in epoch for i in step]
+        assert len(set(ids)) == len(ids) == (len(epoch) * batch if drop_last else size)
+
+
+@settings(max_examples=50)
+@given(layouts, st.integers(0, 11), st.booleans())
+def test_any_start_gives_the_rest_on_every_rank(
+    shape: tuple[int, int, int, int], start: int, drop_last: bool
+) -> None:
+    """Also on another layout of the same global batch: the position means the same there."""
+    size, world, micro, accumulation = shape
+    batch = world * micro * accumulation
+    size += batch * drop_last
+    first = IndexedData(
+        Numbers(size), layout(0, world, micro, accumulation), seed=2, drop_last=drop_last
+    )
+    ends = [0, *(window.end for window in first.windows(0, 11))]
+    for rank in range(world):
+        data = IndexedData(
+            Numbers(size), layout(rank, world, micro, accumulation), seed=2, drop_last=drop_last
+        )
+        assert consumed(data, ends[start], 12 - start) == consumed(data, 0, 12)[start:]
+    alone = IndexedData(Numbers(size), layout(micro=batch), seed=2, drop_last=drop_last)
+    assert [window.end for window in alone.windows(ends[start], 11 - start)] == ends[start + 1 :]
+
+
+def test_workers_keep_the_order_from_any_start_over_two_epochs() -> None:
+    for rank in range(2):
+        plain, loaded = (
+            IndexedData(Numbers(13), layout(rank, 2, 2, 2), seed=4, workers=n) for n in (0, 2)
+        )
+        position = next(iter(plain.windows(0, 1))).end
+        assert consumed(loaded, position, 3) == consumed(plain, 0, 4)[1:]
+
+
+# Data sets too large for a permutation in memory
+
+
+@pytest.mark.parametrize("start", [0, 5 * 24, BILLION - 30])
+def test_layouts_of_one_global_batch_take_the_same_steps_of_a_billion(start: int) -> None:
+    expected = consumed(IndexedData(Numbers(BILLION), layout(micro=24), seed=5), start, 4)
+    for world, micro, accumulation in ((2, 3, 4), (3, 8, 1), (4, 1, 6)):
+        ranks = [
+            IndexedData(Numbers(BILLION), layout(r, world, micro, accumulation), seed=5)
+            for r in range(world)
+        ]
+        steps = [consumed(rank, start, 4) for rank in ranks]
+        for at in range(4):
+            assert sorted(i for rank in steps for i in rank[at]) == sorted(expected[at])
+        position = next(iter(ranks[0].windows(start, 1))).end
+        assert [consumed(rank, position, 3) for rank in ranks] == [rank[1:] for rank in steps]
+
+
+def test_a_billion_samples_cost_a_rank_no_memory() -> None:
+    """Order, shares, position and evaluation; in the last epoch of three, so that another one
+    begins.
+    """
+    tracemalloc.start()
+    try:
+        data = IndexedData(Numbers(BILLION), layout(1, 8, 32, 2), seed=0)
+        assert data.steps_left(0, 3) == 3 * data.steps_per_epoch
+        windows = [*data.windows(3 * BILLION - 1000, 4)]
+        assert [window.samples for window in windows] == [512, 488, 512, 512]
+        evaluation = EvaluationBatches(Numbers(BILLION), layout(1, 8), batch_size=32)
+        batch, examples = next(iter(evaluation))
+        assert (batch[0], examples) == (32, 32)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 2**20, "128 KiB are the indices that are computed at once"
+
+
+def test_sets_up_to_the_limit_keep_their_permutation() -> None:
+    at_the_limit = IndexedData(Numbers(PERMUTED_UP_TO), layout(micro=8), seed=2)
+    assert consumed(at_the_limit, 0, 1) == [epoch_order(PERMUTED_UP_TO, 2, 0)[:8].tolist()]
+    above = IndexedData(Numbers(PERMUTED_UP_TO + 1), layout(micro=8), seed=2)
+    assert consumed(above, 0, 1) == [FeistelOrder(PERMUTED_UP_TO + 1, 2, 0)[0:8].tolist()]
+
+
+def test_a_run_keeps_the_order_that_it_began_with() -> None:
+    above = PERMUTED_UP_TO + 1
+    data = IndexedData(Numbers(above), layout(micro=8), seed=2)
+    assert data.state() == {"samples": 0, "order": "feistel"}
+    data.restore({"samples": 16})  # a checkpoint from before there was another order
+    assert consumed(data, 16, 1) == [epoch_order(above, 2, 0)[16:24].tolist()] and data.state() == {
+        "samples": 24
+    }
+    data.restore({"samples": 16, "order": "feistel"})
+    assert consumed(data, 16, 1) == [FeistelOrder(above, 2, 0)[16:24].tolist()]
+    for name in ("riffle", ["feistel"], None, 3):
+        with pytest.raises(
+            CheckpointError, match=r"is no order of the data; known: permutation, feistel"
+        ):
+            data.restore({"samples": 16, "order": name})
 
 
 # Hugging Face data sets

@@ -19,8 +19,6 @@ from layouts import DrawingStream, heavy, layout, shaken
 from origins import origin
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.batches import is_stream
-from trainer.data.evaluation import EvaluationBatches
 from trainer.data.stream import StreamData, check_stream_settings
 from trainer.errors import ConfigError, DataError
 
@@ -61,7 +59,7 @@ def rows(size: int) -> Iterator[dict[str, int]]:
 
 
 def ids(data: StreamData, steps: int, position: int = 0) -> list[list[int]]:
-    """Sample ids of each step on this rank, without the borrowed ones."""
+    """Sample ids of each step on this rank, without padding batches."""
     return [
         [int(i) for micro in window.micros if micro.weight for i in values(micro.batch)]
         for window in data.windows(position, steps)
@@ -101,7 +99,7 @@ def test_drop_last_leaves_out_the_short_step() -> None:
 
 @pytest.mark.parametrize("kind", [Count, Stateful, "hugging face"])
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 5])
-def test_it_goes_on_where_its_state_was_taken(kind: Any, after: int) -> None:
+def test_it_resumes_where_its_state_was_taken(kind: Any, after: int) -> None:
     def fresh(rank: int = 0, world: int = 1) -> StreamData:
         generator = {"size": 10}
         stream = (
@@ -258,7 +256,7 @@ def test_reading_a_stream_leaves_the_generators_of_the_process_as_they_were(work
     assert draw() == expected
 
 
-def test_a_batch_without_weight_is_replaced() -> None:
+def test_a_batch_without_weight_is_replaced_by_a_padding_batch() -> None:
     ranks = [StreamData(Count(9), layout(r, 3, micro=3), seed=0, weight_of=heavy) for r in range(3)]
     micros = [micro for rank in ranks for window in rank.windows(0, 1) for micro in window.micros]
     assert [micro.weight for micro in micros] == [0, 0, 3]
@@ -293,50 +291,3 @@ def test_settings_that_a_stream_cannot_serve() -> None:
         "TrainConfig: save_every: '2 epochs': a stream has no known length; use a number of steps",
     ]
     check_stream_settings(TrainConfig(task="a:B", max_steps=3, workers=1, eval_every=2), {})
-
-
-def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
-    with pytest.raises(
-        DataError, match=r"a DataLoader where a data set belongs: give its \.dataset"
-    ):
-        is_stream(torch.utils.data.DataLoader(Count(4), batch_size=2))
-
-
-def test_several_data_sets_in_place_of_one_are_refused() -> None:
-    with pytest.raises(
-        DataError,
-        match=r"^Data holds several data sets \(train, test\) where one belongs: give one",
-    ):
-        is_stream({"train": [1], "test": [2]})
-    assert not is_stream({0: "items", 1: "by number"})
-
-
-def test_what_a_stream_is() -> None:
-    class Sized(Count):
-        def __len__(self) -> int:
-            return self.size
-
-    hugging_face = HuggingFaceStream.from_generator(rows, gen_kwargs={"size": 1})
-    assert all(map(is_stream, (Count(1), Sized(1), rows(1), hugging_face)))
-    assert not any(map(is_stream, ([1], torch.ones(3), object())))
-
-
-@given(st.integers(1, 20), st.integers(1, 4), st.integers(1, 4))
-def test_evaluation_sees_each_sample_of_a_stream_once(size: int, world: int, batch: int) -> None:
-    parts = [
-        list(EvaluationBatches(Count(size), layout(r, world), batch_size=batch))
-        for r in range(world)
-    ]
-    assert len({len(part) for part in parts}) == 1, "every rank has as many batches"
-    assert sorted(int(i) for part in parts for i_s, counts in part if counts for i in i_s) == list(
-        range(size)
-    )
-
-
-def test_evaluation_on_an_exhausted_stream() -> None:
-    once = rows(3)
-    assert len(list(EvaluationBatches(once, layout(), batch_size=2))) == 2
-    with pytest.raises(
-        DataError, match=r"^Data.evaluation gave nothing: an empty stream, or one that can be read"
-    ):
-        list(EvaluationBatches(once, layout(), batch_size=2))

@@ -1,0 +1,130 @@
+"""How a global batch is cut, padding batches, and what is a data set or a stream."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Iterator
+from threading import Lock
+from typing import Any
+
+import pytest
+import torch
+from datasets import IterableDataset as HuggingFaceStream
+from hypothesis import given
+from layouts import Numbers, heavy, layout, layouts
+
+from trainer.data import batches
+from trainer.data.batches import MicroBatch, Window, copied, is_stream, share, sized
+from trainer.data.indexed import IndexedData
+from trainer.errors import DataError
+
+
+def test_the_example_of_the_module_is_true() -> None:
+    found = doctest.testmod(batches)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+# Cutting
+
+
+@given(layouts)
+def test_the_shares_of_all_ranks_are_the_samples_of_the_step(
+    shape: tuple[int, int, int, int],
+) -> None:
+    size, world, micro, accumulation = shape
+    size = min(size, world * micro * accumulation)
+    parts = [list(share(range(size), layout(r, world, micro, accumulation))) for r in range(world)]
+    assert len({len(part) for part in parts}) == 1, "every rank has as many micro-batches"
+    places = [place for micro_batches in parts for part in micro_batches for place in part]
+    assert sorted(places) == list(range(size))
+
+
+def test_all_ranks_take_part_in_a_short_step() -> None:
+    counts = [[len(part) for part in share(range(9), layout(rank, 4, 2, 2))] for rank in range(4)]
+    assert counts == [[2, 0], [2, 0], [2, 0], [2, 1]]
+
+
+def test_the_weight_of_a_window_is_that_of_the_micro_batches_that_count() -> None:
+    micros = (
+        MicroBatch(batch=None, weight=3.0, counts=True),
+        MicroBatch(batch=None, weight=2.0, counts=False),
+        MicroBatch(batch=None, weight=0.0, counts=False),
+    )
+    assert Window(micros=micros, samples=5, end=5).weight == 3.0
+
+
+# Padding batches
+
+
+def data(**settings: Any) -> IndexedData:
+    return IndexedData(Numbers(9), layout(micro=4), seed=0, **settings)
+
+
+def test_a_padding_batch_is_of_the_first_item_that_has_weight() -> None:
+    weighed = data(weight_of=heavy)
+    assert weighed.padding_batch(torch.tensor(n) for n in (1, 7, 8)).tolist() == [7, 7]
+    assert weighed.padding_batch(torch.tensor(n) for n in (8,)).tolist() == [7, 7], "it is kept"
+
+
+def test_without_weights_any_item_does() -> None:
+    assert data().padding_batch([torch.tensor(1), torch.tensor(7)]).tolist() == [1, 1]
+
+
+def test_what_cannot_be_copied_deeply_is_copied_as_it_is() -> None:
+    item = {"values": [1], "lock": Lock()}
+    found = copied(item)
+    assert found is not item
+    assert found["lock"] is item["lock"]
+
+    plain = {"values": [1]}
+    assert copied(plain)["values"] is not plain["values"]
+
+
+# Data sets and streams
+
+
+class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from map(torch.tensor, range(self.size))
+
+
+def rows(size: int) -> Iterator[dict[str, int]]:
+    yield from ({"x": i} for i in range(size))
+
+
+def test_a_loader_in_place_of_a_data_set_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"a DataLoader where a data set belongs: give its \.dataset"
+    ):
+        is_stream(torch.utils.data.DataLoader(Stream(4), batch_size=2))
+
+
+def test_several_data_sets_in_place_of_one_are_refused() -> None:
+    with pytest.raises(
+        DataError,
+        match=r"^Data holds several data sets \(train, test\) where one belongs: give one",
+    ):
+        is_stream({"train": [1], "test": [2]})
+    assert not is_stream({0: "items", 1: "by number"})
+
+
+def test_what_a_stream_is() -> None:
+    class Sized(Stream):
+        def __len__(self) -> int:
+            return self.size
+
+    hugging_face = HuggingFaceStream.from_generator(rows, gen_kwargs={"size": 1})
+    assert all(map(is_stream, (Stream(1), Sized(1), rows(1), hugging_face)))
+    assert not any(map(is_stream, ([1], torch.ones(3), object())))
+
+
+def test_a_length_is_asked_of_data_sets_that_have_one() -> None:
+    assert sized([1, 2], "train") == 2
+    with pytest.raises(DataError, match=r"^Data\.train is empty$"):
+        sized([], "train")
+    with pytest.raises(DataError, match=r"^Data\.evaluation is a Stream, without length and index"):
+        sized(Stream(2), "evaluation")
