@@ -20,7 +20,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 STOPPED = "is stopped, or its machine is: it has done nothing for 4 s"
 STORE = "is stopped, and holds the store through which the ranks are watched: it has done nothing for 4 s"
-STUCK = "stands still: nothing in the job went on for 4 s"
+STUCK = "stands still: nothing in the job has moved for 4 s"
 
 
 def train(strategy: str, folder: Path, *arguments: str, steps: int = 12, **settings: object) -> Job:
@@ -88,7 +88,8 @@ def test_a_stopped_loader_process_is_named_and_killed(tmp_path: Path) -> None:
     assert job.code != 0
     [(rank, text)] = named(job).items()
     said = re.match(
-        r"waits for its process (\d+), which is stopped: nothing in the job went on for 4 s$", text
+        r"waits for its process (\d+), which is stopped: nothing in the job has moved for 4 s$",
+        text,
     )
     assert rank == 1 and said, text
     end = time.monotonic() + 5.0

@@ -31,7 +31,8 @@ class Who:
     @classmethod
     def read(cls, text: str) -> Who:
         values = json.loads(text)
-        identity, observer = Identity(**values["identity"]), Address(**values["observer"])
+        identity = Identity(**values["identity"])
+        observer = Address(**values["observer"])
         return cls(host=values["host"], identity=identity, observer=observer)
 
 
@@ -69,42 +70,46 @@ class Row:
     @classmethod
     def read(cls, text: str) -> Row:
         values = json.loads(text)
+        begun = {group: (name, number) for group, (name, number) in values.pop("begun").items()}
         report = values.pop("report")
-        return cls(**values, report=None if report is None else Report(**report))
+        return cls(**values, begun=begun, report=None if report is None else Report(**report))
 
 
-_who: dict[
-    int, Who
-] = {}  # of the ranks that have come so far: the processes of a job stay the same
+# Of the ranks that have come so far. The processes of a job stay the same, so all uses of the board
+# share it.
+_who: dict[int, Who] = {}
 
 
 class Board:
-    """Reads and writes the rows of all ranks, over a connection of its own: another thread's wait
-    must not hold it up.
+    """The rows of all ranks, over a connection of its own to the store.
 
-    Every method but ``has`` may wait for ever where the machine of the store is cut off or its
-    process stopped.
+    The wait of another thread must not hold it up. Each method that asks the store may wait for
+    ever, where the machine of the store is cut off or its process is stopped.
 
     Args:
         name: of this use of the board, the same on all ranks.
         answer_seconds: the store's own limit for an answer.
 
     Attributes:
-        rows: the last ones that were read, by rank; ``heard``: when each was first seen, by this
-            process's clock.
-        who: of the ranks that have come so far; all uses of the board in this process share it.
+        rows: the last ones that were read, by rank.
+        heard: when each row was first seen, by this process's clock.
+        who: of the ranks that have come so far.
+        shared: the connection; None before ``introduce``.
     """
 
     def __init__(self, name: str, *, rank: int, world_size: int, answer_seconds: float) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self.rows: dict[int, Row] = {}
-        self.who = _who
         self.heard: dict[int, float] = {}
+        self.who = _who
+        self.shared: Any = None
+
+        self._name = name
+        self._answer_seconds = answer_seconds
+        self._store: Any = None
         self._read_all = 0.0
         self._all_period = world_size**2 * _BYTES_OF_A_ROW / _BYTES_A_SECOND
-        self._name, self._answer_seconds = name, answer_seconds
-        self.shared: Any = None
-        self._store: Any = None
 
     @property
     def is_connected(self) -> bool:
@@ -112,39 +117,35 @@ class Board:
         return self._store is not None
 
     def introduce(self, who: Who) -> None:
-        """Connect to the store, and tell the others who this rank is. It waits for ever where the
-        store is stopped.
-        """
+        """Connect to the store, and tell the others who this rank is."""
         c10d = sys.modules["torch.distributed"].distributed_c10d
         shared = c10d._get_default_store().clone()
         shared.set_timeout(timedelta(seconds=self._answer_seconds))
+
         self.who[self.rank] = who
         shared.set(f"{_WHO}/{self.rank}", json.dumps(asdict(who)))
         self.shared = shared
         self._store = c10d.PrefixStore(f"samecurve/watch/{self._name}", shared)
 
     def read_who(self) -> None:
-        """Learn who the others are, as far as they have come."""
+        """Read who the others are, as far as they have come."""
         for rank in range(self.world_size):
             key = f"{_WHO}/{rank}"
             if rank not in self.who and self.shared.check([key]):
                 self.who[rank] = Who.read(self.shared.get(key))
 
     def write(self, row: Row) -> None:
+        """Write the row of this rank."""
         self.rows[self.rank] = row
         self._store.set(str(self.rank), row.text())
 
     def read(self, ranks: Iterable[int]) -> None:
-        """Read the rows of ranks; of those that wrote none so far nothing is known."""
-        wanted = [rank for rank in ranks if rank != self.rank]
-        missing = [rank for rank in wanted if rank not in self.rows]
-        if missing and not self._store.check([str(rank) for rank in missing]):
-            wanted = [
-                rank for rank in wanted if rank in self.rows or self._store.check([str(rank)])
-            ]
+        """Read the rows of ranks; those that have written none are left out."""
+        wanted = self._written([rank for rank in ranks if rank != self.rank])
         if not wanted:
             return
         texts = self._store.multi_get([str(rank) for rank in wanted])
+
         now = time.monotonic()
         for rank, text in zip(wanted, texts, strict=True):
             row = Row.read(text)
@@ -152,21 +153,35 @@ class Board:
                 self.heard[rank] = now
             self.rows[rank] = row
 
+    def _written(self, ranks: list[int]) -> list[int]:
+        """Return those of the ranks that have written a row. One question is enough for most."""
+        missing = [rank for rank in ranks if rank not in self.rows]
+        if not missing or self._store.check([str(rank) for rank in missing]):
+            return ranks
+        return [rank for rank in ranks if rank in self.rows or self._store.check([str(rank)])]
+
     def read_now_and_then(self) -> None:
-        """Read all rows, seldom enough for a large job: a report should not tell of the start."""
+        """Read all rows, seldom enough for a large job.
+
+        So a report has rows that are not from the start, though nobody needed them before.
+        """
         now = time.monotonic()
         if now - self._read_all >= self._all_period:
             self._read_all = now
             self.read(range(self.world_size))
 
     def has_verdict(self) -> bool:
+        """Return whether a rank has ended the job."""
         return bool(self._store.check(["verdict"]))
 
     def set_verdict(self) -> None:
+        """Tell all ranks that the job ends, and that this rank says why."""
         self._store.set("verdict", "told")
 
 
 @cache
 def rank_of_store() -> int | None:
     """Return the rank whose process holds the store; None where the launcher holds it."""
-    return None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    return 0

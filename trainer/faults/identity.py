@@ -1,5 +1,7 @@
-"""Who a process is. A host name and a process number mean another process in the next container,
-and after a while.
+"""Which process is meant: a machine, a process number, and the start of the process.
+
+A host name and a process number alone mean another process in the next container, and after a
+while on the same machine.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Identity:
     @classmethod
     def own(cls) -> Identity:
         pid = os.getpid()
-        return cls(own_machine(), pid, _state_and_start(pid)[1])
+        _, started = _state_and_start(pid)
+        return cls(own_machine(), pid, started)
 
     @property
     def is_here(self) -> bool:
@@ -54,8 +57,9 @@ class Identity:
         return self.is_here and self._state == "T"
 
     def kill_if_stopped(self) -> None:
-        """Kill it if it is of this machine and stopped: then it takes no other signal, and its
-        launcher would wait.
+        """Kill it if it is of this machine and stopped.
+
+        A stopped process takes no other signal, and its launcher would wait for it.
         """
         if self.is_stopped:
             with contextlib.suppress(OSError):
@@ -65,12 +69,14 @@ class Identity:
     def _state(self) -> str:
         """Return the letter of its state in /proc; "" where it has ended, waited for or not."""
         state, started = _state_and_start(self.pid)
-        lives = started == self.started and state not in ("Z", "X")
-        return state if lives else ""
+        if started != self.started or state in ("Z", "X"):
+            return ""
+        return state
 
 
 @cache
 def own_machine() -> str:
+    """Return the boot of this machine and its namespace of process numbers."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -80,12 +86,11 @@ def own_machine() -> str:
 
 
 def _state_and_start(pid: int) -> tuple[str, int]:
-    """Return the letter of a process's state and its start in clock ticks; ("", -1) where there is
-    none.
-    """
+    """Return the letter of a process's state and its start in clock ticks; ("", -1) for none."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+            text = file.read()
     except OSError:
         return "", -1
+    fields = text.rpartition(")")[2].split()
     return fields[0], int(fields[19])

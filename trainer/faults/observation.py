@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 _ANSWER_SECONDS = 1.0
-_AT_ONCE = 16  # questions
+_QUESTIONS_AT_ONCE = 16
+
+# Kept: Python warns of a process that is dropped while it runs.
+_processes: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Report:
-    """What an observer says of its rank. All times are seconds until now.
+    """What an observer reports of its rank. All times are seconds until now.
 
     Args:
         gone: the process has ended.
@@ -60,42 +63,32 @@ class Report:
 def own_observer() -> Address:
     """Start the observer of this process, which ends with it; return where it is asked."""
     listener = _listener()
-    address = Address(_own_address(), listener.getsockname()[1], secrets.token_hex(16))
+    port = listener.getsockname()[1]
+    address = Address(_own_address(), port, secrets.token_hex(16))
+    script = Path(__file__).with_name("observer.py")
+    # Without site-packages, and without what the environment would change.
+    command = [sys.executable, "-IS", str(script), str(os.getpid()), str(listener.fileno())]
     with listener:
-        _processes.append(
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-IS",
-                    str(Path(__file__).with_name("observer.py")),
-                    str(os.getpid()),
-                    str(listener.fileno()),
-                ],
-                env={
-                    **os.environ,
-                    "OBSERVER_PASSWORD": address.password,
-                },  # not in the arguments, which all users see
-                pass_fds=[listener.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # whoever reads this process's output waits for its end
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C and a stop of the whole group are not meant for it
-            )
+        process = subprocess.Popen(
+            command,
+            # Not in the arguments, which all users see.
+            env={**os.environ, "OBSERVER_PASSWORD": address.password},
+            pass_fds=[listener.fileno()],
+            # Whoever reads this process's output waits for the end of all that could write to it.
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # Ctrl-C and a stop of the whole group are not meant for it.
+            start_new_session=True,
         )
+    _processes.append(process)
     return address
 
 
 def continue_observer() -> None:
-    """Continue the observer of this process: somebody has stopped it, with other processes that
-    this one started.
-    """
+    """Continue the observer of this process, which somebody has stopped with its other children."""
     for process in _processes:
         process.send_signal(signal.SIGCONT)
-
-
-_processes: list[
-    subprocess.Popen[bytes]
-] = []  # kept: Python warns of one that is dropped while it runs
 
 
 def _listener() -> socket.socket:
@@ -106,10 +99,9 @@ def _listener() -> socket.socket:
 
 def _own_address() -> str:
     """Return the address by which this machine reaches the store; "" where that is its own."""
+    store = os.environ.get("MASTER_ADDR", "localhost")
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(
-            os.environ.get("MASTER_ADDR", "localhost"), 1, type=socket.SOCK_DGRAM
-        )
+        found = socket.getaddrinfo(store, 1, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)  # sends nothing
@@ -119,8 +111,11 @@ def _own_address() -> str:
 
 
 def ask(address: Address, word: str = "look") -> dict[str, Any] | None:
-    """Ask an observer; None where it does not answer, ``{"gone": True}`` where nothing listens
-    there any more.
+    """Ask an observer.
+
+    Returns:
+        Its answer; ``{"gone": True}`` where nothing listens there any more; None where it does not
+        answer.
     """
     host = address.host or os.environ.get("MASTER_ADDR", "localhost")
     try:
@@ -129,23 +124,24 @@ def ask(address: Address, word: str = "look") -> dict[str, Any] | None:
             text = b""
             while piece := connection.recv(4096):
                 text += piece
-        return dict(json.loads(text)) or None
+        answer = dict(json.loads(text))
     except (ConnectionRefusedError, ConnectionResetError):
         return {"gone": True}
     except (OSError, ValueError):
         return None
+    return answer or None
 
 
 def report_of(address: Address) -> Report | None:
+    """Ask an observer for its report; None where it does not answer."""
     answer = ask(address)
     return None if answer is None else Report(**answer)
 
 
 def reports_of(addresses: Mapping[int, Address]) -> dict[int, Report | None]:
-    """Ask several observers at once, by rank: those of a machine that is cut off let wait for a
-    second.
-    """
+    """Ask several observers at once, by rank: each of a machine that is cut off takes a second."""
     if not addresses:
         return {}
-    with ThreadPoolExecutor(min(_AT_ONCE, len(addresses))) as pool:
-        return dict(zip(addresses, pool.map(report_of, addresses.values()), strict=True))
+    with ThreadPoolExecutor(min(_QUESTIONS_AT_ONCE, len(addresses))) as pool:
+        reports = pool.map(report_of, addresses.values())
+        return dict(zip(addresses, reports, strict=True))

@@ -1,5 +1,4 @@
-"""A small process beside each rank, which sees from outside whether the rank works, is stopped or
-is gone.
+"""A small process beside each rank, which sees whether the rank works, is stopped or has ended.
 
 A rank cannot say so itself: while it is stopped, or in a call that keeps Python's lock, none of its
 threads runs. The observer is its child, so it never takes another process for it; it answers
@@ -23,15 +22,17 @@ from typing import Any
 
 PERIOD_SECONDS = 0.5
 WATCH_THREAD = "watch"  # the name of the threads that watch, which run for a moment twice a second
-_CLOSELY_AFTER_SECONDS = (
-    1.0  # a process that has been idle for so long is looked at with its threads and children
-)
-_IDLE_SHARE = 0.05  # of a core: what threads in the background use of a process that stands still
-_IDLE_SECONDS = 0.02  # of a core, once
-_IDLE_BYTES = 1 << 20  # to and from disks: logs
-_SLOWEST_LOOK_SECONDS = (
-    4 * PERIOD_SECONDS
-)  # after a longer gap this process was stopped itself, and saw nothing
+
+# A process that has been idle for so long is looked at with its threads and children.
+_CLOSELY_AFTER_SECONDS = 1.0
+# What background threads use of a process that stands still: a share of a core, a moment of a core
+# once, and what they write to logs.
+_IDLE_SHARE = 0.05
+_IDLE_SECONDS = 0.02
+_IDLE_BYTES = 1 << 20
+# After a longer gap between two looks this process was stopped itself, and saw nothing.
+_SLOWEST_LOOK_SECONDS = 4 * PERIOD_SECONDS
+
 _Process = tuple[int, int]  # process number, and start in clock ticks
 
 
@@ -45,22 +46,23 @@ class Stat:
         self.name = head.partition("(")[2]
         self.state = fields[0]
         self.parent = int(fields[1])
-        ticks = sum(
-            map(int, fields[11:15])
-        )  # of user and system, its own and those of its children that ended
+        # Of user and system, its own and those of its children that ended.
+        ticks = sum(map(int, fields[11:15]))
         self.core_seconds = ticks / os.sysconf("SC_CLK_TCK")
         self.started = int(fields[19])
 
 
 def stat_of(pid: int) -> Stat | None:
-    with contextlib.suppress(OSError, IndexError, ValueError):  # it just ended
+    """Read what the system knows of a process; None where it has just ended."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
         return Stat(f"/proc/{pid}/stat")
     return None
 
 
 class Activity:
-    """How long a process and those that it started have used no core and no disk, and how long it
-    has been stopped.
+    """The time for which a process and those that it started were idle, or stopped.
+
+    Idle is what uses no core and no disk.
     """
 
     def __init__(self, pid: int) -> None:
@@ -69,6 +71,7 @@ class Activity:
         self._restart()
 
     def _restart(self) -> None:
+        """Measure from now on: the process works, or this one was away."""
         now = time.monotonic()
         stat = stat_of(self.pid)
         self._idle_since = now
@@ -90,67 +93,82 @@ class Activity:
             return
 
         idle = now - self._idle_since
+        is_looked_at_closely = idle > _CLOSELY_AFTER_SECONDS
         family = {(self.pid, stat.started): stat}
-        if idle > _CLOSELY_AFTER_SECONDS:
+        if is_looked_at_closely:
             family |= _descendants(self.pid)
-        stopped = [process for process, one in family.items() if one.state == "T"]
-        self._stopped_since = {
-            process: self._stopped_since.get(process, now) for process in stopped
-        }
+        self._note_stopped(family, now)
 
         allowed = _IDLE_SECONDS + _IDLE_SHARE * idle
         works = stat.core_seconds - self._used > allowed
-        if idle > _CLOSELY_AFTER_SECONDS:
-            works = self._family_works(family, allowed) or works
+        if is_looked_at_closely:
+            family_works = self._family_works(family, allowed)
+            works = works or family_works
         if works:
-            kept = self._stopped_since
+            stopped_since = self._stopped_since
             self._restart()
-            self._stopped_since = kept
+            self._stopped_since = stopped_since
+
+    def _note_stopped(self, family: dict[_Process, Stat], now: float) -> None:
+        stopped_since = {}
+        for process, stat in family.items():
+            if stat.state == "T":
+                stopped_since[process] = self._stopped_since.get(process, now)
+        self._stopped_since = stopped_since
 
     def _family_works(self, family: dict[_Process, Stat], allowed: float) -> bool:
-        first_look = not self._family
+        """Return whether the process or one that it started works.
+
+        Args:
+            allowed: core seconds that an idle family may have used.
+        """
+        is_first_look = not self._family
         for process, stat in family.items():
             # A process that came since has worked since: compilers come and go.
-            self._family.setdefault(process, stat.core_seconds if first_look else 0.0)
+            self._family.setdefault(process, stat.core_seconds if is_first_look else 0.0)
         used = sum(stat.core_seconds - self._family[process] for process, stat in family.items())
 
         # Runnable: other processes may have the cores. Twice in a row, for whatever waits wakes up
         # now and then.
-        runnable = any(_has_runnable_thread(pid) for pid, _ in family)
-        self._runnable_looks = self._runnable_looks + 1 if runnable else 0
+        is_runnable = any(_has_runnable_thread(pid) for pid, _ in family)
+        self._runnable_looks = self._runnable_looks + 1 if is_runnable else 0
 
-        moved = sum(_disk_bytes(pid) for pid, _ in family)
-        self._bytes = moved if self._bytes is None else self._bytes
-        return used > allowed or self._runnable_looks > 1 or moved - self._bytes > _IDLE_BYTES
+        transferred = sum(_disk_bytes(pid) for pid, _ in family)
+        if self._bytes is None:
+            self._bytes = transferred
+        uses_disk = transferred - self._bytes > _IDLE_BYTES
+
+        return used > allowed or self._runnable_looks > 1 or uses_disk
 
     def report(self) -> dict[str, Any]:
-        """Return what is known, in seconds until now."""
+        """Return what is known, in seconds until now: the fields of ``observation.Report``."""
         now = time.monotonic()
-        stopped = {pid: now - since for (pid, _), since in self._stopped_since.items()}
+        stopped = {pid: round(now - since, 1) for (pid, _), since in self._stopped_since.items()}
+        own = stopped.pop(self.pid, 0.0)
         return {
             "idle": round(now - self._idle_since, 1),
-            "stopped": round(stopped.pop(self.pid, 0.0), 1),
-            "stopped_children": {str(pid): round(seconds, 1) for pid, seconds in stopped.items()},
+            "stopped": own,
+            "stopped_children": {str(pid): seconds for pid, seconds in stopped.items()},
             "traced": _is_traced(self.pid),
         }
 
     def kill_stopped(self) -> None:
-        """Kill what was stopped at the last look, and still is: the process and those that it
-        started.
-        """
+        """Kill what was stopped at the last look, and still is: the process and its children."""
         for pid, started in self._stopped_since:
             stat = stat_of(pid)
-            if stat is not None and (stat.started, stat.state) == (started, "T"):
+            if stat is not None and stat.started == started and stat.state == "T":
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
 
 def _descendants(ancestor: int) -> dict[_Process, Stat]:
-    """Return all processes below one, but for this one."""
+    """Return all processes below another, but for this one."""
     children: dict[int, list[tuple[int, Stat]]] = {}
     for name in os.listdir("/proc"):
-        stat = stat_of(int(name)) if name.isdigit() else None
-        if stat is not None and int(name) != os.getpid():
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        stat = stat_of(int(name))
+        if stat is not None:
             children.setdefault(stat.parent, []).append((int(name), stat))
 
     found: dict[_Process, Stat] = {}
@@ -163,7 +181,7 @@ def _descendants(ancestor: int) -> dict[_Process, Stat]:
 
 
 def _has_runnable_thread(pid: int) -> bool:
-    """Tell whether a thread of a process has a core or waits for one, or waits for a disk."""
+    """Return whether a thread of a process has a core or waits for one, or waits for a disk."""
     with contextlib.suppress(OSError):  # it just ended
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError, IndexError, ValueError):
@@ -174,6 +192,7 @@ def _has_runnable_thread(pid: int) -> bool:
 
 
 def _disk_bytes(pid: int) -> int:
+    """Return the bytes that a process has read from and written to disks."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/io", encoding="ascii") as file:
         counts = dict(line.split(": ") for line in file.read().splitlines())
         return int(counts["read_bytes"]) + int(counts["write_bytes"])
@@ -181,53 +200,58 @@ def _disk_bytes(pid: int) -> int:
 
 
 def _is_traced(pid: int) -> bool:
-    """Tell whether a debugger is attached to a process."""
-    with (
-        contextlib.suppress(OSError),
-        open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file,
-    ):
-        return any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in file)
+    """Return whether a debugger is attached to a process."""
+    path = f"/proc/{pid}/status"
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("TracerPid:"):
+                return line.split()[1] != "0"
     return False
 
 
 class Observer:
-    """Answers questions about the parent of this process, one line each: the word that its rank
-    chose, and what to do.
+    """Answers questions about the parent of this process, one line each.
 
-    ``look`` is answered by a report, ``claim`` by whether nobody claimed before, and ``kill`` kills
-    what is stopped.
+    A question is the password and a word: ``look`` is answered by a report, ``claim`` by whether
+    nobody claimed before, and ``kill`` kills what is stopped.
     """
 
     def __init__(self, parent: int, password: str) -> None:
-        self.parent, self.password = parent, password
+        self.parent = parent
+        self.password = password
         self.activity = Activity(parent)
-        self.claimed = False
+        self.is_claimed = False
 
     @property
     def is_orphan(self) -> bool:
         return os.getppid() != self.parent
 
     def answer(self, question: str) -> dict[str, Any]:
+        """Return the answer to a question; {} for a wrong password."""
         password, _, word = question.strip().partition(" ")
         if password != self.password:
             return {}
         if self.is_orphan:
             return {"gone": True}
+
         if word == "claim":
-            first, self.claimed = not self.claimed, True
-            return {"first": first}
+            is_first = not self.is_claimed
+            self.is_claimed = True
+            return {"first": is_first}
         if word == "kill":
             self.activity.look()
             self.activity.kill_stopped()
         return self.activity.report()
 
     def serve(self, listener: socket.socket) -> None:
-        """Look and answer until the parent is gone; kill what it left stopped, which nobody would
-        continue.
+        """Look and answer until the parent has ended; then kill what it left stopped.
+
+        Nobody else would continue that.
         """
         while not self.is_orphan:
             self.activity.look()
-            if select.select([listener], [], [], PERIOD_SECONDS)[0]:
+            ready, _, _ = select.select([listener], [], [], PERIOD_SECONDS)
+            if ready:
                 with contextlib.suppress(OSError):
                     connection, _ = listener.accept()
                     self._converse(connection)
@@ -245,9 +269,11 @@ def main() -> None:
     # with its rank.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+
     parent, descriptor = map(int, sys.argv[1:3])
     observer = Observer(parent, os.environ["OBSERVER_PASSWORD"])
-    observer.serve(socket.socket(fileno=descriptor))
+    listener = socket.socket(fileno=descriptor)
+    observer.serve(listener)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,23 @@
-"""The message of a job whose ranks do not go on: what happened to which, what each was doing, how
-to go on.
-"""
+"""The message of a job that a rank holds up: which one, what each was doing, and how to resume."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 
 from ..distributed.launcher import launcher_processes
 from ..text import columns, hidden_words
 from .board import Row, Who
 
 GONE = (
-    "is gone without a word (killed, out of memory, or aborted in C++, as where ranks use different parameters in one "
-    "step without find_unused_parameters: true)"
+    "ended silently (killed, out of memory, or aborted in C++, as where ranks use different "
+    "parameters in one step without find_unused_parameters: true)"
 )
 _HEAD = ("rank", "host", "pid", "step", "phase", "doing", "collectives begun")
+_UNKNOWN = "?"
 
 
 def report_text(
@@ -36,52 +34,48 @@ def report_text(
         verdict: what happened to which ranks.
         rows: of the board; ``who`` wrote them.
         crashes: stacks of processes that crashed; "" for none.
+        advice: how to resume.
     """
     table: list[tuple[str, ...]] = [_HEAD]
     for rank in sorted(rows.keys() | who.keys()):
         table.append(_line(rank, rows.get(rank), who.get(rank)))
+
     now = datetime.now().isoformat(" ", "milliseconds")
-    told = [f"rank {rank} {text}" for rank, text in sorted(verdict.items())]
-    parts = [f"{now} the job ends; its ranks:", *columns(table), crashes, *told, advice]
+    faults = [f"rank {rank} {text}" for rank, text in sorted(verdict.items())]
+    parts = [f"{now} the job ends; its ranks:", *columns(table), crashes, *faults, advice]
     return "\n".join(part for part in parts if part)
 
 
 def _line(rank: int, row: Row | None, who: Who | None) -> tuple[str, ...]:
-    host, pid = (who.host, str(who.identity.pid)) if who else ("?", "?")
+    """Return the columns of one rank."""
+    host, pid = _UNKNOWN, _UNKNOWN
+    if who is not None:
+        host, pid = who.host, str(who.identity.pid)
     if row is None:
-        return str(rank), host, pid, "?", "?", "?", "?"
+        return str(rank), host, pid, _UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN
     begun = ", ".join(f"{name} {count}" for name, count in row.begun.values())
     return str(rank), host, pid, str(row.step), row.phase, row.left or row.doing, begun
-
-
-def crash_of(row: Row) -> str:
-    """Return the stack of a process that crashed, from the file that it left, and delete that; ""
-    where none is.
-    """
-    if not row.crash:
-        return ""
-    try:
-        text = Path(row.crash).read_text(encoding="utf-8", errors="replace")
-        Path(row.crash).unlink(missing_ok=True)
-    except OSError:
-        return ""
-    # "Fatal Python error: ...", then other threads, then the one that crashed, then a list of
-    # extension modules.
-    error, _, rest = text.partition("\n")
-    crashed = "".join(rest.partition("Current thread")[1:]).partition("\n\n")[0]
-    return "\n".join(filter(None, [error, crashed]))
 
 
 def resume_command(argument: str) -> str:
     """Return the command that started this job, with ``argument`` where it lacks it."""
     launchers = launcher_processes()
-    line = launchers[-1].cmdline() if launchers else [sys.executable, *sys.argv]
-    if (
-        line
-        and os.path.basename(line[0]).startswith("python")
-        and len(line) > 1
-        and not line[1].startswith("-")
-    ):
-        line = [os.path.basename(line[1]), *line[2:]] if launchers else line
-    text = shlex.join(hidden_words(line))
-    return text if argument in text else f"{text} {argument}"
+    if launchers:
+        words = _without_python(launchers[-1].cmdline())
+    else:
+        words = [sys.executable, *sys.argv]
+
+    command = shlex.join(hidden_words(words))
+    return command if argument in command else f"{command} {argument}"
+
+
+def _without_python(words: Sequence[str]) -> list[str]:
+    """Return ``torchrun ...`` for ``/usr/bin/python /usr/bin/torchrun ...``."""
+    is_script = (
+        len(words) > 1
+        and os.path.basename(words[0]).startswith("python")
+        and not words[1].startswith("-")
+    )
+    if is_script:
+        return [os.path.basename(words[1]), *words[2:]]
+    return list(words)

@@ -1,49 +1,63 @@
-"""A watch over the ranks of a job: one that is gone, stopped or stuck is named, and then the job
-ends.
+"""The watch over the ranks of a job, as each rank keeps it: a thread, and what it does in a turn.
 
 A rank that dies takes its connections with it, and the others fail with errors of their own, or
 wait. One that is stopped, or waits for a worker that never answers, closes nothing: the others wait
-for it until the time-out, half an hour by default. So a thread of each rank writes twice a second
-what the rank does to the store that all share, a small process beside each rank sees whether it
-works (``observer.py``), and two ranks judge (``judge.py``).
+for it until the time-out, half an hour by default.
 
-It costs the main thread nothing but the interpreter's lock, for some 0.1 ms twice a second.
+Twice a second the thread of a rank does this (``_Watch.run``), in this order:
+
+1. If this process itself was stopped meanwhile, it begins anew: it knows of nobody.
+2. It notes whether the main thread has moved.
+3. It asks the store, in a thread of its own, since a store that is stopped never answers
+   (``_Watch.look``): it writes this rank's row, ends this process where another rank has ended the
+   job, and reads who the others are and what they wrote.
+4. If the process of a rank of this machine has ended, it ends the job.
+5. On two ranks, of which one may be at fault itself, it judges who holds up the job (``judge.py``),
+   and ends the job where a rank does.
+6. Where the store has not answered for too long, it judges who holds that, and ends the job.
+
+To end the job is to print the message, to tell the others through the store, to kill what is
+stopped, and to leave (``_Watch.end``).
+
+It costs the main thread nothing but the interpreter's lock, for some 0.1 ms twice a second. The
+main thread takes part only where the block fails because a connection broke: it waits for two
+seconds to learn which rank is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import os
+import itertools
 import socket
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
 from ..distributed.exit import claim_first_error, end_at_once, is_lost_peer
 from ..errors import TrainerError
-from .board import Board, Row, Who, rank_of_store
+from .board import Board, Who, rank_of_store
+from .crash import CrashFile, crash_of
+from .evidence import Evidence
 from .identity import Identity
-from .judge import CUT_OFF, STORE_SILENT, STORE_STOPPED, Seen, judge
-from .observation import Report, ask, continue_observer, own_observer, report_of, reports_of
+from .judge import Fault, Finding, judge
+from .observation import Report, ask, own_observer, report_of
 from .observer import PERIOD_SECONDS, WATCH_THREAD
-from .report import GONE, crash_of, report_text
-from .waits import collectives_begun, doing_in, frames_of
+from .own_row import OwnRow
+from .report import GONE, report_text
 
-_FOUND_SECONDS = 2.0  # a rank whose connections broke waits so long to learn which one is gone
-_SILENT_SECONDS = (
-    4 * PERIOD_SECONDS
-)  # a rank that wrote nothing for so long is asked for at its observer
-_UNKNOWN_PATIENCE = (
-    3.0  # times as long has a rank that has not written yet: all of them start at once
-)
-_JUDGES = 2  # of which one may be what stands still
-_serial = 0
+# A rank whose connections broke waits so long to learn which one is gone.
+_FOUND_SECONDS = 2.0
+# Where this process slept for longer between two turns, it was stopped.
+_LONGEST_SLEEP_SECONDS = 4 * PERIOD_SECONDS
+# Ranks that judge. One of them may be what stands still.
+_JUDGES = 2
+# The uses of the watch in this process, which all ranks make in the same order.
+_numbers = itertools.count(1)
 
 
 class LostRank(TrainerError):
@@ -52,456 +66,397 @@ class LostRank(TrainerError):
     on_every_rank = False
 
 
+@dataclass(kw_only=True)
 class Watchdog:
-    """Watches the ranks in a block that all enter: ``with Watchdog(...):``. One process has nobody
-    to watch.
+    """Watches the ranks in a block that all enter: ``with Watchdog(...):``.
+
+    One process has nobody to watch.
 
     Args:
         rank, world_size: of this process.
-        position: returns the optimizer step, the phase, and a number that grows as the rank goes
-            on. It is called from another thread.
+        position: returns the optimizer step, the phase, and a number that grows as the rank moves.
+            It is called from another thread.
         hang_seconds: how long a rank may be stopped or stuck; None: for ever.
         gpu: whether the ranks compute on one.
-        advice: returns how to go on, for the end of the message.
+        advice: returns how to resume, for the end of the message.
         log: writes the message to the run's log.
 
     Raises:
         LostRank: at the end of the block, where it fails because another rank is gone.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        world_size: int,
-        position: Callable[[], tuple[int, str, int]],
-        hang_seconds: float | None,
-        gpu: bool,
-        advice: Callable[[], str],
-        log: Callable[[str], None],
-    ) -> None:
-        self.rank, self.world_size = rank, world_size
-        self._position, self._advice, self._log = position, advice, log
-        self._hang_seconds, self._gpu = hang_seconds, gpu
-        # The message is to stand by then, and a fault is seen some periods after it came.
-        self._limit = (
-            None
-            if hang_seconds is None
-            else max(hang_seconds - 4 * PERIOD_SECONDS, 2 * PERIOD_SECONDS)
-        )
-        self._ended = threading.Event()
-        self._telling = threading.Lock()
-        self._began = time.monotonic()
-        self._moves: tuple[int, ...] = ()
-        self._moved = self._began
-        self._count = self._looks = 0
-        self._left = ""
-        self._failed: list[FrameType] = []  # of the error that ends the block, the innermost first
-        self._is_claimed = self._is_told = False
-        self._board: Board | None = None
-        self._has_store = False
-        self._outside = "", self._began
-        self._named: set[int] = set()
-        self._answered: dict[int, float] = {}  # when observers did
-        self._crash = ""  # the file to which the stack goes where C++ ends this process
-        self._crashes: dict[int, str] = {}
-        self._reading = threading.Lock()
+    rank: int
+    world_size: int
+    position: Callable[[], tuple[int, str, int]]
+    hang_seconds: float | None
+    gpu: bool
+    advice: Callable[[], str]
+    log: Callable[[str], None]
+    _watch: _Watch | None = field(default=None, init=False, repr=False)
 
-    def __enter__(self) -> Watchdog:
-        global _serial
-        _serial += 1
-        if self.world_size > 1:
-            self._start(f"{_serial}")
-        return self
+    @property
+    def limit(self) -> float | None:
+        """Return the seconds after which a rank counts as stopped or stuck; None: never.
 
-    def _write(self, board: Board) -> None:
-        if not board.is_connected:
-            board.introduce(self._who)
-        board.write(self._row())
+        They are fewer than ``hang_seconds``: the message is to be there by then, and a fault is
+        seen some periods after it came.
+        """
+        if self.hang_seconds is None:
+            return None
+        return max(self.hang_seconds - 4 * PERIOD_SECONDS, 2 * PERIOD_SECONDS)
 
-    def _start(self, name: str) -> None:
-        self._main, self._native_main = threading.get_ident(), threading.get_native_id()
-        if not faulthandler.is_enabled():
-            # Read by another rank, so that it stands where a user reads first, and not above all
-            # else.
-            descriptor, self._crash = tempfile.mkstemp(prefix="samecurve-crash-")
-            self._crash_file = os.fdopen(descriptor, "w")
-            faulthandler.enable(self._crash_file)
-        board = self._board = Board(
+    def __enter__(self) -> None:
+        name = str(next(_numbers))
+        if self.world_size == 1:
+            return
+        board = Board(
             name, rank=self.rank, world_size=self.world_size, answer_seconds=_FOUND_SECONDS
         )
-        self._has_store = True
-        self._who = Who(host=socket.gethostname(), identity=Identity.own(), observer=own_observer())
-        self._ask_briefly(lambda: self._write(board))
-        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-        self._thread.start()
+        self._watch = _Watch(self, board)
+        self._watch.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        board = self._board
-        if board is None:
+        if self._watch is None:
             return
-        message = ""
-        if error is not None and is_lost_peer(error):
-            # for good: the thread tells nothing any more, or ends this process
-            self._telling.acquire()
-            self._failed = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
-            message = self._name_lost(board)
-        self._ended.set()
-        self._thread.join(timeout=_FOUND_SECONDS)
-        self._left = "finished" if error is None else f"left with {type(error).__name__}"
-        self._ask_briefly(lambda: self._write(board))
-        if self._crash:
-            faulthandler.disable()
-            self._crash_file.close()
-            Path(self._crash).unlink(missing_ok=True)
+        message = self._watch.leave(error)
         if message:
             raise LostRank(message) from error
 
+
+class _Others(Enum):
+    """What other ranks have said of the end of the job."""
+
+    SILENT = "nothing"
+    CLAIMED = "one of them prints the first error"
+    ENDED = "one of them has ended the job"
+
+
+@dataclass
+class _Message:
+    """What the message needs beside the board.
+
+    Args:
+        named: ranks that are at fault.
+        crashes: stacks of those that crashed, by rank. A file is read once.
+        reading: two threads may write a message, of which one is printed.
+    """
+
+    named: set[int] = field(default_factory=set)
+    crashes: dict[int, str] = field(default_factory=dict)
+    reading: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _Watch:
+    """The watch of one rank over the others, in one block."""
+
+    def __init__(self, settings: Watchdog, board: Board) -> None:
+        self.settings = settings
+        self.rank = settings.rank
+        self.ranks = range(settings.world_size)
+        self.limit = settings.limit
+        self.board = board
+        self.evidence = Evidence(board, rank=self.rank, world_size=settings.world_size)
+        self.own = OwnRow(settings.position, limit=self.limit)
+
+        self.has_store = True  # False once its process has ended
+        self.others = _Others.SILENT
+        self._looks = 0
+        self._message = _Message()
+        self._block_ended = threading.Event()
+        self._ending = threading.Lock()  # who holds it ends this process, or leaves the block
+
+    # -- the main thread --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._crash_file = CrashFile()
+        self.own.crash = self._crash_file.path
+        self._who = Who(host=socket.gethostname(), identity=Identity.own(), observer=own_observer())
+        self._ask_briefly(self._write)
+        self._thread = threading.Thread(target=self.run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def leave(self, error: BaseException | None) -> str:
+        """End the watch at the end of the block, and tell the others.
+
+        Args:
+            error: by which the block fails; None for none.
+
+        Returns:
+            The message where a rank that is gone is the reason; else "".
+        """
+        message = ""
+        if error is not None and is_lost_peer(error):
+            self._ending.acquire()  # for good: the thread ends nothing any more
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            self.own.failed = frames[::-1]
+            message = self._name_lost_rank()
+
+        self._block_ended.set()
+        self._thread.join(timeout=_FOUND_SECONDS)
+        self.own.left = "finished" if error is None else f"left with {type(error).__name__}"
+        self._ask_briefly(self._write)
+        self._crash_file.close()
+        return message
+
+    def _name_lost_rank(self) -> str:
+        """Return the message for a broken connection; "" where another rank prints one.
+
+        It is also "" where nobody is gone. The thread asks the store meanwhile, which may not
+        answer.
+        """
+        begin = time.monotonic()
+        ended: int | None = None
+        looks = 0
+        while time.monotonic() < begin + _FOUND_SECONDS:
+            if self.others is _Others.CLAIMED:
+                return ""
+            if self.others is _Others.ENDED:
+                end_at_once("", before=lambda: None)
+
+            # A rank that has ended may have said why: the thread reads its row once more.
+            now_ended = self.evidence.ended_rank()
+            if now_ended != ended:
+                ended = now_ended
+                looks = self._looks
+            has_read_again = self._looks > looks + 1 or not self.has_store
+
+            for rank, row in sorted(self.board.rows.items()):
+                if row.left not in ("", "finished"):
+                    return self._text({rank: row.left})
+                if rank == ended and has_read_again:
+                    return self._text({rank: GONE})
+                if self.evidence.has_vanished(rank, since=begin):
+                    return self._text({rank: GONE})
+            time.sleep(PERIOD_SECONDS / 10)
+        return ""
+
     # -- the thread -------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Watch until the block ends."""
         _name_thread()
-        woke = asked = time.monotonic()
+        woke = time.monotonic()
+        asked = woke
         looking: threading.Thread | None = None
-        while not self._ended.wait(PERIOD_SECONDS / 10 if self._is_in_haste() else PERIOD_SECONDS):
+        while not self._block_ended.wait(self._period()):
             now = time.monotonic()
-            if now - woke > 4 * PERIOD_SECONDS:
-                self._forget(now)
+            if now - woke > _LONGEST_SLEEP_SECONDS:
+                self._begin_anew(now)
                 asked = now
             woke = now
-            self._note_moves(now)
+            self.own.note_moves(now)
+
             if looking is None or not looking.is_alive():
                 asked = now
                 # A thread of its own: where the store is cut off or stopped no answer comes, and no
                 # time-out ends it.
-                looking = threading.Thread(target=self._ask, args=(self._look,), daemon=True)
+                looking = threading.Thread(target=self._ask, args=(self.look,), daemon=True)
                 looking.start()
                 looking.join(PERIOD_SECONDS)
-            elif self._limit is not None:
-                self._judge_without_store(now - asked, self._limit)
+            elif self.limit is not None:
+                unanswered = now - asked
+                unmoved = now - self.own.moved
+                self.judge_store(min(unanswered, unmoved), self.limit)
 
-    def _is_in_haste(self) -> bool:
-        """Tell whether this rank wants to know more than in half a second: who is gone, or who the
-        others are.
+    def _period(self) -> float:
+        """Return the seconds until the next turn: a tenth where this rank waits to know something.
+
+        That is which rank is gone, or who the others are.
         """
-        return self._failed != [] or self._board is None or len(self._board.who) < self.world_size
+        is_in_haste = bool(self.own.failed) or len(self.board.who) < len(self.ranks)
+        return PERIOD_SECONDS / 10 if is_in_haste else PERIOD_SECONDS
 
-    def _forget(self, now: float) -> None:
-        """Begin to watch anew: this process was stopped, or a call of C kept Python's lock, and it
-        knows of nobody.
-        """
-        self._began = self._moved = now
-        if self._board is not None:
-            self._board.heard = dict.fromkeys(self._board.heard, now)
+    def _begin_anew(self, now: float) -> None:
+        """Forget what was known: this process was stopped, or a call of C kept Python's lock."""
+        self.own.moved = now
+        self.evidence.forget(now)
 
-    def _note_moves(self, now: float) -> None:
-        moves = (self._position()[2], *(count for _, count in collectives_begun().values()))
-        if moves != self._moves:
-            self._moves, self._moved = moves, now
-
-    def _ask(self, work: Callable[[], object]) -> None:
-        """Do what asks the store, as long as there is one; torch prints a stack for each question
-        after its end.
-        """
-        if not self._has_store:
-            return
-        try:
-            work()
-        except RuntimeError as error:
-            if (
-                "timeout" not in str(error).lower()
-            ):  # a machine with too much to do answers the next one
-                self._has_store = False
-        except (OSError, ValueError):
-            return
-
-    def _ask_briefly(self, work: Callable[[], object]) -> None:
-        """Do what asks the store from the main thread, which must not wait for ever where that is
-        stopped.
-        """
-        asking = threading.Thread(target=self._ask, args=(work,), daemon=True)
-        asking.start()
-        asking.join(timeout=_FOUND_SECONDS)
-
-    def _look(self) -> None:
-        board = self._board
-        assert board is not None
-        if self._has_store:
-            self._write(board)
-            if board.has_verdict():
-                self._is_told = True
-                self._end("")
-            board.read_who()
-            if self._failed:
-                board.read(range(self.world_size))
-                self._is_claimed = self._others_tell()
-            else:
-                board.read_now_and_then()
+    def look(self) -> None:
+        """Write this rank's row, read what the others wrote, and judge."""
+        if self.has_store:
+            self._write()
+            self._read()
         self._looks += 1
-        gone = self._gone(board)
-        if gone is not None:
-            self._ask(
-                lambda: board.read(range(self.world_size))
-            )  # it may have said something meanwhile
-            if gone == self._gone(board) and not self._others_tell():
-                self._end(self._report({gone: GONE}))
-        elif self._limit is not None and self.rank < _JUDGES:
-            self._judge(board, self._limit)
 
-    def _others_tell(self, *, take: bool = False) -> bool:
-        """Tell whether another rank tells what happened."""
-        if self._board is None or not (self._has_store and self._board.is_connected):
-            return False
-        owner = claim_first_error(self._board.shared, take=take)
-        return owner not in (None, "", str(self.rank))
+        ended = self.evidence.ended_rank()
+        if ended is not None:
+            self._ask(self._read_all)  # it may have written why before it ended
+            if self.evidence.ended_rank() == ended and not self._has_another_claimed():
+                self.end(self._text({ended: GONE}))
+        elif self.limit is not None and self.rank < _JUDGES:
+            self.judge_ranks(self.limit)
 
-    def _gone(self, board: Board) -> int | None:
-        """Return the rank of a process of this machine that ended inside of the block, as far as is
-        known.
-        """
-        for rank, who in list(board.who.items()):
-            row = board.rows.get(rank)
-            if rank != self.rank and who.identity.has_ended and not (row and row.left):
-                return rank
-        return None
-
-    def _row(self) -> Row:
-        step, phase, _ = self._position()
-        self._count += 1
-        unmoved = time.monotonic() - self._moved
-        report: Report | None = None
-        if unmoved >= 2 * PERIOD_SECONDS and self._limit is not None:
-            report = report_of(replace(own_observer(), host="localhost"))
-            if report is None:
-                continue_observer()
-        doing = doing_in(self._failed or frames_of(self._main), self._native_main)
-        return Row(
-            count=self._count,
-            step=step,
-            phase=phase,
-            unmoved=round(unmoved, 1),
-            doing=doing.text,
-            in_collective=doing.in_collective,
-            outside=self._outside_of_late(doing.outside),
-            begun=collectives_begun(),
-            report=None if report is None or report.gone else report,
-            crash=self._crash,
-            left=self._left,
-        )
-
-    def _outside_of_late(self, outside: str) -> str:
-        """Return what the main thread waits for outside of the job, or did within the limit: no
-        clock begins before.
-        """
-        now = time.monotonic()
-        if outside:
-            self._outside = outside, now
-        text, seen = self._outside
-        return text if self._limit is not None and now - seen < self._limit else ""
-
-    # -- who holds up the job ---------------------------------------------------------------------
-
-    def _judge(self, board: Board, limit: float) -> None:
-        """End the job where a rank holds it up. Nothing is read while this rank goes on."""
-        now = time.monotonic()
-        if now - self._moved < limit / 2:
+    def judge_ranks(self, limit: float) -> None:
+        """End the job where a rank holds it up. Nothing is read while this rank moves."""
+        if time.monotonic() - self.own.moved < limit / 2:
             return
-        self._ask(lambda: board.read(range(self.world_size)))
-        silent = {rank: self._silent(board, rank, now) for rank in range(self.world_size)}
-        absent = {
-            rank
-            for rank in silent
-            if self._is_absent(board, rank) or silent[rank] > _SILENT_SECONDS
-        }
-        asked = reports_of({rank: board.who[rank].observer for rank in absent if rank in board.who})
-        self._answered |= {
-            rank: time.monotonic() for rank, report in asked.items() if report is not None
-        }
+        self._ask(self._read_all)
+        reports = self.evidence.ask_observers()
+        gone = self.evidence.gone_rank(reports)
+        if gone is not None:
+            self.end(self._text({gone: GONE}))
+            return
 
-        seen = {}
-        for rank in silent:
-            report = asked.get(rank) if rank in absent else board.rows[rank].report
-            if report is not None and report.gone:
-                if not self._is_absent(board, rank) and not board.who[rank].identity.is_alive:
-                    return self._end(self._report({rank: GONE}))
-                report = None  # its observer alone is gone
-            seen[rank] = self._seen(board, rank, report)
-        verdict = judge(seen, limit, gpu=self._gpu)
-        if verdict:
-            self._end(self._report(self._timed(verdict)))
+        findings = judge(self.evidence.seen(reports), limit, gpu=self.settings.gpu)
+        if findings:
+            self.end(self._text_of(findings))
 
-    def _silent(self, board: Board, rank: int, now: float) -> float:
-        """Return the seconds since a rank was last heard of, while this one listened."""
-        if rank == self.rank:
-            return 0.0
-        return now - max(board.heard.get(rank, self._began), self._began)
+    def judge_store(self, waited: float, limit: float) -> None:
+        """End the job where the store has not answered for too long.
 
-    def _unheard(self, board: Board, rank: int) -> float:
-        """Return the seconds since a rank or its observer was last heard of."""
-        now = time.monotonic()
-        silent = self._silent(board, rank, now)
-        if rank not in board.who:
-            return silent / _UNKNOWN_PATIENCE
-        return min(silent, now - self._answered.get(rank, self._began))
-
-    def _is_absent(self, board: Board, rank: int) -> bool:
-        """Tell whether a rank has not come into the block so far, or has left it."""
-        row = board.rows.get(rank)
-        return row is None or bool(row.left)
-
-    def _seen(self, board: Board, rank: int, report: Report | None) -> Seen:
-        row = board.rows.get(rank)
-        silent = self._silent(board, rank, time.monotonic())
-        known = report or Report()
-        begun = {} if row is None else {group: count for group, (_, count) in row.begun.items()}
-        return Seen(
-            unmoved=silent + (row.unmoved if row else 0.0),
-            silent=self._unheard(board, rank),
-            observed=report is not None,
-            idle=known.idle,
-            stopped=known.stopped,
-            stopped_children=known.stopped_children,
-            traced=known.traced,
-            begun=begun,
-            in_collective=row is not None and row.in_collective,
-            outside=row.outside if row else "",
-            is_away=self._is_absent(board, rank) and rank in board.who,
-        )
-
-    def _judge_without_store(self, unanswered: float, limit: float) -> None:
-        """End the job where the store has not answered for too long, and this rank has not moved
-        meanwhile.
+        Args:
+            waited: seconds for which the store has not answered, and this rank has not moved.
         """
-        board = self._board
-        assert board is not None
-        waited = min(unanswered, time.monotonic() - self._moved)
         if waited < limit / 2:
             return
         holder = rank_of_store()
         if holder is None or holder == self.rank:
             if waited >= limit:
-                self._end_without_store({self.rank: CUT_OFF}, None)
+                self._end_without_store({self.rank: Finding(Fault.CUT_OFF)}, None)
             return
 
-        who = board.who.get(holder)
+        who = self.board.who.get(holder)
         report = None if who is None else report_of(who.observer)
-        seen = report or Report()
-        is_stopped = seen.stopped >= limit or (
-            waited >= limit and who is not None and who.identity.is_stopped
-        )
+        observed = report or Report()
+        is_stopped = observed.stopped >= limit
+        if waited >= limit and who is not None and who.identity.is_stopped:
+            is_stopped = True
+
         if is_stopped:
-            self._end_without_store({holder: STORE_STOPPED}, who)
-        elif waited < limit or seen.stopped or seen.traced:
+            self._end_without_store({holder: Finding(Fault.STORE_STOPPED)}, who)
+        elif waited < limit or observed.stopped or observed.traced:
             return
         elif who is None or who.identity.is_here:
-            self._end_without_store({holder: STORE_SILENT}, who)
+            self._end_without_store({holder: Finding(Fault.STORE_SILENT)}, who)
         else:
-            self._end_without_store({self.rank: CUT_OFF}, who)
+            self._end_without_store({self.rank: Finding(Fault.CUT_OFF)}, who)
 
-    def _end_without_store(self, verdict: Mapping[int, str], holder: Who | None) -> None:
-        """Tell it once: whoever first asks the observer of the rank that holds the store."""
-        self._has_store = False
-        answer = ask(holder.observer, "claim") if holder is not None else None
+    def _end_without_store(self, findings: Mapping[int, Finding], holder: Who | None) -> None:
+        """End the job where the store does not answer; the first rank to do so prints why.
+
+        The first is who first asks the observer of the rank that holds the store.
+        """
+        self.has_store = False
+        answer = None if holder is None else ask(holder.observer, "claim")
         is_first = answer is None or answer.get("first", True)
-        self._end(self._report(self._timed(verdict)) if is_first else "")
+        self.end(self._text_of(findings) if is_first else "")
 
-    # -- the message ------------------------------------------------------------------------------
+    # -- the store --------------------------------------------------------------------------------
 
-    def _name_lost(self, board: Board) -> str:
-        """Return the message for a broken connection; "" where another rank tells what happened, or
-        nobody is gone.
+    def _ask(self, work: Callable[[], object]) -> None:
+        """Do work that asks the store, as long as there is one.
 
-        The thread asks the store meanwhile: it may not answer.
+        After its end torch would print a stack for each question.
         """
-        begin = time.monotonic()
-        dead: int | None = None
-        looks = 0
-        while time.monotonic() < begin + _FOUND_SECONDS and not self._is_claimed:
-            if self._is_told:
-                end_at_once("", before=lambda: None)
-            gone = self._gone(board)
-            if gone != dead:
-                dead, looks = gone, self._looks
-            # A rank that is gone may have said why: it is asked for once more.
-            has_asked = self._looks > looks + 1 or not self._has_store
-            for rank, row in sorted(list(board.rows.items())):
-                if row.left not in ("", "finished"):
-                    return self._report({rank: row.left})
-                if rank == gone and has_asked:
-                    return self._report({rank: GONE})
-                if self._is_silent_and_gone(board, rank, begin):
-                    return self._report({rank: GONE})
-            time.sleep(PERIOD_SECONDS / 10)
-        return ""
+        if not self.has_store:
+            return
+        try:
+            work()
+        except RuntimeError as error:
+            # A machine with too much to do may answer the next question.
+            if "timeout" not in str(error).lower():
+                self.has_store = False
+        except (OSError, ValueError):
+            return
 
-    def _is_silent_and_gone(self, board: Board, rank: int, begin: float) -> bool:
-        """Tell whether a rank has been silent since its connections broke, and its observer has
-        ended with it.
+    def _ask_briefly(self, work: Callable[[], object]) -> None:
+        """Do work that asks the store from the main thread, which must not wait for ever."""
+        asking = threading.Thread(target=self._ask, args=(work,), daemon=True)
+        asking.start()
+        asking.join(timeout=_FOUND_SECONDS)
+
+    def _write(self) -> None:
+        """Write the row of this rank."""
+        if not self.board.is_connected:
+            self.board.introduce(self._who)
+        self.board.write(self.own.make())
+
+    def _read(self) -> None:
+        """Read what the others have written, and end this process where one has ended the job."""
+        if self.board.has_verdict():
+            self.others = _Others.ENDED
+            self.end("")
+        self.board.read_who()
+        if not self.own.failed:
+            self.board.read_now_and_then()
+            return
+
+        self._read_all()
+        if self.others is not _Others.ENDED and self._has_another_claimed():
+            self.others = _Others.CLAIMED
+
+    def _read_all(self) -> None:
+        self.board.read(self.ranks)
+
+    def _has_another_claimed(self, *, take: bool = False) -> bool:
+        """Return whether another rank prints the first error.
+
+        Args:
+            take: claim it for this rank where nobody has.
         """
-        silent = time.monotonic() - max(begin, board.heard.get(rank, begin))
-        if rank == self.rank or rank not in board.who or silent < 3 * PERIOD_SECONDS:
+        if not self.has_store or not self.board.is_connected:
             return False
-        report = report_of(board.who[rank].observer)
-        return report is None or report.gone
+        owner = claim_first_error(self.board.shared, take=take)
+        return owner not in (None, "", str(self.rank))
 
-    def _timed(self, verdict: Mapping[int, str]) -> dict[int, str]:
-        def since(text: str) -> str:
-            whose = (
-                "it has done nothing"
-                if text.startswith(("is stopped", "does not"))
-                else "nothing in the job went on"
-            )
-            return f"{text}: {whose} for {self._hang_seconds:g} s (hang_seconds)"
+    # -- the end ----------------------------------------------------------------------------------
 
-        return {rank: since(text) for rank, text in verdict.items()}
+    def _text_of(self, findings: Mapping[int, Finding]) -> str:
+        """Return the message of what was found."""
+        hang_seconds = self.settings.hang_seconds or 0.0
+        return self._text({rank: found.text(hang_seconds) for rank, found in findings.items()})
 
-    def _report(self, verdict: Mapping[int, str]) -> str:
-        """Say what happened to which ranks, what every rank was doing, and how to go on."""
-        board = self._board
-        assert board is not None
-        self._named = set(verdict)
-        rows, who = dict(board.rows), dict(board.who)
-        with self._reading:  # two threads may write a report, of which one is told
-            for rank in verdict.keys() & rows.keys() & who.keys() - self._crashes.keys():
-                if who[rank].identity.has_ended:  # while it lives the file is its own
-                    self._crashes[rank] = crash_of(rows[rank])
-        crashes = "\n".join(filter(None, self._crashes.values()))
-        return report_text(verdict, rows, who, crashes=crashes, advice=self._advice())
+    def _text(self, verdict: Mapping[int, str]) -> str:
+        """Return the message: what happened to which ranks, what all were doing, how to resume."""
+        rows = dict(self.board.rows)
+        who = dict(self.board.who)
+        message = self._message
+        message.named = set(verdict)
+        with message.reading:
+            for rank in verdict.keys() & rows.keys() & who.keys():
+                # While a process lives the file is its own.
+                if rank not in message.crashes and who[rank].identity.has_ended:
+                    message.crashes[rank] = crash_of(rows[rank])
+            crashes = "\n".join(stack for stack in message.crashes.values() if stack)
+        return report_text(verdict, rows, who, crashes=crashes, advice=self.settings.advice())
 
-    def _end(self, message: str) -> None:
-        """End this process, from the thread: the main one may wait for ever. "": another rank has
-        told why.
+    def end(self, message: str) -> None:
+        """End this process, from the thread: the main one may wait for ever.
+
+        It returns where the main thread has begun to do so.
+
+        Args:
+            message: to print; "" where another rank prints why.
         """
-        if not self._telling.acquire(blocking=False):
-            return  # the main thread tells it
-        if message and self._others_tell(take=True):
+        if not self._ending.acquire(blocking=False):
+            return
+        if message and self._has_another_claimed(take=True):
             message = ""
         if message:
             with contextlib.suppress(TrainerError):  # a full disk must not keep the job
-                self._log(message)
+                self.settings.log(message)
         end_at_once(message, before=self._end_others)
 
     def _end_others(self) -> None:
-        """Have the others end; what is stopped takes no signal, and its launcher would wait for it."""
-        if not self._has_store:
-            # That it is told the others learn from the observer of the rank that holds the store,
-            # which ends with that rank. They come to the same verdict within a second or so.
+        """Tell the others to end, and kill what is stopped: it takes no signal of its launcher."""
+        if not self.has_store:
+            # The others learn that a message is printed from the observer of the rank that holds
+            # the store, which ends with that rank. They come to the same finding within a second
+            # or so.
             time.sleep(_FOUND_SECONDS)
-        if self._crash:
-            Path(self._crash).unlink(missing_ok=True)
-        board = self._board
-        assert board is not None
-        self._ask(board.set_verdict)
-        for rank, who in list(board.who.items()):
-            if rank == self.rank or rank in self._named:
-                ask(who.observer, "kill")  # itself does not stop, what it started may
+        self._crash_file.delete()
+
+        self._ask(self.board.set_verdict)
+        for rank, who in list(self.board.who.items()):
+            if rank == self.rank or rank in self._message.named:
+                ask(who.observer, "kill")  # it does not stop itself, what it started may be stopped
             who.identity.kill_if_stopped()
-        if self._has_store and self.rank == rank_of_store():
-            time.sleep(
-                4 * PERIOD_SECONDS
-            )  # the verdict goes with this process: others read it first
+
+        if self.has_store and self.rank == rank_of_store():
+            # The store goes with this process: the others read the verdict first.
+            time.sleep(4 * PERIOD_SECONDS)
 
 
 def _name_thread() -> None:

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.faults.judge import APART, BEHIND, STOPPED, STUCK, Seen, judge, ranks_behind
+from trainer.faults.judge import Fault, Finding, Seen, judge, ranks_behind
 
 LIMIT = 8.0
+STOPPED, STUCK = Finding(Fault.STOPPED), Finding(Fault.STUCK)
+BEHIND, APART = Finding(Fault.BEHIND), Finding(Fault.APART)
+CHILD_STOPPED = Finding(Fault.CHILD_STOPPED, "77")
 WAITS = Seen(unmoved=9.0, idle=9.0, begun={"world": 5}, in_collective=True)
 UNSEEN = replace(
     WAITS, in_collective=False
@@ -23,7 +26,7 @@ SILENT = replace(LOCKED, silent=9.0)
 CUT_OFF = replace(SILENT, observed=False)
 ASKS = replace(LOCKED, outside="system call 45")
 DEBUGGED = replace(SILENT, traced=True)
-NOT_THERE = replace(SILENT, is_away=True, begun={})
+NOT_THERE = replace(SILENT, is_absent=True, begun={})
 OWN_STOPPED = replace(LOCKED, stopped_children={"77": 9.0})
 
 CASES = {
@@ -47,12 +50,13 @@ CASES = {
     "all were, and this one goes on first": ([replace(WAITS, unmoved=0.3), HALTED], {}),
     "a process of its own is": (
         [WAITS, OWN_STOPPED],
-        {1: "waits for its process 77, which is stopped"},
+        {1: CHILD_STOPPED},
     ),
     "a process of its own is, as was seen a little later": (
         [WAITS, replace(OWN_STOPPED, stopped_children={"77": 7.0})],
-        {1: "waits for its process 77, which is stopped"},
+        {1: CHILD_STOPPED},
     ),
+    "a process of its own is, by a debugger": ([WAITS, replace(OWN_STOPPED, traced=True)], {}),
     "a process of its own is, and it works": ([WAITS, replace(OWN_STOPPED, idle=0.1)], {}),
     # -- a rank is stuck: it has begun fewer collectives than the others
     "on a lock": ([WAITS, LOCKED], {1: STUCK}),
@@ -110,6 +114,16 @@ CASES = {
 def test_who_holds_up_a_job(case: str) -> None:
     ranks, expected = CASES[case]
     assert judge(dict(enumerate(ranks)), LIMIT) == expected
+
+
+def test_a_finding_is_told_with_the_limit() -> None:
+    assert STOPPED.text(10.0) == (
+        "is stopped, or its machine is: it has done nothing for 10 s (hang_seconds)"
+    )
+    assert CHILD_STOPPED.text(4.0) == (
+        "waits for its process 77, which is stopped: nothing in the job has moved for 4 s "
+        "(hang_seconds)"
+    )
 
 
 def test_on_gpus_ranks_that_are_in_no_collective_may_wait_for_their_own() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.faults.observation import Address, Report, ask, report_of, reports_of
+from trainer.faults.observation import Report
 from trainer.faults.observer import Activity, Observer
 
 COMPUTES = """
@@ -177,30 +176,3 @@ def test_questions_need_the_password_and_the_first_claims() -> None:
         "traced",
     }
     assert Observer(os.getppid() + 1, "secret").answer("secret look") == {"gone": True}
-
-
-PRINTS_ADDRESS = """
-import json
-from dataclasses import asdict
-from trainer.faults.observation import own_observer
-assert own_observer() is own_observer()
-print(json.dumps(asdict(own_observer())), flush=True)
-input()
-"""
-
-
-def test_the_observer_of_a_process_answers_until_the_process_ends() -> None:
-    words = [sys.executable, "-c", PRINTS_ADDRESS]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        address = Address(**json.loads(other.stdout.readline()))
-        report = report_of(address)
-        assert report is not None and not report.gone and report.stopped == 0.0
-        os.kill(other.pid, signal.SIGSTOP)
-        time.sleep(1.2)
-        answers = reports_of({1: address})
-        assert answers[1] is not None and answers[1].stopped > 0.5
-        ask(address, "kill")
-        assert other.wait(10) == -signal.SIGKILL
-        time.sleep(1.0)
-        assert report_of(address) == Report(gone=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from trainer.faults import report
 from trainer.faults.board import Row, Who
 from trainer.faults.identity import Identity
 from trainer.faults.observation import Address
-from trainer.faults.report import crash_of, report_text
+from trainer.faults.report import report_text, resume_command
 
 ROW = Row(count=3, step=5, phase="data", unmoved=9.0, doing="f (a.py:1)", begun={"0": ("world", 4)})
 
@@ -29,32 +30,23 @@ def test_the_message_says_who_what_and_how_to_go_on() -> None:
     assert (told, advice) == ("rank 1 stands still", "go on")
 
 
-def test_rows_come_back_as_they_were_written() -> None:
-    import json
-    from dataclasses import asdict, replace
-
-    from trainer.faults.observation import Report
-
-    row = replace(ROW, report=Report(idle=3.0, stopped_children={"7": 2.0}), begun={})
-    assert Row.read(json.dumps(asdict(row))) == row
-    assert Who.read(json.dumps(asdict(who(5)))) == who(5)
-
-
-def test_the_stack_of_a_crash_is_the_one_of_the_thread_that_crashed(tmp_path: Path) -> None:
-    file = tmp_path / "crash"
-    code = (
-        "import faulthandler, os, sys, threading\n"
-        f"faulthandler.enable(open({str(file)!r}, 'w'))\n"
-        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "def falls(): os.abort()\n"
-        "falls()\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL)
-    text = crash_of(Row(count=1, step=1, phase="", unmoved=0.0, doing="", crash=str(file)))
-    assert text.startswith("Fatal Python error: Aborted\nCurrent thread ")
-    assert "in falls" in text and "threading.py" not in text and not file.exists()
-    assert (
-        crash_of(ROW)
-        == ""
-        == crash_of(Row(count=1, step=1, phase="", unmoved=0.0, doing="", crash=str(file)))
-    )
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            ["/usr/bin/python3", "/usr/bin/torchrun", "train.py"],
+            "torchrun train.py --resume auto",
+        ),
+        (["torchrun", "train.py", "--resume", "auto"], "torchrun train.py --resume auto"),
+        (
+            ["/usr/bin/python3", "-m", "torch.distributed.run", "train.py"],
+            "/usr/bin/python3 -m torch.distributed.run train.py --resume auto",
+        ),
+    ],
+)
+def test_the_command_to_resume_is_the_launcher_s(
+    command: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = SimpleNamespace(cmdline=lambda: command)
+    monkeypatch.setattr(report, "launcher_processes", lambda: [launcher])
+    assert resume_command("--resume auto") == expected

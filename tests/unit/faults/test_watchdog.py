@@ -1,4 +1,4 @@
-"""What the watch makes of what ranks wrote, of observers that answer and of a store that does not."""
+"""What the watch concludes from rows, from observers, and from a store that does not answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainer.faults import watchdog
+from trainer.faults import evidence, own_row, watchdog
 from trainer.faults.board import Row, Who
 from trainer.faults.identity import Identity, own_machine
 from trainer.faults.observation import Address, Report
@@ -46,9 +46,7 @@ class FakeBoard:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Make a watch of rank 0 that has not moved for 9 s, and that tells what it would end the job
-    with.
-    """
+    """Make a watch of a rank that has not moved for 9 s, and that only notes how it would end."""
 
     def make(
         rows: dict[int, Row],
@@ -58,25 +56,33 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         machines: dict[int, str] | None = None,
         rank: int = 0,
     ) -> Any:
-        watch: Any = Watchdog(
-            rank=rank, world_size=2, position=lambda: (5, "training", 7), hang_seconds=10.0, gpu=False,
-            advice=lambda: "go on", log=print,
-        )  # fmt: skip
-        board = FakeBoard(rows, machines or {0: HERE, 1: HERE})
+        settings = Watchdog(
+            rank=rank,
+            world_size=2,
+            position=lambda: (5, "training", 7),
+            hang_seconds=10.0,
+            gpu=False,
+            advice=lambda: "go on",
+            log=print,
+        )
+        board: Any = FakeBoard(rows, machines or {0: HERE, 1: HERE})
+        watch: Any = watchdog._Watch(settings, board)
         now = time.monotonic()
-        watch._board, watch._began, watch._moved = board, now - 60.0, now - 9.0
+        watch.own.moved = now - 9.0
+        watch.evidence.began = now - 60.0
         board.heard = dict.fromkeys(rows, now - silent)
-        watch.told = []
-        watch._end = watch.told.append
+        watch.ends = []
+        watch.end = watch.ends.append
+        watch.claimed = set()  # ranks whose observers were asked to claim
+
         given = answers or {}
-        monkeypatch.setattr(
-            watchdog, "reports_of", lambda asked: {one: given.get(one) for one in asked}
-        )
+
+        def claim(address: Address, word: str) -> dict[str, bool]:
+            return {"first": address.port not in watch.claimed}
+
+        monkeypatch.setattr(evidence, "reports_of", lambda asked: {n: given.get(n) for n in asked})
         monkeypatch.setattr(watchdog, "report_of", lambda address: given.get(address.port))
-        monkeypatch.setattr(
-            watchdog, "ask", lambda address, word: {"first": address.port not in watch.claimed}
-        )
-        watch.claimed = set()
+        monkeypatch.setattr(watchdog, "ask", claim)
         return watch
 
     return make
@@ -84,8 +90,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 def said(watch: Any) -> str:
     """Judge, and return the last line but one of the message; "" for none."""
-    watch._judge(watch._board, 8.0)
-    return watch.told[0].splitlines()[-2] if watch.told else ""
+    watch.judge_ranks(8.0)
+    return watch.ends[0].splitlines()[-2] if watch.ends else ""
 
 
 BEHIND = replace(ROW, begun={"0": ("world", 3)})
@@ -96,7 +102,7 @@ def test_a_rank_that_writes_is_judged_by_its_row(watch: Callable[..., Any]) -> N
     stuck = {0: OWN, 1: replace(BEHIND, report=IDLE)}
     assert (
         said(watch(stuck))
-        == "rank 1 stands still: nothing in the job went on for 10 s (hang_seconds)"
+        == "rank 1 stands still: nothing in the job has moved for 10 s (hang_seconds)"
     )
     assert said(watch({0: OWN, 1: replace(BEHIND, report=WORKS)})) == ""
     assert said(watch({0: OWN, 1: BEHIND})) == "", "its observer does not answer it"
@@ -118,7 +124,7 @@ def test_a_rank_whose_observer_is_gone_is_gone_unless_it_is_seen_to_live(
     rows, gone = {0: OWN, 1: BEHIND}, {1: Report(gone=True)}
     elsewhere = {0: HERE, 1: ELSEWHERE}
     assert said(watch(rows, gone, silent=5.0, machines=elsewhere)).startswith(
-        "rank 1 is gone without a word"
+        "rank 1 ended silently"
     )
     assert said(watch(rows, gone, silent=5.0)) == ""
 
@@ -141,7 +147,7 @@ def test_one_that_answered_a_moment_ago_is_not_cut_off(watch: Callable[..., Any]
     assert said(one) == ""
     answers[1] = None
     assert said(one) == ""
-    one._answered[1] -= 9.0
+    one.evidence.answered[1] -= 9.0
     assert said(one).startswith("rank 1 is stopped, or its machine is")
 
 
@@ -168,8 +174,8 @@ def test_a_store_that_does_not_answer(
 ) -> None:
     monkeypatch.setattr(watchdog, "rank_of_store", lambda: 0)
     one = watch({0: ROW, 1: ROW}, {0: answer}, rank=1, machines={0: machine, 1: HERE})
-    one._judge_without_store(unanswered, 8.0)
-    told = one.told[0].splitlines()[-2] if one.told else ""
+    one.judge_store(unanswered, 8.0)
+    told = one.ends[0].splitlines()[-2] if one.ends else ""
     assert told.startswith(expected) and bool(told) == bool(expected)
 
 
@@ -179,8 +185,8 @@ def test_what_holds_the_store_is_told_once(
     monkeypatch.setattr(watchdog, "rank_of_store", lambda: 0)
     one = watch({0: ROW, 1: ROW}, {0: HALTED}, rank=1)
     one.claimed = {0}
-    one._judge_without_store(9.0, 8.0)
-    assert one.told == [""], "another rank tells it"
+    one.judge_store(9.0, 8.0)
+    assert one.ends == [""], "another rank tells it"
 
 
 def test_a_launcher_that_holds_the_store_and_does_not_answer(
@@ -188,16 +194,16 @@ def test_a_launcher_that_holds_the_store_and_does_not_answer(
 ) -> None:
     monkeypatch.setattr(watchdog, "rank_of_store", lambda: None)
     one = watch({0: ROW, 1: ROW}, rank=1)
-    one._judge_without_store(5.0, 8.0)
-    assert one.told == []
-    one._judge_without_store(9.0, 8.0)
-    assert "rank 1 is cut off from the others" in one.told[0]
+    one.judge_store(5.0, 8.0)
+    assert one.ends == []
+    one.judge_store(9.0, 8.0)
+    assert "rank 1 is cut off from the others" in one.ends[0]
 
 
 def test_nobody_is_judged_after_this_process_was_away(
     watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was stopped, or a call of C kept Python's lock, in the middle of a question to the store."""
+    """It was stopped, or a call of C kept Python's lock, while it asked the store."""
     for stalls, expected in ((True, 0), (False, 1)):
         one = watch({0: ROW, 1: ROW}, rank=1)
         monkeypatch.setattr(watchdog, "rank_of_store", lambda: None)
@@ -210,14 +216,13 @@ def test_nobody_is_judged_after_this_process_was_away(
             return float(last[0])
 
         turns = iter([False] * (3 if stalls else 30) + [True])
-        one._ended = SimpleNamespace(wait=lambda seconds, turns=turns: next(turns, True))
+        one._block_ended = SimpleNamespace(wait=lambda seconds, turns=turns: next(turns, True))
         no_answer = threading.Event()
-        one._look = lambda no_answer=no_answer: no_answer.wait(30)
-        one._has_store, one._moved, one._began = True, 0.0, 0.0
-        one._position = lambda: (5, "training", 7)
-        monkeypatch.setattr(watchdog, "collectives_begun", dict)
+        one.look = lambda no_answer=no_answer: no_answer.wait(30)
+        one.own.moved, one.evidence.began = 0.0, 0.0
+        monkeypatch.setattr(own_row, "collectives_begun", dict)
         monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=now))
-        one._run()
+        one.run()
         no_answer.set()
-        assert min(len(one.told), 1) == expected
+        assert min(len(one.ends), 1) == expected
         monkeypatch.undo()
