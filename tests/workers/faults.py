@@ -80,8 +80,33 @@ def _ask_the_launcher_to_stop() -> None:
 
 
 def _ask_everyone_to_stop() -> None:
-    for process in (launcher := psutil.Process(os.getppid()), *launcher.children(recursive=True)):
+    launcher = psutil.Process(os.getppid())
+    for process in (launcher, *launcher.children(recursive=True)):
         process.terminate()
+
+
+def _compute(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(100_000))
+
+
+def _ask(seconds: float) -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(seconds)
+    with ours, theirs, contextlib.suppress(TimeoutError):
+        ours.makefile("rb").read(1)
+
+
+def _fill_the_disk(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def _make_read_only(folder: Path) -> None:
+    for words in (["--bind", folder, folder], ["-o", "remount,bind,ro", folder]):
+        subprocess.run(["mount", *words], check=True)
 
 
 FAULTS = {
@@ -102,9 +127,7 @@ FAULTS = {
 
 
 class StuckImages:
-    """Images that come no more after a while: the process that loads them waits for ever, or is
-    killed.
-    """
+    """Images of which the process that loads them waits for ever, or is killed, after a while."""
 
     def __init__(self, images: Any, after: int, stamp: str, fault: Callable[[], None]) -> None:
         self.images, self.left, self.stamp, self.fault = images, after, stamp, fault
@@ -134,7 +157,7 @@ class Faulty(DigitsCNN):
         after: calls of training_step.
     """
 
-    # (compare=False: a run goes on without the fault.)
+    # (compare=False: a run resumes without the fault.)
     fault: str = field(default="", compare=False)
     at: str = field(default="step", compare=False)
     rank: int = field(default=1, compare=False)
@@ -155,9 +178,8 @@ class Faulty(DigitsCNN):
 
             def faulty(file: int) -> None:
                 name = os.readlink(f"/proc/self/fd/{file}")
-                if self._here() and (
-                    "/model" in name if self.at == "export" else "00000006" in name
-                ):
+                wanted = "/model" if self.at == "export" else "00000006"
+                if self._here() and wanted in name:
                     self._fail()
                 flush(file)
 
@@ -184,30 +206,16 @@ class Faulty(DigitsCNN):
     def _fail(self) -> None:
         Path(self.stamp).write_text(str(time.time()))
         if self.fault == "busy":
-            end = time.monotonic() + self.busy_seconds
-            while time.monotonic() < end:
-                sum(range(100_000))
+            _compute(self.busy_seconds)
         elif self.fault == "asleep on the network":
-            ours, theirs = socket.socketpair()
-            ours.settimeout(self.busy_seconds)
-            with ours, theirs, contextlib.suppress(TimeoutError):
-                ours.makefile("rb").read(1)
+            _ask(self.busy_seconds)
         elif self.fault == "sleeps":
             time.sleep(self.busy_seconds)
         elif self.fault.startswith("fills the disk"):
-            with (
-                open(Path(self.stamp).with_name("filled"), "wb", buffering=0) as file,
-                contextlib.suppress(OSError),
-            ):
-                while True:
-                    file.write(bytes(4096))
+            _fill_the_disk(Path(self.stamp).with_name("filled"))
             if self.fault.endswith("and waits"):
                 _wait_for_ever()
         elif self.fault == "is read-only":
-            folder = Path(self.stamp).with_name("run") / "checkpoints"
-            for words in (["--bind", folder, folder], ["-o", "remount,bind,ro", folder]):
-                subprocess.run(["mount", *words], check=True)
-        elif self.fault == "nan":
-            pass
-        else:
+            _make_read_only(Path(self.stamp).with_name("run") / "checkpoints")
+        elif self.fault != "nan":
             FAULTS[self.fault]()

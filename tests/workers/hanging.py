@@ -1,6 +1,4 @@
-"""A task of large layers, whose ranks are stopped or wait for ever somewhere, or take their time by
-right.
-"""
+"""A task of large layers, whose ranks are stopped, wait for ever, or take their time by right."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from trainer import Data, Task
 
 @dataclass(frozen=True, kw_only=True)
 class Hanging(Task):
-    """Learns sums, until a rank takes its time, is stopped, or waits for ever.
+    """Trains on sums, until a rank takes its time, is stopped, or waits for ever.
 
     Args:
         width: of the hidden layers; from 400 on they have more elements than what ZeRO-3 keeps
@@ -38,11 +36,11 @@ class Hanging(Task):
         at: where: ``data`` (``build_data``), ``model`` (``build_model``), ``item`` (the sample of
             an index that rank has in its first step), ``step``, ``state`` (``state_dict``) or
             ``extras`` (``save_extras``).
-        rank: which; -1 for all.
-        after: calls there.
-        seconds: what takes its time takes so long.
-        step_seconds: that each step sleeps.
-        stamp: a file that is written before.
+        rank: which rank does it; -1 for all.
+        after: at which call there.
+        seconds: for which what takes its time does so.
+        step_seconds: for which each step sleeps.
+        stamp: a file that is written before it is done.
     """
 
     width: int = 16
@@ -123,9 +121,7 @@ def wait_for_ever(seconds: float) -> None:
 
 
 def wait_for_others(fault: Callable[[float], None]) -> Callable[[float], None]:
-    """Let rank 0 wait by code of its own, which no frame of Python shows, and the others have a
-    fault.
-    """
+    """Let rank 0 wait by code of its own, which no frame shows, and the others have a fault."""
 
     def work(seconds: float) -> None:
         if dist.get_rank() > 0:
@@ -160,9 +156,7 @@ def compute(seconds: float) -> None:
 
 
 def keep_the_lock(seconds: float) -> None:
-    """Compute in one call of C that keeps Python's lock, as regular expressions, json and pickle
-    do.
-    """
+    """Compute in one call of C that keeps Python's lock, as regular expressions and json do."""
     length = 18  # each letter more takes twice as long
     begin = time.monotonic()
     re.match("(a+)+$", "a" * length + "b")

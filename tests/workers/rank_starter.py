@@ -1,5 +1,6 @@
-"""Starts the ranks of test jobs by forking a process that has imported the packages: seconds saved
-for each rank.
+"""Starts the ranks of test jobs by forking a process that has imported the packages.
+
+That saves seconds for each rank.
 
 Reads jobs as lines of JSON and answers each with its exit code. The ranks are processes of their
 own, connected over gloo by the variables that srun or mpirun users set (RANK, WORLD_SIZE,
@@ -45,11 +46,13 @@ def main() -> None:
     os.environ[NVML] = "1"
     import_packages(hidden)
     del os.environ[NVML]
+
     forks = hidden or can_compute_in_a_fork()
     if not forks:
         print(
             "CUDA was started by an import, so each rank is a fresh Python: slower", file=sys.stderr
         )
+
     for line in sys.stdin:
         print(json.dumps(run_job(json.loads(line), forks)), file=answers, flush=True)
 
@@ -83,7 +86,10 @@ def can_compute_in_a_fork() -> bool:
 
 
 def run_job(job: dict[str, Any], forks: bool) -> int:
-    """Start all ranks and wait; the exit code of the first that failed, whose end ends the others."""
+    """Start all ranks and wait; return the exit code of the first that failed.
+
+    Its end ends the others, as a launcher has it.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -93,14 +99,17 @@ def run_job(job: dict[str, Any], forks: bool) -> int:
         if pid == 0:
             be_rank(job, rank, port, forks)
         children.append(pid)
-    failed, kill_at = 0, time.monotonic() + job["timeout"]
+
+    failed = 0
+    kill_at = time.monotonic() + job["timeout"]
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             children.remove(pid)
             code = os.waitstatus_to_exitcode(status)
             if code and not failed:
-                failed, kill_at = code, min(kill_at, time.monotonic() + GRACE)
+                failed = code
+                kill_at = min(kill_at, time.monotonic() + GRACE)
                 send(children, signal.SIGTERM)
         elif time.monotonic() > kill_at:
             failed = failed or -signal.SIGKILL
@@ -116,21 +125,32 @@ def send(children: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def variables_of(rank: int, world: int, port: int) -> dict[str, str]:
+    """Return what srun and mpirun users set for a rank."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
 def be_rank(job: dict[str, Any], rank: int, port: int, forks: bool) -> NoReturn:
     """Run the script as a freshly started Python would, and leave."""
     code = 0
     try:
-        world = job["world"]
-        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-        ranks |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.clear()
-        os.environ.update(
-            job["environment"]
-            | ({name: str(value) for name, value in ranks.items()} if world else {})
-        )
+        os.environ.update(job["environment"])
+        world = job["world"]
+        if world:
+            os.environ.update(variables_of(rank, world, port))
+
         os.chdir(job["folder"])
         for number, path in ((0, os.devnull), (1, job["out"]), (2, job["err"])):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+
         if not forks:
             os.execv(sys.executable, [sys.executable, *job["words"]])
         faulthandler.enable()

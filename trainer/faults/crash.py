@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 from .board import Row
@@ -41,6 +42,28 @@ class CrashFile:
         """Delete it from the folder: this process ends in a moment."""
         if self.path:
             Path(self.path).unlink(missing_ok=True)
+
+
+class Crashes:
+    """The stacks of ranks that crashed, of which each file is read once.
+
+    Two threads may write a message, of which one is printed: both have all stacks.
+    """
+
+    def __init__(self) -> None:
+        self._stacks: dict[int, str] = {}
+        self._reading = threading.Lock()
+
+    def read(self, rank: int, row: Row) -> None:
+        """Read and delete the file of a rank that has ended."""
+        with self._reading:
+            if rank not in self._stacks:
+                self._stacks[rank] = crash_of(row)
+
+    def text(self) -> str:
+        """Return all stacks that were read; "" for none."""
+        with self._reading:
+            return "\n".join(stack for stack in self._stacks.values() if stack)
 
 
 def crash_of(row: Row) -> str:

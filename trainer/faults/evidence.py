@@ -99,11 +99,13 @@ class Evidence:
         is_observed = report is not None and not report.gone
         observed = report if report is not None and is_observed else Report()
         is_absent = self._is_absent(rank) and rank in self.board.who
+
         unmoved = self._silent_seconds(rank)
         begun = {}
         if row is not None:
             unmoved += row.unmoved
             begun = {group: number for group, (_, number) in row.begun.items()}
+
         return Seen(
             unmoved=unmoved,
             silent=self._unheard_seconds(rank),

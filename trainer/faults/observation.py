@@ -68,6 +68,7 @@ def own_observer() -> Address:
     script = Path(__file__).with_name("observer.py")
     # Without site-packages, and without what the environment would change.
     command = [sys.executable, "-IS", str(script), str(os.getpid()), str(listener.fileno())]
+
     with listener:
         process = subprocess.Popen(
             command,

@@ -59,9 +59,11 @@ class OwnRow:
         step, phase, _ = self._position()
         self._count += 1
         unmoved = time.monotonic() - self.moved
+
         report = None
         if unmoved >= 2 * PERIOD_SECONDS and self._limit is not None:
             report = self._report()
+
         doing = doing_in(self.failed or frames_of(self._main), self._native_main)
         return Row(
             count=self._count,

@@ -41,7 +41,7 @@ from types import TracebackType
 from ..distributed.exit import claim_first_error, end_at_once, is_lost_peer
 from ..errors import TrainerError
 from .board import Board, Who, rank_of_store
-from .crash import CrashFile, crash_of
+from .crash import Crashes, CrashFile
 from .evidence import Evidence
 from .identity import Identity
 from .judge import Fault, Finding, judge
@@ -133,21 +133,6 @@ class _Others(Enum):
     ENDED = "one of them has ended the job"
 
 
-@dataclass
-class _Message:
-    """What the message needs beside the board.
-
-    Args:
-        named: ranks that are at fault.
-        crashes: stacks of those that crashed, by rank. A file is read once.
-        reading: two threads may write a message, of which one is printed.
-    """
-
-    named: set[int] = field(default_factory=set)
-    crashes: dict[int, str] = field(default_factory=dict)
-    reading: threading.Lock = field(default_factory=threading.Lock)
-
-
 class _Watch:
     """The watch of one rank over the others, in one block."""
 
@@ -163,7 +148,8 @@ class _Watch:
         self.has_store = True  # False once its process has ended
         self.others = _Others.SILENT
         self._looks = 0
-        self._message = _Message()
+        self._named: set[int] = set()  # ranks that the message names
+        self._crashes = Crashes()
         self._block_ended = threading.Event()
         self._ending = threading.Lock()  # who holds it ends this process, or leaves the block
 
@@ -412,15 +398,13 @@ class _Watch:
         """Return the message: what happened to which ranks, what all were doing, how to resume."""
         rows = dict(self.board.rows)
         who = dict(self.board.who)
-        message = self._message
-        message.named = set(verdict)
-        with message.reading:
-            for rank in verdict.keys() & rows.keys() & who.keys():
-                # While a process lives the file is its own.
-                if rank not in message.crashes and who[rank].identity.has_ended:
-                    message.crashes[rank] = crash_of(rows[rank])
-            crashes = "\n".join(stack for stack in message.crashes.values() if stack)
-        return report_text(verdict, rows, who, crashes=crashes, advice=self.settings.advice())
+        self._named = set(verdict)
+        for rank in verdict.keys() & rows.keys() & who.keys():
+            # While a process lives the file is its own.
+            if who[rank].identity.has_ended:
+                self._crashes.read(rank, rows[rank])
+        advice = self.settings.advice()
+        return report_text(verdict, rows, who, crashes=self._crashes.text(), advice=advice)
 
     def end(self, message: str) -> None:
         """End this process, from the thread: the main one may wait for ever.
@@ -450,7 +434,7 @@ class _Watch:
 
         self._ask(self.board.set_verdict)
         for rank, who in list(self.board.who.items()):
-            if rank == self.rank or rank in self._message.named:
+            if rank == self.rank or rank in self._named:
                 ask(who.observer, "kill")  # it does not stop itself, what it started may be stopped
             who.identity.kill_if_stopped()
 

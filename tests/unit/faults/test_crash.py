@@ -9,7 +9,7 @@ from pathlib import Path
 from launchers import ROOT, clean_environment
 
 from trainer.faults.board import Row
-from trainer.faults.crash import crash_of
+from trainer.faults.crash import Crashes, crash_of
 
 
 def test_the_stack_of_a_crash_is_the_one_of_the_thread_that_crashed(tmp_path: Path) -> None:
@@ -27,6 +27,18 @@ def test_the_stack_of_a_crash_is_the_one_of_the_thread_that_crashed(tmp_path: Pa
     assert text.startswith("Fatal Python error: Aborted\nCurrent thread ")
     assert "in falls" in text and "threading.py" not in text and not file.exists()
     assert crash_of(row) == "", "it was read"
+
+
+def test_a_stack_is_in_each_message_though_its_file_is_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "crash"
+    file.write_text("Fatal Python error: Aborted\n\nCurrent thread 1:\n  in f\n\nmodules")
+    row = Row(count=1, step=1, phase="", unmoved=0.0, doing="", crash=str(file))
+    crashes = Crashes()
+    crashes.read(1, row)
+    crashes.read(1, row)
+    crashes.read(2, Row(count=1, step=1, phase="", unmoved=0.0, doing=""))
+    expected = "Fatal Python error: Aborted\nCurrent thread 1:\n  in f"
+    assert crashes.text() == expected == crashes.text() and not file.exists()
 
 
 USES_A_FILE = """
