@@ -82,13 +82,13 @@ def test_the_engines_buffers_and_what_a_save_takes() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama_stdlib", "digits_cnn"])
-def test_the_states_that_the_readme_tells(name: str) -> None:
+def test_the_states_that_the_page_of_numbers_gives(name: str) -> None:
     model = load_task(load_config(["--config", str(ROOT / f"examples/configs/{name}.yaml")]))[
         0
     ].build_model()
     told = [
         line
-        for line in (ROOT / "README.md").read_text().splitlines()
+        for line in (ROOT / "docs" / "numbers.md").read_text().splitlines()
         if line.startswith("| state per rank |")
     ]
     row = told[("llama_stdlib", "digits_cnn").index(name)]
