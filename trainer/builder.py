@@ -22,7 +22,7 @@ from .checkpoint import OptimizerForm, SavePolicy, Saver, Start
 from .checkpoint.checksums import base_weights
 from .checkpoint.disk import check_shared
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
-from .checkpoint.restarted import start_of_attempt
+from .checkpoint.start import start_of_attempt
 from .checks.row import checks_of
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .checkpoint import Parts, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, export_model
-from .checkpoint.restarted import how_to_go_on, restart_notices
+from .checkpoint.start import how_to_resume, restart_notices
 from .errors import CheckpointError, Origin, TrainerError
 from .faults.watchdog import Watchdog
 from .metrics import WeightedSums, agreed
@@ -423,7 +423,7 @@ class Run:
             position=position,
             hang_seconds=self.config.hang_seconds,
             gpu=self.plan.device == "cuda",
-            advice=lambda: how_to_go_on(checkpoints),
+            advice=lambda: how_to_resume(checkpoints),
             log=log,
         )
 

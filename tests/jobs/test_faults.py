@@ -131,7 +131,7 @@ def test_a_rank_that_is_lost_is_named_and_the_run_goes_on(
         rf"^{rank} +\S+ +\d+ +\d+ +(set-up|training|data|evaluation|saving) ", job.err, re.MULTILINE
     )
     assert "FAILED" in job.err or launcher == "deepspeed"
-    assert f"to go on from {job.output_dir / 'checkpoints'}/step-000000" in job.err
+    assert f"to resume from {job.output_dir / 'checkpoints'}/step-000000" in job.err
     assert " --resume auto" in job.err
     assert named[0] in (job.output_dir / "log.txt").read_text() or HUNG not in named[0]
     assert seconds < 60, "the launcher did not have to wait for a time-out"

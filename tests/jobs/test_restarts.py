@@ -43,7 +43,7 @@ def account_of(job: Job) -> dict[str, Any]:
 def assert_went_on(job: Job, processes: int) -> None:
     log = (job.output_dir / "log.txt").read_text()
     assert (
-        "note: started again by the launcher (1 of --max_restarts): goes on as with resume: auto"
+        "note: started again by the launcher (1 of --max_restarts): resumes as with resume: auto"
         in log
     )
     assert f"note: resumed from {job.output_dir / 'checkpoints' / 'step-00000004'}" in log

@@ -1,22 +1,40 @@
 """Checkpoints that cannot be lost and load anywhere.
 
-untrusted.py, safetensors_io.py, disk.py   files: forged ones, tensors, atomic writes and room
-ranges.py        flat ranges of tensors: how any layout reads any other
-contents.py      what the files hold, read as carefully as if a stranger had written them
-discover.py      the checkpoints that are there, and which one to go on from; store.py commits and deletes them
-parts.py         the record of what a checkpoint is made of; snapshot.py takes it to host memory
-optimizer_state.py, schedule_state.py, codec.py   some of the parts
-restore.py       the parts set again; compatibility.py: what may not differ then
-saver.py         saving while training goes on
-export.py        model files; adapters.py: of peft models
+Files and tensors
+    disk.py             atomic writes, checksums of files, room on the disk
+    untrusted.py        paths and JSON that somebody else may have written
+    safetensors_io.py   safetensors files
+    ranges.py           flat ranges of tensors: how any layout reads any other
+    schema.py           the form of manifest.json and state.json
+    contents.py         what the files of a checkpoint hold
+
+The folder of checkpoints
+    discover.py         the checkpoints that are there, and whether they are whole
+    start.py            which one a run begins with
+    store.py            committing new ones and deleting old ones
+
+What is saved
+    parts.py            the live parts of a training, and which elements this rank writes
+    optimizer_state.py, schedule_state.py, codec.py   the state of some of the parts
+    snapshot.py         a copy of this rank's part in host memory
+    saver.py            saving while training continues
+
+Loading
+    restore.py          setting a training to a checkpoint, or its weights
+    compatibility.py    which settings may not differ then
+    checksums.py        whether the weights are what the files hold
+
+Models
+    export.py           model files
+    adapters.py         of peft models
 """
 
 from __future__ import annotations
 
-from .discover import Start, find_start
 from .optimizer_state import OptimizerForm
 from .parts import Parts, StatefulCallback
 from .saver import SavePolicy, Saver
+from .start import Start, find_start
 
 __all__ = [
     "OptimizerForm",

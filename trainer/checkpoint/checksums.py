@@ -1,4 +1,6 @@
-"""Checksums of weights that do not depend on the layout: of what was read, and of what no
+"""Checksums of weights that are the same on every layout.
+
+They are taken of weights that were read from a model folder, and of those below an adapter, which no
 checkpoint holds.
 """
 
@@ -6,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -17,148 +19,186 @@ from ..errors import CheckpointError
 from ..strategies import Shard
 from ..text import listed
 from .disk import CHUNK
-from .parts import Parts
+from .parts import Parts, assign_writers
 from .ranges import Ranges, of_model_folder
 
-_SUMMED = 1 << 19  # elements of a checksum at a time: some megabytes
+_AT_A_TIME = 1 << 19  # elements: some megabytes
+_MODULUS = 1 << 64
+_ODD = 0x9E3779B97F4A7C1
 
 
 def check_dtypes(folder: Path, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    """Hold the dtypes of a model, in which what learns is kept in full precision, against those of
-    its folder.
+    """Check that the dtypes of a model hold every value of the files that it is read from.
 
     Args:
-        names: what tensors are called in the model, by their names in the files.
+        names: the name of a tensor in the model, by its name in the files.
         tensors: of the model, by name.
 
     Raises:
-        CheckpointError: reading the files would round what stands there, or they are no safetensors
-            files.
+        CheckpointError: reading the files would round values, or they are no safetensors files.
     """
-    store, _ = of_model_folder(folder, names)
-    for name in store.names("parameter"):
-        stored, own = (
-            store.dtype("parameter", name),
-            tensors[name].dtype if name in tensors else torch.float64,
-        )
-        if own.is_floating_point and not _holds(own, stored):
-            theirs, mine = (str(dtype).removeprefix("torch.") for dtype in (stored, own))
-            rule = f"the model has it in {mine}, which would round it; build the model in {theirs}"
-            raise CheckpointError(f"{folder}: {name} stands there in {theirs}, and {rule}")
+    ranges, _ = of_model_folder(folder, names)
+    for name in ranges.names("parameter"):
+        if name not in tensors or not tensors[name].is_floating_point():
+            continue
+        own, stored = tensors[name].dtype, ranges.dtype("parameter", name)
+        if not _holds(own, stored):
+            own_name, stored_name = (str(dtype).removeprefix("torch.") for dtype in (own, stored))
+            raise CheckpointError(
+                f"{folder}: {name} is stored in {stored_name}, and the model has it in {own_name}, "
+                f"which would round it; build the model in {stored_name}"
+            )
 
 
 def check_read(
     parts: Parts,
-    store: Ranges,
+    ranges: Ranges,
     places: Mapping[str, tuple[str, str]],
     source: Path,
     agreement: Agreement,
 ) -> str:
-    """Hold the parameters against the files that they were read from; returns the checksum of both.
-    Collective.
+    """Compare the parameters with the files that they were read from; return their checksum.
 
     Each rank reads an equal part of each tensor once more, from what the machine still has in
-    memory: not the part that it has of the model.
+    memory: another part than it has of the model. Collective: call on every rank.
 
     Args:
-        places: kind and name in the store, by the name in the model.
+        places: kind and name in the files, by the name in the model.
         source: for messages.
 
     Raises:
-        CheckpointError: a parameter is not what stands there.
+        CheckpointError: a parameter is not what its file holds.
     """
-    rank, world = parts.rank, parts.world_size
     shards = [shard for shard in parts.strategy.shards(trainable=None) if shard.name in places]
-    dtypes = {}
-    for name, dtype in {
-        pair
-        for held in agreement.gather({(s.name, s.tensor.dtype) for s in shards})
-        for pair in held
-    }:
-        stored = store.dtype(*places[name])
-        dtypes[name] = (
-            stored if _holds(dtype, stored) else dtype
-        )  # some engines round what does not learn
-    read, there = Counter[str](), Counter[str]()
-    for shard, low, high in parts.dealt(shards):
-        read[shard.name] += _sum_of(shard, low, high, dtypes[shard.name])
-    for name, dtype in dtypes.items():
-        size, step = store.size(*places[name]), CHUNK // dtype.itemsize
-        end = size * (rank + 1) // world
-        for low in range(size * rank // world, end, step):
-            part = torch.empty(min(step, end - low), dtype=dtype)
-            store.read(*places[name], low, part)
-            there[name] += content_sum(part, low, dtype)
-    sums = agreement.gather((dict(read), dict(there)))
-    wrong, total = [], 0
+    own_dtypes = {(shard.name, shard.tensor.dtype) for shard in shards}
+    all_dtypes = agreement.gather(own_dtypes)
+
+    dtypes: dict[str, torch.dtype] = {}
+    for name, dtype in (pair for pairs in all_dtypes for pair in pairs):
+        # Some engines round what is not trained: both are compared in the narrower dtype.
+        stored = ranges.dtype(*places[name])
+        dtypes[name] = stored if _holds(dtype, stored) else dtype
+
+    in_model = _sums_of_shards(shards, dtypes)
+    in_files = _sums_of_files(ranges, places, dtypes, rank=parts.rank, world_size=parts.world_size)
+    all_in_model = agreement.gather(in_model)
+    all_in_files = agreement.gather(in_files)
+
+    wrong = []
+    total = 0
     for name in dtypes:
-        one, other = (
-            sum(of_rank[side].get(name, 0) for of_rank in sums) % (1 << 64) for side in (0, 1)
-        )
-        total += zlib.crc32(name.encode()) * other
-        wrong += [name] if one != other else []
+        of_model = _sum_over_ranks(all_in_model, name)
+        of_files = _sum_over_ranks(all_in_files, name)
+        total += zlib.crc32(name.encode()) * of_files
+        if of_model != of_files:
+            wrong.append(name)
     if wrong:
         raise CheckpointError(
-            f"{source}: memory or a disk is faulty: what was read is not what stands there: {listed(wrong)}"
+            f"{source}: memory or a disk is faulty: these tensors are not what the files hold: "
+            f"{listed(wrong)}"
         )
-    return f"{total % (1 << 64):016x}"
+    return f"{total % _MODULUS:016x}"
+
+
+def _sums_of_shards(shards: Iterable[Shard], dtypes: Mapping[str, torch.dtype]) -> dict[str, int]:
+    """Return the checksum of this rank's part of each tensor of the model."""
+    sums = Counter[str]()
+    for shard, low, high in assign_writers(shards):
+        sums[shard.name] += _sum_of_shard(shard, low, high, dtypes[shard.name])
+    return dict(sums)
+
+
+def _sums_of_files(
+    ranges: Ranges,
+    places: Mapping[str, tuple[str, str]],
+    dtypes: Mapping[str, torch.dtype],
+    *,
+    rank: int,
+    world_size: int,
+) -> dict[str, int]:
+    """Return the checksum of this rank's equal part of each tensor in the files."""
+    sums = Counter[str]()
+    for name, dtype in dtypes.items():
+        kind, stored_name = places[name]
+        size = ranges.size(kind, stored_name)
+        begin = size * rank // world_size
+        end = size * (rank + 1) // world_size
+        step = CHUNK // dtype.itemsize
+        for low in range(begin, end, step):
+            part = torch.empty(min(step, end - low), dtype=dtype)
+            ranges.read(kind, stored_name, low, part)
+            sums[name] += content_sum(part, low, dtype)
+    return dict(sums)
+
+
+def _sum_over_ranks(sums: Iterable[Mapping[str, int]], name: str) -> int:
+    return sum(of_rank.get(name, 0) for of_rank in sums) % _MODULUS
 
 
 def base_weights(parts: Parts, agreement: Agreement) -> str | None:
-    """Return a checksum of the weights below an adapter, which no checkpoint holds; None without
-    one. Collective.
+    """Return a checksum of the weights below an adapter; None for a model without adapter.
 
-    It is the same on every layout of one precision.
+    It is the same on every layout of one precision. Collective: call on every rank.
     """
     if parts.model_file.names is None:
         return None
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
-        parts.strategy.plan.mixed_precision, torch.float32
-    )
+
+    by_precision = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    dtype = by_precision.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
-    for shard, low, high in parts.dealt(parts.strategy.shards(trainable=False)):
-        own += zlib.crc32(shard.name.encode()) * _sum_of(shard, low, high, dtype)
-    return f"{sum(agreement.gather(own)) % (1 << 64):016x}"
+    for shard, low, high in assign_writers(parts.strategy.shards(trainable=False)):
+        own += zlib.crc32(shard.name.encode()) * _sum_of_shard(shard, low, high, dtype)
+    sums = agreement.gather(own)
+    return f"{sum(sums) % _MODULUS:016x}"
 
 
 def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
-    """Return a checksum of a flat part of a tensor, rounded to ``dtype``: those of all parts add up
-    to the whole's.
+    """Return the checksum of a flat part of a tensor; those of all parts add up to the whole's.
 
     Args:
         start: of the part within the whole tensor, in elements.
+        dtype: to which the values are rounded first.
     """
-    width, total, odd = 8 // dtype.itemsize, 0, 0x9E3779B97F4A7C1
-    place = torch.arange(_SUMMED // width + 1, device=values.device)
-    for low in range(0, values.numel(), _SUMMED):
-        part = values[low : low + _SUMMED]
-        # Read as whole words of 64 bits, in zeros where a neighbouring part has the rest of the
-        # first and the last one.
-        first, before = divmod(start + low, width)
-        words = values.new_zeros(-(-(before + len(part)) // width) * width, dtype=dtype)
-        words[before : before + len(part)] = part
-        words = words.view(torch.int64)
-        # Each counts (2 place + 1) odd times: an odd number, so no single bit is lost where
+    width = 8 // dtype.itemsize  # elements of one word of 64 bits
+    place = torch.arange(_AT_A_TIME // width + 1, device=values.device)
+    total = 0
+    for low in range(0, values.numel(), _AT_A_TIME):
+        part = values[low : low + _AT_A_TIME]
+
+        # A neighbouring part has the rest of the first and of the last word: zeros stand for it.
+        first_word, before = divmod(start + low, width)
+        word_count = -(-(before + len(part)) // width)
+        padded = values.new_zeros(word_count * width, dtype=dtype)
+        padded[before : before + len(part)] = part
+        words = padded.view(torch.int64)
+
+        # Word p counts (2 p + 1) * _ODD times: an odd number, so that no single bit is lost where
         # integers wrap around.
-        total += int(words.sum()) * (2 * first + 1) * odd + 2 * odd * int(
-            (words * place[: len(words)]).sum()
-        )
-    return total % (1 << 64)
+        of_first = int(words.sum()) * (2 * first_word + 1) * _ODD
+        of_places = 2 * _ODD * int((words * place[: len(words)]).sum())
+        total += of_first + of_places
+    return total % _MODULUS
 
 
-def _sum_of(shard: Shard, low: int, high: int, dtype: torch.dtype) -> int:
-    values, columns = shard.tensor[low:high], shard.columns
+def _sum_of_shard(shard: Shard, low: int, high: int, dtype: torch.dtype) -> int:
+    """Return the checksum of elements ``low`` to ``high`` of a shard."""
+    values = shard.tensor[low:high]
+    columns = shard.columns
     if columns is None:
         return content_sum(values, shard.start + low, dtype)
-    total, step = 0, max(1, CHUNK // (columns.stride * values.itemsize)) * columns.width
-    for at in range(0, len(values), step):  # in rows of zeros, which add nothing
-        part = values[at : at + step]
+
+    # Some columns are put into whole rows of zeros, which add nothing.
+    rows_at_a_time = max(1, CHUNK // (columns.stride * values.itemsize))
+    step = rows_at_a_time * columns.width
+    total = 0
+    for begin in range(0, len(values), step):
+        part = values[begin : begin + step]
         rows = values.new_zeros(columns.span(len(part)))
         columns.within(rows, len(part)).copy_(part.view(-1, columns.width))
-        total += content_sum(rows, shard.start + columns.at(low + at), dtype)
+        total += content_sum(rows, shard.start + columns.at(low + begin), dtype)
     return total
 
 
 def _holds(dtype: torch.dtype, stored: torch.dtype) -> bool:
-    """Tell whether a dtype has every value of another one."""
+    """Return whether a dtype has every value of another one."""
     return torch.promote_types(dtype, stored) == dtype

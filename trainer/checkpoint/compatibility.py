@@ -1,6 +1,4 @@
-"""What decides the numbers of a run, and what differs between a checkpoint and the run that
-continues it.
-"""
+"""Which settings decide the numbers of a run, and how a checkpoint's differ from this run's."""
 
 from __future__ import annotations
 
@@ -15,19 +13,22 @@ from ..text import hidden, listed
 from .codec import encode_plain
 from .parts import Parts
 
-_OF_RATES = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
+_SET_BY_CONFIG = ("lr", "optimizer", "schedule", "schedule_settings", "schedule_class")
 
 
 def fingerprint(parts: Parts) -> dict[str, Any]:
-    """Return what must stay the same for the loss curve to go on as if nothing had happened, as
-    JSON reads it back.
+    """Return what must stay the same for the loss curve to continue as if nothing had happened.
+
+    It has the form in which JSON reads it back.
     """
     form = parts.optimizer_form
-    built = {"optimizer": form.kind, "optimizer_groups": list(form.groups)}
-    found = of_settings(
-        {**parts.settings, **built, "schedule_class": type(parts.schedule).__name__}
-    )
-    # The groups say what these settings became; the weights to start with are the checkpoint's.
+    built = {
+        "optimizer": form.kind,
+        "optimizer_groups": list(form.groups),
+        "schedule_class": type(parts.schedule).__name__,
+    }
+    found = of_settings({**parts.settings, **built})
+    # The groups hold what these settings became; a resumed run starts with the checkpoint's weights.
     del found["optimizer_settings"], found["weights"]
     plain: dict[str, Any] = encode_plain(found, "mathematics")
     return plain
@@ -37,44 +38,48 @@ def changed_rates(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
     schedule_before: Mapping[str, Any],
-    schedule: Mapping[str, Any],
+    schedule_now: Mapping[str, Any],
 ) -> list[str]:
-    """List the rates from which the schedule starts that code has changed for some parameters, in
-    one line each.
+    """Return one line for each learning rate that code has changed for some parameters.
 
-    Where the config's own rate or schedule is another one, that is told already, and nothing is
-    listed.
+    Where the config's own rate or schedule differs, that is reported elsewhere, and nothing here.
 
     Args:
-        before, now: facts, as ``fingerprint`` returns them.
-        schedule_before, schedule: as ``schedule_state`` returns them.
+        before, now: as ``fingerprint`` returns them.
+        schedule_before, schedule_now: as ``schedule_state`` returns them.
     """
-    if any(before.get(key) != now.get(key) for key in _OF_RATES):
+    if any(before.get(key) != now.get(key) for key in _SET_BY_CONFIG):
         return []
-    old, new = _rates_by_name(before, schedule_before), _rates_by_name(now, schedule)
+
+    old = _rates_by_name(before, schedule_before)
+    new = _rates_by_name(now, schedule_now)
     changed: dict[tuple[float, float], list[str]] = {}
     for name in old.keys() & new.keys():
         if old[name] != new[name]:
             changed.setdefault((old[name], new[name]), []).append(name)
-    return [
-        f"lr of {listed(sorted(names))}: {one} -> {other}"
-        for (one, other), names in sorted(changed.items())
-    ]
+
+    lines = []
+    for (old_rate, new_rate), names in sorted(changed.items()):
+        lines.append(f"lr of {listed(sorted(names))}: {old_rate} -> {new_rate}")
+    return lines
 
 
 def _rates_by_name(facts: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, float]:
-    groups, rates = facts["optimizer_groups"], _base_rates(schedule["own"])
-    if len(groups) != len(rates):
+    """Return the rate of each parameter before the schedule changes it; empty if not known."""
+    groups = facts["optimizer_groups"]
+    base_rates = _base_rates(schedule["own"])
+    if len(groups) != len(base_rates):
         return {}
-    return {
-        name: rate for group, rate in zip(groups, rates, strict=True) for name in group["names"]
-    }
+
+    rates: dict[str, float] = {}
+    for group, rate in zip(groups, base_rates, strict=True):
+        for name in group["names"]:
+            rates[name] = rate
+    return rates
 
 
 def _base_rates(own: Mapping[str, Any]) -> list[float]:
-    """Return the rates of the groups before a schedule moves them; of several, one behind the
-    other, the first's.
-    """
+    """Return the rates of the groups before a schedule changes them; of a sequence, the first's."""
     if "base_lrs" in own:
         rates: list[float] = own["base_lrs"]
         return rates
@@ -84,22 +89,25 @@ def _base_rates(own: Mapping[str, Any]) -> list[float]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List ``key: before -> now`` in one line each; of nested values only the parts that differ, of
-    names those that came or went.
+    """Return a line ``key: before -> now`` for each difference.
+
+    Of nested values only the parts that differ are shown, of lists of names those that came or went.
     """
     lines = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
-        if old != new and _are_names(old) and _are_names(new) and set(old) != set(new):
-            lines.append(f"{key}: {_moved(old, new)}")
+        if old == new:
             continue
+
+        if _are_names(old) and _are_names(new) and set(old) != set(new):
+            lines.append(f"{key}: {_changed_names(old, new)}")
+            continue
+
         if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-            old, new = (
-                {str(number): item for number, item in enumerate(items)} for items in (old, new)
-            )
+            old, new = _by_number(old), _by_number(new)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += [f"{key}.{line}" for line in differences(old, new)]
-        elif old != new:
+        else:
             lines.append(f"{key}: {_short(old)} -> {_short(new)}")
     return lines
 
@@ -113,35 +121,38 @@ def check_same(
     source: Path,
     advice: str = "",
 ) -> list[str]:
-    """Return the differences and ``others`` that were found elsewhere, where they are allowed.
+    """Return the differences between two fingerprints, if differences are allowed.
 
     Args:
-        advice: a text behind them, about where the values of now come from.
+        others: differences that were found elsewhere.
+        advice: a text behind them, about where this run's values come from.
 
     Raises:
-        ConfigError: there are some, and they are not allowed.
+        ConfigError: there are differences, and they are not allowed.
     """
-    # Earlier versions wrote secrets down.
-    found = [*differences(_joined(hidden(before)), _joined(hidden(now))), *others]
+    # Earlier versions wrote secrets to checkpoints.
+    found = differences(_with_joined_groups(hidden(before)), _with_joined_groups(hidden(now)))
+    found += others
     if found and not allowed:
         rule = (
-            f"the checkpoint {source} belongs to a run with other numbers; restore these values, or set "
-            f"allow_config_change: true to go on with the new ones: {'; '.join(found)}{advice}"
+            f"the checkpoint {source} belongs to a run with other numbers; restore these values, "
+            "or set allow_config_change: true to continue with the new ones: "
+            f"{'; '.join(found)}{advice}"
         )
         raise ConfigError(Problem(origin=Origin("resume", key="allow_config_change"), rule=rule))
     return found
 
 
-def _joined(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Join the optimizer's groups of the same settings: they are stepped alike, however many they
-    are.
-    """
-    named: dict[str, list[str]] = {}
+def _with_joined_groups(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the optimizer's groups of the same settings: they are stepped alike, in one or in two."""
+    names_of: dict[str, list[str]] = {}
     for group in facts["optimizer_groups"]:
-        named.setdefault(json.dumps(group["settings"], sort_keys=True), []).extend(group["names"])
-    groups = [
-        {"names": sorted(names), "settings": json.loads(said)} for said, names in named.items()
-    ]
+        text = json.dumps(group["settings"], sort_keys=True)
+        names_of.setdefault(text, []).extend(group["names"])
+
+    groups = []
+    for text, names in names_of.items():
+        groups.append({"names": sorted(names), "settings": json.loads(text)})
     return {**facts, "optimizer_groups": groups}
 
 
@@ -149,12 +160,20 @@ def _are_names(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _moved(old: list[str], new: list[str]) -> str:
-    """Say which names are there no more, and which are new."""
-    gone = [name for name in old if name not in set(new)]
+def _by_number(items: list[Any]) -> dict[str, Any]:
+    return {str(number): item for number, item in enumerate(items)}
+
+
+def _changed_names(old: list[str], new: list[str]) -> str:
+    """Return which names went and which came."""
+    went = [name for name in old if name not in set(new)]
     came = [name for name in new if name not in set(old)]
-    parts = (("without", gone), ("with", came))
-    return "; ".join(f"now {word} {listed(names)}" for word, names in parts if names)
+    changes = []
+    if went:
+        changes.append(f"now without {listed(went)}")
+    if came:
+        changes.append(f"now with {listed(came)}")
+    return "; ".join(changes)
 
 
 def _short(value: object) -> str:

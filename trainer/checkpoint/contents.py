@@ -1,4 +1,4 @@
-"""What the files of a checkpoint hold, read from a stranger's as carefully as from one's own."""
+"""What the files of a checkpoint hold: state.json, the model's tensors and everything else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .schema import STATE_SCHEMA, check_schema
 from .untrusted import LARGEST_JSON, path_inside, read_json, too_large
 
 STATE = "state.json"
-WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds that a tensor of the model can be stored as
+WEIGHTS = ("parameter", "frozen", "buffer")  # the kinds as which a tensor of the model is stored
 _RANK_FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
 Tensors = list[tuple[str, tuple[int, ...], torch.dtype]]
 
@@ -30,7 +30,7 @@ class Contents:
     """A checkpoint, opened.
 
     Args:
-        state: of ``state.json``; its keys are there and have the types that the format gives them.
+        state: what state.json holds, in the form of ``STATE_SCHEMA``.
         model: name, shape and dtype of each tensor of a model file, in its order.
         ranges: the tensors.
     """
@@ -41,50 +41,61 @@ class Contents:
 
     @classmethod
     def of(cls, folder: Path, names: Iterable[str]) -> Contents:
-        """Open the files ``names`` of a checkpoint; of its tensors only the headers are read.
+        """Open a checkpoint that consists of the files ``names``; of tensors only headers are read.
 
         Raises:
-            CheckpointError, OSError: they hold what no checkpoint holds, or cannot be read.
+            CheckpointError: state.json or a header has another form.
+            OSError: a file cannot be read.
         """
         state = read_json(path_inside(folder, STATE))
         check_schema(state, STATE_SCHEMA, STATE)
+
         model = []
         for name, shape, dtype in state["model"]:
             if dtype not in DTYPE_NAMES:
                 raise CheckpointError(f"{STATE}: {name} has the unknown dtype {dtype!r}")
             model.append((name, tuple(shape), DTYPE_NAMES[dtype]))
-        ranges = of_rank_files(path_inside(folder, name) for name in names if is_rank_file(name))
-        return cls(state=state, model=model, ranges=ranges)
+
+        paths = [path_inside(folder, name) for name in names if _RANK_FILE.fullmatch(name)]
+        return cls(state=state, model=model, ranges=of_rank_files(paths))
 
     def kind(self, name: str) -> str | None:
-        """Return as what a tensor of the model is stored; None where it is not, which is right for
-        an empty one.
+        """Return the kind as which a tensor of the model is stored.
+
+        None if it is not stored, as is right for a tensor without elements.
         """
-        return next((kind for kind in WEIGHTS if self.ranges.holds(kind, name)), None)
+        for kind in WEIGHTS:
+            if self.ranges.holds(kind, name):
+                return kind
+        return None
 
     @property
     def model_file(self) -> ModelFile:
-        """Return what of the model is exported; checkpoints of peft models say so."""
+        """Return what of the model is exported: of a peft model the adapter."""
         export = self.state.get("export")
-        return ModelFile(file=export["file"], names=export["names"]) if export else ModelFile()
+        if export is None:
+            return ModelFile()
+        return ModelFile(file=export["file"], names=export["names"])
 
     def check_model(self) -> None:
-        """Hold the tensors to the model; ``CheckpointError`` if one of them is not whole in the
-        files.
+        """Check that each tensor of the model is there, from its first element to its last.
+
+        Raises:
+            CheckpointError: one is not.
         """
         for name, shape, _ in self.model:
-            self.ranges.check_whole(self.kind(name) or WEIGHTS[0], name, math.prod(shape))
+            numel = math.prod(shape)
+            self.ranges.check_whole(self.kind(name) or WEIGHTS[0], name, numel)
             if self.ranges.holds("average", name):
-                self.ranges.check_whole("average", name, math.prod(shape))
-
-
-def is_rank_file(name: str) -> bool:
-    """Tell whether a file of a checkpoint is that of a process."""
-    return _RANK_FILE.fullmatch(name) is not None
+                self.ranges.check_whole("average", name, numel)
 
 
 def state_text(state: Mapping[str, Any]) -> bytes:
-    """Return ``state.json`` as it is written; ``CheckpointError`` if it could not be read again."""
+    """Return the text of state.json.
+
+    Raises:
+        CheckpointError: JSON cannot hold it, or it would be too large to be read again.
+    """
     try:
         text = (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()
     except (ValueError, RecursionError) as error:

@@ -1,19 +1,17 @@
 """The optimizer's state by parameter name, whatever tensors the optimizer itself sees.
 
-torch keeps state for each parameter; an engine may hand it flat groups of fragments instead. Each
-``Shard`` says under which tensor its state is held, and where in it. State is a range of elements,
-as the parameter is, or one value for a parameter as a whole (Adam's step). State of other shapes
-(factored second moments) cannot be cut along a
-parameter: such an optimizer is refused before training, for it could only be reset.
+torch keeps state for each parameter; an engine may give the optimizer flat groups of fragments
+instead. Each ``Shard`` says under which tensor its state is kept, and where in it. State is a range
+of elements, as the parameter is, or one value for a parameter as a whole (Adam's step). State of
+other shapes (factored second moments) cannot be cut along a parameter: such an optimizer is refused
+before training, since its state would be lost on resume.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -29,20 +27,21 @@ from .ranges import Ranges
 from .safetensors_io import can_hold
 
 PREFIX = "optimizer."
-_HIDDEN = ("params", "lr", "initial_lr")  # the learning rate is the schedule's
+# Of a parameter group: its parameters, and the learning rate, which is the schedule's.
+_NOT_SETTINGS = ("params", "lr", "initial_lr")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerForm:
-    """What an optimizer keeps, found out before it is wrapped.
+    """What state an optimizer keeps, found out before it is wrapped by an engine.
 
     Args:
         kind: its class.
-        ranges: state of the parameter's shape, by its key, with its dtype.
-        values: state of one value, by its key; ``True`` where it is a tensor, ``False`` for a plain
-            number.
-        groups: for each parameter group, the names of its parameters and its settings without the
-            learning rate.
+        ranges: state of the parameter's shape: the dtype by the state's key (``exp_avg``).
+        values: state of one value, by its key (``step``); ``True`` where it is a tensor, ``False``
+            for a plain number.
+        groups: of each parameter group the ``names`` of its parameters and its ``settings`` without
+            the learning rate.
     """
 
     kind: str
@@ -54,11 +53,11 @@ class OptimizerForm:
     def of(
         cls, model: nn.Module, optimizer: Optimizer, *, saved: bool, device: torch.device
     ) -> OptimizerForm:
-        """Look at a fresh optimizer, and at what one step on small parameters like its own leaves
-        in a copy of it.
+        """Find out what state a fresh optimizer keeps, by a step of a copy on small parameters.
 
         Args:
-            saved: whether its state was or will be; otherwise only its groups are looked at.
+            model: not wrapped yet.
+            saved: whether the state is saved or was; otherwise only the groups are looked at.
             device: where it will step, and so where it is tried: some optimizers exist on GPUs
                 only.
 
@@ -67,109 +66,151 @@ class OptimizerForm:
             CheckpointError: its state cannot be saved.
         """
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise LaunchError(
-                f"{kind}.step wants a closure that computes the loss anew, perhaps several times; a step here has one "
-                "forward and backward pass: take another optimizer"
-            )
-        names = {id(tensor): name for name, tensor in reversed([*canonical_state(model)])}
-        groups = tuple(
-            {
-                "names": [names[id(p)] for p in group["params"] if id(p) in names],
-                "settings": settings(group),
-            }
-            for group in optimizer.param_groups
-        )
+        _refuse_closure(optimizer, kind)
+
         ranges: dict[str, torch.dtype] = {}
         values: dict[str, bool] = {}
-        for tensor, state in _probe(optimizer, kind, device).items() if saved else ():
-            for key, value in state.items():
-                if isinstance(value, Tensor) and not can_hold(value.dtype):
-                    raise _unsavable(
-                        kind, f"{key!r} as {value.dtype}: safetensors has no such dtype"
-                    )
-                if isinstance(value, Tensor) and value.shape == tensor.shape:
-                    ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
-                elif (isinstance(value, Tensor) and value.dim() == 0) or isinstance(
-                    value, int | float
-                ):
-                    values[key] = isinstance(value, Tensor)
-                elif value is not None:
-                    form = (
-                        f"of shape {tuple(value.shape)}"
-                        if hasattr(value, "shape")
-                        else f"a {type(value).__name__}"
-                    )
-                    what = f"{key!r} {form} for a parameter of shape {tuple(tensor.shape)}"
-                    raise _unsavable(kind, f"{what}: it cannot be saved by ranges of the parameter")
+        if saved:
+            for parameter, state in _state_after_step(optimizer, kind, device).items():
+                for key, value in state.items():
+                    _add_to_form(ranges, values, kind, key, value, parameter)
+
+        groups = _named_groups(model, optimizer)
         return cls(kind=kind, ranges=ranges, values=values, groups=groups)
 
 
-def _unsavable(kind: str, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"{kind} keeps {what}, and would be lost on resume; take another optimizer, or keep_last: 0 to train without "
-        "checkpoints"
-    )
+def _refuse_closure(optimizer: Optimizer, kind: str) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise LaunchError(
+            f"{kind}.step wants a closure that computes the loss again, perhaps several times; a "
+            "step here has one forward and backward pass: take another optimizer"
+        )
 
 
-def settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a parameter group as JSON would hold them, without the learning rate."""
-    return {
-        k: list(v) if isinstance(v, tuple) else v
-        for k, v in group.items()
-        if k not in _HIDDEN and _is_plain(v)
-    }
-
-
-def restore_settings(group: dict[str, Any], kept: Mapping[str, Any]) -> None:
-    """Give a group encoded settings, as far as it has them."""
-    for key in settings(group).keys() & kept.keys():
-        value, now = decode(kept[key]), group[key]
-        group[key] = tuple(value) if isinstance(now, tuple) else value
-
-
-def _is_plain(value: object) -> bool:
-    """Tell whether JSON holds a value as it is."""
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _probe(
+def _state_after_step(
     optimizer: Optimizer, kind: str, device: torch.device
 ) -> Mapping[Tensor, Mapping[str, Any]]:
-    """Return the state that a step leaves; ``CheckpointError`` where the step fails."""
-    if optimizer.state:  # made with the optimizer (Adagrad of torch 2.11)
+    """Return the state that one step leaves.
+
+    Raises:
+        CheckpointError: the step fails.
+    """
+    if optimizer.state:  # some make it with the optimizer (Adagrad of torch 2.11)
         return optimizer.state
     try:
         state: Mapping[Tensor, Mapping[str, Any]] = stepped_copy(optimizer, device).state
     except Exception as error:  # (an optimizer's step may want anything)
         raise CheckpointError(
-            f"{kind}: a step on small parameters fails, so it is not known what state it keeps; take another "
-            f"optimizer, or keep_last: 0 to train without checkpoints ({type(error).__name__}: {error})"
+            f"{kind}: a step on small parameters fails, so it is not known what state it keeps; "
+            "take another optimizer, or keep_last: 0 to train without checkpoints "
+            f"({type(error).__name__}: {error})"
         ) from error
     return state
+
+
+def _add_to_form(
+    ranges: dict[str, torch.dtype],
+    values: dict[str, bool],
+    kind: str,
+    key: str,
+    value: Any,
+    parameter: Tensor,
+) -> None:
+    """Add one state of one parameter to ``ranges`` or ``values``.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    if value is None:
+        return
+
+    if isinstance(value, Tensor):
+        if not can_hold(value.dtype):
+            raise _cannot_save(kind, f"{key!r} as {value.dtype}: safetensors has no such dtype")
+        if value.shape == parameter.shape:
+            # Where parameters differ in this, the dtype that holds the values of both.
+            ranges[key] = torch.promote_types(value.dtype, ranges.get(key, value.dtype))
+            return
+        if value.dim() == 0:
+            values[key] = True
+            return
+        described = f"of shape {tuple(value.shape)}"
+    else:
+        if isinstance(value, int | float):
+            values[key] = False
+            return
+        described = f"a {type(value).__name__}"
+
+    raise _cannot_save(
+        kind,
+        f"{key!r} {described} for a parameter of shape {tuple(parameter.shape)}: "
+        "it cannot be saved by ranges of the parameter",
+    )
+
+
+def _cannot_save(kind: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{kind} keeps {what}, and would be lost on resume; take another optimizer, or "
+        "keep_last: 0 to train without checkpoints"
+    )
+
+
+def _named_groups(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], ...]:
+    """Return the names and settings of each parameter group."""
+    names: dict[int, str] = {}
+    for name, tensor in canonical_state(model):
+        names.setdefault(id(tensor), name)  # a shared one by its first name
+
+    groups = []
+    for group in optimizer.param_groups:
+        of_group = [names[id(p)] for p in group["params"] if id(p) in names]
+        groups.append({"names": of_group, "settings": settings(group)})
+    return tuple(groups)
+
+
+def settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a parameter group as JSON holds them, without the learning rate."""
+    found: dict[str, Any] = {}
+    for key, value in group.items():
+        if key not in _NOT_SETTINGS and _is_plain(value):
+            found[key] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Set those encoded settings of a checkpoint that a parameter group has as well."""
+    for key in settings(group).keys() & saved.keys():
+        value = decode(saved[key])
+        group[key] = tuple(value) if isinstance(group[key], tuple) else value
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether JSON holds a value as it is."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def state_of(
     optimizer: Optimizer, shard: Shard, form: OptimizerForm
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(kind, tensor)`` of a shard: live 1-D ranges like the shard's own, and values without
-    dimensions.
+    """Yield ``(kind, tensor)`` of the state of a shard.
+
+    A tensor is a live 1-D range of the shard's own elements, or a scalar for the whole parameter.
 
     Raises:
-        CheckpointError: the state has got a shape that it had not when the optimizer was looked at.
+        CheckpointError: the optimizer keeps state that it did not keep when it was looked at.
     """
-    assert shard.state_key is not None, f"{shard.name} does not learn"
-    for key, value in optimizer.state.get(shard.state_key, {}).items():
-        if (
-            key in form.ranges
-            and isinstance(value, Tensor)
-            and value.shape == shard.state_key.shape
-        ):
-            flat = local(value).detach().reshape(-1)
-            yield PREFIX + key, flat[shard.state_offset : shard.state_offset + shard.tensor.numel()]
+    state_key = shard.state_key
+    assert state_key is not None, f"{shard.name} is not trained"
+    begin = shard.state_offset
+    end = begin + shard.tensor.numel()
+
+    for key, value in optimizer.state.get(state_key, {}).items():
+        has_shape = isinstance(value, Tensor) and value.shape == state_key.shape
+        if key in form.ranges and has_shape:
+            yield PREFIX + key, local(value).detach().reshape(-1)[begin:end]
         elif key in form.values:
             yield PREFIX + key, torch.as_tensor(value).detach()
         elif value is not None:
@@ -178,69 +219,93 @@ def state_of(
             )
 
 
-def load_state(
-    strategy: Strategy, form: OptimizerForm, store: Ranges, read: Callable[[Shard], None]
-) -> list[str]:
-    """Give a fresh optimizer the state of a store; returns notices.
+class OptimizerStateReader:
+    """Gives a fresh optimizer the state that a checkpoint holds: first each shard's, then the rest.
 
-    ``read`` is called with each shard before its state is read. A parameter that had no state (it
-    never had a gradient) gets none, or zeros where it shares a flat group.
+    A parameter that had no state (it never had a gradient) gets none, or zeros where its engine
+    keeps it in a flat group with others.
+
+    Args:
+        strategy: prepared; its optimizer has no state yet.
+        ranges: the tensors of the checkpoint.
     """
-    states: dict[Tensor, dict[str, Any]] = defaultdict(dict)
-    names = {
-        name: group["names"] for group in form.groups for name in group["names"]
-    }  # those of its group
-    sharing: dict[
-        Tensor, Sequence[str]
-    ] = {}  # a flat group has one value for all, also of those on other ranks
-    for shard in strategy.shards():
-        state_key, count = shard.state_key, shard.tensor.numel()
-        assert state_key is not None, f"{shard.name} does not learn"
-        read(shard)
-        sharing[state_key] = (
-            [shard.name] if isinstance(state_key, nn.Parameter) else names[shard.name]
+
+    def __init__(self, strategy: Strategy, form: OptimizerForm, ranges: Ranges) -> None:
+        self._optimizer = strategy.optimizer
+        self._form = form
+        self._ranges = ranges
+        self._states: dict[Tensor, dict[str, Any]] = {}
+        self._names: dict[Tensor, Sequence[str]] = {}  # of the parameters below one state key
+        self._group_of: dict[str, Sequence[str]] = {}
+        for group in form.groups:
+            for name in group["names"]:
+                self._group_of[name] = group["names"]
+
+    def read(self, shard: Shard) -> None:
+        """Read the state of one shard that has the parameter's shape (Adam's moments)."""
+        state_key = shard.state_key
+        assert state_key is not None, f"{shard.name} is not trained"
+        # A flat group keeps one value for all its parameters, also for those on other ranks.
+        is_alone = isinstance(state_key, nn.Parameter)
+        self._names[state_key] = [shard.name] if is_alone else self._group_of[shard.name]
+        state = self._states.setdefault(state_key, {})
+        numel = shard.tensor.numel()
+
+        for key, dtype in self._form.ranges.items():
+            if not self._ranges.holds(PREFIX + key, shard.name):
+                continue
+            if key not in state:
+                # Zeros cost a third of the time: only where some of them may stay.
+                fills_all = numel == local(state_key).numel()
+                make = torch.empty_like if fills_all else torch.zeros_like
+                state[key] = make(state_key, dtype=dtype, requires_grad=False)
+            flat = local(state[key]).view(-1)
+            out = flat[shard.state_offset : shard.state_offset + numel]
+            self._ranges.read(PREFIX + key, shard.name, shard.start, out, shard.columns)
+
+    def finish(self) -> list[str]:
+        """Read the values (Adam's step), and give everything to the optimizer; return notices."""
+        notices: list[str] = []
+        for state_key, names in self._names.items():
+            for key in self._form.values:
+                notice = self._read_value(key, state_key, names)
+                if notice and notice not in notices:
+                    notices.append(notice)
+
+        with_state = {key: state for key, state in self._states.items() if state}
+        self._optimizer.state.update(with_state)
+        return notices
+
+    def _read_value(self, key: str, state_key: Tensor, names: Sequence[str]) -> str:
+        """Read one value for all parameters below a state key; return a notice where they differ."""
+        found: dict[str, Tensor] = {}
+        for name in names:
+            if self._ranges.holds(PREFIX + key, name):
+                found[name] = self._ranges.value(PREFIX + key, name)
+        if not found:
+            return ""
+
+        value = max(found.values())
+        state = self._states[state_key]
+        state[key] = self._placed(value, state_key) if self._form.values[key] else value.item()
+        for other, dtype in self._form.ranges.items():
+            if other not in state:
+                state[other] = torch.zeros_like(state_key, dtype=dtype, requires_grad=False)
+
+        differing = [name for name in names if name not in found or found[name] != value]
+        if not differing:
+            return ""
+        had = found.get(differing[0], "none")
+        return (
+            f"the optimizer keeps one {key} for {len(names)} parameters here: {value:g} counts for "
+            f"all, also for {differing[0]}, which had {had}"
         )
-        for key, dtype in form.ranges.items():
-            if store.holds(PREFIX + key, shard.name):
-                if key not in states[state_key]:
-                    # Zeros cost a third of the time: only where some of them may stay.
-                    fresh = (
-                        torch.empty_like if count == local(state_key).numel() else torch.zeros_like
-                    )
-                    states[state_key][key] = fresh(state_key, dtype=dtype, requires_grad=False)
-                out = local(states[state_key][key]).view(-1)[shard.state_offset :][:count]
-                store.read(PREFIX + key, shard.name, shard.start, out, shard.columns)
-    notices = {}
-    for (state_key, together), key in product(sharing.items(), form.values):
-        if found := {
-            name: store.value(PREFIX + key, name)
-            for name in together
-            if store.holds(PREFIX + key, name)
-        }:
-            value = max(found.values())
-            state = states[state_key]
-            state[key] = (
-                _placed(value, state_key, strategy.optimizer) if form.values[key] else value.item()
-            )
-            for odd in [name for name in together if found.get(name) != value][:1]:
-                had = f"{value:g} counts for all, also for {odd}, which had " + format(
-                    found.get(odd, "none")
-                )
-                notices[
-                    f"the optimizer keeps one {key} for {len(together)} parameters here: {had}"
-                ] = state_key
-            for kind in form.ranges.keys() - state:
-                state[kind] = torch.zeros_like(
-                    state_key, dtype=form.ranges[kind], requires_grad=False
-                )
-    strategy.optimizer.state.update(states)
-    return [*notices]
 
-
-def _placed(value: Tensor, state_key: Tensor, optimizer: Optimizer) -> Tensor:
-    """Put a value where torch keeps it: fused and capturable optimizers beside the parameter,
-    others on the CPU.
-    """
-    group = optimizer.param_groups[0]
-    beside = group.get("fused") or group.get("capturable")
-    return value.to(local(state_key).device) if beside else value
+    def _placed(self, value: Tensor, state_key: Tensor) -> Tensor:
+        """Put a value where torch keeps it: fused and capturable optimizers on the parameter's
+        device.
+        """
+        group = self._optimizer.param_groups[0]
+        if group.get("fused") or group.get("capturable"):
+            return value.to(local(state_key).device)
+        return value

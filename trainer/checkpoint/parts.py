@@ -1,4 +1,4 @@
-"""The record of what a checkpoint is made of, and this rank's ranges of it."""
+"""What a checkpoint is made of, and which of its elements this rank writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .ranges import Key
 
 
 class StatefulCallback(Stateful, Protocol):
-    """What may also ask for the checkpoints of some steps to be kept."""
+    """An object with a state, which may also ask for the checkpoints of some steps to be kept."""
 
     def pinned_steps(self) -> Collection[int]: ...
 
@@ -33,9 +33,9 @@ class Parts:
 
     Args:
         step: optimizer steps done.
-        counters: what else ``state.json`` keeps by these names, and ``load`` gives back.
+        counters: other values that ``state.json`` keeps by these names and ``load`` gives back.
         averages: the moving averages of the shards that this rank owns; None where none is kept.
-        sampled: what the training set holds, as far as samples of it tell.
+        sampled: what is known of the training set from some of its samples.
         settings: all that is known of the run by key, of which the fingerprint takes what decides
             the numbers.
         config, plan: for people who read ``state.json``.
@@ -71,145 +71,171 @@ class Parts:
         return int(self.strategy.plan.world_size)
 
     def named_callbacks(self) -> dict[str, StatefulCallback]:
-        """Return the callbacks by class name, with a number for the second of a class and so on."""
+        """Return the callbacks by class name, with ``#2`` for the second of a class and so on."""
+        counts = Counter[str]()
         named: dict[str, StatefulCallback] = {}
         for callback in self.callbacks:
             name = type(callback).__name__
-            same = sum(other == name or other.startswith(f"{name}#") for other in named)
-            named[f"{name}#{same + 1}" if same else name] = callback
+            counts[name] += 1
+            key = name if counts[name] == 1 else f"{name}#{counts[name]}"
+            named[key] = callback
         return named
 
     def save_beside(self, folder: Path) -> None:
-        """Write the small files beside an exported model: its configuration, the task's, the model
-        card.
-        """
+        """Write the small files beside an exported model: configurations and the model card."""
         save_config(self.strategy.model, folder, self.model_file.most_of())
         self.task.save_extras(folder)
-        if card := self.task.model_card(self.run):
+        card = self.task.model_card(self.run)
+        if card:
             (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
 
     def pieces(self) -> Iterator[tuple[Key, Tensor]]:
-        """Yield views of all that this rank writes of model and optimizer; together the ranks write
-        each element once.
+        """Yield views of the parameters, their state and averages that this rank writes.
+
+        Together the ranks write each element once.
 
         Raises:
-            CheckpointError: the optimizer or a buffer has got another form than it had at the
-                start.
+            CheckpointError: a buffer or the optimizer's state has another form than at the start.
         """
-        strategy, form = self.strategy, self.optimizer_form
-        if problem := changed_buffer(strategy):
+        problem = changed_buffer(self.strategy)
+        if problem:
             raise CheckpointError(problem)
+
+        optimizer = self.strategy.optimizer
         averages = {shard.name: average for shard, average in self.averages or ()}
-        for shard, low, high in self.dealt(strategy.shards()):
+        for shard, low, high in assign_writers(self.strategy.shards()):
             yield _piece("parameter", shard, shard.tensor, low, high)
-            for kind, tensor in state_of(strategy.optimizer, shard, form):
-                if tensor.dim():
+            for kind, tensor in state_of(optimizer, shard, self.optimizer_form):
+                if tensor.dim() > 0:
                     yield _piece(kind, shard, tensor, low, high)
-                elif (
-                    shard.start + low == 0
-                ):  # a value of the whole parameter: who has its first element writes it
+                elif shard.start + low == 0:
+                    # One value for the whole parameter: the owner of the first element writes it.
                     yield Key(kind, shard.name), tensor
             if shard.name in averages:
                 yield _piece("average", shard, averages[shard.name], low, high)
-        for shard, low, high in self._kept_frozen():
+
+        for shard, low, high in self._frozen():
             yield _piece("frozen", shard, shard.tensor, low, high)
+
+    def buffer_pieces(self) -> Iterator[tuple[Key, Tensor]]:
+        """Yield views of the buffers that this rank writes: rank 0 all of them."""
         if self.rank == 0:
-            for name, buffer in strategy.buffers():
+            for name, buffer in self.strategy.buffers():
                 yield Key("buffer", name), buffer.detach().reshape(-1)
 
     def leaves_out(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor of the model is not written: one of the model below an adapter,
-        which was loaded.
-        """
-        return (
-            self.model_file.names is not None
-            and isinstance(tensor, nn.Parameter)
-            and not tensor.requires_grad
-        )
+        """Return whether no checkpoint holds a tensor: it is of the model below an adapter."""
+        is_adapted = self.model_file.names is not None
+        return is_adapted and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
-    def _kept_frozen(self) -> Iterable[tuple[Shard, int, int]]:
-        return (
-            self.dealt(self.strategy.shards(trainable=False))
-            if self.model_file.names is None
-            else ()
-        )
-
-    def dealt(self, held: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
-        """Yield ``(shard, low, high)``: the part to write. What several ranks have is cut into
-        equal parts for them.
-        """
-        shards, at, total = (
-            list(held),
-            Counter[int](),
-            Counter[int](),
-        )  # elements so far, by how many ranks have them
-        for shard in shards:
-            total[shard.copies] += shard.tensor.numel()
-        for shard in shards:
-            n, whole = shard.copies, total[shard.copies]
-            low, high = whole * shard.copy // n - at[n], whole * (shard.copy + 1) // n - at[n]
-            at[n] += shard.tensor.numel()
-            row = shard.columns.width if shard.columns else 1  # of which no part is cut
-            low, high = max(0, low // row * row), min(shard.tensor.numel(), high // row * row)
-            if low < high:
-                yield shard, low, high
+    def _frozen(self) -> Iterator[tuple[Shard, int, int]]:
+        """Yield the frozen parameters that this rank writes, as ``assign_writers``."""
+        if self.model_file.names is None:
+            yield from assign_writers(self.strategy.shards(trainable=False))
 
     def bytes(self) -> int:
-        """Count what this rank will write, to within some kilobytes; known before the optimizer has
-        any state.
+        """Return how much this rank will write, to within some kilobytes.
+
+        It is known before the optimizer has any state.
         """
-        state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values()) + 4 * bool(
-            self.averages
-        )
-        learning, frozen = self.dealt(self.strategy.shards()), self._kept_frozen()
-        count = sum((high - low) * (shard.tensor.itemsize + state) for shard, low, high in learning)
-        count += sum((high - low) * shard.tensor.itemsize for shard, low, high in frozen)
-        return count + (
-            sum(buffer.nbytes for _, buffer in self.strategy.buffers()) if self.rank == 0 else 0
-        )
+        state = sum(dtype.itemsize for dtype in self.optimizer_form.ranges.values())
+        if self.averages:
+            state += torch.float32.itemsize
+
+        total = 0
+        for shard, low, high in assign_writers(self.strategy.shards()):
+            total += (high - low) * (shard.tensor.itemsize + state)
+        for shard, low, high in self._frozen():
+            total += (high - low) * shard.tensor.itemsize
+        if self.rank == 0:
+            total += sum(buffer.nbytes for _, buffer in self.strategy.buffers())
+        return total
 
     @torch.no_grad()
-    def not_finite(self, *kinds: str) -> list[str]:
-        """Name what this rank would write, and its buffers, that holds a value that is not finite.
+    def not_finite(
+        self, *kinds: str, pieces: Iterable[tuple[Key, Tensor]] | None = None
+    ) -> list[str]:
+        """Return the names of what this rank would write, and of its buffers, with NaN or infinity.
 
-        A parameter by its name, others with their kind before it (``buffer 1.running_mean``).
+        A parameter is called by its name, others with their kind before it (``buffer
+        1.running_mean``).
 
         Args:
-            kinds: of which to look at those alone; by default all.
+            kinds: look at these kinds alone; by default at all.
+            pieces: what ``pieces()`` returned, where the caller has it already.
 
         Raises:
             CheckpointError: as ``pieces``.
         """
-        alike: dict[torch.device, list[tuple[str, Tensor]]] = {}
-        for kind, name, tensor in self._looked_at():
-            if tensor.is_floating_point() and (kind in kinds or not kinds):
-                said = name if kind == "parameter" else f"{kind} {name}"
-                alike.setdefault(tensor.device, []).append((said, tensor))
-        found = [said for named in alike.values() for said in _with_odd_values(named)]
-        return [*dict.fromkeys(found)]
+        if pieces is None:
+            pieces = self.pieces()
 
-    def _looked_at(self) -> Iterator[tuple[str, str, Tensor]]:
-        for key, tensor in self.pieces():
-            if key.kind != "buffer":
-                yield key.kind, key.name, tensor
-        for name, buffer in self.strategy.buffers():  # each rank has its own until they are written
-            yield "buffer", name, buffer
+        by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+        for key, tensor in (*pieces, *self._own_buffers()):
+            if tensor.is_floating_point() and (not kinds or key.kind in kinds):
+                name = key.name if key.kind == "parameter" else f"{key.kind} {key.name}"
+                by_device.setdefault(tensor.device, []).append((name, tensor))
+
+        found: list[str] = []
+        for named in by_device.values():
+            found.extend(_names_of_not_finite(named))
+        return list(dict.fromkeys(found))
+
+    def _own_buffers(self) -> Iterator[tuple[Key, Tensor]]:
+        """Yield this rank's buffers: each rank has its own until they are averaged and written."""
+        for name, buffer in self.strategy.buffers():
+            yield Key("buffer", name), buffer
 
 
-def _with_odd_values(named: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """Name the tensors of one device that hold a value that is not finite; the device is waited for
-    once.
+def assign_writers(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
+    """Yield ``(shard, low, high)``: the elements of each shard that this rank writes.
+
+    Shards that n ranks hold are laid end to end, and each of these ranks writes 1/n of that line. A
+    shard that only this rank holds is written whole.
     """
-    # A sum shows them at a fifteenth of the cost; one that only ran over is looked at again.
-    sums = torch.stack([tensor.sum(dtype=torch.float32) for _, tensor in named])
-    suspects = [one for one, fine in zip(named, sums.isfinite().tolist(), strict=True) if not fine]
-    return [said for said, tensor in suspects if not bool(tensor.float().isfinite().all())]
+    shards = list(shards)
+    line_length = Counter[int]()  # elements, by the number of ranks that hold them
+    for shard in shards:
+        line_length[shard.copies] += shard.tensor.numel()
+
+    done = Counter[int]()  # elements of each line that come before the shard
+    for shard in shards:
+        n = shard.copies
+        numel = shard.tensor.numel()
+        my_begin = line_length[n] * shard.copy // n - done[n]
+        my_end = line_length[n] * (shard.copy + 1) // n - done[n]
+        done[n] += numel
+
+        # Of some columns of a matrix no row is divided.
+        row = shard.columns.width if shard.columns else 1
+        low = max(0, my_begin // row * row)
+        high = min(numel, my_end // row * row)
+        if low < high:
+            yield shard, low, high
 
 
 def _piece(kind: str, shard: Shard, values: Tensor, low: int, high: int) -> tuple[Key, Tensor]:
-    part, columns = values[low:high], shard.columns
+    """Return elements ``low`` to ``high`` of a shard's values under their key."""
+    part = values[low:high]
+    columns = shard.columns
     if columns is None:
         return Key(kind, shard.name, shard.start + low), part
-    return Key(kind, shard.name, shard.start + columns.at(low), columns.stride), part.view(
-        -1, columns.width
-    )
+
+    start = shard.start + columns.at(low)
+    return Key(kind, shard.name, start, columns.stride), part.view(-1, columns.width)
+
+
+def _names_of_not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
+    """Return the names of the tensors with NaN or infinity; all tensors are on one device.
+
+    A sum shows such values at a fifteenth of the cost of looking at each, and the device is waited
+    for once. A tensor whose sum only overflowed is looked at again.
+    """
+    sums = torch.stack([tensor.sum(dtype=torch.float32) for _, tensor in named])
+    finite = sums.isfinite().tolist()
+
+    found = []
+    for (name, tensor), has_finite_sum in zip(named, finite, strict=True):
+        if not has_finite_sum and not bool(tensor.float().isfinite().all()):
+            found.append(name)
+    return found

@@ -1,5 +1,4 @@
-"""A training set to what a checkpoint holds, or to the weights of a model folder, whatever layout
-wrote them.
+"""Loading a checkpoint, or the weights of a model folder, whatever layout wrote them.
 
 Each rank reads the ranges that it owns, so no rank ever holds the whole model.
 """
@@ -27,65 +26,59 @@ from ..text import listed
 from .checksums import check_read
 from .codec import decode, encode_plain
 from .compatibility import changed_rates, check_same, fingerprint
-from .contents import WEIGHTS
-from .discover import MANIFEST, CheckpointInfo, inspect, verify
+from .contents import WEIGHTS, Contents
+from .discover import MANIFEST, CheckpointInfo, inspect, verify_together
 from .export import ADAPTER_FILE
-from .optimizer_state import load_state, restore_settings
+from .optimizer_state import OptimizerStateReader, restore_settings
 from .parts import Parts
 from .ranges import Ranges, of_model_folder
 from .schedule_state import restore_schedule, schedule_state
 
-Places = Mapping[str, tuple[str, str]]  # (kind, name) in a store, by the name in the model
+Place = tuple[str, str]  # kind and name of a tensor in files
+Places = Mapping[str, Place]  # by the name in the model
 
 
 def load(
     parts: Parts, info: CheckpointInfo, *, allow_change: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Go on from a checkpoint that was verified; returns its step and counters, and notices.
-    Collective.
+    """Set a training to where a verified checkpoint was.
+
+    Collective: call on every rank.
+
+    Args:
+        allow_change: whether settings that change the numbers may differ.
+
+    Returns:
+        The checkpoint's step and counters, and notices.
 
     Raises:
         ConfigError: the configuration changes the numbers, and that is not allowed.
-        CheckpointError: it holds another model, or what no run has saved.
+        CheckpointError: the checkpoint holds another model.
     """
-    contents, strategy = info.open(), parts.strategy
-    state, store = contents.state, contents.ranges
-    shapes = {name: shape for name, shape, _ in contents.model}
-    base = [name for name, *_, handle in strategy.named_tensors() if parts.leaves_out(handle)]
-    places, unused = _find(parts, store, WEIGHTS, shapes, info.path, without=base)
-    wrong = [f"{name} is not in the model" for name in unused]
-    wrong += [
-        f"{name} is called {stored} there" for name, (_, stored) in places.items() if stored != name
-    ]
-    if wrong:
-        raise _another_model(info.path, wrong)
-    now, before = fingerprint(parts), state["mathematics"]
-    later = ("task_settings", "base_weights")  # which checkpoints did not always keep
-    before = {**before, **{key: now[key] for key in later if now.get(key) and not before.get(key)}}
-    elsewhere = _frozen_otherwise(parts, places)
-    elsewhere += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
-    elsewhere += parts.sampled.changes(state.get("content", {}))
-    advice = _how_to_keep(state.get("config", {}), parts)
-    changes = check_same(
-        before, now, elsewhere, allowed=allow_change, source=info.path, advice=advice
-    )
-    notices = [f"changed since the checkpoint: {line}" for line in changes]
-    notices += _load_tensors(
-        parts, store, places, with_state=(same := before["optimizer"] == now["optimizer"])
-    )
-    notices += ["the optimizer is another one: its state starts anew"] * (not same)
-    if before["optimizer_groups"] == now["optimizer_groups"]:  # what a callback changed on the way
-        for group, kept in zip(
-            strategy.optimizer.param_groups, state["group_settings"], strict=False
-        ):
-            restore_settings(group, kept)
-    strategy.load_scaler_state(state["scaler"])
+    contents = info.open()
+    state, ranges = contents.state, contents.ranges
+    before, now = state["mathematics"], fingerprint(parts)
+
+    places = _find_model(parts, contents, info.path)
+    notices = _check_same_run(parts, contents, places, now, allowed=allow_change, source=info.path)
+
+    same_optimizer = before["optimizer"] == now["optimizer"]
+    notices += _load_tensors(parts, ranges, places, with_optimizer=same_optimizer)
+    if not same_optimizer:
+        notices.append("the optimizer changed: its state starts fresh")
+    if before["optimizer_groups"] == now["optimizer_groups"]:
+        # A callback may have changed settings during the run.
+        groups = parts.strategy.optimizer.param_groups
+        for group, saved in zip(groups, state["group_settings"], strict=False):
+            restore_settings(group, saved)
+    parts.strategy.load_scaler_state(state["scaler"])
     notices += restore_schedule(parts.schedule, state["schedule"])
-    tensor_of = partial(store.whole, "user")
+
+    tensor_of = partial(ranges.whole, "user")
     position = decode(state["data"], tensor_of)
     if allow_change and "began" in position:
-        position["began"] = 0  # whatever the stream begins with
-    samples, told = _restore_data(parts, position)
+        position["began"] = 0  # the stream may begin with any sample
+    samples, of_data = _restore_data(parts, position)
     parts.task.load_state_dict(decode(state["task"], tensor_of))
     states = dict(state["callbacks"])
     if state.get("evaluation_owed"):  # as checkpoints of before 2026-11-24 call it
@@ -93,28 +86,83 @@ def load(
     for name, callback in parts.named_callbacks().items():
         if name in states:
             callback.load_state_dict(decode(states[name], tensor_of))
+    notices += of_data
+    notices += _restore_rng(parts, ranges, state["step"])
+
     counters = {name: decode(state[name]) for name in parts.counters if name in state}
-    notices += told + _restore_rng(parts, store, state["step"])
     return {**counters, "step": state["step"], "samples": samples}, notices
 
 
-def _how_to_keep(before: Mapping[str, Any], parts: Parts) -> str:
-    """Return the lines of a config that say what a checkpoint's config said where the task's
-    defaults differ.
+def _find_model(parts: Parts, contents: Contents, source: Path) -> Places:
+    """Find each tensor of the model in a checkpoint, which must hold this very model.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    shapes = {name: shape for name, shape, _ in contents.model}
+    base = [name for name, *_, handle in parts.strategy.named_tensors() if parts.leaves_out(handle)]
+    places, unused = _find(parts, contents.ranges, WEIGHTS, shapes, source, without=base)
+
+    wrong = [f"{name} is not in the model" for name in unused]
+    for name, (_, stored_name) in places.items():
+        # The optimizer's state of a shared parameter is stored under its first name.
+        if stored_name != name:
+            wrong.append(f"{name} is called {stored_name} there")
+    if wrong:
+        raise _another_model(source, wrong)
+    return places
+
+
+def _check_same_run(
+    parts: Parts,
+    contents: Contents,
+    places: Places,
+    now: Mapping[str, Any],
+    *,
+    allowed: bool,
+    source: Path,
+) -> list[str]:
+    """Compare what decides the numbers of the run; return a notice for each difference.
+
+    Args:
+        now: the ``fingerprint`` of this run.
+
+    Raises:
+        ConfigError: there are differences, and they are not allowed.
+    """
+    state = contents.state
+    before = dict(state["mathematics"])
+    for key in ("task_settings", "base_weights"):  # which checkpoints did not always keep
+        if now.get(key) and not before.get(key):
+            before[key] = now[key]
+
+    others = _frozen_differently(parts, places)
+    others += changed_rates(before, now, state["schedule"], schedule_state(parts.schedule))
+    others += parts.sampled.changes(state.get("content", {}))
+    advice = _advice_on_defaults(state.get("config", {}), parts)
+    changes = check_same(before, now, others, allowed=allowed, source=source, advice=advice)
+    return [f"changed since the checkpoint: {line}" for line in changes]
+
+
+def _advice_on_defaults(before: Mapping[str, Any], parts: Parts) -> str:
+    """Return the lines of config that keep a checkpoint's values where the task has other defaults.
+
+    Args:
+        before: the checkpoint's config.
     """
     now: Mapping[str, Any] = encode_plain(parts.config, "config")
-    defaults = {
-        key: origin for key, origin in parts.strategy.plan.origins.items() if origin.is_default
-    }
-    lines = [
-        f"{key}: {json.dumps(before[key])}"
-        for key in defaults
-        if key in before and before[key] != now[key]
-    ]
+    lines, owner = [], ""
+    for key, origin in parts.strategy.plan.origins.items():
+        if origin.is_default:
+            owner = owner or origin.source
+            if key in before and before[key] != now[key]:
+                lines.append(f"{key}: {json.dumps(before[key])}")
     if not lines:
         return ""
-    owner = next(iter(defaults.values())).source
-    return f"; a key that is not set has the {owner}, and these are the checkpoint's: {', '.join(lines)}"
+    return (
+        f"; a key that is not set has the {owner}, and these are the checkpoint's: "
+        f"{', '.join(lines)}"
+    )
 
 
 def load_weights(
@@ -125,47 +173,60 @@ def load_weights(
     names: Mapping[str, str] | None = None,
     without: Collection[str] = (),
 ) -> list[str]:
-    """Set parameters and buffers; everything else stays as it is. Collective; returns notices.
+    """Set parameters and buffers to those of a checkpoint or a model folder; return notices.
+
+    Everything else stays as it is. Collective: call on every rank.
 
     Args:
-        names: what tensors are called in the model, by their names in the files of a model folder.
-        without: parameters that keep what they have.
+        names: the name of a tensor in the model, by its name in the files of a model folder.
+        without: parameters that keep their values.
 
     Raises:
         CheckpointError: the folder does not hold this model, or is a damaged checkpoint.
     """
+    if os.path.lexists(path / MANIFEST):
+        return _load_weights_of_checkpoint(parts, path, agreement, without)
+
+    # A folder with the adapter of a peft model leaves the model below it as build_model made it.
     adapter: Mapping[str, str] = {}
-    kinds: tuple[str, ...] = WEIGHTS
-    of_run = os.path.lexists(path / MANIFEST)  # whose files have checksums of their own
-    if of_run:
-        contents = verify(inspect(path), agreement).open()
-        store, kinds = contents.ranges, ("average", *WEIGHTS)
-        shapes = {name: shape for name, shape, _ in contents.model}
-    else:
-        # A folder with the adapter of a peft model leaves the model below it as build_model has
-        # made it.
-        if os.path.lexists(path / ADAPTER_FILE):
-            adapter = parts.model_file.names or {}
-        store, shapes = of_model_folder(
-            path, names or {written: name for name, written in adapter.items()}
-        )
-    places, unused = _find(parts, store, kinds, shapes, path, only=adapter, without=without)
-    _load_tensors(parts, store, places)
-    notices = [f"starts with the weights of {path}"]
-    if not of_run:
-        notices[0] += (
-            f": {len(places)} tensors, checksum {check_read(parts, store, places, path, agreement)}"
-        )
-    return notices + (
-        [f"{len(unused)} tensors of {path} are not in the model: {listed(unused)}"]
-        if unused
-        else []
-    )
+    if os.path.lexists(path / ADAPTER_FILE):
+        adapter = parts.model_file.names or {}
+    if not names:
+        names = {name_in_file: name for name, name_in_file in adapter.items()}
+    ranges, shapes = of_model_folder(path, names)
+    places, unused = _find(parts, ranges, WEIGHTS, shapes, path, only=adapter, without=without)
+    _load_tensors(parts, ranges, places, with_optimizer=False)
+
+    checksum = check_read(parts, ranges, places, path, agreement)
+    read = f"starts with the weights of {path}: {len(places)} tensors, checksum {checksum}"
+    return [read, *_unused_notice(unused, path)]
+
+
+def _load_weights_of_checkpoint(
+    parts: Parts, path: Path, agreement: Agreement, without: Collection[str]
+) -> list[str]:
+    """Set parameters and buffers to a checkpoint's, and to its moving average where it has one.
+
+    Collective: call on every rank.
+    """
+    info = verify_together(inspect(path), agreement)
+    contents = info.open()
+    shapes = {name: shape for name, shape, _ in contents.model}
+    kinds = ("average", *WEIGHTS)
+    places, unused = _find(parts, contents.ranges, kinds, shapes, path, without=without)
+    _load_tensors(parts, contents.ranges, places, with_optimizer=False)
+    return [f"starts with the weights of {path}", *_unused_notice(unused, path)]
+
+
+def _unused_notice(unused: list[str], path: Path) -> list[str]:
+    if not unused:
+        return []
+    return [f"{len(unused)} tensors of {path} are not in the model: {listed(unused)}"]
 
 
 def _find(
     parts: Parts,
-    store: Ranges,
+    ranges: Ranges,
     kinds: tuple[str, ...],
     shapes: Mapping[str, tuple[int, ...]],
     source: Path,
@@ -173,38 +234,53 @@ def _find(
     only: Mapping[str, str] | None = None,
     without: Collection[str] = (),
 ) -> tuple[Places, list[str]]:
-    """Find each tensor of the model in a store, a shared one under any of its names; and name what
-    else is there.
+    """Find each tensor of the model in files, a shared one under any of its names.
 
     Args:
-        kinds: as what it may be stored, the one to prefer first.
-        shapes: of what is stored.
+        kinds: as which it may be stored; the first is preferred.
+        shapes: of the stored tensors, by their names.
         only: the tensors that must be there; by default all.
         without: the tensors that are not looked for.
 
+    Returns:
+        Where each tensor is, and the names of stored tensors that the model has not.
+
     Raises:
-        CheckpointError: one is missing, or has another shape.
+        CheckpointError: a tensor is missing, or has another shape.
     """
-    aliases: dict[int, list[str]] = {}
+    names_of: dict[int, list[str]] = {}
     for name, tensor in canonical_state(parts.strategy.model):
-        aliases.setdefault(id(tensor), []).append(name)
-    places, wrong = {}, []
+        names_of.setdefault(id(tensor), []).append(name)
+
+    places: dict[str, Place] = {}
+    wrong = []
     for name, shape, _, handle in parts.strategy.named_tensors():
         if name in without:
             continue
-        names = [other for other in aliases[id(handle)] if other in shapes]
-        found = [(kind, other) for kind in kinds for other in names if store.holds(kind, other)]
-        if found and shapes[found[0][1]] != shape:
-            theirs = shapes[found[0][1]]
-            wrong.append(f"{name} has shape {theirs}, the model's is {shape}")
-        elif found or 0 in shape:  # nothing is read of an empty one
-            places[name] = found[0] if found else (kinds[0], name)
-        elif not only or only.keys() & aliases[id(handle)]:
+        names = names_of[id(handle)]
+        place = _first_stored(ranges, kinds, [other for other in names if other in shapes])
+        if place is not None and shapes[place[1]] != shape:
+            wrong.append(f"{name} has shape {shapes[place[1]]}, the model's is {shape}")
+        elif place is not None:
+            places[name] = place
+        elif 0 in shape:
+            places[name] = (kinds[0], name)  # nothing is read of an empty tensor
+        elif not only or any(other in only for other in names):
             wrong.append(f"{name} is missing")
     if wrong:
         raise _another_model(source, wrong)
-    own = {name for names in aliases.values() for name in names}
-    return places, [name for name in shapes if name not in own]
+
+    in_model = {name for names in names_of.values() for name in names}
+    return places, [name for name in shapes if name not in in_model]
+
+
+def _first_stored(ranges: Ranges, kinds: tuple[str, ...], names: list[str]) -> Place | None:
+    """Return the first of these places at which there is a tensor; None if there is none."""
+    for kind in kinds:
+        for name in names:
+            if ranges.holds(kind, name):
+                return kind, name
+    return None
 
 
 def _another_model(source: Path, wrong: list[str]) -> CheckpointError:
@@ -212,89 +288,106 @@ def _another_model(source: Path, wrong: list[str]) -> CheckpointError:
     return CheckpointError(f"{source}: does not hold this model: {'; '.join(wrong[:3])}{more}")
 
 
-def _frozen_otherwise(parts: Parts, places: Places) -> list[str]:
-    """Say how many parameters learn now and did not, or the other way."""
-    named = parts.strategy.named_tensors()
-    learns = {
-        name: handle.requires_grad
-        for name, _, _, handle in named
-        if isinstance(handle, nn.Parameter)
-    }
-    thawed = sum(learns[name] and places[name][0] == "frozen" for name in learns.keys() & places)
-    frozen = sum(
-        not learns[name] and places[name][0] == "parameter" for name in learns.keys() & places
-    )
-    said = (
-        [f"{thawed} tensors learn now that were frozen: their optimizer state starts anew"]
-        if thawed
-        else []
-    )
-    return said + ([f"{frozen} tensors are frozen now that learnt"] if frozen else [])
+def _frozen_differently(parts: Parts, places: Places) -> list[str]:
+    """Return how many parameters are trained now that were frozen, and the other way round."""
+    thawed = frozen = 0
+    for name, _, _, handle in parts.strategy.named_tensors():
+        if name in places and isinstance(handle, nn.Parameter):
+            kind, _ = places[name]
+            thawed += handle.requires_grad and kind == "frozen"
+            frozen += not handle.requires_grad and kind == "parameter"
+
+    lines = []
+    if thawed:
+        lines.append(
+            f"{thawed} tensors are trained now that were frozen: their optimizer state starts fresh"
+        )
+    if frozen:
+        lines.append(f"{frozen} tensors are frozen now that were trained")
+    return lines
 
 
 def _load_tensors(
-    parts: Parts, store: Ranges, places: Places, *, with_state: bool = False
+    parts: Parts, ranges: Ranges, places: Places, *, with_optimizer: bool
 ) -> list[str]:
-    """Read parameters, buffers and the moving average, where the store has one; returns notices.
+    """Read parameters, buffers and the moving average, as far as there is one; return notices.
+
+    Collective: call on every rank.
 
     Args:
-        with_state: read the optimizer's state as well, of each parameter beside it, as it stands in
-            the files.
+        with_optimizer: read the optimizer's state as well: that of each parameter beside it, which
+            is the order of the files.
     """
     strategy = parts.strategy
+    notices: list[str] = []
 
     def read(shard: Shard) -> None:
         if shard.name in places:
-            store.read(*places[shard.name], shard.start, shard.tensor, shard.columns)
+            kind, name = places[shard.name]
+            ranges.read(kind, name, shard.start, shard.tensor, shard.columns)
 
-    with store.kept_open():
-        for shard in strategy.shards(trainable=False if with_state else None):
-            read(shard)
-        notices = load_state(strategy, parts.optimizer_form, store, read) if with_state else []
+    with ranges.kept_open():
+        if with_optimizer:
+            optimizer = OptimizerStateReader(strategy, parts.optimizer_form, ranges)
+            for shard in strategy.shards(trainable=False):
+                read(shard)
+            for shard in strategy.shards(trainable=True):
+                read(shard)
+                optimizer.read(shard)
+            notices += optimizer.finish()
+        else:
+            for shard in strategy.shards(trainable=None):
+                read(shard)
     strategy.write_back()
+
     for name, buffer in strategy.buffers():
         if name in places:
+            kind, stored_name = places[name]
             flat = torch.empty_like(buffer).reshape(-1)
-            store.read(*places[name], 0, flat)
+            ranges.read(kind, stored_name, 0, flat)
             buffer.copy_(flat.view_as(buffer))
+
     for shard, average in parts.averages or ():
-        if store.holds("average", shard.name):
-            store.read("average", shard.name, shard.start, average, shard.columns)
+        if ranges.holds("average", shard.name):
+            ranges.read("average", shard.name, shard.start, average, shard.columns)
         else:
             average.copy_(shard.tensor)
-    lacks = parts.averages is not None and not store.names("average")
-    return notices + ["the checkpoint holds no moving average: it starts with the weights"] * lacks
+    if parts.averages is not None and not ranges.names("average"):
+        notices.append("the checkpoint holds no moving average: it starts with the weights")
+    return notices
 
 
-def _restore_data(parts: Parts, data: Any) -> tuple[int, list[str]]:
-    """Set the position in the data; returns it, and a notice where it was a position in data of
-    another sort.
-    """
+def _restore_data(parts: Parts, saved: dict[str, Any]) -> tuple[int, list[str]]:
+    """Set the position in the data; return it in samples, and notices."""
     fresh = parts.data.state()
-    if ("stream" in data) == ("stream" in fresh):
-        data = {"began": 0, **data} if "began" in fresh else data  # which older checkpoints lack
-        return parts.data.restore(data), []
-    was, now = ("a stream", "a data set") if "stream" in data else ("a data set", "a stream")
-    return fresh["samples"], [
-        f"the training data was {was} and is {now} now: it starts at its beginning"
-    ]
+    was_stream, is_stream = "stream" in saved, "stream" in fresh
+    if was_stream == is_stream:
+        return parts.data.restore(saved), []
+
+    if was_stream:
+        change = "the training data was a stream and is a data set now"
+    else:
+        change = "the training data was a data set and is a stream now"
+    return fresh["samples"], [f"{change}: it starts at its beginning"]
 
 
-def _restore_rng(parts: Parts, store: Ranges, step: int) -> list[str]:
-    before, layout = len(store.names("rng.torch")), parts.layout
+def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
+    """Set the random number generators of this rank; return notices."""
+    layout = parts.layout
+    before = len(ranges.names("rng.torch"))  # how many ranks drew numbers of their own
     if before == layout.world_size:
         rank = str(layout.rank)
-        known = {
-            name: store.whole(f"rng.{name}", rank)
-            for name in rng.GENERATORS
-            if store.holds(f"rng.{name}", rank)
-        }
-        rng.write(known)
+        states = {}
+        for name in rng.GENERATORS:
+            if ranges.holds(f"rng.{name}", rank):
+                states[name] = ranges.whole(f"rng.{name}", rank)
+        rng.write(states)
         return []
-    # Streams of so many ranks cannot be dealt to others; new ones must not repeat what was drawn
-    # before.
+
+    # The generators of so many ranks cannot be given to another number of ranks. New ones must not
+    # repeat what was drawn before.
     set_seed(seed_of(int(parts.config["seed"]), step, layout.rank))
     return [
-        f"{before} processes before, {layout.world_size} now: random numbers of the model (dropout) are drawn from new "
-        "streams; the order of the data goes on as it was"
+        f"{before} processes before, {layout.world_size} now: random numbers of the model (dropout) "
+        "are drawn from new streams; the order of the data stays as it was"
     ]

@@ -1,16 +1,16 @@
-"""Saving while training goes on: the step waits for the copy to host memory only.
+"""Saving while training continues: a step waits only for the copy to host memory.
 
-A save goes through three stages, and all ranks change them at the same step boundary:
+A save goes through three stages, and all ranks change from one to the next at the same step:
     writing      each rank's thread writes its own file
     committing   the main process's thread writes the manifest, renames, deletes old checkpoints
     done
-Whether all ranks are through is asked at one boundary and known at the next (``AsyncMax``), so
-nobody waits. One save is in flight at most: the next one waits for it.
+Whether all ranks have finished a stage is asked at one step boundary and known at the next
+(``AsyncMax``), so nobody waits. At most one save is in flight: the next one waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -29,18 +29,19 @@ from . import discover, store
 from .contents import STATE
 from .disk import FileFact, check_free, check_shared
 from .parts import Parts
+from .ranges import Key
 from .snapshot import Snapshot, describe, read_extras, take
 
 DONE, BUSY, FAILED = 0, 1, 2
 
 
 class BackgroundTask:
-    """A function in a thread; ``result`` is what it gave, ``error`` why it did not."""
+    """A function that runs in a thread; ``result`` is what it returned, ``error`` why it failed."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.result: Any = None
         self.error = ""
-        # A daemon: a process that has to go does not wait for it, and what it leaves is no
+        # A daemon: a process that has to end does not wait for it, and what it leaves is no
         # checkpoint yet.
         self.thread = Thread(target=self._run, args=(function,), name="checkpoint", daemon=True)
         self.thread.start()
@@ -48,26 +49,26 @@ class BackgroundTask:
     def _run(self, function: Callable[[], Any]) -> None:
         try:
             self.result = function()
-        except Exception as error:  # (it must become the error of all ranks, whatever it is)
-            self.error = (
-                str(error)
-                if isinstance(error, CheckpointError)
-                else f"{type(error).__name__}: {error}"
-            )
+        except CheckpointError as error:
+            self.error = str(error)
+        except Exception as error:  # (whatever it is, it must become the error of all ranks)
+            self.error = f"{type(error).__name__}: {error}"
 
     @property
     def state(self) -> int:
-        return BUSY if self.thread.is_alive() else FAILED if self.error else DONE
+        if self.thread.is_alive():
+            return BUSY
+        return FAILED if self.error else DONE
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavePolicy:
-    """What is kept of older checkpoints (``store.prune``), and what happens when a save fails.
+    """Which older checkpoints are kept (``store.prune``), and what happens when a save fails.
 
     Args:
         keep_last: 0: nothing is saved at all.
         on_save_error: ``stop``, or ``continue`` training without it.
-        in_background: whether training goes on while a checkpoint is written.
+        in_background: whether training continues while a checkpoint is written.
     """
 
     keep_last: int
@@ -77,8 +78,9 @@ class SavePolicy:
 
 
 class Saver:
-    """Saves checkpoints to ``folder``. Every method is collective: call it on every rank, at one
-    step.
+    """Saves checkpoints to ``folder``.
+
+    Every method is collective: call it on every rank, at one step.
 
     Args:
         agreement: of the ranks that save together.
@@ -92,43 +94,37 @@ class Saver:
     def __init__(
         self, folder: Path, agreement: Agreement, policy: SavePolicy, say: Callable[[str], None]
     ) -> None:
-        self.folder, self.agreement, self.policy, self.say = folder, agreement, policy, say
+        self.folder = folder
+        self.agreement = agreement
+        self.policy = policy
+        self.say = say
         self.last_step: int | None = None
         self.bytes = 0
         self._extras: Mapping[str, bytes] | None = None
         self._status = AsyncMax(agreement.all_reduce_max)
-        self._buffers: dict[str, Tensor] = {}  # of the snapshot, for the next one
+        self._buffers: dict[str, Tensor] = {}  # host memory of the snapshot, for the next one
         self._snapshot: Snapshot | None = None  # None from the commit on
         self._task: BackgroundTask | None = None
 
     def prepare(self, parts: Parts, saves: int) -> list[str]:
-        """Find out before the first step what would let every save fail; returns notices.
+        """Find out before the first step what would make every save fail; return notices.
+
+        Collective: call on every rank.
 
         Args:
-            saves: as many checkpoints there will be at once; 0 where the run has come to its end.
+            saves: how many checkpoints there will be at once; 0 where the run has finished.
 
         Raises:
             LaunchError, CheckpointError: no checkpoint could be written.
         """
         self.bytes = int(self.agreement.sum(parts.bytes()))
-        if not (saves and self.policy.keep_last):
+        if saves == 0 or self.policy.keep_last == 0:
             return []
+
         check_shared(self.folder, self.agreement)
-
-        def check_room() -> None:
-            store.clean(self.folder)
-            missing = max(
-                1, saves - len(discover.named(self.folder))
-            )  # the others have their room already
-            check_free(
-                self.folder,
-                missing * self.bytes,
-                f"room for {missing} checkpoints of {size(self.bytes)}",
-            )
-
-        self.agreement.run_on_main(check_room)
+        self.agreement.run_on_main(partial(self._check_room, saves))
         try:
-            self.agreement.run_on_main(lambda: describe(parts))
+            self.agreement.run_on_main(partial(describe, parts))
         except CheckpointError as error:
             if self.policy.on_save_error == "stop":
                 raise CheckpointError(
@@ -137,67 +133,89 @@ class Saver:
             return [f"no checkpoint can be written as it is now: {error}"]
         return []
 
+    def _check_room(self, saves: int) -> None:
+        """Check that the disk has room for the checkpoints that are not there yet."""
+        store.clean(self.folder)
+        missing = max(1, saves - len(discover.named(self.folder)))
+        room = f"room for {missing} checkpoints of {size(self.bytes)}"
+        check_free(self.folder, missing * self.bytes, room)
+
     def save(self, parts: Parts) -> None:
-        """Begin a checkpoint of this step; it is complete when ``finish`` returns, or some steps
-        later.
+        """Begin a checkpoint of this step; it is complete when ``finish`` returns, or steps later.
+
+        Collective: call on every rank.
 
         Raises:
-            TrainerError: a value is no finite number: such a checkpoint must not push out the good
-                ones.
-            CheckpointError: it or the one before failed, and ``on_save_error`` is ``stop``.
+            TrainerError: a value is NaN or infinite: such a checkpoint must not replace a good one.
+            CheckpointError: this save or the one before failed, and ``on_save_error`` is ``stop``.
         """
         self.finish()
         if self.policy.keep_last == 0 or parts.step == self.last_step:
             return
         self.last_step = parts.step
-        lost, problem = "", ""
-        document: tuple[Mapping[str, bytes], Mapping[str, Tensor]] = {}, {}
+
+        # What fails here on one rank is known to all before anything is copied.
+        pieces: list[tuple[Key, Tensor]] = []
+        files: Mapping[str, bytes] = {}
+        user_tensors: Mapping[str, Tensor] = {}
+        not_finite = problem = ""
         try:
-            lost = next(
-                (
-                    one
-                    for one in parts.not_finite()
-                    if one not in parts.counters["not_finite_at_start"]
-                ),
-                "",
-            )
-            if parts.rank == 0 and not lost:
-                document = self._begin(parts)
+            pieces = list(parts.pieces())  # views, so this takes no memory
+            not_finite = _first_not_finite(parts, pieces)
+            if parts.rank == 0 and not not_finite:
+                files, user_tensors = self._begin(parts)
         except (TrainerError, OSError) as error:
             problem = str(error)
-        found = self.agreement.gather((lost, problem))
-        if lost := next((lost for lost, _ in found if lost), ""):
-            self.agreement.run_on_main(partial(store.clean, self.folder))
-            raise TrainerError(
-                f"step {parts.step}: {lost} holds values that are not finite: no checkpoint of it is written, those "
-                "before are kept; lower lr, set max_grad_norm, or look at the data"
-            )
-        if any(problem for _, problem in found):
-            return self._fail([problem for _, problem in found])
+        found = self.agreement.gather((not_finite, problem))
+
+        everywhere_not_finite = [name for name, _ in found if name]
+        if everywhere_not_finite:
+            self._refuse_not_finite(parts.step, everywhere_not_finite[0])
+        problems = [text for _, text in found]
+        if any(problems):
+            self._fail(problems)
+            return
+
         parts.strategy.sync_buffers()
-        self._snapshot = snapshot = take(
-            parts, *document, self._buffers, copied=self.policy.in_background
+        snapshot = take(
+            parts,
+            pieces,
+            files,
+            user_tensors,
+            self._buffers,
+            copied=self.policy.in_background,
         )
-        temporary = store.temporary_of(self.folder, parts.step)
-        self._task = BackgroundTask(lambda: snapshot.write(temporary))
+        self._snapshot = snapshot
+        self._task = BackgroundTask(
+            partial(snapshot.write, store.temporary_of(self.folder, parts.step))
+        )
         if not self.policy.in_background:
             self.finish()
 
     def _begin(self, parts: Parts) -> tuple[Mapping[str, bytes], Mapping[str, Tensor]]:
+        """Make the temporary folder; return the main process's files, and the tensors of users."""
         check_free(self.folder, self.bytes, "a checkpoint")
         if self._extras is None:
             self._extras = read_extras(parts)
-        text, tensors = describe(parts)
+        text, user_tensors = describe(parts)
         store.begin(self.folder, parts.step)
-        card = parts.task.model_card(parts.run)  # it tells of this step
-        return {
-            STATE: text,
-            **self._extras,
-            **({"extras/README.md": card.encode()} if card else {}),
-        }, tensors
+
+        files = {STATE: text, **self._extras}
+        card = parts.task.model_card(parts.run)  # the text changes from step to step
+        if card:
+            files["extras/README.md"] = card.encode()
+        return files, user_tensors
+
+    def _refuse_not_finite(self, step: int, name: str) -> None:
+        """Raise because of a value that is NaN or infinite. Collective: call on every rank."""
+        self.agreement.run_on_main(partial(store.clean, self.folder))
+        raise TrainerError(
+            f"step {step}: {name} holds values that are not finite: no checkpoint of it is written, "
+            "those before are kept; lower lr, set max_grad_norm, or look at the data"
+        )
 
     def finish(self) -> None:
-        """Wait for the save in flight.
+        """Wait for the save in flight. Collective: call on every rank.
 
         Raises:
             CheckpointError: as ``poll``.
@@ -208,7 +226,9 @@ class Saver:
             self.poll()
 
     def poll(self) -> None:
-        """Move a save on that all ranks are through with, at a step boundary.
+        """Move a save to its next stage, if all ranks have finished this one. At a step boundary.
+
+        Collective: call on every rank.
 
         Raises:
             CheckpointError: it failed on some rank, and ``on_save_error`` is ``stop``.
@@ -216,38 +236,58 @@ class Saver:
         task, snapshot = self._task, self._snapshot
         if task is None:
             return
-        [agreed] = self._status.result() or [BUSY]
-        if agreed == BUSY:
+
+        answer = self._status.result()
+        worst = answer[0] if answer else BUSY  # of all ranks, as it was at the last boundary
+        if worst == BUSY:
             self._status.start(task.state)
             return
-        self._task = self._snapshot = None  # nobody reads its buffers any more
-        if agreed == FAILED:
+
+        self._task = self._snapshot = None  # nobody reads the snapshot's buffers any more
+        if worst == FAILED:
             task.thread.join()
-            self._fail(self.agreement.gather(task.error))
+            errors = self.agreement.gather(task.error)
+            self._fail(errors)
         elif snapshot is not None:
-            files = [fact for facts in self.agreement.gather(task.result) for fact in facts]
-            commit = partial(self._commit, snapshot.step, snapshot.facts, files, snapshot.pinned)
-            self._task = BackgroundTask(commit if snapshot.rank == 0 else lambda: None)
+            written = self.agreement.gather(task.result)
+            files = [fact for facts in written for fact in facts]
+            if snapshot.rank == 0:
+                self._task = BackgroundTask(partial(self._commit, snapshot, files))
+            else:
+                self._task = BackgroundTask(lambda: None)
             self._status.start(self._task.state)
 
-    def _commit(
-        self, step: int, facts: Mapping[str, Any], files: list[FileFact], pinned: Collection[int]
-    ) -> None:
-        created, policy = datetime.now(timezone.utc).isoformat(timespec="seconds"), self.policy
-        store.commit(self.folder, step, {**facts, "created": created}, files)
+    def _commit(self, snapshot: Snapshot, files: list[FileFact]) -> None:
+        """Give the checkpoint its name, then delete old ones. In a thread of the main process."""
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        store.commit(self.folder, snapshot.step, {**snapshot.facts, "created": created}, files)
         try:
             store.prune(
-                self.folder, keep_last=policy.keep_last, keep_every=policy.keep_every, pinned=pinned
+                self.folder,
+                keep_last=self.policy.keep_last,
+                keep_every=self.policy.keep_every,
+                pinned=snapshot.pinned,
             )
-        except (OSError, CheckpointError) as error:  # nothing is lost by it
+        except (OSError, CheckpointError) as error:  # the new one is safe
             self.say(
-                f"note: an older checkpoint than that of step {step} cannot be deleted: {error}"
+                f"note: an older checkpoint than that of step {snapshot.step} cannot be deleted: "
+                f"{error}"
             )
 
     def _fail(self, errors: list[str]) -> None:
+        """Report a save that failed, by the errors of all ranks. Collective: call on every rank."""
         self.agreement.run_on_main(partial(store.clean, self.folder))
         reasons = dict.fromkeys(error for error in errors if error)
         text = f"the checkpoint of step {self.last_step} was not saved: {'; '.join(reasons)}"
         if self.policy.on_save_error == "stop":
-            raise CheckpointError(f"{text}; set on_save_error: continue to train on without it")
+            raise CheckpointError(f"{text}; set on_save_error: continue to train without it")
         self.say(f"note: {text}; the ones before are kept")
+
+
+def _first_not_finite(parts: Parts, pieces: list[tuple[Key, Tensor]]) -> str:
+    """Return a name with NaN or infinity that was finite when training began; empty for none."""
+    from_the_start = parts.counters["not_finite_at_start"]
+    for name in parts.not_finite(pieces=pieces):
+        if name not in from_the_start:
+            return name
+    return ""

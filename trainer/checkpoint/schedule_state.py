@@ -1,10 +1,10 @@
-"""The learning-rate schedule: how far it is, and how it gets there again in O(1)."""
+"""The state of the learning-rate schedule, and how a fresh schedule is set to a step in O(1)."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,9 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
-    """Return its class, its steps, the rates of the groups, and what JSON can hold of its own
-    state.
-    """
+    """Return its class, its steps, the groups' rates, and what JSON can hold of its own state."""
     return {
         "kind": type(schedule).__name__,
         "steps": schedule.last_epoch,
@@ -24,62 +22,73 @@ def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
 
 
 def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[str]:
-    """Set a fresh schedule to where another one was; returns notices.
+    """Set a fresh schedule to where a saved one was; return notices.
 
-    A schedule that is a function of the step takes its rates from the settings that run now. Others
-    build each rate on the one before: they go on from the rates that were saved.
+    A schedule that is a function of the step takes its rates from the settings of this run. Others
+    compute each rate from the one before: they continue with the rates that were saved.
     """
-    steps, groups = state["steps"], schedule.optimizer.param_groups
+    steps = state["steps"]
+    kind = type(schedule).__name__
+    groups = schedule.optimizer.param_groups
+
     if isinstance(schedule, LambdaLR):
-        rates: list[Any] = [
-            base * f(steps) for base, f in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-        ]
-        schedule.last_epoch, schedule._step_count, schedule._last_lr = steps, steps + 1, rates
-    elif type(schedule).__name__ != state["kind"]:
+        rates = []
+        for base_rate, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True):
+            rates.append(base_rate * factor(steps))
+        schedule.last_epoch = steps
+        schedule._step_count = steps + 1
+        schedule._last_lr = rates
+        _set_rates(groups, rates)
+        return []
+
+    if kind != state["kind"]:
+        return [f"the schedule was {state['kind']} and is {kind} now: it starts fresh"]
+    if len(state["lr"]) != len(groups):
         return [
-            f"the schedule was {state['kind']} and is {type(schedule).__name__} now: it starts anew"
+            f"the optimizer had {len(state['lr'])} groups and has {len(groups)} now: the schedule "
+            "starts fresh"
         ]
-    elif len(state["lr"]) != len(groups):
-        return [
-            f"the optimizer had {len(state['lr'])} groups and has {len(groups)} now: the schedule starts anew"
-        ]
-    else:
-        rates = state["lr"]
-        schedule.load_state_dict(_merged(schedule.state_dict(), state["own"]))
-    for group, rate in zip(groups, rates, strict=True):
-        if isinstance(group["lr"], Tensor):  # others (a compiled step) hold on to this very tensor
-            group["lr"].fill_(float(rate))
-        else:
-            group["lr"] = float(rate)
+    schedule.load_state_dict(_merged(schedule.state_dict(), state["own"]))
+    _set_rates(groups, state["lr"])
     return []
 
 
+def _set_rates(groups: Sequence[dict[str, Any]], rates: Sequence[Any]) -> None:
+    for group, rate in zip(groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(float(rate))  # others (a compiled step) refer to this very tensor
+        else:
+            group["lr"] = float(rate)
+
+
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep numbers and texts, also of the schedules inside a schedule; functions and such are the
-    settings' own.
+    """Return the numbers and texts of a schedule's state, also those of schedules inside it.
+
+    Functions and the like are not state: the settings make them again.
     """
-    kept: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
     for key, value in state.items():
         if _is_nested(value):
-            kept[key] = [_plain(item) for item in value]
+            plain[key] = [_plain(item) for item in value]
         elif not isinstance(value, dict):
             with contextlib.suppress(TypeError, ValueError, RuntimeError):
-                kept[key] = json.loads(
-                    json.dumps(value, default=Tensor.item)
-                )  # rates may be tensors
-    return kept
+                text = json.dumps(value, default=Tensor.item)  # rates may be tensors
+                plain[key] = json.loads(text)
+    return plain
 
 
-def _merged(fresh: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(fresh: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a fresh schedule's state with the saved values in it."""
     merged = dict(fresh)
-    for key, value in kept.items():
-        nested = _is_nested(value)
-        merged[key] = (
-            [_merged(f, k) for f, k in zip(fresh[key], value, strict=True)] if nested else value
-        )
+    for key, value in saved.items():
+        if _is_nested(value):
+            pairs = zip(fresh[key], value, strict=True)
+            merged[key] = [_merged(fresh_inner, inner) for fresh_inner, inner in pairs]
+        else:
+            merged[key] = value
     return merged
 
 
 def _is_nested(value: Any) -> bool:
-    """Tell whether a value holds the states of inner schedules."""
+    """Return whether a value is a list of the states of inner schedules."""
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)

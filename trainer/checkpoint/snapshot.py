@@ -1,11 +1,9 @@
-"""This rank's part of a checkpoint, copied to host memory, and the document that the main process
-adds.
-"""
+"""This rank's part of a checkpoint in host memory, and the files that the main process adds."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from .contents import state_text
 from .disk import FileFact, write_file
 from .optimizer_state import settings
 from .parts import Parts
-from .ranges import write_pieces
+from .ranges import Key, write_pieces
 from .schedule_state import schedule_state
 from .untrusted import split_name
 
@@ -33,9 +31,9 @@ class Snapshot:
 
     Args:
         facts: for the manifest; the same on every rank.
-        pieces: what this rank owns.
+        pieces: the tensors that this rank writes, by their keys.
         files: other files by name; on the main process only.
-        pinned: steps whose checkpoints stay when this one is complete.
+        pinned: the steps whose checkpoints are kept when this one is complete.
     """
 
     step: int
@@ -56,113 +54,129 @@ class Snapshot:
 
 def take(
     parts: Parts,
+    pieces: Iterable[tuple[Key, Tensor]],
     files: Mapping[str, bytes],
-    tensors: Mapping[str, Tensor],
+    user_tensors: Mapping[str, Tensor],
     buffers: dict[str, Tensor],
     *,
     copied: bool,
 ) -> Snapshot:
-    """Take what this rank owns to host memory. Call it on every rank; nothing is exchanged.
+    """Copy what this rank writes to host memory. Call it on every rank; nothing is exchanged.
 
     Args:
-        files, tensors: what ``describe`` gave on the main process.
-        buffers: of the snapshot before, which is not read any more: filled anew, and added to.
-        copied: training goes on while it is written; otherwise what lies in host memory already is
-            not copied.
+        pieces: of model and optimizer, as ``Parts.pieces`` yields them.
+        files: those that only the main process writes.
+        user_tensors: what ``describe`` returned on the main process.
+        buffers: the host memory of the snapshot before, which nobody reads any more; it is filled
+            again, and added to.
+        copied: whether training continues while the snapshot is written; otherwise what is in host
+            memory already is not copied.
     """
-    pieces = [
-        (
-            str(key),
-            _to_host(str(key), tensor.detach(), buffers)
-            if copied or tensor.is_cuda
-            else tensor.contiguous(),
-        )
-        for key, tensor in parts.pieces()
-    ]
+    taken: list[tuple[str, Tensor]] = []
+    for key, tensor in (*pieces, *parts.buffer_pieces()):
+        if copied or tensor.is_cuda:
+            on_host = _to_host(str(key), tensor.detach(), buffers)
+        else:
+            on_host = tensor.contiguous()
+        taken.append((str(key), on_host))
     if parts.strategy.accelerator.device.type == "cuda":
-        torch.cuda.synchronize()  # once for all copies, which ran one behind the other
-    if parts.layout.counts:  # ranks that share a batch draw the same
-        pieces += [
-            (f"rng.{name}/{parts.layout.rank}/0", tensor) for name, tensor in rng.read().items()
-        ]
-    pieces += [(f"user/{name}/0", tensor) for name, tensor in tensors.items()]
-    strategy = parts.strategy.plan.strategy
+        torch.cuda.synchronize()  # once, for all the copies that were begun
+
+    if parts.layout.counts:  # ranks that share a batch have the same generators
+        for name, generator_state in rng.read().items():
+            taken.append((str(Key(f"rng.{name}", str(parts.layout.rank))), generator_state))
+    for name, tensor in user_tensors.items():
+        taken.append((str(Key("user", name)), tensor))
+
     facts = {
         "samples": parts.counters["samples"],
-        "strategy": strategy,
+        "strategy": parts.strategy.plan.strategy,
         "world_size": parts.world_size,
     }
-    pinned = {step for callback in parts.callbacks for step in callback.pinned_steps()}
+    pinned: set[int] = set()
+    for callback in parts.callbacks:
+        pinned.update(callback.pinned_steps())
     return Snapshot(
-        step=parts.step, rank=parts.rank, facts=facts, pieces=pieces, files=files, pinned=pinned
+        step=parts.step, rank=parts.rank, facts=facts, pieces=taken, files=files, pinned=pinned
     )
 
 
 def _to_host(key: str, tensor: Tensor, buffers: dict[str, Tensor]) -> Tensor:
-    """Begin to copy a tensor to its buffer.
+    """Begin to copy a tensor to its buffer in host memory.
 
-    From a GPU only to page-locked memory the copy runs at full speed, and by itself. Locking pages
-    takes long, so buffers stay; torch makes each as large as the next power of two.
+    From a GPU a copy runs at full speed, and without waiting for it, only to page-locked memory.
+    Locking pages takes long, so buffers are kept; torch makes each as large as the next power of
+    two.
     """
-    kept = buffers.get(key)
-    if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
-        kept = buffers[key] = torch.empty(
-            tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
-        )
-    return kept.copy_(tensor, non_blocking=True)
+    buffer = buffers.get(key)
+    if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+        buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        buffers[key] = buffer
+    return buffer.copy_(tensor, non_blocking=True)
 
 
 def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
-    """Return state.json and the tensors that it names; ``CheckpointError`` if some state in it
-    cannot be saved.
+    """Return the text of state.json, and the tensors that it names.
+
+    Raises:
+        CheckpointError: the state of the task or of a callback cannot be saved.
     """
-    tensors: dict[str, Tensor] = {}
-    named = (entry for entry in parts.strategy.named_tensors() if not parts.leaves_out(entry[3]))
-    form = parts.model_file
-    dtypes = ((name, list(shape), form.dtype(name, dtype)) for name, shape, dtype, _ in named)
-    groups = map(settings, parts.strategy.optimizer.param_groups)
-    states = {name: hook.state_dict() for name, hook in parts.named_callbacks().items()}
     try:
-        state = {
-            "step": parts.step,
-            **{name: encode(value, tensors, name) for name, value in parts.counters.items()},
-            "schedule": schedule_state(parts.schedule),
-            "data": encode(parts.data.state(), tensors, "data"),
-            "content": parts.sampled.state(),
-            "scaler": parts.strategy.scaler_state(),
-            "group_settings": encode(list(groups), tensors, "group_settings"),
-            "task": encode(parts.task.state_dict(), tensors, "task"),
-            "callbacks": {
-                name: encode(state, tensors, name) for name, state in states.items() if state
-            },
-            "model": [
-                [name, shape, str(dtype).removeprefix("torch.")] for name, shape, dtype in dtypes
-            ],
-            **({} if form.names is None else {"export": {"file": form.file, "names": form.names}}),
-            "mathematics": fingerprint(parts),
-            "config": encode_plain(parts.config, "config"),
-            "plan": encode_plain(parts.plan, "plan"),
-            "versions": versions(),
-        }
-        return state_text(state), tensors
+        return _describe(parts)
     except RecursionError:
         raise CheckpointError(
             "the state of the task or of a callback is nested too deeply, or holds itself"
         ) from None
 
 
+def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
+    strategy = parts.strategy
+    tensors: dict[str, Tensor] = {}
+    state: dict[str, Any] = {"step": parts.step}
+    for name, value in parts.counters.items():
+        state[name] = encode(value, tensors, name)
+
+    groups = [settings(group) for group in strategy.optimizer.param_groups]
+    state["schedule"] = schedule_state(parts.schedule)
+    state["data"] = encode(parts.data.state(), tensors, "data")
+    state["content"] = parts.sampled.state()
+    state["scaler"] = strategy.scaler_state()
+    state["group_settings"] = encode(groups, tensors, "group_settings")
+    state["task"] = encode(parts.task.state_dict(), tensors, "task")
+    state["callbacks"] = {}
+    for name, callback in parts.named_callbacks().items():
+        kept = callback.state_dict()
+        if kept:
+            state["callbacks"][name] = encode(kept, tensors, name)
+
+    state["model"] = []
+    for name, shape, own_dtype, handle in strategy.named_tensors():
+        if not parts.leaves_out(handle):
+            dtype = parts.model_file.dtype(name, own_dtype)
+            state["model"].append([name, list(shape), str(dtype).removeprefix("torch.")])
+    if parts.model_file.names is not None:
+        state["export"] = {"file": parts.model_file.file, "names": parts.model_file.names}
+
+    state["mathematics"] = fingerprint(parts)
+    state["config"] = encode_plain(parts.config, "config")
+    state["plan"] = encode_plain(parts.plan, "plan")
+    state["versions"] = versions()
+    return state_text(state), tensors
+
+
 def read_extras(parts: Parts) -> dict[str, bytes]:
-    """Read the small files beside an exported model, so that a checkpoint can be exported on its
-    own.
+    """Return the small files beside an exported model, by their names in a checkpoint.
+
+    With them a checkpoint can be exported on its own.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts.save_beside(folder)
-        files = {
-            path.relative_to(folder).as_posix(): path
-            for path in folder.rglob("*")
-            if path.is_file()
-        }
-        for file in files:
-            split_name(file)
-        return {f"extras/{file}": path.read_bytes() for file, path in files.items()}
+
+        extras: dict[str, bytes] = {}
+        for path in folder.rglob("*"):
+            if path.is_file():
+                file = path.relative_to(folder).as_posix()
+                split_name(file)  # raises where a reader would refuse this name
+                extras[f"extras/{file}"] = path.read_bytes()
+        return extras

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints, changed so that none is lost; ``discover.py`` reads it.
+"""Changes to the folder of a run's checkpoints, made so that none is lost.
 
     checkpoints/step-00000120/manifest.json            sizes and checksums of all other files; written last
                               state.json               step, position, schedule, configuration, ...
@@ -6,8 +6,9 @@
                               extras/...               what belongs beside an exported model
 
 A checkpoint is written to a hidden sibling and flushed, the manifest comes last, then one rename
-gives it its name. Older ones go only after that, by a rename first, so that at any instant a name
-that can be seen is complete. ``docs/checkpoint_format.md`` describes the format for other programs.
+gives it its name. Older ones are deleted only after that, and renamed first: at any instant a name
+that can be seen is complete. ``discover.py`` reads the folder; ``docs/checkpoint_format.md``
+describes the format for other programs.
 """
 
 from __future__ import annotations
@@ -37,15 +38,17 @@ def temporary_of(folder: Path, step: int) -> Path:
 
 
 def begin(folder: Path, step: int) -> None:
-    """Make the empty temporary folder of a checkpoint; ``CheckpointError`` if one of this step is
-    there already.
+    """Make the empty temporary folder of a checkpoint.
+
+    Raises:
+        CheckpointError: there is a checkpoint of this step already.
     """
-    if (folder / name_of(step)).exists():
-        raise CheckpointError(
-            f"{folder / name_of(step)}: exists already, and was not written by this run"
-        )
-    delete(temporary_of(folder, step))
-    temporary_of(folder, step).mkdir(parents=True)
+    path = folder / name_of(step)
+    if path.exists():
+        raise CheckpointError(f"{path}: exists already, and was not written by this run")
+    temporary = temporary_of(folder, step)
+    delete(temporary)
+    temporary.mkdir(parents=True)
 
 
 def commit(folder: Path, step: int, facts: Mapping[str, Any], files: Sequence[FileFact]) -> None:
@@ -60,38 +63,43 @@ def prune(folder: Path, *, keep_last: int, keep_every: int | None, pinned: Colle
     """Delete old checkpoints, after a newer one was committed.
 
     Args:
-        keep_last: so many of the newest stay.
-        keep_every: those of a multiple of these steps stay.
-        pinned: the steps of those that stay, such as the best one.
+        keep_last: this many of the newest are kept.
+        keep_every: those of a multiple of this number of steps are kept.
+        pinned: the steps of others that are kept, such as the best one.
     """
-    for step in map(step_of, named(folder)[keep_last:]):
-        if step not in pinned and not (keep_every and step % keep_every == 0):
+    for path in named(folder)[keep_last:]:
+        step = step_of(path)
+        is_multiple = keep_every is not None and step % keep_every == 0
+        if step not in pinned and not is_multiple:
             hidden = folder / f".{name_of(step)}.old"
             os.rename(folder / name_of(step), hidden)
             delete(hidden)
 
 
 def clean(folder: Path) -> None:
-    """Delete what was left half written or half deleted, as far as the disk lets it."""
-    for entry in filter(is_ours, folder.glob(".step-*")):
-        shutil.rmtree(entry, ignore_errors=True)
+    """Delete what was left half written or half deleted, as far as the disk allows it."""
+    for entry in folder.glob(".step-*"):
+        if is_ours(entry):
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def set_aside(damaged: Iterable[CheckpointInfo]) -> None:
-    """Rename damaged checkpoints, so that their names are free and they are still there to be
-    looked at.
+    """Rename damaged checkpoints to ``.damaged``, so that their steps can be written again.
+
+    Raises:
+        CheckpointError: one cannot be renamed.
     """
-    for one in damaged:
-        target = one.path.with_name(f"{one.path.name}.damaged")
+    for info in damaged:
+        target = info.path.with_name(f"{info.path.name}.damaged")
         try:
             delete(target)
-            os.rename(one.path, target)
+            os.rename(info.path, target)
         except OSError as error:
             raise CheckpointError(
-                f"{one.path}: is damaged and cannot be renamed: {error.strerror}"
+                f"{info.path}: is damaged and cannot be renamed: {error.strerror}"
             ) from None
 
 
 def is_ours(entry: Path) -> bool:
-    """Tell whether what lies in the folder of checkpoints has a name that only a run gives."""
+    """Return whether an entry of a folder of checkpoints has a name that only a run gives."""
     return _OURS.fullmatch(entry.name) is not None

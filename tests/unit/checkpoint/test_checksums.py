@@ -82,13 +82,13 @@ def test_a_value_that_changed_on_the_way_is_named(
 
     monkeypatch.setattr(Ranges, "read", once_wrong)
     with pytest.raises(
-        CheckpointError, match=r"given: memory or a disk is faulty: .*there: 1\.weight$"
+        CheckpointError, match=r"given: memory or a disk is faulty: .*hold: 1\.weight$"
     ):
         fit(tmp_path / "run", FromFiles(folder=str(folder)))
 
 
 def test_a_dtype_that_would_round_the_files_is_named(folder: Path, tmp_path: Path) -> None:
-    rule = r"given: 0\.(weight|bias) stands there in bfloat16, and the model has it in float16, which would round it"
+    rule = r"given: 0\.(weight|bias) is stored in bfloat16, and the model has it in float16, which would round it"
     with pytest.raises(CheckpointError, match=rule):
         fit(
             tmp_path / "run",

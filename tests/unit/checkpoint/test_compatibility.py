@@ -57,7 +57,7 @@ def test_another_optimizer_starts_anew_and_says_so(tmp_path: Path) -> None:
     resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
     fit(tmp_path / "new", Odd(dropout=0.2, sgd=True), resume=resume, allow_config_change=True)
     assert (
-        "the optimizer is another one: its state starts anew"
+        "the optimizer changed: its state starts fresh"
         in (tmp_path / "new" / "log.txt").read_text()
     )
 
@@ -233,10 +233,10 @@ class Part(Odd):
         (
             ("middle", "back"),
             ("middle", "back", "scale"),
-            "1 tensors learn now that were frozen: their optimizer state",
+            "1 tensors are trained now that were frozen: their optimizer state",
         ),
-        (("middle", "back"), ("middle",), "2 tensors are frozen now that learnt"),
-        (("middle",), ("back",), "2 tensors are frozen now that learnt"),
+        (("middle", "back"), ("middle",), "2 tensors are frozen now that were trained"),
+        (("middle",), ("back",), "2 tensors are frozen now that were trained"),
     ],
 )
 @pytest.mark.parametrize("average", [None, 0.9])

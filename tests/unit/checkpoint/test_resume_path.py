@@ -23,7 +23,7 @@ def test_a_path_is_that_checkpoint_or_an_error(tmp_path: Path) -> None:
     fit(branch, resume=str(four))
     assert losses(branch) == {step: loss for step, loss in losses(run).items() if step > 4}
     with pytest.raises(
-        ConfigError, match=r"goes on to step-00000008; give another output_dir to branch off"
+        ConfigError, match=r"continues to step-00000008; give another output_dir to branch off"
     ):
         fit(run, resume=str(four))
     lose(run, 8, 6)

@@ -83,23 +83,24 @@ def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: OnGpu.calls.append("synchronize"))
     monkeypatch.setattr(snapshot.rng, "read", dict)
     weight, step, offloaded = torch.arange(6.0), torch.tensor(3.0), torch.arange(4.0)
-    pieces = {
-        "parameter/w/0": weight.as_subclass(OnGpu),
-        "optimizer.step/w/0": step.as_subclass(OnGpu),
-    }
+    pieces: Any = [
+        ("parameter/w/0", weight.as_subclass(OnGpu)),
+        ("optimizer.step/w/0", step.as_subclass(OnGpu)),
+        ("parameter/o/0", offloaded),
+    ]
     parts: Any = SimpleNamespace(
         layout=layout(),
         strategy=SimpleNamespace(
             accelerator=SimpleNamespace(device=torch.device("cuda")), plan=SimpleNamespace(strategy="ddp")
         ),
-        pieces=lambda: iter([*pieces.items(), ("parameter/o/0", offloaded)]),
+        buffer_pieces=lambda: iter([]),
         step=1, rank=0, world_size=1, counters={"samples": 8}, callbacks=[],
     )  # fmt: skip
     buffers: dict[str, Tensor] = {}
     for round_ in range(2):
         OnGpu.calls.clear()
         weight += 1
-        taken = snapshot.take(parts, {}, {}, buffers, copied=False)
+        taken = snapshot.take(parts, pieces, {}, {}, buffers, copied=False)
         assert OnGpu.calls == ["copy {'non_blocking': True}"] * 2 + ["synchronize"], round_
         found = dict(taken.pieces)
         assert type(found["parameter/w/0"]) is Tensor and torch.equal(
@@ -112,5 +113,5 @@ def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(
     assert made == [True, True] and len(buffers) == 2, (
         "made once; what lies in host memory needs none"
     )
-    taken = snapshot.take(parts, {}, {}, buffers, copied=True)
+    taken = snapshot.take(parts, pieces, {}, {}, buffers, copied=True)
     assert made == [True, True, False] and taken.pieces[2][1].data_ptr() != offloaded.data_ptr()

@@ -1,0 +1,187 @@
+"""Which checkpoint a run begins with, also one that the launcher has started again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from ..distributed.agreement import Agreement
+from ..distributed.restarts import restarts
+from ..errors import CheckpointError, ConfigError, Origin, Problem
+from ..faults.report import resume_command
+from . import discover
+from .discover import MANIFEST, CheckpointInfo, listing, named, step_of, verify_together
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The place where a run begins.
+
+    Args:
+        found: the checkpoint to resume from; None to begin at step 0.
+        passed_over: newer ones that are damaged.
+        continues: whether ``output_dir`` may be a used one, whose run this one continues.
+    """
+
+    found: CheckpointInfo | None = None
+    passed_over: tuple[CheckpointInfo, ...] = ()
+    continues: bool = False
+
+    @property
+    def step(self) -> int:
+        return int(self.found.manifest["step"]) if self.found else 0
+
+    @property
+    def samples(self) -> int:
+        return int(self.found.manifest["samples"]) if self.found else 0
+
+
+def find_start(resume: str, folder: Path, agreement: Agreement, *, origin: Origin) -> Start:
+    """Choose the checkpoint that ``resume`` asks for, and read every byte of it.
+
+    Collective: call on every rank.
+
+    Args:
+        resume: ``none``, ``auto`` (the newest complete checkpoint in ``folder``, if there is one)
+            or a path.
+        folder: of the run's own checkpoints.
+        origin: of ``resume``, for messages.
+
+    Raises:
+        ConfigError: the path names no checkpoint, or one that newer ones follow.
+        CheckpointError: the checkpoint of the path is damaged; or all that ``auto`` found are; or
+            one cannot be read, or not by this program, which does not mean that it is damaged.
+    """
+    if resume == "none":
+        return Start()
+    own = _from_main(agreement, partial(named, folder))
+    if resume == "auto":
+        return _newest_complete(own, folder, agreement)
+    return _start_at(Path(resume), folder, own, agreement, origin)
+
+
+def _newest_complete(own: list[Path], folder: Path, agreement: Agreement) -> Start:
+    """Begin with the first of these checkpoints that is not damaged.
+
+    Collective: call on every rank.
+    """
+    damaged: list[CheckpointInfo] = []
+    for path in own:
+        info = _inspect_and_verify(path, agreement)
+        if not info.problem:
+            return Start(found=info, passed_over=tuple(damaged), continues=True)
+        if not info.broken:
+            raise CheckpointError(
+                f"{info.path}: {info.problem}; resume: auto passes over damaged checkpoints only; "
+                "start again once it can be read, or, to resume from an older checkpoint, name it "
+                "with resume, and give another output_dir"
+            )
+        damaged.append(info)
+
+    if damaged:
+        damages = "; ".join(f"{info.path.name}: {info.problem}" for info in damaged)
+        raise CheckpointError(
+            f"{folder}: all checkpoints are damaged ({damages}); to start anew give another "
+            "output_dir, or --overwrite without resume, which deletes this one"
+        )
+    return Start(continues=True)
+
+
+def _start_at(
+    path: Path, folder: Path, own: list[Path], agreement: Agreement, origin: Origin
+) -> Start:
+    """Begin with the checkpoint at a path. Collective: call on every rank."""
+
+    def problem(rule: str) -> ConfigError:
+        return ConfigError(Problem(origin=origin.named("resume"), value=str(path), rule=rule))
+
+    def check_is_no_folder_of_checkpoints() -> None:
+        if os.path.lexists(path / MANIFEST):
+            return
+        for inside in (path, path / "checkpoints"):
+            names = ", ".join(entry.name for entry in named(inside))
+            if names:
+                raise problem(
+                    f"holds checkpoints and is none; name one of {names} in {inside}, or use "
+                    "resume: auto"
+                )
+
+    agreement.run_on_main(check_is_no_folder_of_checkpoints)
+    info = _inspect_and_verify(path, agreement)
+    if info.problem:
+        instead = ""
+        if info.broken:
+            instead = "; resume: auto takes the newest complete checkpoint instead"
+        raise CheckpointError(f"{path}: {info.problem}{instead}")
+
+    continues = path.resolve().parent == folder.resolve()
+    newer = [entry.name for entry in own if step_of(entry) > info.step]
+    if continues and newer:
+        raise problem(
+            f"{folder} continues to {newer[0]}; give another output_dir to branch off, or delete the "
+            "newer ones"
+        )
+    return Start(found=info, continues=continues)
+
+
+def _inspect_and_verify(path: Path, agreement: Agreement) -> CheckpointInfo:
+    """Return the same result on every rank. Collective: call on every rank."""
+    info = _from_main(agreement, partial(discover.inspect, path))
+    return verify_together(info, agreement)
+
+
+def _from_main(agreement: Agreement, work: Callable[[], T]) -> T:
+    """Do ``work`` on the main process; return its result, or raise its error, on every rank.
+
+    Collective: call on every rank.
+    """
+    results: list[T] = []
+    agreement.run_on_main(lambda: results.append(work()))
+    everywhere: list[list[T]] = agreement.gather(results)
+    return everywhere[0][0]
+
+
+# -- attempts that the launcher starts again -------------------------------------------------------
+
+
+def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin: Origin) -> Start:
+    """Choose the checkpoint to begin with, as ``find_start``; when started again, the newest own.
+
+    The command is the same for every attempt: what it says about ``resume`` is meant for the first
+    one, and counts for a later one only if nothing was saved. Collective: call on every rank.
+
+    Raises:
+        ConfigError, CheckpointError: as ``find_start``.
+    """
+    if not restarts():
+        return find_start(resume, folder, agreement, origin=origin)
+
+    start = find_start("auto", folder, agreement, origin=origin)
+    if start.found is None and resume not in ("none", "auto"):
+        start = find_start(resume, folder, agreement, origin=origin)
+        return replace(start, continues=True)
+    return start
+
+
+def restart_notices() -> list[str]:
+    """Return a notice that this is another attempt; none in the first one."""
+    count = restarts()
+    if not count:
+        return []
+    return [
+        f"started again by the launcher ({count} of --max_restarts): resumes as with resume: auto"
+    ]
+
+
+def how_to_resume(folder: Path) -> str:
+    """Return the command by which a job that ends now is resumed from its newest checkpoint."""
+    for info in listing(folder):
+        if not info.problem:
+            return f"to resume from {info.path}: {resume_command('--resume auto')}"
+    return "there is no checkpoint to resume from"
