@@ -1,7 +1,7 @@
 """Checksums of weights that are the same on every layout.
 
-They are taken of weights that were read from a model folder, and of those below an adapter, which no
-checkpoint holds.
+They are taken of weights that were read from a model folder, and of those below an adapter, which
+no checkpoint holds.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         "schedule_class": type(parts.schedule).__name__,
     }
     found = of_settings({**parts.settings, **built})
-    # The groups hold what these settings became; a resumed run starts with the checkpoint's weights.
+    # The groups hold what these settings became, and a checkpoint has weights of its own.
     del found["optimizer_settings"], found["weights"]
     plain: dict[str, Any] = encode_plain(found, "mathematics")
     return plain
@@ -91,7 +91,7 @@ def _base_rates(own: Mapping[str, Any]) -> list[float]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a line ``key: before -> now`` for each difference.
 
-    Of nested values only the parts that differ are shown, of lists of names those that came or went.
+    Of nested values only the parts that differ are shown; of lists of names, which came or went.
     """
     lines = []
     for key in sorted(before.keys() | now.keys()):
@@ -144,7 +144,7 @@ def check_same(
 
 
 def _with_joined_groups(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Join the optimizer's groups of the same settings: they are stepped alike, in one or in two."""
+    """Join the optimizer's groups of the same settings: it makes no difference to a step."""
     names_of: dict[str, list[str]] = {}
     for group in facts["optimizer_groups"]:
         text = json.dumps(group["settings"], sort_keys=True)

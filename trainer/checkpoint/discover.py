@@ -119,7 +119,7 @@ def step_of(path: Path) -> int:
 
 
 def inspect(path: Path) -> CheckpointInfo:
-    """Read the manifest of a checkpoint, and check that its files are there and have their sizes."""
+    """Read the manifest of a checkpoint, and check the sizes of its files."""
     info = CheckpointInfo(path=path, step=step_of(path))
     try:
         manifest = _read_manifest(path)
@@ -206,7 +206,7 @@ def _of_main(info: CheckpointInfo, agreement: Agreement) -> CheckpointInfo:
 
 
 def _worst_first(info: CheckpointInfo) -> int:
-    """Return a number to sort by: damage counts before what cannot be read, and that before none."""
+    """Return a number to sort by: damage comes before what cannot be read."""
     if info.broken:
         return 0
     return 1 if info.problem else 2

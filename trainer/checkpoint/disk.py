@@ -75,7 +75,7 @@ def hash_file(path: Path) -> str:
 
 
 def part_of(path: Path) -> Path:
-    """Return the hidden sibling in which a file or folder is written until ``publish`` renames it."""
+    """Return the hidden sibling in which a path is written until ``publish`` renames it."""
     return path.with_name(f".{path.name}.part")
 
 

@@ -1,5 +1,4 @@
-"""The exported model: safetensors in full precision, written by the main process, one tensor in
-memory at a time.
+"""The exported model: a safetensors file that the main process writes, one tensor at a time.
 
 The names and shapes are those of the model that the task built, whatever the strategy; shared
 tensors are written once. For a transformers model the folder also holds its configuration, so that
@@ -38,7 +37,7 @@ ADAPTER_FILE = "adapter_model.safetensors"
 
 
 class Stateful(Protocol):
-    """What has a state of its own."""
+    """An object with a state of its own."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
@@ -46,7 +45,7 @@ class Stateful(Protocol):
 
 
 class StatefulTask(Stateful, Protocol):
-    """What is learnt, and writes files beside the model."""
+    """A task: it has a state, and writes files beside the model."""
 
     def save_extras(self, directory: Path) -> None: ...
 
@@ -55,14 +54,14 @@ class StatefulTask(Stateful, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """What goes into the file of an exported model.
+    """What the file of an exported model holds.
 
     Args:
         file: its name.
-        names: what the tensors are called in it, by their names in the model; None: all of them, as
-            they are.
-        dtypes: what tensors are rounded to in it, by their names in the model; the others stay as
-            they are.
+        names: the name of a tensor in the file, by its name in the model; None: all tensors, under
+            their own names.
+        dtypes: the dtype of a tensor in the file, by its name in the model; the others keep their
+            own.
     """
 
     file: str = MODEL_FILE
@@ -71,32 +70,33 @@ class ModelFile:
 
     @classmethod
     def of(cls, model: nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> ModelFile:
-        """Look at an unprepared model: of an adapted one only the adapter is written."""
+        """Return what is written of an unprepared model: of a peft model only the adapter."""
         dtypes = dtypes or {}
-        if not _is_adapted(model):
-            return cls(dtypes=dtypes)
-        from .adapters import adapter_names
+        if _is_adapted(model):
+            from .adapters import adapter_names
 
-        names = adapter_names(model)
-        return cls(file=ADAPTER_FILE, names=names, dtypes=dtypes) if names else cls(dtypes=dtypes)
+            names = adapter_names(model)
+            if names:
+                return cls(file=ADAPTER_FILE, names=names, dtypes=dtypes)
+        return cls(dtypes=dtypes)
 
     def dtype(self, name: str, own: torch.dtype) -> torch.dtype:
-        """Return the dtype of a tensor in the file.
-
-        Args:
-            own: what it would be as it is.
-        """
+        """Return the dtype of a tensor in the file, where ``own`` is the one it has."""
         return self.dtypes.get(name, own)
 
     def most_of(self) -> torch.dtype | None:
         """Return the dtype that most of the rounded tensors get; None where none is rounded."""
-        counts = Counter(
-            dtype for name, dtype in self.dtypes.items() if self.name(name) is not None
-        )
-        return counts.most_common(1)[0][0] if counts else None
+        counts = Counter[torch.dtype]()
+        for name, dtype in self.dtypes.items():
+            if self.name(name) is not None:
+                counts[dtype] += 1
+        if not counts:
+            return None
+        [(dtype, _)] = counts.most_common(1)
+        return dtype
 
     def name(self, name: str) -> str | None:
-        """Return what a tensor is called in the file; None where it is left out."""
+        """Return the name of a tensor in the file; None where it is left out."""
         return name if self.names is None else self.names.get(name)
 
 
@@ -107,41 +107,48 @@ def export_model(
     directory: Path,
     save_beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Write the model to ``directory``, which then replaces what stood there. Collective: call on
-    every rank.
+    """Write the model to ``directory``, which then replaces what was there.
+
+    Collective: call on every rank.
 
     Args:
-        form: what of the model is written, and under which names.
+        form: which tensors are written, and under which names.
         save_beside: writes small files to the same folder, on the main process.
 
     Raises:
-        CheckpointError: it cannot be written, or safetensors cannot hold it; what stood there
-            before stays.
+        CheckpointError: it cannot be written, or safetensors cannot hold it; what was there before
+            stays.
     """
-    if problem := next(filter(None, agreement.gather(changed_buffer(strategy))), ""):
-        raise CheckpointError(problem)
+    _raise_first(agreement.gather(changed_buffer(strategy)))
     strategy.sync_buffers()
-    named = [entry for entry in strategy.named_tensors() if form.name(entry[0]) is not None]
-    tensors = (
-        strategy.gather(name, handle).to(form.dtype(name, dtype))
-        for name, _, dtype, handle in named
-    )
 
+    kept = [entry for entry in strategy.named_tensors() if form.name(entry[0]) is not None]
+    # Each tensor is gathered, on all ranks, when it is asked for.
+    tensors = (
+        strategy.gather(name, handle).to(form.dtype(name, dtype)) for name, _, dtype, handle in kept
+    )
+    problem = ""
     if strategy.accelerator.is_main_process:
-        entries = [
-            (str(form.name(name)), shape, form.dtype(name, dtype))
-            for name, shape, dtype, _ in named
-        ]
+        entries = []
+        for name, shape, dtype, _ in kept:
+            entries.append((str(form.name(name)), shape, form.dtype(name, dtype)))
         try:
             write_model(directory, form.file, entries, tensors, save_beside)
         except CheckpointError as error:
             problem = str(error)
+
+    # The other ranks take part in gathering; and so does the main one for the rest of the tensors
+    # if writing has failed.
     for _ in tensors:
-        # the other ranks; and the main one, where writing has failed while the others are inside a
-        # collective
         pass
-    if problem := next(filter(None, agreement.gather(problem)), ""):
-        raise CheckpointError(problem)
+    _raise_first(agreement.gather(problem))
+
+
+def _raise_first(problems: Iterable[str]) -> None:
+    """Raise the first of these problems that is not empty."""
+    for problem in problems:
+        if problem:
+            raise CheckpointError(problem)
 
 
 def write_model(
@@ -151,8 +158,10 @@ def write_model(
     tensors: Iterable[Tensor],
     save_beside: Callable[[Path], None],
 ) -> None:
-    """Write ``tensors``, one at a time, in the order of ``entries``, and small files beside them,
-    as ``directory``.
+    """Write a model file, one tensor at a time, and small files beside it, as ``directory``.
+
+    Args:
+        entries: name, shape and dtype of each tensor, in the order of ``tensors``.
 
     Raises:
         CheckpointError: it cannot be written, or not be read by the safetensors library; nothing
@@ -160,14 +169,13 @@ def write_model(
     """
     if not_local(directory):
         raise CheckpointError(f"{directory}: {not_local(directory)}")
+
     part = part_of(directory)
     try:
         delete(part)
         part.mkdir(parents=True)
-        write_file(
-            part / file_name,
-            chain([header(entries)], (raw(tensor.contiguous()) for tensor in tensors)),
-        )
+        content = (raw(tensor.contiguous()) for tensor in tensors)
+        write_file(part / file_name, chain([header(entries)], content))
         save_beside(part)
         read_header(part / file_name)
         publish(directory)
@@ -177,21 +185,22 @@ def write_model(
 
 
 def changed_buffer(strategy: Strategy) -> str:
-    """Say which buffer of this rank has another shape than the task built it with; empty if none
-    has.
-    """
+    """Return a message about a buffer whose shape has changed; empty if there is none."""
     for name, shape, _, handle in strategy.named_tensors():
         if not isinstance(handle, nn.Parameter) and tuple(handle.shape) != shape:
             return (
-                f"the buffer {name} was built with shape {shape} and has {tuple(handle.shape)} now: a file of the "
-                "model cannot hold it; give it its full shape from the start, or register it with persistent=False"
+                f"the buffer {name} was built with shape {shape} and has {tuple(handle.shape)} "
+                "now: a file of the model cannot hold it; give it its full shape from the start, "
+                "or register it with persistent=False"
             )
     return ""
 
 
 def check_storable(model: nn.Module) -> None:
-    """Hold an unprepared model to safetensors; ``CheckpointError`` names a tensor that it cannot
-    hold.
+    """Check that safetensors can hold each tensor of an unprepared model.
+
+    Raises:
+        CheckpointError: it cannot hold one.
     """
     for name, (_, dtype) in canonical_names(model).items():
         if name == METADATA:
@@ -200,20 +209,19 @@ def check_storable(model: nn.Module) -> None:
             )
         if not can_hold(dtype):
             raise CheckpointError(
-                f"{name}: safetensors has no {str(dtype).removeprefix('torch.')}: neither the model nor a checkpoint "
-                "could be written; keep it in another dtype (complex numbers as torch.view_as_real), or register it as "
-                "a buffer with persistent=False"
+                f"{name}: safetensors has no {str(dtype).removeprefix('torch.')}: neither the "
+                "model nor a checkpoint could be written; keep it in another dtype (complex "
+                "numbers as torch.view_as_real), or register it as a buffer with persistent=False"
             )
 
 
 def exported_file(directory: Path) -> Path | None:
-    """Return the file with the tensors of an exported model, or of its adapter; None if there is
-    none.
-    """
-    return next(
-        (path for path in (directory / MODEL_FILE, directory / ADAPTER_FILE) if path.is_file()),
-        None,
-    )
+    """Return the tensor file of an exported model or adapter; None if there is none."""
+    for name in (MODEL_FILE, ADAPTER_FILE):
+        path = directory / name
+        if path.is_file():
+            return path
+    return None
 
 
 def load_export(model: nn.Module, directory: str | Path) -> None:
@@ -224,28 +232,37 @@ def load_export(model: nn.Module, directory: str | Path) -> None:
     """
     from safetensors.torch import load_file
 
-    form, folder, filled = ModelFile.of(model), Path(directory), set()
-    form = form if (folder / form.file).exists() else ModelFile()
+    folder = Path(directory)
+    form = ModelFile.of(model)
+    if not (folder / form.file).exists():
+        form = ModelFile()
     try:
-        found = load_file(folder / form.file)
+        stored = load_file(folder / form.file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{directory}: holds no model: {error}") from None
-    own = [
-        (form.name(name), tensor) for name, tensor in canonical_state(model)
-    ]  # shared ones under all their names
+
+    own: list[tuple[str, Tensor]] = []  # with shared tensors under all their names
+    for name, tensor in canonical_state(model):
+        name_in_file = form.name(name)
+        if name_in_file is not None:
+            own.append((name_in_file, tensor))
+
+    filled: set[int] = set()
     for name, tensor in own:
-        if name in found and found[name].shape == tensor.shape:
-            tensor.detach().copy_(found.pop(name))
+        if name in stored and stored[name].shape == tensor.shape:
+            tensor.detach().copy_(stored.pop(name))
             filled.add(id(tensor))
-    if (
-        wrong := {name for name, tensor in own if name is not None and id(tensor) not in filled}
-        | found.keys()
-    ):
+
+    wrong = set(stored)
+    for name, tensor in own:
+        if id(tensor) not in filled:
+            wrong.add(name)
+    if wrong:
         raise CheckpointError(f"{directory}: does not hold this model: {listed(sorted(wrong))}")
 
 
 def _is_adapted(model: nn.Module) -> bool:
-    """Tell whether a model is one of peft; that library is imported already then."""
+    """Return whether a model is one of peft, which is imported already then."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(model, peft.PeftModel)
 
@@ -253,55 +270,62 @@ def _is_adapted(model: nn.Module) -> bool:
 def export_dtypes(
     model: nn.Module, wanted: str, source: Pretrained | None
 ) -> dict[str, torch.dtype]:
-    """Choose what the tensors of an unprepared model are rounded to in its exported file, by name.
+    """Return the dtypes to which tensors are rounded in the exported file, by name.
 
     Args:
-        wanted: a dtype, or auto: that of the files which each tensor comes from.
-        source: where they stand; None for a model that begins anew or is built with its values.
+        model: not prepared yet.
+        wanted: a dtype, or ``auto``: that of the files from which each tensor is read.
+        source: where these files are; None for a model that is not read from files.
     """
-    own = {
-        name: tensor.dtype for name, tensor in canonical_state(model) if tensor.is_floating_point()
-    }
+    own = {name for name, tensor in canonical_state(model) if tensor.is_floating_point()}
     if wanted != "auto":
         return dict.fromkeys(own, getattr(torch, wanted))
     if source is None:
         return {}
+
     try:
-        store, _ = of_model_folder(Path(source.folder), source.names)
-    except CheckpointError:  # a run that goes on from a checkpoint does without these files
+        ranges, _ = of_model_folder(Path(source.folder), source.names)
+    except CheckpointError:  # a run that resumes from a checkpoint does not need these files
         return {}
-    stored = {
-        name: store.dtype("parameter", name) for name in store.names("parameter") if name in own
-    }
-    return {
-        name: dtype for name, dtype in stored.items() if dtype in (torch.bfloat16, torch.float16)
-    }
+    rounded: dict[str, torch.dtype] = {}
+    for name in ranges.names("parameter"):
+        dtype = ranges.dtype("parameter", name)
+        if name in own and dtype in (torch.bfloat16, torch.float16):
+            rounded[name] = dtype
+    return rounded
 
 
 def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:
-    """Write the configuration of a transformers model, or of a peft model's adapter; other models
-    have none.
+    """Write the configuration of a transformers model or of a peft adapter; others have none.
 
     Args:
         dtype: of the exported file; None: as the configuration says.
     """
     model = unwrapped(model)
-    configs: list[Any] = [getattr(model, name, None) for name in ("config", "generation_config")]
     if _is_adapted(model):
         from .adapters import save_adapter_config
 
-        return save_adapter_config(model, directory)
-    if dtype is not None and hasattr(configs[0], "save_pretrained"):
-        configs[0] = copy.deepcopy(configs[0])
-        set_config_dtype(configs[0], dtype)
-    if hasattr(configs[0], "save_pretrained"):
-        for config in filter(None, configs):
-            config.save_pretrained(directory)
+        save_adapter_config(model, directory)
+        return
+
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "save_pretrained"):
+        return
+    if dtype is not None:
+        config = copy.deepcopy(config)
+        set_config_dtype(config, dtype)
+    config.save_pretrained(directory)
+
+    generation_config: Any = getattr(model, "generation_config", None)
+    if generation_config is not None:
+        generation_config.save_pretrained(directory)
 
 
 def set_config_dtype(config: Any, dtype: torch.dtype) -> None:
-    """Have a transformers configuration, and those of its parts, say in which dtype the model is."""
-    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
-    for part in parts:
-        if hasattr(part, "dtype"):
+    """Set the dtype in a transformers configuration and in those of its parts."""
+    if hasattr(config, "dtype"):
+        config.dtype = dtype
+    for name in getattr(config, "sub_configs", ()):
+        part = getattr(config, name, None)
+        if part is not None and hasattr(part, "dtype"):
             part.dtype = dtype

@@ -277,7 +277,7 @@ class OptimizerStateReader:
         return notices
 
     def _read_value(self, key: str, state_key: Tensor, names: Sequence[str]) -> str:
-        """Read one value for all parameters below a state key; return a notice where they differ."""
+        """Read one value for the parameters of a state key; return a notice if they differ."""
         found: dict[str, Tensor] = {}
         for name in names:
             if self._ranges.holds(PREFIX + key, name):

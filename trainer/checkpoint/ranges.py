@@ -1,10 +1,10 @@
 """Flat ranges of named tensors: what checkpoints are made of, and how any layout reads any other.
 
 The part of a parameter that a rank owns is a range of the flattened tensor under every strategy.
-``Ranges`` reads "elements a to b of this tensor" from files, whichever ranks wrote them in whichever
-pieces: our checkpoints, and any folder of safetensors files (an exported model, or one of the
-Hugging Face hub). So resuming, resharding and loading pretrained weights are the same code, and no
-rank ever holds a whole model.
+``Ranges`` reads "elements a to b of this tensor" from files, whichever ranks wrote them in
+whichever pieces: our checkpoints, and any folder of safetensors files (an exported model, or one of
+the Hugging Face hub). So resuming, resharding and loading pretrained weights are the same code, and
+no rank ever holds a whole model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Key(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Elements ``begin`` to ``end`` (exclusive) of a tensor, contiguous in the tensor and in a file.
+    """Elements ``begin`` to ``end`` (exclusive) of a tensor, contiguous there and in a file.
 
     Args:
         offset: of the first one within its piece, in elements.

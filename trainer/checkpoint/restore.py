@@ -327,17 +327,14 @@ def _load_tensors(
             ranges.read(kind, name, shard.start, shard.tensor, shard.columns)
 
     with ranges.kept_open():
+        for shard in strategy.shards(trainable=False if with_optimizer else None):
+            read(shard)
         if with_optimizer:
             optimizer = OptimizerStateReader(strategy, parts.optimizer_form, ranges)
-            for shard in strategy.shards(trainable=False):
-                read(shard)
             for shard in strategy.shards(trainable=True):
                 read(shard)
                 optimizer.read(shard)
             notices += optimizer.finish()
-        else:
-            for shard in strategy.shards(trainable=None):
-                read(shard)
     strategy.write_back()
 
     for name, buffer in strategy.buffers():
@@ -347,14 +344,21 @@ def _load_tensors(
             ranges.read(kind, stored_name, 0, flat)
             buffer.copy_(flat.view_as(buffer))
 
-    for shard, average in parts.averages or ():
+    return notices + _load_averages(parts, ranges)
+
+
+def _load_averages(parts: Parts, ranges: Ranges) -> list[str]:
+    """Read the moving averages, where there are any; others start with the weights."""
+    if parts.averages is None:
+        return []
+    for shard, average in parts.averages:
         if ranges.holds("average", shard.name):
             ranges.read("average", shard.name, shard.start, average, shard.columns)
         else:
             average.copy_(shard.tensor)
-    if parts.averages is not None and not ranges.names("average"):
-        notices.append("the checkpoint holds no moving average: it starts with the weights")
-    return notices
+    if ranges.names("average"):
+        return []
+    return ["the checkpoint holds no moving average: it starts with the weights"]
 
 
 def _restore_data(parts: Parts, saved: dict[str, Any]) -> tuple[int, list[str]]:
@@ -388,6 +392,6 @@ def _restore_rng(parts: Parts, ranges: Ranges, step: int) -> list[str]:
     # repeat what was drawn before.
     set_seed(seed_of(int(parts.config["seed"]), step, layout.rank))
     return [
-        f"{before} processes before, {layout.world_size} now: random numbers of the model (dropout) "
-        "are drawn from new streams; the order of the data stays as it was"
+        f"{before} processes before, {layout.world_size} now: random numbers of the model "
+        "(dropout) are drawn from new streams; the order of the data stays as it was"
     ]

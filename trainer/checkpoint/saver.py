@@ -210,8 +210,8 @@ class Saver:
         """Raise because of a value that is NaN or infinite. Collective: call on every rank."""
         self.agreement.run_on_main(partial(store.clean, self.folder))
         raise TrainerError(
-            f"step {step}: {name} holds values that are not finite: no checkpoint of it is written, "
-            "those before are kept; lower lr, set max_grad_norm, or look at the data"
+            f"step {step}: {name} holds values that are not finite: no checkpoint of it is "
+            "written, those before are kept; lower lr, set max_grad_norm, or look at the data"
         )
 
     def finish(self) -> None:

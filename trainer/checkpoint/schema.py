@@ -73,17 +73,13 @@ def check_schema(value: Any, schema: Any, place: str) -> None:
     if isinstance(schema, type):
         _check_type(value, schema, place)
 
-    elif isinstance(schema, list):
+    elif isinstance(schema, list | tuple):
         _check_type(value, list, place)
+        forms = schema * len(value) if isinstance(schema, list) else schema
+        if len(value) != len(forms):
+            raise CheckpointError(f"{place} has {len(value)} items instead of {len(forms)}")
         for number, item in enumerate(value):
-            check_schema(item, schema[0], f"{place}.{number}")
-
-    elif isinstance(schema, tuple):
-        _check_type(value, list, place)
-        if len(value) != len(schema):
-            raise CheckpointError(f"{place} has {len(value)} items instead of {len(schema)}")
-        for number, item in enumerate(value):
-            check_schema(item, schema[number], f"{place}.{number}")
+            check_schema(item, forms[number], f"{place}.{number}")
 
     elif str in schema:
         _check_type(value, dict, place)
@@ -92,12 +88,16 @@ def check_schema(value: Any, schema: Any, place: str) -> None:
 
     else:
         _check_type(value, dict, place)
-        for key, form in schema.items():
-            name = key.removesuffix("?")
-            if name in value:
-                check_schema(value[name], form, f"{place}: {name}")
-            elif name == key:
-                raise CheckpointError(f"{place}: {name} is missing")
+        _check_keys(value, schema, place)
+
+
+def _check_keys(value: dict[str, Any], schema: dict[str, Any], place: str) -> None:
+    for key, form in schema.items():
+        name = key.removesuffix("?")
+        if name in value:
+            check_schema(value[name], form, f"{place}: {name}")
+        elif name == key:
+            raise CheckpointError(f"{place}: {name} is missing")
 
 
 def _check_type(value: Any, wanted: type, place: str) -> None:

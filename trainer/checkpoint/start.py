@@ -124,8 +124,8 @@ def _start_at(
     newer = [entry.name for entry in own if step_of(entry) > info.step]
     if continues and newer:
         raise problem(
-            f"{folder} continues to {newer[0]}; give another output_dir to branch off, or delete the "
-            "newer ones"
+            f"{folder} continues to {newer[0]}; give another output_dir to branch off, or delete "
+            "the newer ones"
         )
     return Start(found=info, continues=continues)
 
@@ -151,7 +151,7 @@ def _from_main(agreement: Agreement, work: Callable[[], T]) -> T:
 
 
 def start_of_attempt(resume: str, folder: Path, agreement: Agreement, *, origin: Origin) -> Start:
-    """Choose the checkpoint to begin with, as ``find_start``; when started again, the newest own.
+    """Choose the checkpoint to begin with: as ``find_start``, when started again the newest own.
 
     The command is the same for every attempt: what it says about ``resume`` is meant for the first
     one, and counts for a later one only if nothing was saved. Collective: call on every rank.

@@ -1,4 +1,4 @@
-"""Files that somebody else may have written: paths that stay inside a folder, JSON of limited size."""
+"""Files that others may have written: paths that stay in a folder, JSON of limited size."""
 
 from __future__ import annotations
 
