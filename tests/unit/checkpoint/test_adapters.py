@@ -65,7 +65,7 @@ def test_an_exported_adapter_gives_the_weights_to_start_with(tmp_path: Path) -> 
     run.close()
 
 
-def test_a_checkpoint_leaves_out_what_the_adapter_lies_on(tmp_path: Path) -> None:
+def test_a_checkpoint_leaves_out_the_weights_below_the_adapter(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     [newest, *_] = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
     held = {key for path in newest.glob("rank-*.safetensors") for key in load_file(path)}
@@ -76,7 +76,7 @@ def test_a_checkpoint_leaves_out_what_the_adapter_lies_on(tmp_path: Path) -> Non
     assert sum(path.stat().st_size for path in newest.iterdir()) < 3 * adapter + 2**20
 
 
-def test_going_on_over_other_weights_than_the_adapter_learnt_on_is_refused(tmp_path: Path) -> None:
+def test_resuming_an_adapter_on_other_base_weights_is_refused(tmp_path: Path) -> None:
     checkpoints = finished(tmp_path / "run") / "checkpoints"
     newest = str(max(checkpoints.glob("step-*")))
     config = configured(
@@ -103,7 +103,8 @@ def test_parity_compares_adapters(
 ) -> None:
     monkeypatch.chdir(ROOT)
     (tmp_path / "train.yaml").write_text(
-        "task: adapted:Language\ntask_settings: {kind: lora}\nmicro_batch_size: 8\nglobal_batch_size: 8\n"
+        "task: adapted:Language\ntask_settings: {kind: lora}\n"
+        "micro_batch_size: 8\nglobal_batch_size: 8\n"
         "lr: 0.01\neps: 1e-4\nmax_steps: 6\n"
     )
     workers = str(ROOT / "tests" / "workers")

@@ -1,6 +1,4 @@
-"""What was read from a model folder is held against its files: no bit is lost on the way, nor by a
-smaller dtype.
-"""
+"""What was read from a model folder is compared with its files, bit by bit."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "given"
 
 
-def test_the_checksum_of_the_files_is_told(folder: Path, tmp_path: Path) -> None:
+def test_the_checksum_of_the_files_is_reported(folder: Path, tmp_path: Path) -> None:
     fit(tmp_path / "run", FromFiles(folder=str(folder)))
     fit(tmp_path / "same", FromFiles(folder=str(folder), frozen="bfloat16"))
     told = [
@@ -88,7 +86,7 @@ def test_a_value_that_changed_on_the_way_is_named(
 
 
 def test_a_dtype_that_would_round_the_files_is_named(folder: Path, tmp_path: Path) -> None:
-    rule = r"given: 0\.(weight|bias) is stored in bfloat16, and the model has it in float16, which would round it"
+    rule = r"given: 0\.(weight|bias) is stored in bfloat16, and the model has it in float16, which"
     with pytest.raises(CheckpointError, match=rule):
         fit(
             tmp_path / "run",

@@ -156,7 +156,7 @@ class DrawnTask(Odd):
         return Data(train=Drawn())
 
 
-def test_a_stream_with_tuples_in_its_state_goes_on(tmp_path: Path) -> None:
+def test_a_stream_with_tuples_in_its_state_resumes(tmp_path: Path) -> None:
     fit(tmp_path / "run", DrawnTask())
     fit(tmp_path / "new", DrawnTask(), resume=str(checkpoint(tmp_path / "run", 4)))
     assert losses(tmp_path / "new") == {

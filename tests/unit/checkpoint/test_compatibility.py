@@ -24,7 +24,7 @@ from trainer.checkpoint.compatibility import differences
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
-def test_what_changes_the_numbers_is_shown_and_asked_for(tmp_path: Path) -> None:
+def test_settings_that_change_the_numbers_are_refused_or_reported(tmp_path: Path) -> None:
     fit(tmp_path / "run")
     resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
     changed: dict[str, Any] = {"seed": 7, "weight_decay": 0.1, "log_every": 2}
@@ -52,7 +52,7 @@ def test_another_model_is_never_loaded(tmp_path: Path) -> None:
         fit(tmp_path / "new", Wider(), resume=resume, allow_config_change=True)
 
 
-def test_another_optimizer_starts_anew_and_says_so(tmp_path: Path) -> None:
+def test_the_state_of_another_optimizer_starts_fresh(tmp_path: Path) -> None:
     fit(tmp_path / "run")
     resume = str(tmp_path / "run" / "checkpoints" / store.name_of(4))
     fit(tmp_path / "new", Odd(dropout=0.2, sgd=True), resume=resume, allow_config_change=True)
@@ -112,7 +112,7 @@ def test_what_code_changes_in_a_group_is_a_changed_setting(
     assert re.search(f"note: changed since the checkpoint: {said}", log_of(tmp_path / "new"))
 
 
-def test_a_rate_of_the_config_that_changes_is_told_once(tmp_path: Path) -> None:
+def test_a_changed_learning_rate_is_reported_once(tmp_path: Path) -> None:
     fit(tmp_path / "run", Rated(), max_steps=4)
     resume = str(checkpoint(tmp_path / "run", 4))
     Trainer(
@@ -154,7 +154,7 @@ class Noisy(list[Any]):
 def test_other_data_of_the_same_size_is_a_changed_setting(tmp_path: Path) -> None:
     fit(tmp_path / "run", OtherRows(), max_steps=4)
     path = checkpoint(tmp_path / "run", 4)
-    said = r"the data is another one: .* of sample 0 of Data\.train, .* of sample \d+ of Data\.train changed"
+    said = r"the data is another one: .* of sample 0 of Data\.train, .* of Data\.train changed"
     with pytest.raises(ConfigError, match=rf"belongs to a run with other numbers; .*: {said}"):
         fit(tmp_path / "no", OtherRows(swapped=(0, 3)), resume=str(path))
     fit(tmp_path / "new", OtherRows(swapped=(0, 3)), resume=str(path), allow_config_change=True)

@@ -121,7 +121,7 @@ class Empty(Odd):
         return model
 
 
-def test_tensors_without_elements_are_exported_and_go_on(tmp_path: Path) -> None:
+def test_tensors_without_elements_are_exported_and_resumed(tmp_path: Path) -> None:
     fit(tmp_path / "run", Empty())
     last = checkpoint(tmp_path / "run", 8)
     fit(tmp_path / "new", Empty(), resume=str(checkpoint(tmp_path / "run", 4)))

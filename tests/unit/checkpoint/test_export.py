@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from trainer import Callback, CheckpointError, Run, StepInfo, TrainerError, load_export
 from trainer.checkpoint import discover, saver
+from trainer.checkpoint.export import ModelFile, export_dtypes, save_config
 from trainer.commands import cli
+from trainer.task import Pretrained
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -116,7 +118,7 @@ class Ruins(Callback):
         (
             {"at": 5},
             6,
-            r"step 5: the loss on rank 0 is nan, of samples .* of Data.train; lower lr, set max_grad_norm",
+            r"step 5: the loss on rank 0 is nan, of samples .* of Data.train; lower lr",
         ),
         ({"at": 6}, 6, r"step 6: the loss on rank 0 is nan"),
         ({"at": 6, "lost": "value"}, 6, r"step 6: the loss is nan"),
@@ -135,7 +137,7 @@ class Ruins(Callback):
     ids=["before", "loss", "value", "gradient", "weight", "last"],
 )
 @pytest.mark.parametrize("on_save_error", ["stop", "continue"])
-def test_weights_that_are_not_finite_never_push_out_good_ones(
+def test_weights_that_are_not_finite_never_replace_good_ones(
     task: dict[str, Any], step: int, said: str, on_save_error: str, tmp_path: Path
 ) -> None:
     settings = {"log_every": 100, "keep_last": 1, "on_save_error": on_save_error}
@@ -209,7 +211,7 @@ def test_nothing_that_is_not_finite_is_saved_but_what_was_so_from_the_start(
     assert "values that are not finite" not in log_of(tmp_path)
 
 
-def test_a_checkpoint_from_before_that_is_not_finite_is_told(tmp_path: Path) -> None:
+def test_an_old_checkpoint_that_is_not_finite_is_reported(tmp_path: Path) -> None:
     fit(tmp_path / "first", Masking())
     path = checkpoint(tmp_path / "first", 4)
     state = json.loads((path / "state.json").read_text())
@@ -254,3 +256,49 @@ def test_an_export_that_safetensors_cannot_read_is_not_left(
     monkeypatch.undo()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 8
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == before
+
+
+# -- dtypes ----------------------------------------------------------------------------------------
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+
+def test_each_tensor_has_the_dtype_of_its_file_unless_another_is_asked_for(tmp_path: Path) -> None:
+    model = Small()
+    stored = {
+        "body.weight": torch.ones(2, 2).bfloat16(),
+        "first.head": torch.ones(2, 2),
+        "count": torch.ones(()),
+    }
+    save_file(stored, tmp_path / "model.safetensors")
+    source = Pretrained(folder=tmp_path, names={"first.head": "head.weight"})
+    assert export_dtypes(model, "auto", source) == {"body.weight": torch.bfloat16}
+    assert export_dtypes(model, "auto", None) == {}
+    assert export_dtypes(model, "auto", Pretrained(folder=tmp_path / "gone")) == {}
+    both = {"body.weight": torch.float16, "head.weight": torch.float16}
+    assert export_dtypes(model, "float16", source) == both
+
+    form = ModelFile.of(model, export_dtypes(model, "auto", source))
+    assert form.dtype("body.weight", torch.float32) == form.most_of() == torch.bfloat16
+    assert (
+        form.dtype("head.weight", torch.float32) == torch.float32
+        and ModelFile.of(model).most_of() is None
+    )
+
+
+def test_the_configuration_says_the_dtype_of_the_file_and_the_models_own_stays(
+    tmp_path: Path,
+) -> None:
+    from transformers import LlamaConfig
+
+    model = Small()
+    model.config = LlamaConfig(hidden_size=8, num_attention_heads=1)  # type: ignore[assignment]
+    model.config.dtype = torch.float32  # type: ignore[union-attr]
+    save_config(model, tmp_path, torch.bfloat16)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert model.config.dtype == torch.float32  # type: ignore[union-attr]

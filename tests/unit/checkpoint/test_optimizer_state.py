@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from one_process import checkpoint, fit, rows
+from one_process import checkpoint, fit, losses, rows
 from plans import plan, request
 from refusing import refused
 from resuming import Odd
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer import Plan
-from trainer.checkpoint import OptimizerForm
+from trainer.checkpoint import OptimizerForm, store
 from trainer.errors import CheckpointError
 from trainer.strategies import strategy_class
 
@@ -64,9 +64,9 @@ class Picky(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_that_wants_a_closure_is_refused(tmp_path: Path) -> None:
+def test_an_optimizer_whose_step_needs_a_closure_is_refused(tmp_path: Path) -> None:
     for keep_last, save_every in ((4, 2), (0, None)):
-        match = r"LBFGS.step wants a closure .*; a step here has one forward and backward pass: take another optimizer"
+        match = r"LBFGS.step wants a closure .*; a step here has one forward and backward pass"
         refused(
             tmp_path / str(keep_last), match, Stepped(), keep_last=keep_last, save_every=save_every
         )
@@ -74,7 +74,7 @@ def test_an_optimizer_that_wants_a_closure_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Muon", "halves", "tensor_lr", "infinite"])
 @pytest.mark.parametrize("schedule", ["cosine", "torch:ExponentialLR"])
-def test_optimizers_with_groups_of_all_sorts_go_on_bit_by_bit(
+def test_optimizers_with_groups_of_all_sorts_resume_bit_by_bit(
     name: str, schedule: str, tmp_path: Path
 ) -> None:
     settings = {
@@ -188,3 +188,35 @@ def test_an_optimizer_steps_on_the_device_unless_its_state_is_offloaded(
     one = 1 if strategy == "single" else 4
     made = plan(request(strategy, **values), world=one, machine=4)
     assert strategy_class(made.strategy)(made, accelerator).step_device == torch.device(device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen(Odd):
+    name: str = "Adam"
+
+    def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
+        kinds: dict[str, Any] = {
+            "amsgrad": lambda p: torch.optim.AdamW(p, lr=plan.lr, amsgrad=True),
+            "momentum": lambda p: torch.optim.SGD(p, lr=plan.lr, momentum=0.9),
+            "plain": lambda p: torch.optim.SGD(p, lr=plan.lr),
+            "NAdam": lambda p: torch.optim.NAdam(p, lr=plan.lr),
+            "RMSprop": lambda p: torch.optim.RMSprop(p, lr=plan.lr, momentum=0.5, centered=True),
+            "Adagrad": lambda p: torch.optim.Adagrad(p, lr=plan.lr),
+            "foreach": lambda p: torch.optim.Adam(p, lr=plan.lr, foreach=True),
+        }
+        return kinds[self.name]([p for p in model.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize(
+    "name", ["amsgrad", "momentum", "plain", "NAdam", "RMSprop", "Adagrad", "foreach"]
+)
+def test_optimizers_of_torch_resume_bit_by_bit(name: str, tmp_path: Path) -> None:
+    fit(tmp_path / "run", Chosen(name=name))
+    fit(
+        tmp_path / "new",
+        Chosen(name=name),
+        resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)),
+    )
+    assert losses(tmp_path / "new") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
+    }

@@ -1,20 +1,80 @@
-"""What reading ranges costs."""
+"""Ranges of tensors in files: whatever pieces hold them, any range and any columns can be read."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from one_process import checkpoint, fit
+from torch import Tensor
 
-from trainer.checkpoint import restore
-from trainer.checkpoint.ranges import Key, Ranges, of_rank_files, write_pieces
-from trainer.checkpoint.safetensors_io import read_header
-from trainer.errors import CheckpointError
+from trainer import CheckpointError
+from trainer.checkpoint import disk, ranges, restore
+from trainer.checkpoint.ranges import Key, Ranges, of_model_folder, of_rank_files, write_pieces
+from trainer.checkpoint.safetensors_io import DTYPES, read_header
+from trainer.strategies.base import Shard
+from trainer.strategies.tensor_parallel import Columns
+
+
+@settings(max_examples=60)
+@given(data=st.data(), size=st.integers(1, 200), dtype=st.sampled_from(sorted(DTYPES)))
+def test_any_range_of_any_pieces(
+    data: st.DataObject, size: int, dtype: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("ranges")
+    values = torch.randint(0, 2, (size,)).to(DTYPES[dtype])
+    cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=5))})
+    paths = []
+    for number, (low, high) in enumerate(itertools.pairwise(cuts)):
+        paths.append(folder / f"{number}")
+        write_pieces(
+            paths[-1], [(str(Key(kind="k", name="a/b.c", start=low)), values[low:high].clone())]
+        )
+    whole = of_rank_files(data.draw(st.permutations(paths)))
+    low, high = sorted((data.draw(st.integers(0, size)), data.draw(st.integers(0, size))))
+    out = torch.empty(high - low, dtype=DTYPES[dtype])
+    whole.read("k", "a/b.c", low, out)
+    assert torch.equal(out, values[low:high])
+    assert whole.whole("k", "a/b.c").numel() == size
+
+
+def test_tensors_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (disk, ranges):
+        monkeypatch.setattr(module, "CHUNK", 64)
+    values = torch.randn(1000)
+    fact = write_pieces(tmp_path / "file", [("k/w/0", values)])
+    assert (
+        fact.xxh3 == disk.hash_file(tmp_path / "file")
+        and fact.bytes == (tmp_path / "file").stat().st_size
+    )
+    out = torch.empty(777)
+    of_rank_files([tmp_path / "file"]).read("k", "w", 111, out)
+    assert torch.equal(out, values[111:888])
+
+
+def test_a_model_folder_is_read_by_range_as_well(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    weights = {"a.weight": torch.randn(4, 3), "b": torch.randn(5).to(torch.bfloat16)}
+    save_file({"a.weight": weights["a.weight"]}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"b": weights["b"]}, tmp_path / "model-00002-of-00002.safetensors")
+    folder, shapes = of_model_folder(tmp_path)
+    assert shapes == {"a.weight": (4, 3), "b": (5,)}
+    out = torch.empty(5)
+    folder.read("parameter", "a.weight", 4, out)
+    assert torch.equal(out, weights["a.weight"].flatten()[4:9])
+    folder.read("parameter", "b", 0, out)
+    assert torch.equal(out, weights["b"].float()), "bfloat16 widens"
+    with pytest.raises(CheckpointError, match="elements 5 to 6 are in no file"):
+        folder.read("parameter", "b", 1, out)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
@@ -97,3 +157,63 @@ def test_a_checkpoint_is_read_from_its_beginning_to_its_end(
     # itself.
     values = [key for key in read_header(path) if key.startswith(("optimizer.step", "buffer"))]
     assert len(opened) <= 1 + len(values)
+
+
+# -- columns of a matrix ---------------------------------------------------------------------------
+
+
+MATRIX = torch.arange(6 * 10, dtype=torch.float32).view(6, 10)
+
+
+def written(folder: Path, *cuts: int, rows: int = 6) -> Ranges:
+    """The matrix in files of some columns each, from cut to cut, and in two parts of rows each."""
+    paths = []
+    for number, (low, high) in enumerate(pairwise(cuts)):
+        pieces: list[tuple[str, Tensor]] = []
+        for top, bottom in ((0, 4), (4, rows)):
+            part = torch.cat([MATRIX, MATRIX], dim=1)[top:bottom, low:high].contiguous()
+            pieces.append((str(Key("parameter", "w", top * 10 + low, 10)), part))
+        path = folder / f"rank-{number:05}.safetensors"
+        write_pieces(path, pieces)
+        paths.append(path)
+    return of_rank_files(paths)
+
+
+def test_columns_are_read_as_anything(tmp_path: Path) -> None:
+    store = written(tmp_path, 0, 3, 10)
+    store.check_whole("parameter", "w", 60)
+    assert torch.equal(store.whole("parameter", "w"), MATRIX.flatten())
+    for start, end in ((0, 60), (7, 23), (31, 33), (59, 60)):
+        out = torch.zeros(end - start)
+        store.read("parameter", "w", start, out)
+        assert torch.equal(out, MATRIX.flatten()[start:end])
+    for low, high, top, bottom in ((0, 5, 0, 6), (2, 4, 1, 3), (9, 10, 5, 6), (4, 9, 2, 2)):
+        part = torch.zeros((bottom - top) * (high - low))
+        store.read("parameter", "w", top * 10 + low, part, Columns(high - low, 10))
+        assert torch.equal(part, MATRIX[top:bottom, low:high].flatten())
+
+
+def test_a_shard_of_columns_cuts_a_whole_tensor() -> None:
+    shard = Shard(name="w", start=12, tensor=torch.zeros(6), columns=Columns(3, 10))
+    assert torch.equal(shard.cut(MATRIX), MATRIX[1:3, 2:5].flatten())
+
+
+def test_columns_that_overlap_or_are_missing_are_named(tmp_path: Path) -> None:
+    for name, cuts, rows, said in (
+        ("lacks", (0, 6), 6, "elements 6 to 10 are in no file"),
+        ("short", (0, 5, 10), 5, "elements 50 to 60 are in no file"),
+        ("wide", (0, 6, 12), 6, "are stored twice"),
+    ):
+        (tmp_path / name).mkdir()
+        with pytest.raises(CheckpointError, match=said):
+            written(tmp_path / name, *cuts, rows=rows).check_whole("parameter", "w", 60)
+    (tmp_path / "read").mkdir()
+    with pytest.raises(CheckpointError, match="in no file"):
+        written(tmp_path / "read", 0, 6).read("parameter", "w", 0, torch.zeros(20))
+
+
+@pytest.mark.parametrize("key", ["", "-1", "x", "0+", "+10", "9" * 400])
+def test_a_piece_without_a_place_is_refused(key: str, tmp_path: Path) -> None:
+    write_pieces(tmp_path / "rank-00000.safetensors", [(f"parameter/w/{key}", torch.zeros(6))])
+    with pytest.raises(CheckpointError, match="is no range called kind/name/start"):
+        of_rank_files([tmp_path / "rank-00000.safetensors"])

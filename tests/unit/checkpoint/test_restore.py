@@ -1,17 +1,49 @@
-"""What a checkpoint must hold so that a training can be set to it."""
+"""What a resume gives back to a training, and weights alone."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from one_process import checkpoint, fit
+import torch
+from one_process import checkpoint, fit, log_of, losses, rows
+from other_models import Smaller, Turned, Wider
 from resuming import Odd
-from torch import nn
+from torch import Tensor, nn
 
-from trainer import CheckpointError
+from trainer import Callback, CheckpointError, ConfigError, StepInfo, Trainer
+from trainer.checkpoint import store
+from trainer.data import order
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steep(Odd):
+    """Gradients that fp16 cannot hold at the scale that the scaler begins with."""
+
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return 30 * super().training_step(model, batch)
+
+
+def test_the_scaler_of_fp16_is_restored(tmp_path: Path) -> None:
+    settings = {"mixed_precision": "fp16", "max_steps": 24}
+    whole = fit(tmp_path / "run", Steep(), **settings)
+    assert whole.skipped_steps > 0, "it had to look for its scale"
+    resume = str(tmp_path / "run" / "checkpoints" / store.name_of(20))
+    resumed = fit(tmp_path / "new", Steep(), resume=resume, **settings)
+    assert losses(tmp_path / "new") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 20
+    }
+    assert resumed.strategy.scaler_state() == whole.strategy.scaler_state() != {}
+    assert (resumed.skipped_steps, resumed.schedule.last_epoch) == (
+        whole.skipped_steps,
+        whole.schedule.last_epoch,
+    )
 
 
 class HeadFirst(Odd):
@@ -31,3 +63,180 @@ def test_a_shared_parameter_under_its_other_name_is_refused_at_resume(tmp_path: 
     with pytest.raises(CheckpointError, match=said):
         fit(tmp_path / "new", HeadFirst(), resume=str(path), allow_config_change=True)
     fit(tmp_path / "weights", HeadFirst(), max_steps=2, weights=str(path))
+
+
+def test_a_run_that_saves_nothing_restores_the_optimizer_too(
+    tmp_path: Path,
+) -> None:
+    fit(tmp_path / "run")
+    four = tmp_path / "run" / "checkpoints" / store.name_of(4)
+    fit(tmp_path / "on", resume=str(four), keep_last=0, save_every=None)
+    assert losses(tmp_path / "on") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
+    }
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A stream that keeps its state, and one that does not, without it."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.at < 50:
+            self.at += 1
+            yield torch.randint(0, 7, (6,), generator=torch.Generator().manual_seed(self.at))
+        self.at = 0
+
+
+class Keeping(Counting):
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed(Odd):
+    keeps: bool = False
+
+    def build_data(self) -> Any:
+        return type(super().build_data())(train=Keeping() if self.keeps else Counting())
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_streams_resume_at_their_position(keeps: bool, tmp_path: Path) -> None:
+    fit(tmp_path / "run", Streamed(keeps=keeps))
+    fit(
+        tmp_path / "new",
+        Streamed(keeps=keeps),
+        resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)),
+    )
+    assert losses(tmp_path / "new") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
+    }
+
+
+@pytest.mark.parametrize(
+    "tasks", [(Odd(), Streamed()), (Streamed(keeps=True), Odd())], ids=["to", "from"]
+)
+def test_data_of_another_sort_starts_at_its_beginning(
+    tasks: tuple[Odd, Odd], tmp_path: Path
+) -> None:
+    first, second = tasks
+    fit(tmp_path / "run", first)
+    resume = str(checkpoint(tmp_path / "run", 4))
+    with pytest.raises(ConfigError, match=r"train_samples: (50 -> null|null -> 50)"):
+        fit(tmp_path / "no", second, resume=resume)
+    trainer = fit(tmp_path / "new", second, resume=resume, allow_config_change=True)
+    assert "note: the training data was a" in log_of(tmp_path / "new")
+    samples = [row["samples"] for row in rows(tmp_path / "new")]
+    assert samples == [24, 48, 50, 74] and trainer.step == 8
+    fit(tmp_path / "again", second, resume=str(checkpoint(tmp_path / "new", 6)))
+    assert losses(tmp_path / "again") == {
+        step: loss for step, loss in losses(tmp_path / "new").items() if step > 6
+    }
+
+
+@pytest.mark.parametrize("limits", [(0, 50), (50, 0)], ids=["computed", "permuted"])
+def test_a_run_keeps_its_order_of_the_data_whatever_a_new_one_takes(
+    limits: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, limit in zip(("run", "new"), limits, strict=True):
+        monkeypatch.setattr(order, "PERMUTED_UP_TO", limit)
+        fit(
+            tmp_path / name,
+            resume=str(checkpoint(tmp_path / "run", 4)) if name == "new" else "none",
+        )
+    assert losses(tmp_path / "new") == {
+        step: loss for step, loss in losses(tmp_path / "run").items() if step > 4
+    }
+
+
+# -- callbacks -------------------------------------------------------------------------------------
+
+
+class Remembers(Callback):
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.total = torch.zeros(3)
+
+    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+        self.seen.append(float(info.loss))
+        self.total += 1
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"seen": self.seen, "total": self.total, "none": float("inf")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen, self.total = state["seen"], state["total"]
+        assert state["none"] == float("inf")
+
+
+def test_the_state_of_callbacks_is_restored(tmp_path: Path) -> None:
+    whole, again, other = Remembers(), Remembers(), Remembers()
+    fit(tmp_path / "run", None, whole, other)
+    fit(
+        tmp_path / "new",
+        None,
+        again,
+        Remembers(),
+        resume=str(tmp_path / "run" / "checkpoints" / store.name_of(4)),
+    )
+    assert again.seen == whole.seen and len(again.seen) == 8 and again.total.tolist() == [8, 8, 8]
+
+
+# -- weights alone ---------------------------------------------------------------------------------
+
+
+def test_weights_alone_start_a_new_run(tmp_path: Path) -> None:
+    fit(tmp_path / "run")
+    for weights in (
+        tmp_path / "run" / "model",
+        tmp_path / "run" / "checkpoints" / store.name_of(8),
+    ):
+        new = tmp_path / weights.name
+        fit(new, Odd(dropout=0.0), weights=str(weights))
+        assert f"note: starts with the weights of {weights}" in (new / "log.txt").read_text()
+        assert (
+            list(losses(new)) == list(range(1, 9))
+            and losses(new)[1] < losses(tmp_path / "run")[8] + 0.1
+        )
+    with pytest.raises(
+        CheckpointError,
+        match=r"not hold this model: middle.weight has shape \(3, 5\), the model's is \(4, 5\)",
+    ):
+        fit(tmp_path / "wider", Wider(), weights=str(tmp_path / "run" / "model"))
+    with pytest.raises(CheckpointError, match=r"nowhere: holds no .safetensors file"):
+        fit(tmp_path / "other", weights=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("source", ["model", "checkpoint"])
+def test_weights_of_another_shape_and_those_that_the_model_lacks_are_named(
+    source: str, tmp_path: Path
+) -> None:
+    fit(tmp_path / "run", max_steps=2)
+    weights = str(
+        tmp_path / "run" / "model" if source == "model" else checkpoint(tmp_path / "run", 2)
+    )
+    said = r"not hold this model: middle.weight has shape \(3, 5\), the model's is \(5, 3\)$"
+    with pytest.raises(CheckpointError, match=said):
+        fit(tmp_path / "turned", Turned(), weights=weights)
+    fit(tmp_path / "less", Smaller(), max_steps=2, weights=weights)
+    assert (
+        f"note: 3 tensors of {weights} are not in the model: forwards, frozen.weight, frozen.bias\n"
+        in log_of(tmp_path / "less")
+    )
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    fit(tmp_path / "run", max_steps=2)
+    model = tmp_path / "run" / "model" / "model.safetensors"
+    shutil.copy(model, model.with_name("model.fp16.safetensors"))
+    said = r"model: scale is in model.fp16.safetensors and in model.safetensors; leave one of them"
+    with pytest.raises(CheckpointError, match=said):
+        fit(tmp_path / "new", weights=str(model.parent))

@@ -46,7 +46,7 @@ def test_a_save_that_fails_stops_the_run(in_background: bool, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_save_that_fails_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_save_that_fails_is_reported_and_the_run_continues(tmp_path: Path) -> None:
     fit(tmp_path, on_save_error="continue")
     log = (tmp_path / "log.txt").read_text()
     assert (
@@ -58,7 +58,7 @@ def test_a_save_that_fails_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
     assert steps(tmp_path) == [4, 2] and len(rows(tmp_path)) == 8
 
 
-def test_an_older_one_that_cannot_be_deleted_is_told(
+def test_an_old_checkpoint_that_cannot_be_deleted_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*_: object, **__: object) -> list[int]:

@@ -91,7 +91,8 @@ def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(
     parts: Any = SimpleNamespace(
         layout=layout(),
         strategy=SimpleNamespace(
-            accelerator=SimpleNamespace(device=torch.device("cuda")), plan=SimpleNamespace(strategy="ddp")
+            accelerator=SimpleNamespace(device=torch.device("cuda")),
+            plan=SimpleNamespace(strategy="ddp"),
         ),
         buffer_pieces=lambda: iter([]),
         step=1, rank=0, world_size=1, counters={"samples": 8}, callbacks=[],

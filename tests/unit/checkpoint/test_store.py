@@ -1,82 +1,22 @@
-"""Checkpoints on disk, in this process: killed between any two operations, and damaged in every
-way.
-"""
+"""The folder of checkpoints: what is kept, and that a kill at any moment loses nothing."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from written_checkpoints import loaded, save
 
 from trainer import CheckpointError
-from trainer.checkpoint import discover, disk, ranges, store
-from trainer.checkpoint.contents import state_text
-from trainer.checkpoint.disk import write_file
-from trainer.checkpoint.ranges import Key, of_model_folder, of_rank_files, write_pieces
-from trainer.checkpoint.safetensors_io import DTYPES
-
-
-def save(folder: Path, step: int, *, world: int = 2, keep_last: int = 2, **kept: Any) -> None:
-    """As the ranks and the main process do it, with values that differ from step to step."""
-    store.begin(folder, step)
-    temporary = store.temporary_of(folder, step)
-    files = []
-    for rank in range(world):
-        values = torch.arange(100 * rank, 100 * rank + 100) + float(step)
-        pieces = [(str(Key(kind="parameter", name="w", start=100 * rank)), values)]
-        files.append(write_pieces(temporary / f"rank-{rank:05d}.safetensors", pieces))
-    (temporary / "extras").mkdir()
-    files.append(write_file(temporary / discover.STATE, [state_text(state(step, world))]))
-    files.append(
-        write_file(temporary / "extras" / "config.json", [f"{step}".encode()], "extras/config.json")
-    )
-    facts = {
-        "world_size": world,
-        "strategy": "any",
-        "samples": 8 * step,
-        "created": "2026-11-21T12:00:00+00:00",
-    }
-    store.commit(folder, step, facts, files)
-    store.prune(
-        folder,
-        keep_last=keep_last,
-        keep_every=kept.get("keep_every"),
-        pinned=kept.get("pinned", ()),
-    )
-
-
-def state(step: int, world: int = 2) -> dict[str, Any]:
-    """The state.json of a model of one parameter, of which each process owns a hundred elements."""
-    return {
-        "step": step, "samples": 8 * step, "data": {"samples": 8 * step}, "skipped_steps": 0, "skipped_in_a_row": 0,
-        "schedule": {"kind": "LambdaLR", "steps": step, "lr": [0.1], "own": {}}, "scaler": {}, "group_settings": [{}],
-        "mathematics": {"optimizer": "SGD", "optimizer_groups": [{"names": [], "settings": {}}]},
-        "task": {}, "callbacks": {},
-        "last_evaluation": {}, "model": [["w", [world, 100], "float32"]],
-    }  # fmt: skip
-
-
-def loaded(path: Path) -> torch.Tensor:
-    found = discover.verify(discover.inspect(path))
-    assert not found.problem, found
-    return of_rank_files(path / name for name in found.files if name.endswith("tensors")).whole(
-        "parameter", "w"
-    )
+from trainer.checkpoint import discover, disk, store
 
 
 def steps(folder: Path) -> list[int]:
     return [found.step for found in discover.listing(folder)]
-
-
-# -- what stays ------------------------------------------------------------------------------------
 
 
 def test_the_newest_stay_and_the_marked_ones(tmp_path: Path) -> None:
@@ -193,146 +133,3 @@ def test_a_kill_between_any_two_operations_loses_nothing(
         assert steps(folder)[0] == 3
         number += 1
     assert number > 20 and set(done) == {*OPERATIONS, "write"}
-
-
-# -- damaged ---------------------------------------------------------------------------------------
-
-
-FILES = [
-    discover.MANIFEST,
-    discover.STATE,
-    "rank-00000.safetensors",
-    "rank-00001.safetensors",
-    "extras/config.json",
-]
-
-
-def delete(path: Path, other: Path) -> None:
-    path.unlink()
-
-
-def cut_at(share: float) -> Callable[[Path, Path], None]:
-    def cut(path: Path, other: Path) -> None:
-        os.truncate(path, int(path.stat().st_size * share))
-
-    cut.__name__ = f"cut_at_{share:.0%}"
-    return cut
-
-
-def flip(at: float) -> Callable[[Path, Path], None]:
-    def flipped(path: Path, other: Path) -> None:
-        content = bytearray(path.read_bytes())
-        content[int(at * (len(content) - 1))] ^= 1
-        path.write_bytes(content)
-
-    flipped.__name__ = f"flip_at_{at:.0%}"
-    return flipped
-
-
-def swap(path: Path, other: Path) -> None:
-    shutil.copy(other, path)
-
-
-DAMAGES = [delete, *map(cut_at, (0.1, 0.5, 0.99)), *map(flip, (0, 0.3, 0.6, 1)), swap]
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("name", FILES)
-def test_damage_is_found_and_named(
-    name: str, damage: Callable[[Path, Path], None], tmp_path: Path
-) -> None:
-    for step in (7, 8):
-        save(tmp_path, step)
-    good, bad = (tmp_path / store.name_of(step) for step in (7, 8))
-    damage(bad / name, good / name)
-    found = discover.verify(discover.inspect(bad))
-    assert name in found.problem
-    assert loaded(good) is not None
-
-
-def test_every_single_bit_of_the_manifest_counts(tmp_path: Path) -> None:
-    save(tmp_path, 8)
-    path = tmp_path / store.name_of(8) / discover.MANIFEST
-    whole = path.read_bytes()
-    for at in range(len(whole)):
-        for bit in range(8):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
-            assert discover.inspect(path.parent).problem, (at, bit)
-
-
-def test_another_version_of_the_format_is_named(tmp_path: Path) -> None:
-    save(tmp_path, 8)
-    path = tmp_path / store.name_of(8)
-    (path / discover.MANIFEST).write_text(
-        discover.sealed({**discover.inspect(path).manifest, "version": 2})
-    )
-    assert discover.inspect(path).problem == "has version 2 of the format; this program reads 1"
-
-
-# -- ranges ----------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60)
-@given(data=st.data(), size=st.integers(1, 200), dtype=st.sampled_from(sorted(DTYPES)))
-def test_any_range_of_any_pieces(
-    data: st.DataObject, size: int, dtype: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("ranges")
-    values = torch.randint(0, 2, (size,)).to(DTYPES[dtype])
-    cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=5))})
-    paths = []
-    for number, (low, high) in enumerate(itertools.pairwise(cuts)):
-        paths.append(folder / f"{number}")
-        write_pieces(
-            paths[-1], [(str(Key(kind="k", name="a/b.c", start=low)), values[low:high].clone())]
-        )
-    whole = of_rank_files(data.draw(st.permutations(paths)))
-    low, high = sorted((data.draw(st.integers(0, size)), data.draw(st.integers(0, size))))
-    out = torch.empty(high - low, dtype=DTYPES[dtype])
-    whole.read("k", "a/b.c", low, out)
-    assert torch.equal(out, values[low:high])
-    assert whole.whole("k", "a/b.c").numel() == size
-
-
-def test_tensors_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (disk, ranges):
-        monkeypatch.setattr(module, "CHUNK", 64)
-    values = torch.randn(1000)
-    fact = write_pieces(tmp_path / "file", [("k/w/0", values)])
-    assert (
-        fact.xxh3 == disk.hash_file(tmp_path / "file")
-        and fact.bytes == (tmp_path / "file").stat().st_size
-    )
-    out = torch.empty(777)
-    of_rank_files([tmp_path / "file"]).read("k", "w", 111, out)
-    assert torch.equal(out, values[111:888])
-
-
-def test_a_model_folder_is_a_store_as_well(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    weights = {"a.weight": torch.randn(4, 3), "b": torch.randn(5).to(torch.bfloat16)}
-    save_file({"a.weight": weights["a.weight"]}, tmp_path / "model-00001-of-00002.safetensors")
-    save_file({"b": weights["b"]}, tmp_path / "model-00002-of-00002.safetensors")
-    folder, shapes = of_model_folder(tmp_path)
-    assert shapes == {"a.weight": (4, 3), "b": (5,)}
-    out = torch.empty(5)
-    folder.read("parameter", "a.weight", 4, out)
-    assert torch.equal(out, weights["a.weight"].flatten()[4:9])
-    folder.read("parameter", "b", 0, out)
-    assert torch.equal(out, weights["b"].float()), "bfloat16 widens"
-    with pytest.raises(CheckpointError, match="elements 5 to 6 are in no file"):
-        folder.read("parameter", "b", 1, out)
-
-
-def test_our_files_open_with_the_safetensors_library(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    values = torch.arange(6.0)
-    write_pieces(
-        tmp_path / "f", [("parameter/w/0", values), ("optimizer.step/w/0", torch.tensor(3.0))]
-    )
-    assert {k: v.tolist() for k, v in load_file(tmp_path / "f").items()} == {
-        "parameter/w/0": values.tolist(),
-        "optimizer.step/w/0": 3.0,
-    }

@@ -1,4 +1,4 @@
-"""resume: auto, in runs of one process: what it takes, passes over and refuses."""
+"""Which checkpoint a run begins with: what ``resume`` takes, passes over and refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.commands import cli
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
-def test_auto_begins_goes_on_and_finishes(tmp_path: Path) -> None:
+def test_auto_begins_resumes_and_finishes(tmp_path: Path) -> None:
     fit(tmp_path / "whole", resume="auto")
     assert steps(tmp_path / "whole") == [8, 6, 4, 2]
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
@@ -61,14 +61,14 @@ def test_auto_passes_over_the_damaged_and_says_so(tmp_path: Path) -> None:
     assert (run / "checkpoints" / "step-00000008.damaged").is_dir()
 
 
-def test_a_run_that_left_no_checkpoint_begins_anew(tmp_path: Path) -> None:
+def test_a_run_that_left_no_checkpoint_starts_at_step_0(tmp_path: Path) -> None:
     fit(tmp_path)
     lose(tmp_path, 2, 4, 6, 8)
     fit(tmp_path, resume="auto")
     assert list(losses(tmp_path)) == list(range(1, 9)) and len(rows(tmp_path)) == 8
 
 
-def test_auto_goes_on_only_in_the_folder_of_a_run(tmp_path: Path) -> None:
+def test_auto_resumes_only_in_the_folder_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"output_dir.*holds files already"):
         fit(tmp_path, resume="auto")
@@ -92,7 +92,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused_and_keeps_its_name(
     assert names(tmp_path) == before
 
 
-def test_a_checkpoint_that_cannot_be_read_just_now_is_no_damaged_one(
+def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(tmp_path, max_steps=6)
@@ -119,12 +119,12 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_no_damaged_one(
     assert steps(tmp_path) == [8, 6, 4, 2]
 
 
-def test_where_all_are_damaged_auto_does_not_begin_anew_by_itself(tmp_path: Path) -> None:
+def test_where_all_are_damaged_auto_does_not_start_at_step_0(tmp_path: Path) -> None:
     fit(tmp_path, max_steps=4)
     for step in (2, 4):
         (checkpoint(tmp_path, step) / discover.STATE).write_text("{}")
     before = names(tmp_path)
-    said = r"all checkpoints are damaged \(step-00000004: .*; step-00000002: .*\); to start anew give another output_dir"
+    said = r"all checkpoints are damaged \(step-00000004: .*; step-00000002: .*\); to start anew"
     with pytest.raises(CheckpointError, match=said):
         fit(tmp_path, resume="auto")
     assert names(tmp_path) == before
@@ -160,3 +160,46 @@ def test_an_end_before_the_checkpoint_is_refused(
     with pytest.raises(ConfigError, match=said):
         fit(tmp_path / "new", resume=str(checkpoint(tmp_path, 8)), **length)
     assert names(tmp_path) == before and list(losses(tmp_path)) == list(range(1, 9))
+
+
+# -- resume: a path --------------------------------------------------------------------------------
+
+
+def test_a_path_is_that_checkpoint_or_an_error(tmp_path: Path) -> None:
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    fit(run)
+    four = run / "checkpoints" / store.name_of(4)
+    fit(branch, resume=str(four))
+    assert losses(branch) == {step: loss for step, loss in losses(run).items() if step > 4}
+    with pytest.raises(
+        ConfigError, match=r"continues to step-00000008; give another output_dir to branch off"
+    ):
+        fit(run, resume=str(four))
+    lose(run, 8, 6)
+    fit(run, resume=str(four))  # the newest of its own run: that run goes on
+    assert list(losses(run)) == list(range(1, 9))
+    with pytest.raises(
+        ConfigError,
+        match=r"holds checkpoints and is none; name one of step-00000008, .*resume: auto",
+    ):
+        fit(tmp_path / "other", resume=str(run))
+    with pytest.raises(CheckpointError, match="nowhere: does not exist"):
+        fit(tmp_path / "other", resume=str(tmp_path / "nowhere"))
+    (four / discover.STATE).write_text("{}")
+    with pytest.raises(
+        CheckpointError, match=r"step-00000004: state.json has 2 bytes instead of \d+; resume: auto"
+    ):
+        fit(tmp_path / "other", resume=str(four))
+
+
+@pytest.mark.parametrize("resume", ["auto", "path"])
+def test_of_many_checkpoints_only_the_one_to_resume_from_is_read(
+    resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tmp_path / "run", max_steps=6)
+    read: list[str] = []
+    inspect = discover.inspect
+    monkeypatch.setattr(discover, "inspect", lambda path: read.append(path.name) or inspect(path))
+    newest = checkpoint(tmp_path / "run", 6)
+    fit(tmp_path / "run", resume="auto" if resume == "auto" else str(newest))
+    assert read == [newest.name]

@@ -1,0 +1,88 @@
+"""What of a training each rank writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from one_process import fit
+from resuming import Odd
+
+from trainer import Callback, StepInfo, TrainState
+from trainer.checkpoint.parts import assign_writers
+from trainer.strategies.base import Shard
+from trainer.strategies.tensor_parallel import Columns
+
+
+def shards_of(copy: int, copies: int, *, columns: Columns | None = None) -> Iterator[Shard]:
+    for name, numel in (("a", 12), ("b", 0), ("c", 30)):
+        yield Shard(
+            name=name,
+            start=0,
+            tensor=torch.zeros(numel),
+            copy=copy,
+            copies=copies,
+            columns=columns,
+        )
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 5])
+def test_ranks_that_hold_the_same_write_equal_parts_of_it(copies: int) -> None:
+    written: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    for copy in range(copies):
+        count = 0
+        for shard, low, high in assign_writers(shards_of(copy, copies)):
+            written[shard.name] += range(low, high)
+            count += high - low
+        assert abs(count - 42 / copies) < 1, "each rank writes its share"
+    assert written == {"a": [*range(12)], "b": [], "c": [*range(30)]}, "each element once"
+
+
+def test_a_shard_that_one_rank_holds_is_written_whole() -> None:
+    alone = Shard(name="own", start=7, tensor=torch.zeros(5))
+    assigned = list(assign_writers([*shards_of(1, 2), alone]))
+    assert assigned[-1] == (alone, 0, 5)
+
+
+@pytest.mark.parametrize("copies", [2, 4, 7])
+def test_rows_of_some_columns_are_never_divided(copies: int) -> None:
+    written: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    for copy in range(copies):
+        shards = shards_of(copy, copies, columns=Columns(3, 10))
+        for shard, low, high in assign_writers(shards):
+            assert low % 3 == 0 and high % 3 == 0
+            written[shard.name] += range(low, high)
+    assert written == {"a": [*range(12)], "b": [], "c": [*range(30)]}
+
+
+class Second(Callback):
+    def on_step(self, trainer: TrainState, info: StepInfo) -> None: ...
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_what_a_rank_writes_is_known_before_the_first_step(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, Odd(), Second(), Second(), max_steps=2)
+    parts = trainer._parts()
+    written = [*parts.pieces(), *parts.buffer_pieces()]
+    state_values = [tensor for key, tensor in written if key.kind == "optimizer.step"]
+    total = sum(tensor.nbytes for _, tensor in written)
+    assert parts.bytes() == total - sum(tensor.nbytes for tensor in state_values)
+    assert [name for name in parts.named_callbacks() if "Second" in name] == ["Second", "Second#2"]
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, Odd(), max_steps=2, ema_decay=0.9)
+    parts = trainer._parts()
+    assert parts.not_finite() == []
+
+    model = trainer.model
+    model.scale.data.fill_(3e38)  # its sum with itself would be infinite: it is looked at again
+    assert parts.not_finite() == []
+
+    model.scale.data.fill_(float("nan"))
+    model.frozen.weight.data[0, 0] = float("inf")
+    assert parts.not_finite() == ["scale", "frozen frozen.weight"]
+    assert parts.not_finite("frozen", "buffer") == ["frozen frozen.weight"]
