@@ -210,7 +210,9 @@ def measure(
     rank = launched.accelerator.process_index
     for _ in one.steps():  # so that the optimizer has its state; saves step 1
         pass
-    mine = [tensor.detach().clone() for _, tensor in one._parts().pieces() if tensor.dim()]
+    parts = one._parts()
+    pieces = [*parts.pieces(), *parts.buffer_pieces()]
+    mine = [tensor.detach().clone() for _, tensor in pieces if tensor.dim()]
     own = sum(tensor.numel() * tensor.itemsize for tensor in mine)
 
     whole = held(one)

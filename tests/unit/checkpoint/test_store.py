@@ -85,7 +85,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[
 
 
 class Cut:
-    """A file whose writes are operations as well; half of what a killed one should write is there."""
+    """A file whose writes are operations as well; a killed one writes half of its bytes."""
 
     def __init__(self, file: Any, counted: Callable[..., Any]) -> None:
         self.file, self.write_ = file, counted("write", file.write)
