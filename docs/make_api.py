@@ -38,7 +38,7 @@ PAGE = Path(__file__).with_name("api.md")
 BLOCK = re.compile(r"(<!-- api (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):\n((?: .*\n|\n)*)", re.MULTILINE)
 ENTRY = re.compile(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", re.MULTILINE)
-LIMITS = {"minimum": "≥", "above": ">", "maximum": "≤", "below": "<"}
+LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 WIDTH = 100
 
 
@@ -169,25 +169,34 @@ def _plain(annotation: str) -> str:
     return annotation
 
 
+def _limit(annotation: Any, name: str) -> float | None:
+    """The limit of this name in an annotation, or in a type inside of it."""
+    for note in getattr(annotation, "__metadata__", ()):
+        for limit in getattr(note, "metadata", ()):
+            if hasattr(limit, name):
+                return float(getattr(limit, name))
+    found = [_limit(inside, name) for inside in typing.get_args(annotation)]
+    return next((limit for limit in found if limit is not None), None)
+
+
 def keys() -> str:
     """What TrainConfig says of itself, and the table of its keys."""
     hints = typing.get_type_hints(trainer.TrainConfig, include_extras=True)
     text = described("TrainConfig", trainer.TrainConfig)
     rows = [text, "", "| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
     for field in dataclasses.fields(trainer.TrainConfig):
-        about = next(note for note in hints[field.name].__metadata__ if hasattr(note, "help"))
-        limits = [
-            f"{sign} {getattr(about, limit):g}"
-            if abs(getattr(about, limit)) < 2**20
-            else f"{sign} 2³² - 1"
-            for limit, sign in LIMITS.items()
-            if getattr(about, limit) is not None
-        ]
+        limits = []
+        for name, sign in LIMITS.items():
+            limit = _limit(hints[field.name], name)
+            if limit is not None:
+                limits.append(f"{sign} {limit:g}" if limit < 2**20 else f"{sign} 2³² - 1")
         factory = field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
         shown = "required" if default is dataclasses.MISSING else f"`{json.dumps(default)}`"
+        notes = hints[field.name].__metadata__
+        meaning = next(note.description for note in notes if hasattr(note, "description"))
         kind = _plain(str(field.type)).replace("|", "\\|")
-        rows.append(f"| `{field.name}` | `{kind}` | {shown} | {', '.join(limits)} | {about.help} |")
+        rows.append(f"| `{field.name}` | `{kind}` | {shown} | {', '.join(limits)} | {meaning} |")
     return "\n".join(rows)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .config.annotations import plain
 from .config.load import Loaded, check_settings
 from .config.load import load_config as read_config
+from .config.plain import plain
 from .config.train_config import WARMUPS, TrainConfig
 from .distributed.exit import run_and_exit
 from .distributed.imports import uncollected

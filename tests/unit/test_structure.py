@@ -49,7 +49,6 @@ LARGE_PACKAGES = {
     "peft",
     "wandb",
     "tensorboard",
-    "pydantic",
 }
 STARTS_OF_A_PROCESS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
 
@@ -138,7 +137,7 @@ def test_public_names() -> None:
         ("trainer, trainer.config.load, trainer.script", "torch accelerate deepspeed transformers"),
         (
             "trainer.loop, trainer.launching, trainer.strategies",
-            "deepspeed transformers datasets wandb pandas scipy sklearn pydantic",
+            "deepspeed transformers datasets wandb pandas scipy sklearn",
         ),
         ("trainer.language", "transformers tokenizers datasets peft pyarrow"),
     ],

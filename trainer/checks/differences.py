@@ -8,7 +8,7 @@ from typing import Any
 
 import xxhash
 
-from ..config.annotations import plain
+from ..config.plain import plain
 from ..distributed.agreement import Agreement
 
 Facts = dict[str, str]  # values by what they are of, both for people

@@ -1,10 +1,13 @@
-"""Annotations of settings: what fits them, how text is read by them, and how they are said in
-words.
+"""Annotations of settings, as pydantic checks them.
 
-Understood are ``bool``, ``int``, ``float``, ``str``, ``Literal``, an ``Enum`` (by name), ``Path``,
-``Any``, ``list[...]``, ``tuple[...]``, ``set[...]``, ``frozenset[...]``, ``dict[str, ...]``, a
-dataclass, or a union of these or with ``None``. ``Annotated[int, About(...)]`` adds help and
-limits.
+A setting may be annotated with ``bool``, ``int``, ``float``, ``str``, ``Literal``, an ``Enum`` (a
+file gives its name), a ``Path``, ``Any``, ``list[...]``, ``tuple[...]``, ``set[...]``,
+``frozenset[...]``, ``dict[str, ...]``, a dataclass, or a union of these or with ``None``. Limits are
+pydantic's: ``Annotated[int, Field(ge=1)]``.
+
+``strict_type`` translates such an annotation into one that pydantic reads as files are meant: no
+text becomes a number, no number a truth value; but a whole number serves as a ``float``, and a list
+as a tuple or a set.
 """
 
 from __future__ import annotations
@@ -12,265 +15,239 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import math
-import re
+import operator
+import os
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
-from ..text import nearest
-from .documents import parse_scalar
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-Members = tuple[Any, ...]  # the members of a union
+from ..errors import ConfigError, Origin, Problem
+from .paths import not_local
 
-_SEQUENCES = (list, tuple, set, frozenset)
-_NAMES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    PurePath: "a path",
-    dict: "a mapping",
-    type(None): "null",
-} | dict.fromkeys(_SEQUENCES, "a list such as [1, 2]")
+Build = Callable[[type, Mapping[str, Any]], Any]
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class Typed(str):
-    """Text from the command line: the annotation of its key decides how it is read."""
+def _local_path(text: str) -> str:
+    rule = not_local(text)
+    if rule:
+        raise ValueError(rule)
+    return text
 
-    __slots__ = ()
+
+LocalPath = Annotated[str, AfterValidator(_local_path)]
+"""The annotation of text that names a path of this machine's file system."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class About:
-    """The note in ``Annotated[int, About("channels", minimum=1)]``: help and limits beside the
-    type.
+    """Limits of a key of a launch file, whose types are read from tables.
 
     Args:
-        help: one line.
-        minimum, above, maximum, below: limits of every number in the value; above and below are
-            exclusive.
-        whole: every number in the value is whole, also where it is written as 2e8.
-        wanted: what must hold in the field's own words, where the types alone say too little.
-        any_case: choices are text in any case, and ``true`` and ``false`` may stand in quotes.
-        path: every text in the value is a path of this machine's file system; a ``Path`` is one
-            anyway.
+        minimum, above, maximum, below: limits of a number; above and below are exclusive.
+        whole: the number is whole, also where it is written as 2e8.
+        any_case: choices may be written in any case, and ``true`` and ``false`` in quotes.
     """
 
-    help: str = ""
-    _: dataclasses.KW_ONLY
     minimum: float | None = None
     above: float | None = None
     maximum: float | None = None
     below: float | None = None
     whole: bool = False
-    wanted: str = ""
     any_case: bool = False
-    path: bool = False
 
-    def broken_by(self, value: float) -> str:
-        """Return the rule that a number breaks, or nothing."""
-        # A comparison and not math.isfinite, which fails for whole numbers too large for a float.
-        if not abs(value) <= sys.float_info.max:
-            return "must be a finite number"
-        if self.whole and value != int(value):
-            return "must be a whole number"
-        limits = {
-            f"at least {self.minimum}": self.minimum is None or value >= self.minimum,
-            f"greater than {self.above}": self.above is None or value > self.above,
-            f"at most {self.maximum}": self.maximum is None or value <= self.maximum,
-            f"less than {self.below}": self.below is None or value < self.below,
-        }
-        said = [words for words in limits if not words.endswith("None")]
-        return "" if all(limits.values()) else f"must be {' and '.join(said)}"
+    def constraints(self, annotation: Any) -> Iterator[Any]:
+        """Yield what pydantic takes for these limits of an annotation."""
+        yield Field(ge=self.minimum, gt=self.above, le=self.maximum, lt=self.below)
+        if self.whole:
+            yield AfterValidator(_whole)
+        if self.any_case:
+            yield BeforeValidator(functools.partial(_in_any_case, annotation))
 
 
-def unpacked(annotation: Any) -> tuple[Any, About]:
-    """Return the type, and what is said about it."""
-    if typing.get_origin(annotation) is not Annotated:
-        return annotation, About()
-    hint, *notes = typing.get_args(annotation)
-    return hint, next((note for note in notes if isinstance(note, About)), About())
-
-
-def union_members(annotation: Any) -> Members:
-    """Return the members of a union; anything else is its own only member."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return tuple(
-            member for part in typing.get_args(annotation) for member in union_members(part)
-        )
-    return (annotation,)
-
-
-def base_of(member: Any) -> Any:
-    """Return ``list`` for ``list[int]``; an annotation without parameters is its own base."""
-    return typing.get_origin(member) or member
-
-
-def is_a(member: Any, base: type) -> bool:
-    """Tell whether an annotation is a class below ``base``."""
-    return isinstance(member, type) and issubclass(member, base)
-
-
-def plain(value: object, *, compared: bool = False) -> Any:
-    """Return ``value`` as files hold it: text, finite numbers, lists and mappings; JSON and YAML
-    give it back equal.
-
-    Members of an ``Enum`` become their names, paths and whatever else has no form in a file become
-    text.
+def type_adapter(annotation: Any, build: Build) -> TypeAdapter[Any]:
+    """Return pydantic's validator of an annotation.
 
     Args:
-        compared: return what runs are compared by instead, the same in every process and as
-            checkpoints of older runs hold it: members of an ``Enum`` by value, infinite numbers as
-            they are, objects by their type.
+        build: makes an object of a dataclass from the mapping that a file has in its place. It
+            raises ConfigError, with keys relative to this mapping.
     """
-    nested = functools.partial(plain, compared=compared)
-    if isinstance(value, enum.Enum):
-        return nested(value.value) if compared else value.name
-    if value is None or isinstance(value, bool) or (compared and isinstance(value, float)):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return float(value)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, str | PurePath):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (field.name for field in dataclasses.fields(value) if field.init or compared)
-        return {name: nested(getattr(value, name)) for name in fields}
-    if isinstance(value, Mapping):
-        return {str(key): nested(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [nested(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(nested, value), key=str)
-    if compared:  # the text of a function or an object would hold an address
-        name = getattr(value, "__qualname__", None)
-        return f"{value.__module__}.{name}" if name else type(value).__qualname__
-    return repr(value)
+    return TypeAdapter(strict_type(annotation, build), config=_STRICT)
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def strict_type(annotation: Any, build: Build) -> Any:
+    """Return the annotation that lets pydantic read an annotation as this module says."""
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
+
+    if origin is Annotated:
+        return _annotated(annotation, build)
+    if origin in (Union, types.UnionType):
+        return _union(arguments, build)
+    if origin is Literal:
+        return Annotated[annotation, BeforeValidator(functools.partial(_same_type, arguments))]
+    if annotation in (bool, str, float, None, type(None)):
+        return annotation
+    if annotation is int:
+        return Annotated[int, AfterValidator(_finite)]
+    if annotation is Any:
+        return Annotated[Any, AfterValidator(_finite_inside)]
+
+    kind = origin or annotation
+    if kind in (dict, list, tuple, set, frozenset):
+        return _collection(kind, arguments, build)
+    if isinstance(kind, type):
+        return _class(kind, build)
+    return _only_in_code(annotation)
 
 
-def fits(member: Any, value: object) -> bool:
-    """Tell whether the outermost type is right; items and limits are looked at afterwards."""
-    base = base_of(member)
-    if base is Any:
-        return True
-    if base is Literal:
-        return any(
-            value == choice and type(value) is type(choice) for choice in typing.get_args(member)
-        )
-    if base in (int, float):
-        return is_number(value) and (base is float or isinstance(value, int))
-    if base in _SEQUENCES:
-        return isinstance(value, list | tuple)
-    if is_a(base, enum.Enum):
-        return isinstance(value, str) and value in base.__members__
-    if is_a(base, PurePath):
-        return isinstance(value, str)
-    if base is dict or dataclasses.is_dataclass(base):
-        return isinstance(value, dict)
-    return base in (bool, str, type(None)) and isinstance(value, base)
+def _annotated(annotation: Any, build: Build) -> Any:
+    inner, *notes = typing.get_args(annotation)
+    metadata: list[Any] = []
+    for note in notes:
+        if isinstance(note, About):
+            metadata.extend(note.constraints(inner))
+        else:
+            metadata.append(note)
+    return Annotated[(strict_type(inner, build), *metadata)]
 
 
-def matched(members: Members, value: Any, *, any_case: bool = False) -> tuple[Any, Any]:
-    """Return a value as it is meant, and the member that it fits; None where it fits none."""
-    if isinstance(value, Typed):
-        value = read_text(members, str(value))
-    elif any_case and isinstance(value, str):
-        value = in_any_case(members, value)
-    return value, next((member for member in members if fits(member, value)), None)
+def _union(members: tuple[Any, ...], build: Build) -> Any:
+    """Return a union: a value is of the first type that it fits."""
+    strict_members = [strict_type(member, build) for member in members]
+    union = functools.reduce(operator.or_, strict_members)
+    if len(members) == 2 and type(None) in members:
+        return union
+    return Annotated[union, Field(union_mode="left_to_right")]
 
 
-def read_text(members: Members, text: str) -> Any:
-    """Return command-line text as what it is meant as: ``no`` is text where text is wanted, though
-    false in YAML.
-    """
-    value = parse_scalar(text)
-    if text in _choices(members) or not any(
-        fits(member, value) for member in members if member is not str
+def _collection(kind: type, arguments: tuple[Any, ...], build: Build) -> Any:
+    """Return the type of a mapping, or of a list, tuple or set, which are lists in a file."""
+    if kind is dict:
+        value = strict_type(arguments[1] if arguments else Any, build)
+        return dict.__class_getitem__((str, value))
+    if kind is tuple and arguments and arguments[-1] is not ...:
+        items = tuple(strict_type(argument, build) for argument in arguments)
+        tuple_of_items: Any = tuple.__class_getitem__(items)
+        length = BeforeValidator(functools.partial(_tuple_of, len(items)))
+        return Annotated[tuple_of_items, length]
+
+    item = strict_type(arguments[0] if arguments else Any, build)
+    list_of_items: Any = list.__class_getitem__(item)
+    convert = AfterValidator(functools.partial(_converted, kind))
+    return Annotated[list_of_items, BeforeValidator(_list_of), convert]
+
+
+def _class(kind: type, build: Build) -> Any:
+    """Return the type of a path, of a choice by name, or of nested settings."""
+    if issubclass(kind, PurePath):
+        make_path = AfterValidator(lambda text: kind(os.path.expanduser(text)))
+        return Annotated[LocalPath, make_path]
+    if issubclass(kind, enum.Enum):
+        names = tuple(kind.__members__)
+        return Annotated[Literal[names], AfterValidator(lambda name: kind[name])]
+    if dataclasses.is_dataclass(kind):
+        make = AfterValidator(functools.partial(build, kind))
+        return Annotated[dict[Any, Any], make]
+    return _only_in_code(kind)
+
+
+def _only_in_code(annotation: Any) -> Any:
+    def refuse(value: object) -> object:
+        raise ValueError(f"must be set in code: a file cannot give the type {annotation}")
+
+    return Annotated[Any, BeforeValidator(refuse)]
+
+
+def choices_of(annotation: Any) -> list[Any]:
+    """Return all choices of the ``Literal`` types in an annotation."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal:
+        return list(arguments)
+    return [choice for argument in arguments for choice in choices_of(argument)]
+
+
+# Validators
+
+
+def _finite(number: float) -> float:
+    # A comparison and not math.isfinite, which fails for whole numbers too large for a float.
+    if not abs(number) <= sys.float_info.max:
+        raise ValueError("must be a finite number")
+    return number
+
+
+def _whole(number: float) -> float:
+    if not number.is_integer():
+        raise ValueError("must be a whole number")
+    return number
+
+
+def _same_type(choices: tuple[Any, ...], value: object) -> object:
+    # To pydantic true and 1.0 are the choice 1.
+    if value in choices and not any(
+        value == choice and type(value) is type(choice) for choice in choices
     ):
-        textual = any(is_a(member, str) or is_a(member, PurePath) for member in members)
-        return (
-            text
-            if textual or any(isinstance(choice, str) for choice in _choices(members))
-            else value
-        )
+        raise ValueError(f"must be one of {', '.join(map(repr, choices))}")
     return value
 
 
-def in_any_case(members: Members, text: str) -> Any:
-    """Return the choice, or the truth value, that ``text`` is in another case; else the text."""
-    meant: dict[str, Any] = {
-        choice.lower(): choice for choice in _choices(members) if isinstance(choice, str)
-    }
-    if bool in members:
-        meant |= {"true": True, "false": False}
-    return meant.get(text.lower(), text)
+def _in_any_case(annotation: Any, value: object) -> object:
+    """Return the choice that a text spells in another case."""
+    if not isinstance(value, str):
+        return value
+    spellings: dict[str, Any] = {choice.lower(): choice for choice in choices_of(annotation)}
+    if annotation is bool:
+        spellings |= {"true": True, "false": False}
+    return spellings.get(value.lower(), value)
 
 
-def _choices(members: Members) -> list[Any]:
-    literal = [
-        choice
-        for member in members
-        if base_of(member) is Literal
-        for choice in typing.get_args(member)
-    ]
-    return [
-        *literal,
-        *(name for member in members if is_a(member, enum.Enum) for name in member.__members__),
-    ]
+def _list_of(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
-def misfit(members: Members, value: object, wanted: str) -> str:
-    """Return what must hold instead, and what to write where that is plain."""
-    texts = [choice for choice in _choices(members) if isinstance(choice, str)]
-    wanted = wanted or name_of(members)
-    if value is None:
-        return f"must be {wanted}, not null"
-    rule = f"must be {wanted}" + (" or null" if type(None) in members else "")
-    if value is False and "no" in texts:
-        return f"{rule}; write 'no' in quotes, for YAML reads a bare no as false"
-    if isinstance(value, str):
-        if near := nearest(value, texts):
-            return f"{rule}; did you mean {near!r}?"
-        if re.fullmatch(r"[-+]?0\d+", value) and {int, float} & set(members):
-            # from the command line: files with such numbers are refused
-            return f"{rule}; write {int(value)}"
-        yes = value.lower() in ("yes", "no", "on", "off")  # truth values in YAML, nothing in JSON
-        unquoted = not yes and any(fits(member, parse_scalar(value)) for member in members)
-        return f"{rule}; remove the quotes" if unquoted else rule
-    if isinstance(value, float) and int in members and value.is_integer():
-        return f"{rule}; write {value:.0f}"
-    texts_only = all(member in (str, type(None)) or is_a(member, PurePath) for member in members)
-    quotes = texts_only and not isinstance(value, list | dict)
-    return f"{rule}; put it in quotes" if quotes else rule
+def _tuple_of(length: int, value: object) -> object:
+    if not isinstance(value, list | tuple):
+        return value
+    if len(value) != length:
+        raise ValueError(f"must be a list of {length} values")
+    return tuple(value)
 
 
-def name_of(members: Members) -> str:
-    """Return a union in words, without null: ``a whole number or text``."""
-    choices = ", ".join(repr(choice) for choice in _choices(members))
-    others = [
-        _name(member)
-        for member in members
-        if member is not type(None)
-        and base_of(member) is not Literal
-        and not is_a(member, enum.Enum)
-    ]
-    return " or ".join([*([f"one of {choices}"] if choices else []), *others])
+def _converted(kind: type, items: list[Any]) -> Any:
+    try:
+        return kind(items)
+    except TypeError:  # a list has no place in a set
+        raise ValueError("must be a list of single values") from None
 
 
-def _name(member: Any) -> str:
-    base = base_of(member)
-    if dataclasses.is_dataclass(base):
-        return _NAMES[dict]
-    if is_a(base, PurePath):
-        return _NAMES[PurePath]
-    return _NAMES.get(base, f"set in code: a file cannot give the type {member}")
+def _finite_inside(value: Any) -> Any:
+    """Return a value of any type; raise ConfigError where no file could hold it."""
+    problems = list(_not_in_files(value, ()))
+    if problems:
+        raise ConfigError(problems)
+    return value
+
+
+def _not_in_files(value: object, key: tuple[str, ...]) -> Iterator[Problem]:
+    """Yield a problem for each number that is not finite, and each key that is not text."""
+    origin = Origin("", key=".".join(key))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:
+            yield Problem(origin=origin, rule="must be a finite number", value=value)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _not_in_files(item, (*key, str(index)))
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if isinstance(name, str):
+                yield from _not_in_files(item, (*key, name))
+            else:
+                yield Problem(origin=origin, rule="keys must be text; put it in quotes", value=name)

@@ -1,12 +1,11 @@
-"""The command line of a training script: ``--key value``, ``--key=value`` or ``key=value``; and its
-help.
+"""The command line of a training script and its help.
 
-Values stay text here; the annotations of their keys decide later how they are read.
+Settings are written ``--key value``, ``--key=value`` or ``key=value``. Their values stay text here;
+the annotations of their keys decide later how they are read.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -15,17 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import COMMAND_LINE, Origin, Problem
-from .annotations import name_of, union_members, unpacked
+from .annotations import choices_of
 from .train_config import DEFAULTS, GROUPS, TrainConfig
-from .validate import annotations_of, default_of
+from .validate import annotations_of, description_of
 
 _SWITCHES = ("help", "print_config")
 _FILES = {
-    "config": "training config (YAML or JSON): what is learnt; FILE as the first word is the same",
+    "config": "training config (YAML or JSON): what is trained; FILE as the first word is the same",
     "accel_config": "accelerate YAML: how it runs, where the launcher is not `accelerate launch`",
     "deepspeed": "DeepSpeed JSON: how it runs under the `deepspeed` launcher (or --deepspeed_config)",
 }
-_SAME = {"deepspeed_config": "deepspeed", "h": "help"}
+_OTHER_SPELLINGS = {"deepspeed_config": "deepspeed", "h": "help"}
+_DASHED = re.compile(r"--[A-Za-z_].*|-h", re.DOTALL)
+_ASSIGNMENT = re.compile(r"[A-Za-z_][\w.-]*=")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,51 +48,72 @@ class Arguments:
 
 
 def split_command_line(argv: Sequence[str]) -> Arguments:
-    """Take apart what was typed after a training script; a key that is true or false may stand
-    alone, and then is true.
+    """Take apart what was typed after a training script.
 
-    ``--local_rank``, which the deepspeed launcher appends, is dropped: the environment says the
-    same.
+    A key that is true or false may be alone, and then is true. ``--local_rank``, which the deepspeed
+    launcher appends, is dropped: the environment has the same.
     """
-    typed = Arguments()
-    texts, rest = typed.texts, list(argv)
+    arguments = Arguments()
+    rest = list(argv)
     while rest:
         token = rest.pop(0)
-        name, equals, text = token.partition("=")
-        if not (
-            re.match(r"--[A-Za-z_]", token)
-            or token == "-h"
-            or re.fullmatch(r"[A-Za-z_][\w.-]*=", name + equals)
-        ):
-            typed.words.append(token)
-            continue
-        key = name.lstrip("-").replace("-", "_")
-        key = _SAME.get(key, key)
-        if key in _SWITCHES and not equals:
-            typed.switches.add(key)
-            continue
-        if not equals:
-            alone = not rest or rest[0].startswith("--")
-            is_flag = isinstance(DEFAULTS.get(key), bool)
-            if alone or (is_flag and re.match(r"[A-Za-z_][\w.-]*=", rest[0])):
-                if key in _FILES or (key in annotations_of(TrainConfig) and not is_flag):
-                    typed.problems.append(_wrong(key, f"needs a value: {name} VALUE"))
-                    continue
-                text = "true"
-            else:
-                text = rest.pop(0)
-        if texts.setdefault(key, text) != text:
-            typed.problems.append(
-                _wrong(key, f"is given twice, as {texts[key]!r} and as {text!r}; keep one")
-            )
+        if _DASHED.fullmatch(token) or _ASSIGNMENT.match(token):
+            _read_option(token, rest, arguments)
+        else:
+            arguments.words.append(token)
+
+    texts = arguments.texts
     for key in texts:
-        if part := next((other for other in texts if other.startswith(f"{key}.")), None):
-            typed.problems.append(
-                _wrong(key, f"is given as a whole and in part, as {part}; keep one")
-            )
+        parts = [other for other in texts if other.startswith(f"{key}.")]
+        if parts:
+            rule = f"is given as a whole and in part, as {parts[0]}; keep one"
+            arguments.problems.append(_wrong(key, rule))
+
     texts.pop("local_rank", None)
-    typed.files.update({key: os.path.expanduser(texts.pop(key)) for key in _FILES if key in texts})
-    return typed
+    for key in _FILES:
+        if key in texts:
+            arguments.files[key] = os.path.expanduser(texts.pop(key))
+    return arguments
+
+
+def _read_option(token: str, rest: list[str], arguments: Arguments) -> None:
+    """Read one option into ``arguments``; its value may be the first word of ``rest``."""
+    name, equals, text = token.partition("=")
+    key = name.lstrip("-").replace("-", "_")
+    key = _OTHER_SPELLINGS.get(key, key)
+    if key in _SWITCHES and not equals:
+        arguments.switches.add(key)
+        return
+
+    if not equals:
+        if _has_value(key, rest):
+            text = rest.pop(0)
+        elif _needs_value(key):
+            arguments.problems.append(_wrong(key, f"needs a value: {name} VALUE"))
+            return
+        else:
+            text = "true"
+
+    earlier = arguments.texts.setdefault(key, text)
+    if earlier != text:
+        rule = f"is given twice, as {earlier!r} and as {text!r}; keep one"
+        arguments.problems.append(_wrong(key, rule))
+
+
+def _has_value(key: str, rest: Sequence[str]) -> bool:
+    """Return whether the word after a key is its value, and not the next setting."""
+    if not rest or rest[0].startswith("--"):
+        return False
+    return not (_is_flag(key) and _ASSIGNMENT.match(rest[0]))
+
+
+def _needs_value(key: str) -> bool:
+    is_setting = key in annotations_of(TrainConfig)
+    return key in _FILES or (is_setting and not _is_flag(key))
+
+
+def _is_flag(key: str) -> bool:
+    return isinstance(DEFAULTS.get(key), bool)
 
 
 def _wrong(key: str, rule: str, value: object = None) -> Problem:
@@ -104,7 +126,10 @@ def misplaced(words: Sequence[str]) -> list[Problem]:
 
 
 def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set ``root[a][b][c]`` for the path a, b, c; what is no mapping on the way gives place to one."""
+    """Set ``root[a][b][c]`` for the path a, b, c.
+
+    What is no mapping on the way is replaced by one.
+    """
     *parents, last = path
     for name in parents:
         # A copy, for the mapping may belong to a config that is frozen.
@@ -120,19 +145,18 @@ def help_text() -> str:
         "",
         "Files and switches",
     ]
-    lines += [f"  --{name + ' FILE':37} {text}" for name, text in _FILES.items()]
+    for name, text in _FILES.items():
+        lines.append(f"  --{name + ' FILE':37} {text}")
     lines.append(f"  --{'print_config':37} print all values and where they come from, then exit")
-    annotations = annotations_of(TrainConfig)
-    for setting in dataclasses.fields(TrainConfig):
-        if setting.name in GROUPS:
-            lines += ["", GROUPS[setting.name]]
-        annotation, about = unpacked(annotations[setting.name])
-        choices = name_of(union_members(annotation))
-        allowed = f" ({choices})" if choices.startswith("one of") else ""
-        lines.append(f"  --{setting.name:22} {_default(setting):14} {about.help}{allowed}")
+
+    for key, annotation in annotations_of(TrainConfig).items():
+        if key in GROUPS:
+            lines += ["", GROUPS[key]]
+        default = json.dumps(DEFAULTS[key]) if key in DEFAULTS else "required"
+        row = f"  --{key:22} {default:14} {description_of(annotation)}"
+
+        choices = choices_of(annotation)
+        if choices:
+            row += f" (one of {', '.join(map(repr, choices))})"
+        lines.append(row)
     return "\n".join(lines)
-
-
-def _default(setting: dataclasses.Field[Any]) -> str:
-    value = default_of(setting)
-    return "required" if value is dataclasses.MISSING else json.dumps(value)

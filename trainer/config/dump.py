@@ -10,20 +10,23 @@ import yaml
 
 from ..text import hidden
 from .documents import Key
-from .train_config import TrainConfig, without_effect
+from .no_effect import unused_by_optimizer
+from .train_config import TrainConfig
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes all text without a letter in front: ``1e-3`` is a number to our reader,
-    not to PyYAML.
+    """A dumper that quotes all text that does not begin with a letter.
+
+    Our reader takes ``1e-3`` for a number, PyYAML does not.
     """
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def text(self, data: str) -> yaml.ScalarNode:
-        plain = data.isprintable() and data[:1].isalpha()
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if plain else '"')
+        is_plain = data.isprintable() and data[:1].isalpha()
+        style = None if is_plain else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
 _Dumper.add_representer(str, _Dumper.text)
@@ -35,26 +38,34 @@ def to_yaml(
     *,
     without: Collection[str] = (),
 ) -> str:
-    """Write the resolved config; keys without effect on its optimizer are left out, secrets are
-    hidden.
+    """Write the resolved config, without keys that its optimizer does not use; secrets are hidden.
 
     Args:
-        comment: what stands behind the value of a key.
+        comment: returns the comment behind the value of a key.
         without: keys that are left out as well.
     """
-    idle = {*without_effect(config.optimizer), *without}
-    settings = hidden({key: value for key, value in vars(config).items() if key not in idle})
-    rows = [(row, comment(key) if key else "") for key, row in _rows(settings)]
-    width = min(60, max(len(row) for row, _ in rows))
-    return "".join(f"{row:{width}}  # {said}\n" if said else f"{row}\n" for row, said in rows)
+    left_out = {*unused_by_optimizer(config.optimizer), *without}
+    settings = hidden({key: value for key, value in vars(config).items() if key not in left_out})
+
+    rows = list(_rows(settings))
+    width = min(60, max(len(row) for _, row in rows))
+
+    lines = []
+    for key, row in rows:
+        text = comment(key) if key else ""
+        lines.append(f"{row:{width}}  # {text}\n" if text else f"{row}\n")
+    return "".join(lines)
 
 
 def _rows(values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, str]]:
-    """Yield the lines of a YAML file, each with the key whose value it shows, () where that follows
-    below.
+    """Yield the lines of a YAML file, each with the key whose value it shows.
+
+    The key is () where the value follows on the lines below.
     """
+    indent = "  " * len(prefix)
     for name, value in values.items():
-        key, start = (*prefix, name), f"{'  ' * len(prefix)}{_dump(name)}:"
+        key = (*prefix, name)
+        start = f"{indent}{_dump(name)}:"
         if isinstance(value, dict) and value:
             yield (), start
             yield from _rows(value, key)
@@ -63,6 +74,7 @@ def _rows(values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, st
 
 
 def _dump(value: object) -> str:
+    """Return a value as YAML on one line."""
     text: str = yaml.dump(
         value, Dumper=_Dumper, default_flow_style=True, width=sys.maxsize, allow_unicode=True
     )

@@ -1,7 +1,7 @@
-"""The training config: defaults < YAML or JSON file < command line, all of it checked, all problems
-at once.
+"""The training config, read from defaults, a YAML or JSON file, and the command line.
 
-Nothing here imports torch, so a wrong key is answered in a blink.
+The command line wins over the file, the file over the defaults. All problems are reported at once.
+Nothing here imports torch, so a wrong key is answered quickly.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any, TypeVar, cast
 
 from ..errors import COMMAND_LINE, DEFAULT, ConfigError, Origin, Problem
 from ..text import HIDDEN
-from .annotations import Typed
 from .arguments import help_text, misplaced, put, split_command_line
 from .documents import Document, Key, read_document, read_table
 from .dump import to_yaml
-from .train_config import TrainConfig, check_rules
+from .rules import check_rules
+from .train_config import DEFAULTS, TrainConfig
+from .typed import Typed
 from .validate import Validator, annotations_of
 
 S = TypeVar("S")
@@ -28,7 +29,7 @@ _NO_FILE = Document(path=COMMAND_LINE, data={})
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A config and the origins of its values.
+    """A config, and the origins of its values.
 
     Args:
         config: the resolved values.
@@ -36,8 +37,8 @@ class Loaded:
             the task's defaults.
         config_file: the training config, as named on the command line.
         accel_config, deepspeed: the files that say how to run, as named there.
-        texts: what was typed, by dotted key: the type of a task's setting is only known with the
-            task.
+        texts: what was typed, by dotted key; the type of a task's setting is known with the task
+            only.
     """
 
     config: TrainConfig
@@ -73,25 +74,28 @@ def load_config(
         texts=read.texts,
         **read.files,
     )
+
     if "print_config" in read.switches:
         shown = config if complete is None else complete(loaded)
-        print(
-            to_yaml(shown, lambda key: _origin(loaded.origins, key, DEFAULT.source).place), end=""
-        )
+
+        def place(key: Key) -> str:
+            return _origin(loaded.origins, key, DEFAULT.source).place
+
+        print(to_yaml(shown, place), end="")
         raise SystemExit(0)
     return loaded
 
 
 def load_task_part(argv: Sequence[str]) -> Loaded | None:
-    """Return what a config says of the task alone, so that its settings can be checked where other
-    keys are wrong.
+    """Return the task's part of a config alone; None where it cannot be read.
 
-    None where that cannot be read.
+    So the task's settings can be checked although other keys are wrong.
     """
     try:
         read = _read(argv)
     except ConfigError:
         return None
+
     part = {key: read.values[key] for key in ("task", "task_settings") if key in read.values}
     if "task" not in part or any(problem.key == "task_settings" for problem in read.check.problems):
         return None
@@ -103,10 +107,12 @@ def load_task_part(argv: Sequence[str]) -> Loaded | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """What file and command line say, with their problems in ``check``; the rest as of ``Loaded``.
+    """The contents of file and command line; ``check`` has their problems.
 
     Args:
         values: of the keys that are right.
+        origins, config_file, files, texts: as in ``Loaded``.
+        switches: such as ``print_config``.
     """
 
     check: Validator
@@ -119,13 +125,17 @@ class _Read:
 
 
 def _read(argv: Sequence[str]) -> _Read:
-    """Read and check a config. Raises ConfigError where the file cannot be read, SystemExit after
-    ``--help``.
+    """Read and check a config.
+
+    Raises:
+        ConfigError: the file cannot be read.
+        SystemExit: with 0, after ``--help`` was answered.
     """
     typed = split_command_line(argv)
     if "help" in typed.switches:
         print(help_text())
         raise SystemExit(0)
+
     files, words = dict(typed.files), list(typed.words)
     path = files.pop("config", None)
     if path is None and words and words[0].endswith((".yaml", ".yml", ".json")):
@@ -135,18 +145,16 @@ def _read(argv: Sequence[str]) -> _Read:
         document = _NO_FILE if path is None else read_document(path, what="training config")
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from None
+
     origins = _origins(document, typed.texts)
-    given = _laid_over(document.data, typed.texts)
+    given = _with_typed(document.data, typed.texts)
     check = Validator(lambda key: _origin(origins, key, document.path), read_table(_ALIASES))
     check.problems += problems
     values = check.settings(TrainConfig, given)
     check.missing(TrainConfig, {*given, *(problem.key for problem in check.problems)})
-    check_rules(check, values, given)
-    for key in _hidden_keys(given):
-        rule = f"a secret, which is not written down; give it again: --{'.'.join(key)} VALUE"
-        check.problems.append(
-            Problem(origin=_origin(origins, key, document.path), value=HIDDEN, rule=rule)
-        )
+    check_rules(check, DEFAULTS, values)
+    _check_secrets(check, given)
+
     return _Read(
         check=check,
         values=values,
@@ -162,43 +170,54 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
     """Return the task ``cls`` (a frozen, keyword-only dataclass) with these ``task_settings``.
 
     Raises:
-        ConfigError: a setting is unknown, missing or wrong; a ValueError of the task itself is told
-            the same way.
+        ConfigError: a setting is unknown, missing or wrong, or the task itself raised a ValueError.
     """
-    own = [
-        name for name, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)
-    ]
-    if own and "__dataclass_fields__" not in vars(cls):
-        rule = f"put @dataclass(frozen=True, kw_only=True) above the class: {', '.join(own)} cannot be set without"
-        raise ConfigError(Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule))
+    _check_is_dataclass(cls)
     top = "task_settings"
-    values = _laid_over(
-        {top: settings},
-        {key: text for key, text in loaded.texts.items() if key.startswith(f"{top}.")},
-    )
-    task_at = _origin(loaded.origins, ("task",), "TrainConfig").place
+    texts = {key: text for key, text in loaded.texts.items() if key.startswith(f"{top}.")}
+    values = _with_typed({top: settings}, texts)
+
+    place_of_task = _origin(loaded.origins, ("task",), "TrainConfig").place
     aliases = _aliases_below(top, annotations_of(cast(type, cls)))
-    validator = Validator(lambda key: _origin(loaded.origins, key, task_at), aliases)
-    task = validator.build(cls, values[top], (top,))
+    check = Validator(lambda key: _origin(loaded.origins, key, place_of_task), aliases)
+    task = check.build(cls, values[top], (top,))
     if task is None:
-        raise ConfigError(validator.problems)
+        raise ConfigError(check.problems)
     return task
 
 
+def _check_is_dataclass(cls: type) -> None:
+    """Raise ConfigError where a class has annotations of its own, but no decorator."""
+    annotations = inspect.get_annotations(cls)
+    own = [name for name, annotation in annotations.items() if "ClassVar" not in str(annotation)]
+    if own and "__dataclass_fields__" not in vars(cls):
+        rule = f"put @dataclass(frozen=True, kw_only=True) above the class: {', '.join(own)} cannot be set without"
+        raise ConfigError(Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule))
+
+
 def _aliases_below(section: str, known: Collection[str]) -> dict[str, str]:
-    """Return the aliases of keys below a section, as they are written there; of keys that it does
-    not have none.
+    """Return the aliases of keys of a section, as they are written in it.
+
+    Args:
+        known: the keys that the section has; there are no aliases of others.
     """
-    found = {}
-    for alias, meant in read_table(_ALIASES).items():
-        first, _, rest = meant.partition(".")
-        if first == section and rest.partition(".")[0] in known:
-            found[f"{section}.{alias}"] = rest
-    return found
+    aliases = {}
+    for alias, key in read_table(_ALIASES).items():
+        first, _, below = key.partition(".")
+        if first == section and below.partition(".")[0] in known:
+            aliases[f"{section}.{alias}"] = below
+    return aliases
+
+
+def _check_secrets(check: Validator, given: Mapping[str, Any]) -> None:
+    """Record a problem for each secret that the config of an old run does not have."""
+    for key in _hidden_keys(given):
+        rule = f"a secret, which is not written down; give it again: --{'.'.join(key)} VALUE"
+        check.record(key, rule, HIDDEN)
 
 
 def _hidden_keys(values: object, above: Key = ()) -> Iterator[Key]:
-    """Yield the keys at any depth that hold no value but the mark of a secret."""
+    """Yield the keys at any depth whose value is the mark of a secret."""
     if isinstance(values, Mapping):
         for name, value in values.items():
             yield from _hidden_keys(value, (*above, str(name)))
@@ -206,24 +225,28 @@ def _hidden_keys(values: object, above: Key = ()) -> Iterator[Key]:
         yield above
 
 
-def _laid_over(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``values`` with those that were typed: the parts of a mapping one by one, so that the
-    others stay.
+def _with_typed(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return ``values`` with those that were typed.
+
+    The parts of a mapping are replaced one by one, so that the others stay.
     """
-    whole = dict(values)
+    merged = dict(values)
     for key, text in texts.items():
-        put(whole, key.split("."), Typed(text))
-    return whole
+        put(merged, key.split("."), Typed(text))
+    return merged
 
 
 def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
+    """Return where each value was set, by dotted key."""
     paths = [*document.origins, *((key,) for key in document.data)]
     origins = {".".join(path): document.origin(path) for path in paths}
+
     for key in texts:
-        origins = {
-            other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")
-        }
+        below = [other for other in origins if other.startswith(f"{key}.")]
+        for other in below:
+            del origins[other]
         origins[key] = Origin(COMMAND_LINE, key=key)
+
         first = key.split(".")[0]
         if not isinstance(document.data.get(first), dict):
             origins[first] = origins[key]
@@ -231,9 +254,9 @@ def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
 
 
 def _origin(origins: Mapping[str, Origin], key: Key, otherwise: str) -> Origin:
-    """Return the place of a key, or of the nearest mapping around it that has one, as the origin of
-    the key.
-    """
-    around = (".".join(key[:end]) for end in range(len(key), 0, -1))
-    found = next((origins[part] for part in around if part in origins), Origin(otherwise))
-    return found.named(".".join(key))
+    """Return where a key was set: its own place, or that of the nearest mapping around it."""
+    for end in range(len(key), 0, -1):
+        part = ".".join(key[:end])
+        if part in origins:
+            return origins[part].named(".".join(key))
+    return Origin(otherwise).named(".".join(key))

@@ -1,4 +1,4 @@
-"""The schedules that a config can name, and their settings, held against each other without torch."""
+"""The schedules that a config can name, and the check of their settings, without torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from pydantic import Field
+
 from ..text import did_you_mean
-from .annotations import About
 from .validate import Validator
 
 TORCH = "torch:"
@@ -25,18 +26,19 @@ class Step:
     """The settings of ``step``."""
 
     milestones: Annotated[
-        list[int], About("optimizer steps after which lr is multiplied by gamma", minimum=1)
+        list[Annotated[int, Field(ge=1)]],
+        Field(description="optimizer steps after which lr is multiplied by gamma"),
     ]
-    gamma: Annotated[float, About("the factor at each milestone", above=0)] = 0.1
+    gamma: Annotated[float, Field(description="the factor at each milestone", gt=0)] = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupStableDecay:
     """The settings of ``wsd``: how long the decay at the end is."""
 
-    decay_steps: Annotated[int | None, About("in optimizer steps", minimum=1)] = None
+    decay_steps: Annotated[int | None, Field(description="in optimizer steps", ge=1)] = None
     decay_fraction: Annotated[
-        float | None, About("in parts of the whole run", above=0, maximum=1)
+        float | None, Field(description="in parts of the whole run", gt=0, le=1)
     ] = None
 
     def __post_init__(self) -> None:
@@ -58,7 +60,7 @@ TO_FINAL = ("linear", "cosine", "wsd")  # those that end at final_lr_ratio
 
 
 def check_schedule(check: Validator, schedule: str, settings: Mapping[str, Any]) -> None:
-    """Record what is wrong with a schedule and its settings as far as torch need not be asked."""
+    """Record what is wrong with a schedule and its settings, as far as that is known without torch."""
     if schedule in SCHEDULES:
         check.build(SCHEDULES[schedule], settings, ("schedule_settings",))
     elif schedule == TORCH + PLATEAU:

@@ -1,45 +1,33 @@
-"""Plain data held against annotations: each mistake is one ``Problem`` with its origin and the
-nearest match.
+"""Settings read from plain data; each mistake is one ``Problem`` with its origin and nearest match.
 
-Nothing is converted silently, except that a whole number serves as a ``float`` and a list as a
-``tuple``. The annotations that are understood stand in ``annotations.py``.
+pydantic checks types and limits (``annotations.py``, ``type_errors.py``). Here are the fields of a
+dataclass: which keys are unknown, which are missing, and where each was set.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
-import os
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from ..errors import ConfigError, Origin, Problem, Sourced
 from ..text import did_you_mean, nearest
-from .annotations import (
-    About,
-    base_of,
-    is_a,
-    is_number,
-    matched,
-    misfit,
-    plain,
-    union_members,
-    unpacked,
-)
+from .annotations import type_adapter
 from .documents import Key
-from .paths import not_local
+from .plain import plain
+from .type_errors import WrongType, problems_of
+from .typed import read_typed, typed_keys
 
 S = TypeVar("S")
-_NOTHING = About()
 
 
 class Validator:
-    """Collects in ``problems`` what is wrong, in ``notices`` what to know, in ``meant`` what
-    unknown keys stand for.
+    """A collector of what is wrong with settings, in ``problems``, and of ``notices``.
 
     Args:
         origin: the origin of a key, or the one source of all keys.
@@ -52,56 +40,59 @@ class Validator:
         origin: Callable[[Key], Origin] | str = "",
         aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        source = origin
-        self.origin = (
-            (lambda key: Origin(source, key=".".join(key))) if isinstance(source, str) else source
-        )
+        if isinstance(origin, str):
+            source = origin
+            self.origin: Callable[[Key], Origin] = lambda key: Origin(source, key=".".join(key))
+        else:
+            self.origin = origin
         self.aliases = aliases
         self.problems: list[Problem] = []
         self.notices: list[str] = []
-        self.meant: set[Key] = set()
+        self.misspelt: set[Key] = set()  # the right keys of those that were misspelt
 
     def settings(self, cls: type, values: Mapping[str, Any], prefix: Key = ()) -> dict[str, Any]:
         """Return those of ``values`` that fit the fields of ``cls``."""
         known = annotations_of(cls)
-        fields = {field.name: field for field in dataclasses.fields(cls)}
+        defaults = defaults_of(cls)
         fitting = {}
         for name, value in values.items():
             key = (*prefix, str(name))
             if name not in known:
                 self.unknown(Sourced(value, self.origin(key)), known, key)
                 continue
-            default = default_of(fields[name])
-            # A default is as it is, whatever its type and beyond the limits.
-            if default is not dataclasses.MISSING and repr(value) == repr(plain(default)):
-                fitting[name] = default
+
+            # A default may have a type that no file can give, and be beyond the limits.
+            if name in defaults and repr(value) == repr(plain(defaults[name])):
+                fitting[name] = defaults[name]
                 continue
-            found = len(self.problems)
-            read = self._value(known[name], value, key)
-            if len(self.problems) == found:
-                fitting[name] = read
+
+            problems = len(self.problems)
+            fitting_value = self._checked(_adapter_of(cls, name), value, key)
+            if len(self.problems) == problems:
+                fitting[name] = fitting_value
         return fitting
 
     def missing(self, cls: type, given: Collection[str], prefix: Key = ()) -> None:
-        """Record a problem for each field of ``cls`` that has no default, is not ``given`` and was
-        not misspelt.
-        """
-        for field in dataclasses.fields(cls):
-            required = field.init and default_of(field) is dataclasses.MISSING
-            key = (*prefix, field.name)
-            if required and field.name not in given and key not in self.meant:
-                text = unpacked(annotations_of(cls)[field.name])[1].help
-                self.record(key, f"is required: {text}" if text else "is required")
+        """Record a problem for each field without a default that is neither given nor misspelt."""
+        defaults = defaults_of(cls)
+        for name, annotation in annotations_of(cls).items():
+            key = (*prefix, name)
+            if name in defaults or name in given or key in self.misspelt:
+                continue
+            help_text = description_of(annotation)
+            self.record(key, f"is required: {help_text}" if help_text else "is required")
 
     def build(self, cls: type[S], values: Mapping[str, Any], prefix: Key = ()) -> S | None:
-        """Return ``cls(**values)``; None where there are problems. A ValueError of the class itself
-        is one of them.
+        """Return ``cls(**values)``, or None where there are problems.
+
+        A ValueError that the class itself raises is one of them.
         """
-        found = len(self.problems)
+        problems = len(self.problems)
         fitting = self.settings(cls, values, prefix)
         self.missing(cls, values, prefix)
-        if len(self.problems) > found:
+        if len(self.problems) > problems:
             return None
+
         try:
             return cls(**fitting)
         except ConfigError as error:
@@ -111,14 +102,14 @@ class Validator:
         return None
 
     def read(self, annotation: Any, found: Sourced[Any] | None) -> Any:
-        """Return one value as it is meant; None where there is none, and where it does not fit."""
+        """Return a value that fits an annotation; None where there is none or it does not fit."""
         if found is None:
             return None
-        alone = Validator(lambda key: found.origin)
-        value = alone._value(annotation, found.value, ())
-        for problem in alone.problems:
-            self.refuse(found, problem.rule)
-        return None if alone.problems else value
+        try:
+            return type_adapter(annotation, build_nested).validate_python(found.value)
+        except ValidationError as error:
+            self.refuse(found, problems_of(error, found.value)[0].rule)
+            return None
 
     def refuse(self, found: Sourced[Any], rule: str) -> None:
         """Record a problem; the first of a value is enough."""
@@ -126,12 +117,11 @@ class Validator:
             self.problems.append(found.problem(rule))
 
     def notice(self, found: Sourced[Any], text: str) -> None:
+        """Note what to know about a value."""
         self.notices.append(f"{found.origin.place}: {found.origin.key}: {text}")
 
     def idle(self, found: Sequence[Sourced[Any]], text: str) -> None:
-        """Note in one line, at the first of them, the keys of one section that change nothing, and
-        why.
-        """
+        """Note, in one line, why some keys of a section change nothing."""
         if found:
             names = ", ".join(entry.origin.key.rpartition(".")[2] for entry in found)
             self.notices.append(f"{found[0].origin.place}: {text}: {names}")
@@ -145,8 +135,7 @@ class Validator:
         *,
         owner: str = "",
     ) -> None:
-        """Record an unknown key with the ``hint``, else with the key that it misspells or that is
-        ours for it.
+        """Record an unknown key, with the hint or else the key that it misspells.
 
         Args:
             owner: the file whose documentation lists its keys, such as ``DeepSpeed's JSON``; else
@@ -154,84 +143,80 @@ class Validator:
         """
         *prefix, name = key
         alias = self.aliases.get(".".join(key), "")
-        sentence = " " in alias
-        meant = alias or nearest(name, known)
-        if hint or sentence:
-            rule = hint or alias
-        elif meant:
-            self.meant.add((*prefix, meant))
-            rule = f"did you mean {meant!r}?"
+        is_sentence = " " in alias
+        right = alias or nearest(name, known)
+
+        if hint:
+            rule = hint
+        elif is_sentence:
+            rule = alias
+        elif right:
+            self.misspelt.add((*prefix, right))
+            rule = f"did you mean {right!r}?"
         elif not known:
             rule = "there are no settings here"
         elif owner and len(known) > 12:
             rule = f"{owner} has none of this name; remove it"
+        elif prefix or len(known) <= 12:
+            rule = did_you_mean(name, known)
         else:
-            rule = (
-                did_you_mean(name, known) if prefix or len(known) <= 12 else "--help lists all keys"
-            )
+            rule = "--help lists all keys"
         self.problems.append(found.problem(f"unknown key; {rule}"))
 
     def record(self, key: Key, rule: str, value: object = None) -> None:
         """Record a problem of a key, whose origin is looked up."""
         self.problems.append(Problem(origin=self.origin(key), rule=rule, value=value))
 
-    def _value(self, annotation: Any, value: Any, key: Key, outer: About = _NOTHING) -> Any:
-        annotation, about = unpacked(annotation)
-        limits = outer if about == _NOTHING else about
-        members = union_members(annotation)
-        value, member = matched(members, value, any_case=about.any_case)
-        if member is None:
-            return self.record(key, misfit(members, value, about.wanted), value)
-        if member is Any and isinstance(value, list | dict):
-            member = type(value)
-        base, args = base_of(member), typing.get_args(member)
-        if is_number(value):
-            if rule := limits.broken_by(value):
-                return self.record(key, rule, value)
-            return float(value) if member is float else value
-        names_path = limits.path or is_a(base, PurePath)
-        if names_path and isinstance(value, str) and not_local(value):
-            return self.record(key, not_local(value), value)
-        if base in (list, set, frozenset):
-            done = [
-                self._value((*args, Any)[0], item, (*key, str(at)), limits)
-                for at, item in enumerate(value)
-            ]
-            try:
-                return base(done)
-            except TypeError:
-                return self.record(key, "must be a list of single values", value)
-        if base is tuple:
-            items: Any = (
-                [args[0]] * len(value) if args[1:] == (...,) else args or [Any] * len(value)
-            )
-            if len(items) != len(value):
-                return self.record(key, f"must be a list of {len(items)} values", value)
-            pairs = enumerate(zip(items, value, strict=True))
-            return tuple(
-                self._value(item, got, (*key, str(at)), limits) for at, (item, got) in pairs
-            )
-        if is_a(base, enum.Enum):
-            return base[value]
-        if is_a(base, PurePath):
-            return base(os.path.expanduser(value))
-        if base is dict:
-            if unnamed := [name for name in value if not isinstance(name, str)]:
-                return self.record(key, "keys must be text; put it in quotes", unnamed[0])
-            item = (*args, Any, Any)[1]
-            return {
-                name: self._value(item, got, (*key, name), limits) for name, got in value.items()
-            }
-        return (
-            self.build(base, value, key)
-            if dataclasses.is_dataclass(member) and is_a(member, object)
-            else value
-        )
+    def _checked(self, adapter: TypeAdapter[Any], value: Any, key: Key) -> Any:
+        """Return a value as pydantic reads it; record what is wrong with it.
+
+        What was typed is read as YAML; what does not fit then, but does as text, stays text.
+        """
+        result, problems = _validated(adapter, read_typed(value))
+
+        wrong = _misfits(list(typed_keys(value)), problems)
+        if wrong:
+            _, problems_as_text = _validated(adapter, read_typed(value, wrong))
+            still_wrong = _misfits(wrong, problems_as_text)
+            as_text = [typed_key for typed_key in wrong if typed_key not in still_wrong]
+            result, problems = _validated(adapter, read_typed(value, as_text))
+
+        for problem in problems:
+            below = problem.key.split(".") if problem.key else []
+            origin = self.origin((*key, *below))
+            self.problems.append(dataclasses.replace(problem, origin=origin))
+        return result
+
+
+def build_nested(cls: type, values: Mapping[str, Any]) -> Any:
+    """Return the settings of a nested dataclass.
+
+    Raises:
+        ConfigError: what is wrong with them, with keys relative to ``values``.
+    """
+    check = Validator()
+    settings = check.build(cls, values)
+    if check.problems:
+        raise ConfigError(check.problems)
+    return settings
+
+
+def _validated(adapter: TypeAdapter[Any], value: Any) -> tuple[Any, list[Problem]]:
+    try:
+        return adapter.validate_python(value), []
+    except ValidationError as error:
+        return None, problems_of(error, value)
+
+
+def _misfits(keys: Sequence[Key], problems: Sequence[Problem]) -> list[Key]:
+    """Return those of ``keys`` whose value as a whole has the wrong type, and not something in it."""
+    wrong = {problem.key for problem in problems if isinstance(problem, WrongType)}
+    return [key for key in keys if ".".join(key) in wrong]
 
 
 @functools.cache
 def annotations_of(cls: type) -> dict[str, Any]:
-    """Return the annotation of each field that can be set, with its ``About``."""
+    """Return the annotation of each field that can be set, ``Annotated`` included."""
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
@@ -242,7 +227,26 @@ def annotations_of(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field, ``MISSING`` where it has none."""
-    made = field.default_factory
-    return field.default if made is dataclasses.MISSING else made()
+@functools.cache
+def _adapter_of(cls: type, name: str) -> TypeAdapter[Any]:
+    return type_adapter(annotations_of(cls)[name], build_nested)
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """Return the default of each field that has one."""
+    defaults = {}
+    for field in dataclasses.fields(cls):
+        if field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+        elif field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+    return defaults
+
+
+def description_of(annotation: Any) -> str:
+    """Return the ``description`` of ``Annotated[..., Field(description=...)]``; "" without one."""
+    for note in getattr(annotation, "__metadata__", ()):
+        description = getattr(note, "description", None)
+        if description:
+            return str(description)
+    return ""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ..config.annotations import About
+from pydantic import Field
+
 from ..text import did_you_mean
 from .ends import read_ends
 from .pretrained import load_pretrained
@@ -38,9 +39,9 @@ class Adapter:
             bitsandbytes.
     """
 
-    r: Annotated[int, About(minimum=1)] = 16
-    alpha: Annotated[float, About(above=0)] = 32.0
-    dropout: Annotated[float, About(minimum=0, below=1)] = 0.0
+    r: Annotated[int, Field(ge=1)] = 16
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     targets: str | list[str] = ALL
     quantize: Literal["nf4"] | None = None
 

@@ -9,11 +9,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..config.annotations import About, plain
+from ..config.annotations import LocalPath
+from ..config.plain import plain
 from ..config.validate import Validator
 from ..errors import ConfigError, Origin
 from ..task import Pretrained, Task
@@ -51,12 +52,12 @@ class LanguageTask(Task):
         memory: what it remembers: the tokenizer, the files of the model, counts of its data.
     """
 
-    model: Annotated[str | None, About(path=True)] = None
-    tokenizer: Annotated[str | None, About(path=True)] = None
+    model: LocalPath | None = None
+    tokenizer: LocalPath | None = None
     adapter: Adapter | None = None
     attention: str | None = None
     ignore_tensors: str | list[str] | None = field(default=None, compare=False)
-    cache_dir: Annotated[str, About(path=True)] = "~/.cache/samecurve"
+    cache_dir: LocalPath = "~/.cache/samecurve"
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -163,8 +164,8 @@ class TokenTask(LanguageTask):
 
     counts_tokens: ClassVar[bool] = True
 
-    data: Annotated[str | list[str], About(path=True)]
-    evaluation: Annotated[str | float | None, About(path=True)] = None
+    data: LocalPath | list[LocalPath]
+    evaluation: LocalPath | float | None = None
     config: dict[str, Any] | None = None
     text_column: str = "text"
     bad_rows: BadRows = (

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..config.annotations import plain
+from ..config.plain import plain
 from ..optim.groups import group_texts
 from ..reporting.machine import machine_text
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ..config.annotations import About
+from pydantic import Field
+
 from ..strategies.meta_device import is_on_meta
 from ..task import Data
 from ..text import size
@@ -86,10 +87,10 @@ class CausalLM(TokenTask):
     template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     turns: Literal["each"] | None = None
-    sequence_length: Annotated[int, About(minimum=2)] = 1024
+    sequence_length: Annotated[int, Field(ge=2)] = 1024
     packing: Packing = "best_fit"
     long_documents: LongDocuments = "split"
-    activation_checkpointing: Annotated[bool | int, About(minimum=1)] = False
+    activation_checkpointing: bool | Annotated[int, Field(ge=1)] = False
     loss: Literal["auto", "plain", "fused"] = "auto"
 
     def __post_init__(self) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
 from xxhash import xxh3_128_hexdigest
 
-from ..config.annotations import About
+from ..config.annotations import LocalPath
 from ..errors import DataError
 from ..task import Data
 from .adapters import add_adapter
@@ -45,12 +46,12 @@ class SequenceClassifier(LanguageTask):
         cache_dir: for what a GGUF file is converted to.
     """
 
-    data: Annotated[str | list[str], About(path=True)]
-    evaluation: Annotated[str | float | None, About(path=True)] = None
+    data: LocalPath | list[LocalPath]
+    evaluation: LocalPath | float | None = None
     model: str
     text_column: str = "text"
     label_column: str = "label"
-    sequence_length: Annotated[int, About(minimum=2)] = 512
+    sequence_length: Annotated[int, Field(ge=2)] = 512
 
     def build_data(self) -> Data:
         examples, evaluation = self._examples("data", self.data), None

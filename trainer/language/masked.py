@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from ..config.annotations import About
 from ..data.seeds import generator_of
 from ..task import Data
 from .adapters import add_adapter
@@ -46,8 +46,8 @@ class MaskedLM(TokenTask):
             once for evaluation.
     """
 
-    sequence_length: Annotated[int, About(minimum=2)] = 512
-    mask_probability: Annotated[float, About(above=0, below=1)] = 0.15
+    sequence_length: Annotated[int, Field(ge=2)] = 512
+    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
 
     def build_data(self) -> Data:
         train, evaluation = self.documents()

@@ -192,10 +192,9 @@ def choose_schedule(
         if (warmup or other) and both.take("warmup_type", "linear", section) == "log":
             settings["warmup_type"] = "log"
     asked = config.final_lr_ratio
-    if asked and name not in TO_FINAL:
-        both.refuse(both.ours("final_lr_ratio"), f"has no effect on schedule {name}; remove it")
-    elif (
+    if (
         asked
+        and name in TO_FINAL
         and section is not None
         and "final_lr_ratio" not in {**section.values, **section.defaults}
     ):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ..config.no_effect import without_effect
 from ..config.train_config import TrainConfig
 from ..distributed.launcher import Launcher
 from ..errors import DEFAULT, ConfigError, LaunchError, Origin, Problem, Sourced
@@ -94,6 +95,8 @@ def resolve(
     clip = both.agree("max_grad_norm", request.max_grad_norm)
     optimizer, settings, lr = choose_optimizer(config, request, both, optimizer_built_by)
     schedule, lr = choose_schedule(config, request, both, lr)
+    for key, reason in without_effect(config, optimizer=optimizer, schedule=schedule["schedule"]):
+        both.notice(both.ours(key), reason)
     if request.dynamo and both.says("compile") and not config.compile:
         both.refuse(
             both.ours("compile"), f"disagrees with {request.origins['dynamo']}; keep one of the two"

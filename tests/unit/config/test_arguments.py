@@ -12,7 +12,7 @@ from launchers import ROOT
 
 from trainer.config.load import load_config
 from trainer.config.train_config import TrainConfig
-from trainer.config.validate import annotations_of
+from trainer.config.validate import annotations_of, description_of
 from trainer.errors import ConfigError
 
 
@@ -46,10 +46,10 @@ def test_paths_of_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -
             ["--task_settings={a: 1}", "--task_settings.a=2"],
             "task_settings: is given as a whole and in part, as task_settings.a; keep one",
         ),
-        (["--lr.x=3"], "lr: {'x': '3'}: must be a number"),
+        (["--lr.x=3"], "lr: {'x': 3}: must be a number"),
         (["--lr", "2024-13-45"], "lr: '2024-13-45': must be a number"),
-        (["--max_steps", "010"], "max_steps: '010': must be a whole number or null; write 10"),
-        (["--max_steps=1:30"], "max_steps: '1:30': must be a whole number or null"),
+        (["--max_steps", "010"], "max_steps: '010': must be a whole number"),
+        (["--max_steps=1:30"], "max_steps: '1:30': must be a whole number"),
         (["-lr=3"], "'-lr=3': settings are written --key value or key=value"),
         (["train.txt"], "'train.txt': settings are written --key value or key=value"),
     ],
@@ -86,8 +86,7 @@ def test_help_shows_every_key_even_beside_mistakes(
         f"--{key}" for key in [*KEYS, "config", "accel_config", "deepspeed", "print_config"]
     }
     assert all(
-        annotation.__metadata__[0].help in printed
-        for annotation in annotations_of(TrainConfig).values()
+        description_of(annotation) in printed for annotation in annotations_of(TrainConfig).values()
     )
 
 

@@ -69,10 +69,6 @@ from trainer.reporting.banner import plan_rows
             {"warmup_samples": 9, "warmup_fraction": 0.5},
             "warmup_fraction: 0.5: says in another unit what warmup_samples says; keep one of them",
         ),
-        (
-            {"schedule": "step", "schedule_settings": {"milestones": [3]}, "final_lr_ratio": 0.1},
-            "final_lr_ratio: 0.1: has no effect on schedule step; remove it",
-        ),
     ],
 )
 def test_mistakes(said: dict[str, Any], line: str) -> None:

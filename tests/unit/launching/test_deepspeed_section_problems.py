@@ -187,11 +187,6 @@ KEEP = 'keep one, or write "auto"'
             f"{SCHEDULER}.warmup_max_lr: 0.1: disagrees with lr 0.001 at {SAID}; {KEEP}",
         ),
         (
-            with_scheduler("WarmupLR"),
-            {"final_lr_ratio": 0.1},
-            f"{SAID}: final_lr_ratio: 0.1: has no effect on schedule constant; remove it",
-        ),
-        (
             with_scheduler("WarmupDecayLR"),
             {"final_lr_ratio": 0.1},
             f"{SAID}: final_lr_ratio: 0.1: WarmupDecayLR at ds.json:21 (scheduler) ends at 0; remove one of the two",

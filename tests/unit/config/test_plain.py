@@ -1,0 +1,46 @@
+"""Values as files hold them, and as runs are compared by."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.config.plain import plain
+
+
+class Color(Enum):
+    RED = "red"
+
+
+@dataclass
+class Point:
+    x: int = 1
+    memory: int = field(default=2, init=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "in_files", "compared"),
+    [
+        (Color.RED, "RED", "red"),
+        (Path("a/b"), "a/b", "a/b"),
+        ((1, (2, 3)), [1, [2, 3]], [1, [2, 3]]),
+        ({"b", "a"}, ["a", "b"], ["a", "b"]),
+        ({1: True}, {"1": True}, {"1": True}),
+        (math.inf, "inf", math.inf),
+        (np.float64(0.5), 0.5, 0.5),
+        (Point(), {"x": 1}, {"x": 1, "memory": 2}),
+        (2j, "2j", "complex"),
+        (Point, repr(Point), f"{__name__}.Point"),
+    ],
+)
+def test_values_in_files_and_compared(value: Any, in_files: Any, compared: Any) -> None:
+    assert plain(value) == in_files
+    assert plain(value, compared=True) == compared
+    assert json.loads(json.dumps(plain(value), allow_nan=False)) == in_files
