@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .config.load import Loaded, check_settings
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def train(argv: Sequence[str]) -> dict[str, float]:
     """Train as ``main`` does, without leaving the process; return the last evaluation."""
-    loaded = load_config(argv)  # first, and without torch: a wrong key is answered in a blink
+    loaded = load_config(argv)  # first, and without torch: a wrong key is answered quickly
 
     with uncollected():
         from .launching import launch
@@ -68,8 +69,8 @@ def load_config(argv: Sequence[str]) -> Loaded:
 def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     """Return the task that a config names, and the config with all of its settings.
 
-    Keys that nobody set have the values of ``Task.fine_tuning_defaults``, and ``loaded.origins``
-    says so afterwards.
+    Keys that nobody set have the values of ``Task.fine_tuning_defaults``; ``loaded.origins`` names
+    them afterwards.
 
     Raises:
         ConfigError: there is no such task, or it cannot have these settings.
@@ -80,39 +81,48 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise _task_problem(loaded, "does not name a subclass of trainer.Task")
     task = check_settings(cls, loaded.config.task_settings, loaded)
+
     defaults = _task_defaults(task, loaded.origins)
     origin = Origin(f"default of {cls.__name__}", is_default=True)
-    loaded.origins.update({key: origin.named(key) for key in defaults})
-    return task, dataclasses.replace(
-        loaded.config, **defaults, task_settings=plain(task)
-    )  # what is saved is complete
+    for key in defaults:
+        loaded.origins[key] = origin.named(key)
+
+    # All settings of the task, so that the config that is saved is complete.
+    config = dataclasses.replace(loaded.config, **defaults, task_settings=plain(task))
+    return task, config
 
 
 def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
     """Return the defaults of a task for the keys that nobody set.
 
-    A warm-up goes with its schedule: who sets one of the keys of either has none from the task.
+    A warm-up belongs to its schedule: where a key of either is set, the task gives none of them.
     """
     from .optim.groups import OF_GROUPS
     from .task import own_optimizer, own_schedule
 
-    said = {key for key, origin in origins.items() if not origin.is_default}
-    left_out = {*said}
-    if said & {"schedule", *WARMUPS}:
+    given = {key for key, origin in origins.items() if not origin.is_default}
+    left_out = set(given)
+    if given & {"schedule", *WARMUPS}:
         left_out.update(WARMUPS)
     if own_optimizer(task) is not None:
         left_out.update(OF_GROUPS)
     if own_schedule(task) is not None:
         left_out.update(("schedule", *WARMUPS))
-    return {key: value for key, value in task.fine_tuning_defaults().items() if key not in left_out}
+
+    defaults = task.fine_tuning_defaults()
+    return {key: value for key, value in defaults.items() if key not in left_out}
 
 
 def _find_task(loaded: Loaded) -> object:
-    """Import ``module:Class``: from the script's folder, what is installed, the working folder or
-    the config's.
+    """Import ``module:Class``.
+
+    The module is in the script's folder, installed, in the working folder or in the config's.
     """
     module_name, _, class_name = loaded.config.task.partition(":")
-    sys.path += [folder for folder in _folders(loaded.config_file) if folder not in sys.path]
+    for folder in _folders(loaded.config_file):
+        if folder not in sys.path:
+            sys.path.append(folder)
+
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -122,15 +132,22 @@ def _find_task(loaded: Loaded) -> object:
             f"no module {error.name!r} here, beside the config, in the script's folder or installed"
         )
         raise _task_problem(loaded, rule) from None
-    if hasattr(module, class_name):
-        return getattr(module, class_name)
+
+    if not hasattr(module, class_name):
+        raise _task_problem(loaded, _without_class(module, class_name))
+    return getattr(module, class_name)
+
+
+def _without_class(module: ModuleType, class_name: str) -> str:
+    """Return the rule that is broken where a module does not have the class."""
+    name = module.__name__
     place = getattr(module, "__file__", None) or "built into Python"
-    if module_name.partition(".")[0] in sys.stdlib_module_names:
-        rule = f"the module {module_name} is Python's own ({place}); give your file another name"
-        raise _task_problem(loaded, rule)
-    known = [name for name, value in vars(module).items() if isinstance(value, type)]
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return f"the module {name} is Python's own ({place}); give your file another name"
+
+    known = [key for key, value in vars(module).items() if isinstance(value, type)]
     hint = did_you_mean(class_name, known) if known else f"it is {place}, and defines no class"
-    raise _task_problem(loaded, f"{module_name} has no {class_name!r}; {hint}")
+    return f"{name} has no {class_name!r}; {hint}"
 
 
 def _folders(config_file: str | None) -> list[str]:
@@ -138,7 +155,8 @@ def _folders(config_file: str | None) -> list[str]:
     here = Path.cwd()
     folder = here if config_file is None else Path(config_file).resolve().parent
     between = [path for path in (folder, *folder.parents) if here in path.parents]
-    return list(map(str, [here, *(between or [folder])]))
+    folders = [here, *between] if between else [here, folder]
+    return [str(path) for path in folders]
 
 
 def _task_problem(loaded: Loaded, rule: str) -> ConfigError:

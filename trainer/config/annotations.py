@@ -2,8 +2,8 @@
 
 A setting may be annotated with ``bool``, ``int``, ``float``, ``str``, ``Literal``, an ``Enum`` (a
 file gives its name), a ``Path``, ``Any``, ``list[...]``, ``tuple[...]``, ``set[...]``,
-``frozenset[...]``, ``dict[str, ...]``, a dataclass, or a union of these or with ``None``. Limits are
-pydantic's: ``Annotated[int, Field(ge=1)]``.
+``frozenset[...]``, ``dict[str, ...]``, a dataclass, or a union of these or with ``None``. Limits
+are pydantic's: ``Annotated[int, Field(ge=1)]``.
 
 ``strict_type`` translates such an annotation into one that pydantic reads as files are meant: no
 text becomes a number, no number a truth value; but a whole number serves as a ``float``, and a list

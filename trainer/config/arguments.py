@@ -22,7 +22,9 @@ _SWITCHES = ("help", "print_config")
 _FILES = {
     "config": "training config (YAML or JSON): what is trained; FILE as the first word is the same",
     "accel_config": "accelerate YAML: how it runs, where the launcher is not `accelerate launch`",
-    "deepspeed": "DeepSpeed JSON: how it runs under the `deepspeed` launcher (or --deepspeed_config)",
+    "deepspeed": (
+        "DeepSpeed JSON: how it runs under the `deepspeed` launcher (or --deepspeed_config)"
+    ),
 }
 _OTHER_SPELLINGS = {"deepspeed_config": "deepspeed", "h": "help"}
 _DASHED = re.compile(r"--[A-Za-z_].*|-h", re.DOTALL)
@@ -50,8 +52,8 @@ class Arguments:
 def split_command_line(argv: Sequence[str]) -> Arguments:
     """Take apart what was typed after a training script.
 
-    A key that is true or false may be alone, and then is true. ``--local_rank``, which the deepspeed
-    launcher appends, is dropped: the environment has the same.
+    A key that is true or false may be alone, and then is true. ``--local_rank``, which the
+    deepspeed launcher appends, is dropped: the environment has the same.
     """
     arguments = Arguments()
     rest = list(argv)

@@ -203,7 +203,10 @@ class _Walk:
         """
         self.visited += 1
         if self.visited > _MOST_VALUES:
-            rule = f"stands for more than {_MOST_VALUES:,} values; do its aliases (*name) repeat each other?"
+            rule = (
+                f"stands for more than {_MOST_VALUES:,} values; "
+                "do its aliases (*name) repeat each other?"
+            )
             raise _wrong(self.path, rule)
         if len(key) > _DEEPEST:
             raise _wrong(self.path, "nested too deeply, or an alias that contains itself")

@@ -191,7 +191,10 @@ def _check_is_dataclass(cls: type) -> None:
     annotations = inspect.get_annotations(cls)
     own = [name for name, annotation in annotations.items() if "ClassVar" not in str(annotation)]
     if own and "__dataclass_fields__" not in vars(cls):
-        rule = f"put @dataclass(frozen=True, kw_only=True) above the class: {', '.join(own)} cannot be set without"
+        rule = (
+            "put @dataclass(frozen=True, kw_only=True) above the class: "
+            f"{', '.join(own)} cannot be set without"
+        )
         raise ConfigError(Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule))
 
 

@@ -1,6 +1,4 @@
-"""Paths that users type: of this machine's file system, never an address such as
-``s3://bucket/run``.
-"""
+"""Paths that users type: of this machine's file system, never an address like ``s3://a/b``."""
 
 from __future__ import annotations
 

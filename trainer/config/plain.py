@@ -14,8 +14,8 @@ from typing import Any
 def plain(value: object, *, compared: bool = False) -> Any:
     """Return ``value`` as text, finite numbers, lists and mappings, which JSON and YAML keep equal.
 
-    Members of an ``Enum`` become their names. Paths, and whatever else has no form in a file, become
-    text.
+    Members of an ``Enum`` become their names. Paths, and whatever else has no form in a file,
+    become text.
 
     Args:
         compared: return what runs are compared by instead. It is the same in every process, and as

@@ -92,7 +92,7 @@ class _Rules:
             rule = f"says in another unit what {warmups[0]} says; keep one of them"
             problem(warmups[-1], rule)
         if c.schedule == "inverse_sqrt" and not warmups:
-            rule = "needs warm-up, after which it falls: set warmup_steps, warmup_samples or warmup_fraction"
+            rule = f"needs warm-up, after which it falls: set one of {', '.join(WARMUPS)}"
             problem("schedule", rule, "warmup_steps")
 
     def check_batch(self) -> None:
@@ -115,7 +115,10 @@ class _Rules:
         optimizer = c.optimizer or OPTIMIZERS[0]
         if optimizer in OPTIMIZERS:
             if c.optimizer_settings:
-                rule = f"not for optimizer {optimizer}, whose settings are keys; or name a class, such as torch.optim.AdamW"
+                rule = (
+                    f"not for optimizer {optimizer}, whose settings are keys; "
+                    "or name a class, such as torch.optim.AdamW"
+                )
                 problem("optimizer_settings", rule, "optimizer")
         elif not _CLASS.fullmatch(optimizer):
             known = (*OPTIMIZERS, "a class such as torch.optim.Muon")

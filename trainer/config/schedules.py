@@ -60,7 +60,10 @@ TO_FINAL = ("linear", "cosine", "wsd")  # those that end at final_lr_ratio
 
 
 def check_schedule(check: Validator, schedule: str, settings: Mapping[str, Any]) -> None:
-    """Record what is wrong with a schedule and its settings, as far as that is known without torch."""
+    """Record what is wrong with a schedule and its settings.
+
+    What only torch knows is checked when the schedule is built.
+    """
     if schedule in SCHEDULES:
         check.build(SCHEDULES[schedule], settings, ("schedule_settings",))
     elif schedule == TORCH + PLATEAU:

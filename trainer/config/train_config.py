@@ -66,7 +66,9 @@ class TrainConfig:
     max_time: Annotated[
         str | None,
         Field(
-            description="stop with checkpoint and model after this time of the process, such as 1h30m or 2d"
+            description=(
+                "stop with checkpoint and model after this time of the process, such as 1h30m or 2d"
+            ),
         ),
     ] = None
     micro_batch_size: Annotated[
@@ -96,7 +98,10 @@ class TrainConfig:
     hang_seconds: Annotated[
         float | None,
         Field(
-            description="end the job where a rank is stopped or stuck so long; null: wait for timeout_minutes",
+            description=(
+                "end the job where a rank is stopped or stuck so long; null: wait "
+                "for timeout_minutes"
+            ),
             gt=0,
         ),
     ] = 10.0
@@ -104,13 +109,18 @@ class TrainConfig:
     optimizer: Annotated[
         str | None,
         Field(
-            description=f"{', '.join(OPTIMIZERS)}, or a class: torch.optim.Muon; else from the DeepSpeed JSON, else adamw"
+            description=(
+                f"{', '.join(OPTIMIZERS)}, or a class: torch.optim.Muon; else from "
+                "the DeepSpeed JSON, else adamw"
+            ),
         ),
     ] = None
     optimizer_settings: Annotated[
         dict[str, Any],
         Field(
-            description="of an optimizer named by its class: its arguments beside lr and weight_decay"
+            description=(
+                "of an optimizer named by its class: its arguments beside lr and weight_decay"
+            ),
         ),
     ] = field(default_factory=dict)
     lr: Annotated[float, Field(description="learning rate", gt=0)] = 1e-3
@@ -130,13 +140,18 @@ class TrainConfig:
     schedule: Annotated[
         str | None,
         Field(
-            description=f"{', '.join(SCHEDULES)}, or torch:ExponentialLR; else from the DeepSpeed JSON, else constant"
+            description=(
+                f"{', '.join(SCHEDULES)}, or torch:ExponentialLR; else from the "
+                "DeepSpeed JSON, else constant"
+            ),
         ),
     ] = None
     schedule_settings: Annotated[
         dict[str, Any],
         Field(
-            description="step: milestones, gamma; wsd: decay_steps or decay_fraction; torch: its own"
+            description=(
+                "step: milestones, gamma; wsd: decay_steps or decay_fraction; torch: its own"
+            ),
         ),
     ] = field(default_factory=dict)
     warmup_steps: Annotated[int, Field(description="optimizer steps in which lr rises", ge=0)] = 0
@@ -169,7 +184,10 @@ class TrainConfig:
     find_unused_parameters: Annotated[
         bool,
         Field(
-            description="a step may leave parameters out, other ones on each process: heads, experts; slower"
+            description=(
+                "a step may leave parameters out, other ones on each process: heads, "
+                "experts; slower"
+            ),
         ),
     ] = False
     bucket_cap_mb: Annotated[
@@ -178,7 +196,9 @@ class TrainConfig:
     sync_each_batch: Annotated[
         bool,
         Field(
-            description="exchange gradients in each micro-batch: more traffic, and no rank keeps whole ones"
+            description=(
+                "exchange gradients in each micro-batch: more traffic, and no rank keeps whole ones"
+            ),
         ),
     ] = False
     ema_decay: Annotated[
@@ -187,13 +207,17 @@ class TrainConfig:
     export_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Field(
-            description="of the exported model; auto: that of the files which it started from, else float32"
+            description=(
+                "of the exported model; auto: that of the files which it started from, else float32"
+            ),
         ),
     ] = "auto"
     on_nan: Annotated[
         Literal["stop", "skip"],
         Field(
-            description="what a gradient that is not finite does: end the run, or leave the step out"
+            description=(
+                "what a gradient that is not finite does: end the run, or leave the step out"
+            ),
         ),
     ] = "stop"
     checks: Annotated[
@@ -205,7 +229,9 @@ class TrainConfig:
     replica_check_every: Annotated[
         int | None,
         Field(
-            description="steps after which ranks' copies of weights are compared bit by bit; saves too",
+            description=(
+                "steps after which ranks' copies of weights are compared bit by bit; saves too"
+            ),
             ge=1,
         ),
     ] = None

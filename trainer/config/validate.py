@@ -209,7 +209,7 @@ def _validated(adapter: TypeAdapter[Any], value: Any) -> tuple[Any, list[Problem
 
 
 def _misfits(keys: Sequence[Key], problems: Sequence[Problem]) -> list[Key]:
-    """Return those of ``keys`` whose value as a whole has the wrong type, and not something in it."""
+    """Return those of ``keys`` whose value itself has the wrong type, and not a part of it."""
     wrong = {problem.key for problem in problems if isinstance(problem, WrongType)}
     return [key for key in keys if ".".join(key) in wrong]
 

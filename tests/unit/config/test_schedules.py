@@ -59,7 +59,7 @@ from trainer.reporting.banner import plan_rows
         ),
         (
             {"schedule": "inverse_sqrt"},
-            "schedule: 'inverse_sqrt': needs warm-up, after which it falls: set warmup_",
+            "schedule: 'inverse_sqrt': needs warm-up, after which it falls: set one of",
         ),
         (
             {"warmup_steps": 2, "warmup_samples": 9},
