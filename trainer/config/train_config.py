@@ -257,7 +257,7 @@ class TrainConfig:
     resume: Annotated[
         LocalPath,
         Field(
-            description="'auto': go on from the newest complete checkpoint in output_dir; or a path"
+            description="'auto': continue from the newest complete checkpoint in output_dir; or a path"
         ),
     ] = "none"
     weights: Annotated[
@@ -274,7 +274,7 @@ class TrainConfig:
         int | None, Field(description="checkpoints of a multiple of these steps stay as well", ge=1)
     ] = None
     save_in_background: Annotated[
-        bool, Field(description="write checkpoints while training goes on")
+        bool, Field(description="write checkpoints while training continues")
     ] = True
     on_save_error: Annotated[
         Literal["stop", "continue"],
