@@ -11,7 +11,7 @@ from ..launching.cpu_rehearsal import rehearsal_changes, rehearsal_precision
 from ..launching.details import Rows, details, written
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.files.deepspeed_file import read_deepspeed_file
-from ..launching.files.fsdp_file import refuse_other_files
+from ..launching.files.other_files import refuse_other_files
 from ..launching.request import Request, Section
 
 # Keys by which a file is recognized. A training config shares some names with both of the others.

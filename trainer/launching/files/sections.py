@@ -1,12 +1,12 @@
-"""The ``optimizer`` and ``scheduler`` sections of a DeepSpeed JSON, in the words of the training
-config.
+"""The ``optimizer`` and ``scheduler`` of a DeepSpeed JSON, by keys of the training config.
 
-Which settings a type takes, and what it takes where the section is silent, are those of the class
+Which settings a type takes, and its defaults where the section is silent, are those of the class
 that DeepSpeed itself would build.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any, Literal
 
@@ -16,103 +16,206 @@ from ...config.validate import Validator, annotations_of
 from ...errors import Sourced
 from ...text import did_you_mean
 from ..request import Section
-from .tables import table
+from .deepspeed_schema import constructor_defaults
+from .deepspeed_values import OWNER
 
-OWNER = "DeepSpeed's JSON"
+# Our name for each type of optimizer, in small letters. DeepSpeed's `Adam` decouples the weight
+# decay unless told otherwise (adam_w_mode), which makes it AdamW.
+_OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"}
+
+# Our name for each type of schedule.
+_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+# The training config's key for each setting that has one.
+_CONFIG_KEYS = {
+    "optimizer": {
+        "lr": "lr",
+        "betas": "betas",
+        "eps": "eps",
+        "weight_decay": "weight_decay",
+        "momentum": "momentum",
+    },
+    "scheduler": {
+        "warmup_num_steps": "warmup_steps",
+        "cos_min_ratio": "final_lr_ratio",
+        "warmup_max_lr": "lr",
+        "total_num_steps": "max_steps",
+        "warmup_type": "warmup_type",
+    },
+}
+
+# Settings that say which kernel computes, and how it keeps its memory: not which mathematics.
+_ANY_VALUE = (
+    "torch_adam",
+    "set_grad_none",
+    "fp32_optimizer_states",
+    "foreach",
+    "fused",
+    "capturable",
+)
+
+# What to write instead of other types of optimizers, in small letters.
+_WHOLE_PARAMETERS = (
+    "looks at whole parameters, of which ZeRO gives each process parts: write AdamW, or remove "
+    "this section and name a class of it as optimizer in the training config, which runs under "
+    "DDP or in one process"
+)
+_COMPRESSED = "is Adam with compressed communication, which is not offered; write AdamW"
+_KERNEL = "names a kernel and not an optimizer; write AdamW"
+_OTHER_OPTIMIZERS = {
+    "muon": "steps whole matrices, of which ZeRO gives each process parts: write AdamW, or remove "
+    "this section and set optimizer: torch.optim.Muon in the training config, which runs under "
+    "DDP or in one process",
+    "lamb": _WHOLE_PARAMETERS,
+    "onebitlamb": _WHOLE_PARAMETERS,
+    "lion": "remove this section, and set optimizer: lion_pytorch.Lion in the training config",
+    "onebitadam": _COMPRESSED,
+    "zerooneadam": _COMPRESSED,
+    "fusedadam": _KERNEL,
+    "cpuadam": _KERNEL,
+    "deepspeedcpuadam": _KERNEL,
+}
+_OTHER_OPTIMIZER = (
+    "remove this section, and name a class in the training config, such as optimizer: "
+    "torch.optim.NAdam"
+)
 
 
 def read_section(doc: Document, key: str, check: Validator) -> Section | None:
-    """Return the section ``optimizer`` or ``scheduler`` in our words; what has none must be as this
-    run is anyway.
+    """Return the section ``optimizer`` or ``scheduler`` by keys of the training config.
 
-    None where there is no such section, and where it asks for what cannot run.
+    A setting without such a key must have the value that this program runs with. None where there
+    is no section, and where it asks for what cannot run.
     """
     typed, params = _type_and_params(doc, key, check)
     if typed is None:
         return None
-    name, taken = (
-        _schedule(typed, check) if key == "scheduler" else _optimizer(typed, params, check)
-    )
+    if key == "scheduler":
+        name, settings = _schedule(typed, check)
+    else:
+        name, settings = _optimizer(typed, params, check)
     if not name:
         return None
-    ours, any_value = table("deepspeed")["ours"][key], table("deepspeed")["any_value"]
-    annotations = {**annotations_of(TrainConfig), "warmup_type": Literal["linear", "log"]}
-    values: dict[str, Sourced[Any]] = {}
-    for setting, found in params.items():
-        if setting == "max_grad_norm" and setting not in taken:
-            check.refuse(
-                found, 'is no setting of an optimizer; write "gradient_clipping" at the top level'
-            )
-        elif setting not in taken:
-            check.unknown(found, taken, (key, "params", setting), owner=OWNER)
-        elif found.value == "auto" or setting in any_value:
-            continue
-        elif setting in ours:
-            if check.read(annotations[ours[setting]], found) is not None:
-                values[ours[setting]] = found
-        elif found.value != taken[setting]:
-            check.refuse(found, f"only {json.dumps(taken[setting])} is offered; remove it")
-    silent = {
-        setting: taken[setting]
-        for setting in ours
-        if setting not in params and taken.get(setting) is not None
-    }
-    defaults = {
-        ours[setting]: Sourced(default, typed.origin.named(f"{key}.params.{setting}"))
-        for setting, default in silent.items()
-    }
+
+    config_keys = _CONFIG_KEYS[key]
+    values = _values(key, params, settings, check)
+    defaults = {}
+    for setting, config_key in config_keys.items():
+        default = settings.get(setting)
+        if setting not in params and default is not None:
+            origin = typed.origin.named(f"{key}.params.{setting}")
+            defaults[config_key] = Sourced(default, origin)
     return Section(
         name=name, typed=typed, origin=doc.origin((key,)), values=values, defaults=defaults
     )
 
 
+def _values(
+    key: str, params: dict[str, Sourced[Any]], settings: dict[str, Any], check: Validator
+) -> dict[str, Sourced[Any]]:
+    """Return the values of a section by key of the training config; refuse what cannot run."""
+    annotations = {**annotations_of(TrainConfig), "warmup_type": Literal["linear", "log"]}
+    config_keys = _CONFIG_KEYS[key]
+    values = {}
+    for setting, found in params.items():
+        if setting not in settings:
+            if setting == "max_grad_norm":
+                rule = 'is no setting of an optimizer; write "gradient_clipping" at the top level'
+                check.refuse(found, rule)
+            else:
+                check.unknown(found, settings, (key, "params", setting), owner=OWNER)
+        elif found.value == "auto" or setting in _ANY_VALUE:
+            continue
+        elif setting in config_keys:
+            config_key = config_keys[setting]
+            if check.read(annotations[config_key], found) is not None:
+                values[config_key] = found
+        elif found.value != settings[setting]:
+            check.refuse(found, f"only {json.dumps(settings[setting])} is offered; remove it")
+    return values
+
+
 def _optimizer(
     typed: Sourced[str], params: dict[str, Sourced[Any]], check: Validator
 ) -> tuple[str, dict[str, Any]]:
-    """Return our name of an optimizer, and the settings of its class with their defaults; "" where
-    it cannot run.
+    """Return our name of an optimizer, and the settings of its class with their defaults.
+
+    The name is "" where it cannot run.
     """
-    name, known = typed.value.lower(), table("deepspeed")
-    if name not in known["optimizers"]:
-        instead = known["other_optimizers"].get(name, known["other_optimizer"])
+    kind = typed.value.lower()
+    if kind not in _OPTIMIZERS:
+        instead = _OTHER_OPTIMIZERS.get(kind, _OTHER_OPTIMIZER)
         check.refuse(typed, f"not offered from a DeepSpeed JSON (AdamW, Adam, SGD are); {instead}")
         return "", {}
-    mode, by_torch = params.pop("adam_w_mode", None), params.get("torch_adam")
-    decoupled = name == "adamw" or check.read(bool, mode) is not False
-    ours = known["optimizers"][name] if decoupled else "adam"
+    if kind == "sgd":
+        return "sgd", _torch_defaults("sgd")
+
+    mode = params.pop("adam_w_mode", None)
+    is_decoupled = kind == "adamw" or check.read(bool, mode) is not False
+    name = "adamw" if is_decoupled else "adam"
+
     # torch's AdamW decays weights by default, DeepSpeed's own does not.
-    of_torch = {"sgd": "torch.SGD", "adamw": "torch.AdamW", "adam": "torch.Adam"}[ours]
-    is_torch = name == "sgd" or (by_torch is not None and by_torch.value is True)
-    taken = known["settings"][of_torch if is_torch else "FusedAdam"]
-    return ours, taken if name == "sgd" else taken | dict.fromkeys(
-        ("torch_adam", "fp32_optimizer_states")
-    )
+    by_torch = params.get("torch_adam")
+    if by_torch is not None and by_torch.value is True:
+        settings = _torch_defaults(name)
+    else:
+        settings = _as_json(constructor_defaults("ops/adam/fused_adam.py", "FusedAdam"))
+    return name, settings | {"torch_adam": None, "fp32_optimizer_states": None}
 
 
 def _schedule(typed: Sourced[str], check: Validator) -> tuple[str, dict[str, Any]]:
-    """Return our name of a schedule, and the settings of its class with their defaults; "" where it
-    cannot run.
+    """Return our name of a schedule, and the settings of its class with their defaults.
+
+    The name is "" where it cannot run.
     """
-    schedules = table("deepspeed")["schedules"]
-    if typed.value not in schedules:
+    if typed.value not in _SCHEDULES:
         hint = "or set schedule in the training config, and remove this section"
-        check.refuse(typed, f"not offered; {did_you_mean(typed.value, schedules)} ({hint})")
+        check.refuse(typed, f"not offered; {did_you_mean(typed.value, _SCHEDULES)} ({hint})")
         return "", {}
-    return schedules[typed.value], table("deepspeed")["settings"][typed.value]
+    settings = constructor_defaults("runtime/lr_schedules.py", typed.value)
+    return _SCHEDULES[typed.value], _as_json(settings)
+
+
+def _torch_defaults(name: str) -> dict[str, Any]:
+    """Return the settings of torch's optimizer with their defaults, without its parameters."""
+    from torch import optim
+
+    cls = {"adamw": optim.AdamW, "adam": optim.Adam, "sgd": optim.SGD}[name]
+    _, *parameters = inspect.signature(cls).parameters.values()
+    defaults = {}
+    for parameter in parameters:
+        is_required = parameter.default is parameter.empty
+        defaults[parameter.name] = None if is_required else parameter.default
+    return _as_json(defaults)
+
+
+def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with lists for tuples, as a JSON has them."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()
+    }
 
 
 def _type_and_params(
     doc: Document, key: str, check: Validator
 ) -> tuple[Sourced[str] | None, dict[str, Sourced[Any]]]:
     """Return a section's type and its settings; None where there is no section that can be read."""
-    section, typed = doc.at(key), doc.at(key, "type")
+    section = doc.at(key)
     if section is None or section.value is None:
         return None, {}
+
+    typed = doc.at(key, "type")
     params = section.value.get("params") if isinstance(section.value, dict) else []
-    params = {} if params is None else params
+    if params is None:
+        params = {}
     if typed is None or not isinstance(typed.value, str) or not isinstance(params, dict):
-        if not any(problem.key.startswith(f"{key}.") for problem in check.problems):
+        is_reported = any(problem.key.startswith(f"{key}.") for problem in check.problems)
+        if not is_reported:
             check.refuse(section, 'must be {"type": name, "params": {...}}')
         return None, {}
-    names = (name for name in params if not name.startswith("_"))
-    return typed, {name: Sourced(params[name], doc.origin((key, "params", name))) for name in names}
+
+    settings = {}
+    for name, value in params.items():
+        if not name.startswith("_"):
+            settings[name] = Sourced(value, doc.origin((key, "params", name)))
+    return typed, settings

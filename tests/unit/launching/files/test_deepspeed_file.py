@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from accelerate.utils import DeepSpeedPlugin
-from launch_texts import BY_FILE, DDP, FULL, ZERO, Write, complaint, flag
+from launch_texts import BY_FILE, DDP, FULL, ZERO, Write, Z, complaint
 from origins import sourced
 
 from trainer.launching.files.accelerate_file import read_accelerate_file
-from trainer.launching.files.deepspeed_file import read_deepspeed_file
-from trainer.launching.files.tables import table
+from trainer.launching.files.deepspeed_file import INLINE, read_deepspeed_file
 
 
 def test_inline_zero(write: Write) -> None:
@@ -44,15 +45,6 @@ def test_inline_auto_is_open(write: Write) -> None:
     )
     request = read_accelerate_file(write("a.yaml", text))
     assert (request.accumulation_steps, request.max_grad_norm) == (None, None)
-
-
-def test_flags_of_stage_3_are_said_in_another(write: Write) -> None:
-    text = f"{ZERO}  zero_stage: 2\n  zero3_init_flag: true\n  zero3_save_16bit_model: true\n"
-    built, saved = read_accelerate_file(write("a.yaml", text)).notices
-    assert saved == "a.yaml:6: no effect in stage 2: zero3_save_16bit_model"
-    assert built.startswith(
-        "a.yaml:5: deepspeed_config.zero3_init_flag: no effect: the model is whole in host memory"
-    )
 
 
 def test_deepspeed_json(write: Write) -> None:
@@ -108,7 +100,7 @@ ABSENT = "ds.json: no zero_optimization.stage, which DeepSpeed takes as 0;"
 
 
 @pytest.mark.parametrize(
-    ("sections", "said", "idle"),
+    ("sections", "notice", "unused"),
     [
         ({"prescale_gradients": True}, ABSENT, "prescale_gradients"),
         ({"zero_optimization": {"overlap_comm": True}}, ABSENT, "overlap_comm"),
@@ -126,11 +118,11 @@ ABSENT = "ds.json: no zero_optimization.stage, which DeepSpeed takes as 0;"
                 "prescale_gradients": False,
             },
             "ds.json:1: zero_optimization.stage:",
-            "offload_optimizer, loss_scale, tensorboard",
+            "offload_optimizer, tensorboard, loss_scale",
         ),
     ],
 )
-def test_stage_0_is_ddp(write: Write, sections: dict[str, Any], said: str, idle: str) -> None:
+def test_stage_0_is_ddp(write: Write, sections: dict[str, Any], notice: str, unused: str) -> None:
     """What counts under DDP as well is read as in every JSON, and what DeepSpeed's engine alone
     reads is said.
     """
@@ -142,8 +134,8 @@ def test_stage_0_is_ddp(write: Write, sections: dict[str, Any], said: str, idle:
     assert request.optimizer is not None
     assert request.optimizer.name == "adamw"
     assert request.notices == (
-        f"{said} DeepSpeed shards nothing in stage 0: runs as DDP",
-        f"ds.json:1: no effect in stage 0, which runs as DDP: {idle}",
+        f"{notice} DeepSpeed shards nothing in stage 0: runs as DDP",
+        f"ds.json:1: no effect in stage 0, which runs as DDP: {unused}",
     )
 
 
@@ -169,21 +161,6 @@ def test_json_named_in_the_yaml(write: Write) -> None:
     assert request.files == ("a.yaml", "ds.json")
 
 
-def test_flags_fill_what_the_json_leaves_open(write: Write) -> None:
-    write("ds.json", json.dumps(FULL))
-    path = write("a.yaml", BY_FILE)
-    open_values = flag(0.5, "gradient_clipping") | flag("bf16", "mixed_precision")
-    request = read_accelerate_file(path, overrides=open_values)
-    assert request.max_grad_norm == sourced(0.5, "command line (--gradient_clipping)")
-    assert request.mixed_precision == sourced("bf16", "command line (--mixed_precision)")
-    assert complaint(
-        lambda: read_accelerate_file(path, overrides=flag(3, "gradient_accumulation_steps"))
-    ) == (
-        "command line: --gradient_accumulation_steps: 3: disagrees with 2 at ds.json:1 (gradient_accumulation_steps); "
-        "keep one of them"
-    )
-
-
 def test_both_ways_beside_each_other_is_what_accelerate_refuses() -> None:
     """What stands for a key of the JSON is just what Accelerate's own check names."""
     constants = DeepSpeedPlugin._deepspeed_config_checks.__code__.co_consts
@@ -194,21 +171,110 @@ def test_both_ways_beside_each_other_is_what_accelerate_refuses() -> None:
         if str(n).startswith("ACCELERATE_")
     }
     refused = {name.replace("ACCELERATE_", "").replace("DEEPSPEED_", "").lower() for name in names}
-    assert refused - {"config_ds_fields"} == {"mixed_precision", *table("deepspeed")["inline"]}
+    assert refused - {"config_ds_fields"} == {"mixed_precision", *INLINE}
+
+
+def test_a_deepspeed_section_needs_deepspeed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    install = "DeepSpeed is not installed: pip install 'samecurve[deepspeed]'"
+    assert complaint(lambda: read_deepspeed_file(write("ds.json", json.dumps(FULL)))) == (
+        f"ds.json: {install}"
+    )
+    assert (
+        complaint(lambda: read_accelerate_file(write("a.yaml", BY_FILE))) == f"ds.json: {install}"
+    )
+    inline = complaint(lambda: read_accelerate_file(write("b.yaml", f"{ZERO}  zero_stage: 2\n")))
+    assert inline == f"b.yaml:1: distributed_type: 'DEEPSPEED': {install}"
+    assert read_accelerate_file(write("c.yaml", DDP)).strategy == "ddp"
+
+
+def test_deepspeed_is_not_imported_to_read_a_file(tmp_path: Path) -> None:
+    """Its import takes half a second, and chooses a device before ``use_cpu`` is known."""
+    (tmp_path / "ds.json").write_text(json.dumps(FULL))
+    code = (
+        "import sys; from trainer.launching.files.deepspeed_file import read_deepspeed_file as r; "
+        "r('ds.json'); sys.exit('deepspeed' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
+def test_older_names_of_offloads(write: Write) -> None:
+    names = ("cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory")
+    text = json.dumps({"zero_optimization": {"stage": 3, **dict.fromkeys(names, True)}}, indent=1)
+    request = read_deepspeed_file(write("ds.json", text))
+    moved = {"device": "cpu", "pin_memory": True}
+    assert request.deepspeed == {
+        "zero_optimization": {"stage": 3, "offload_optimizer": moved, "offload_param": moved}
+    }
+    home = request.origins["deepspeed.zero_optimization.offload_param.device"]
+    assert str(home) == "ds.json:5 (zero_optimization.cpu_offload_param)"
+
+
+INLINE_MISTAKES = [
+    (f"{ZERO}  zero_stage: 4", "a.yaml:4: deepspeed_config.zero_stage: 4: must be 0, 1, 2 or 3"),
+    (
+        f"{ZERO}  gradient_clipping: 1.0",
+        "a.yaml:1: deepspeed_config.zero_stage: is missing, which accelerate takes as 2; "
+        "write zero_stage: 1, 2 or 3",
+    ),
+    (
+        f"{ZERO}  zero_stage: 2\n  offload_param_device: cpu",
+        "a.yaml:5: deepspeed_config.offload_param_device: 'cpu': "
+        "works in stage 3 only, this is stage 2; remove it or write stage 3",
+    ),
+    (
+        f"{ZERO}  zero_stage: 2\n  offload_optimizer_device: nvme\n"
+        "  offload_optimizer_nvme_path: /nvme",
+        "a.yaml:5: deepspeed_config.offload_optimizer_device: 'nvme': "
+        "not supported by samecurve, whose checkpoints read the optimizer's state; write cpu",
+    ),
+    (
+        f"{ZERO}  zero_stage: 3\n  offload_param_device: nvme",
+        "a.yaml:5: deepspeed_config.offload_param_device: 'nvme': "
+        "nvme needs a path: write nvme_path",
+    ),
+    (
+        f"{ZERO}  zero_stage: 3\n  deepspeed_moe_layer_cls_names: Block",
+        "a.yaml:5: deepspeed_config.deepspeed_moe_layer_cls_names: 'Block': not supported by "
+        "samecurve; use zero_optimization.leaf_module in a deepspeed_config_file",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    "text", [DDP, "num_processes: 2\nmixed_precision: bf16", "fsdp_config: {fsdp_version: 2}"]
+    ("text", "line"), INLINE_MISTAKES, ids=[line for _, line in INLINE_MISTAKES]
 )
-def test_an_accelerate_file_that_is_given_as_a_json_of_deepspeed(text: str, write: Write) -> None:
-    path = write("a.yaml", text)
-    assert complaint(lambda: read_deepspeed_file(path)) == (
-        "a.yaml: this is an accelerate config: give it to accelerate launch, or with --accel_config"
-    )
+def test_a_mistake_in_the_section_is_one_line(write: Write, text: str, line: str) -> None:
+    assert complaint(lambda: read_accelerate_file(write("a.yaml", text))) == line
 
 
-def test_json_is_checked_without_deepspeed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deepspeed", None)
-    monkeypatch.setitem(sys.modules, "deepspeed.runtime.config", None)
-    assert read_deepspeed_file(write("ds.json", json.dumps(FULL))).strategy == "zero2"
-    assert read_accelerate_file(write("a.yaml", BY_FILE)).strategy == "zero2"
+JSON_MISTAKES = [
+    (
+        '{"zero_optimization": true}',
+        'zero_optimization: true: must be a mapping with the stage: {"stage": 0}, 1, 2 or 3',
+    ),
+    (
+        '{"zero_optimization": {"stage": "3"}}',
+        "zero_optimization.stage: '3': must be a whole number; remove the quotes",
+    ),
+    (
+        '{"communication_data_type": "bf16"}',
+        "communication_data_type: 'bf16': stage 0 runs as DDP, which exchanges gradients in fp32; "
+        "remove it",
+    ),
+    (
+        f'{{{Z}, "fp16": {{"enabled": true}}, "bf16": {{"enabled": true}}}}',
+        "bf16.enabled: true: disagrees with ds.json:1 (fp16.enabled); enable one of them",
+    ),
+    (
+        f'{{{Z}, "bf16": {{"enabled": true}}, "bfloat16": {{"enabled": false}}}}',
+        "bfloat16: {'enabled': False}: is DeepSpeed's older name of bf16, which is there as well; "
+        "remove it",
+    ),
+    (f"{{{Z},}}", "not valid JSON: a trailing comma: remove it"),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), JSON_MISTAKES, ids=[line for _, line in JSON_MISTAKES])
+def test_a_mistake_in_json_is_one_line(write: Write, text: str, line: str) -> None:
+    assert complaint(lambda: read_deepspeed_file(write("ds.json", text))) == f"ds.json:1: {line}"

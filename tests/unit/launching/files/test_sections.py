@@ -1,16 +1,16 @@
-"""Optimizer and scheduler of a DeepSpeed JSON: what cannot run, and every disagreement with the
-config.
-"""
+"""Optimizer and scheduler of a DeepSpeed JSON: what is read, and what cannot run."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from plans import OPTIMIZER, SAID, SCHEDULER, plan, refusal, section, with_optimizer, with_scheduler
+from launch_texts import Write, complaint
+from plans import AUTO, OPTIMIZER, SCHEDULER, section
 
 from trainer import ConfigError
-from trainer.launching.request import Request
+from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 NOT_OFFERED = "not offered from a DeepSpeed JSON (AdamW, Adam, SGD are)"
 NO_SCHEDULE = "(or set schedule in the training config, and remove this section)"
@@ -140,63 +140,52 @@ def test_sections_that_cannot_run(name: str, kind: str, params: dict[str, Any], 
     assert str(caught.value) == line
 
 
-KEEP = 'keep one, or write "auto"'
+@pytest.mark.parametrize(
+    ("kind", "params", "name", "decay"),
+    [
+        ("AdamW", {}, "adamw", 0.0),
+        ("AdamW", {"torch_adam": True, "adam_w_mode": True}, "adamw", 0.01),
+        ("Adam", {"bias_correction": True}, "adamw", 0.0),
+        ("adam", {"adam_w_mode": False}, "adam", 0.0),
+        ("Adam", {"adam_w_mode": False, "torch_adam": True}, "adam", 0),
+        ("SGD", {"nesterov": False}, "sgd", 0),
+    ],
+)
+def test_names_and_defaults_of_optimizers(
+    kind: str, params: dict[str, Any], name: str, decay: float
+) -> None:
+    """The defaults are those of the class that DeepSpeed would build."""
+    found = section("optimizer", kind, params)
+    assert (found.name, found.values) == (name, {})
+    assert found.defaults["weight_decay"].value == decay
+    assert ("momentum" in found.defaults) == (name == "sgd")
+    assert str(found.defaults["weight_decay"].origin) == (
+        "ds.json:12 (optimizer.params.weight_decay)"
+    )
+
+
+def test_auto_is_neither_a_value_nor_a_default() -> None:
+    found = section("optimizer", "AdamW", AUTO)
+    assert (found.values, found.defaults) == ({}, {})
 
 
 @pytest.mark.parametrize(
-    ("asks", "settings", "line"),
+    ("kind", "name"),
+    [("WarmupLR", "constant"), ("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine")],
+)
+def test_names_of_schedules(kind: str, name: str) -> None:
+    found = section("scheduler", kind, {"warmup_num_steps": 4})
+    assert (found.name, found.values["warmup_steps"].value) == (name, 4)
+    assert found.defaults["warmup_type"].value == "log"
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
     [
-        (
-            with_optimizer("AdamW"),
-            {"optimizer": "sgd"},
-            f"ds.json:12: optimizer.type: 'AdamW': disagrees with optimizer 'sgd' at {SAID}; {KEEP}",
-        ),
-        (
-            with_optimizer(lr=1e-4),
-            {"lr": 1e-3},
-            f"{OPTIMIZER}.lr: 0.0001: disagrees with lr 0.001 at {SAID}; {KEEP}",
-        ),
-        (
-            with_scheduler("WarmupDecayLR"),
-            {"schedule": "cosine"},
-            f"ds.json:22: scheduler.type: 'WarmupDecayLR': disagrees with schedule 'cosine' at {SAID}; {KEEP}",
-        ),
-        (
-            with_scheduler("WarmupLR", warmup_num_steps=5),
-            {"warmup_steps": 3},
-            f"{SCHEDULER}.warmup_num_steps: 5: disagrees with warmup_steps 3 at {SAID}; {KEEP}",
-        ),
-        (
-            with_scheduler("WarmupLR", warmup_num_steps=5),
-            {"warmup_fraction": 0.5},
-            f"{SCHEDULER}.warmup_num_steps: 5: disagrees with warmup_fraction 0.5 at {SAID}; {KEEP}",
-        ),
-        (
-            with_scheduler("WarmupDecayLR", total_num_steps=500),
-            {},
-            f"{SCHEDULER}.total_num_steps: 500: disagrees with max_steps 10 at TrainConfig; {KEEP}",
-        ),
-        (
-            with_scheduler("WarmupDecayLR", total_num_steps=500),
-            {"epochs": 2, "max_steps": None},
-            f'{SCHEDULER}.total_num_steps: 500: disagrees with epochs 2 at {SAID}; keep one, or write "auto"',
-        ),
-        (
-            with_scheduler("WarmupLR", warmup_max_lr=0.1),
-            {"lr": 1e-3},
-            f"{SCHEDULER}.warmup_max_lr: 0.1: disagrees with lr 0.001 at {SAID}; {KEEP}",
-        ),
-        (
-            with_scheduler("WarmupDecayLR"),
-            {"final_lr_ratio": 0.1},
-            f"{SAID}: final_lr_ratio: 0.1: WarmupDecayLR at ds.json:21 (scheduler) ends at 0; remove one of the two",
-        ),
-        (
-            with_scheduler("WarmupCosineLR", cos_min_ratio=0.2),
-            {"final_lr_ratio": 0.1},
-            f"{SCHEDULER}.cos_min_ratio: 0.2: disagrees with final_lr_ratio 0.1 at {SAID}; {KEEP}",
-        ),
+        ({"params": {}}, '{\'params\': {}}: must be {"type": name, "params": {...}}'),
+        ("AdamW", "'AdamW': must be a mapping"),
     ],
 )
-def test_sections_that_disagree(asks: Request, settings: dict[str, Any], line: str) -> None:
-    assert refusal(lambda: plan(asks, **settings)) == line
+def test_a_section_that_cannot_be_read(write: Write, content: object, line: str) -> None:
+    write("ds.json", json.dumps({"zero_optimization": {"stage": 2}, "optimizer": content}))
+    assert complaint(lambda: read_deepspeed_file("ds.json")) == f"ds.json:1: optimizer: {line}"

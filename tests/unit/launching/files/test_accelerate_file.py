@@ -1,0 +1,329 @@
+"""Accelerate files and the flags of ``accelerate launch``: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate.utils import TorchDynamoPlugin
+from launch_texts import BY_FILE, DDP, FULL, ZERO, Write, complaint, flag
+from origins import sourced
+
+from trainer.errors import Sourced
+from trainer.launching.files.accelerate_file import read_accelerate_file, read_launch_flags
+
+
+def test_single(write: Write) -> None:
+    request = read_accelerate_file(write("a.yaml", "distributed_type: 'NO'\n"))
+    assert (request.strategy, str(request.strategy_origin)) == (
+        "single",
+        "a.yaml:1 (distributed_type)",
+    )
+    assert request.world_size == sourced(1, "a.yaml:1 (distributed_type)")
+    assert request.notices == ()
+
+
+def test_ddp_with_its_homes(write: Write) -> None:
+    request = read_accelerate_file(write("a.yaml", f"{DDP}mixed_precision: BF16\nuse_cpu: true\n"))
+    assert request.strategy == "ddp"
+    assert request.world_size == sourced(2, "a.yaml:2 (num_processes)")
+    assert request.mixed_precision == sourced("bf16", "a.yaml:3 (mixed_precision)")
+    assert request.use_cpu
+    assert request.files == ("a.yaml",)
+
+
+def test_json_is_read_as_accelerate_does(write: Write) -> None:
+    text = json.dumps(
+        {"distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2}, indent=1
+    )
+    request = read_accelerate_file(write("a.json", text))
+    assert (request.world_size, request.num_machines) == (sourced(4, "a.json:3 (num_processes)"), 2)
+
+
+def test_older_spelling_of_precision(write: Write) -> None:
+    request = read_accelerate_file(write("a.yaml", f"{DDP}fp16: true\n"))
+    assert request.mixed_precision == sourced("fp16", "a.yaml:3 (fp16)")
+
+
+def test_dynamo(write: Write) -> None:
+    text = f"{DDP}dynamo_config:\n  dynamo_backend: INDUCTOR\n  mode: default\n  dynamo_use_dynamic: false\n"
+    dynamo = read_accelerate_file(write("a.yaml", text)).dynamo
+    assert dynamo == {"backend": "inductor", "mode": "default", "dynamic": False}
+    assert TorchDynamoPlugin(**dynamo).backend.value == "INDUCTOR"
+    assert (
+        read_accelerate_file(
+            write("b.yaml", f"{DDP}dynamo_config:\n  dynamo_backend: 'NO'\n")
+        ).dynamo
+        == {}
+    )
+    assert read_accelerate_file(write("c.yaml", f"{DDP}dynamo_backend: EAGER\n")).dynamo == {
+        "backend": "eager"
+    }
+
+
+def test_sections_of_other_strategies_are_notices(write: Write) -> None:
+    text = f"{DDP}fp8_config:\n  backend: TE\nfsdp_config:\n  fsdp_version: 2\n"
+    request = read_accelerate_file(write("a.yaml", text))
+    assert request.strategy == "ddp"
+    assert request.notices == (
+        "a.yaml:4: fp8_config: no effect under MULTI_GPU: backend",
+        "a.yaml:6: fsdp_config: no effect under MULTI_GPU: fsdp_version",
+    )
+    typed = read_accelerate_file("a.yaml", overrides=flag(2, "zero_stage")).notices
+    assert "command line: deepspeed_config: no effect under MULTI_GPU: --zero_stage" in typed
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["", "num_processes: null\nnum_machines: null\n", "num_processes: -1\n"],
+    ids=["missing", "null", "accelerate's default"],
+)
+def test_the_launcher_says_how_many_processes(write: Write, lines: str) -> None:
+    request = read_accelerate_file(write("a.yaml", f"distributed_type: MULTI_GPU\n{lines}"))
+    assert (request.strategy, request.world_size, request.num_machines) == ("ddp", None, 1)
+    two = read_accelerate_file("a.yaml", overrides=flag(2, "num_processes"))
+    assert two.world_size == sourced(2, "command line (--num_processes)")
+
+
+def test_one_process_of_ddp(write: Write) -> None:
+    request = read_accelerate_file(
+        write("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 1\n")
+    )
+    assert (request.strategy, request.world_size) == ("ddp", sourced(1, "a.yaml:2 (num_processes)"))
+
+
+def test_flags_are_read_by_accelerates_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = "accelerate.commands.config.config_args.default_config_file"
+    monkeypatch.setattr(home, "/nonexistent")
+    words = "--config_file a.yaml --num-processes 4 --use_fsdp train.py --num_processes 9"
+    path, flags = read_launch_flags(words.split())
+    assert path == "a.yaml"
+    assert flags == flag(4, "num_processes") | flag(True, "use_fsdp")
+    assert read_launch_flags(["train.py"]) == (None, {})
+
+
+def test_default_file_counts_where_it_exists(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = write("default_config.yaml", DDP)
+    monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", default)
+    assert read_launch_flags(["train.py"]) == (default, {})
+    assert read_launch_flags(["--config_file", "a.yaml", "train.py"])[0] == "a.yaml"
+    assert read_launch_flags(["--cpu", "train.py"]) == (None, flag(True, "cpu"))
+
+
+def test_flags_that_accelerate_refuses() -> None:
+    line = complaint(lambda: read_launch_flags(["--num_processes", "two", "train.py"]))
+    assert line == (
+        "command line: accelerate launch: argument --num_processes/--num-processes: "
+        "invalid int value: 'two'"
+    )
+
+
+def test_a_flag_wins_over_its_file(write: Write) -> None:
+    path = write("a.yaml", f"{DDP}mixed_precision: bf16\nfsdp_config:\n  fsdp_version: 1\n")
+    typed = flag(4, "num_processes") | flag("no", "mixed_precision")
+    typed |= flag(True, "use_fsdp") | flag("2", "fsdp_version")
+    request = read_accelerate_file(path, overrides=typed)
+    assert (request.strategy, str(request.strategy_origin)) == ("fsdp", "command line (--use_fsdp)")
+    assert request.world_size == sourced(4, "command line (--num_processes)")
+    assert request.mixed_precision == sourced("no", "command line (--mixed_precision)")
+    assert request.notices == ()
+
+
+def test_launch_without_a_file(gpus: Callable[[int], None]) -> None:
+    gpus(0)
+    single = read_accelerate_file(None, overrides={})
+    assert (single.strategy, single.files) == ("single", ())
+    assert single.world_size == sourced(1, "command line (accelerate launch)")
+    on_cpu = read_accelerate_file(None, overrides=flag(True, "cpu"))
+    assert (on_cpu.strategy, on_cpu.use_cpu) == ("single", True)
+    ddp = read_accelerate_file(None, overrides=flag(True, "multi_gpu") | flag(2, "num_processes"))
+    assert (ddp.strategy, ddp.world_size) == ("ddp", sourced(2, "command line (--num_processes)"))
+
+
+def test_launch_without_a_file_on_gpus(gpus: Callable[[int], None]) -> None:
+    """As in Accelerate: several GPUs mean DDP on all of them, unless one process is asked for."""
+    gpus(4)
+    every = read_accelerate_file(None, overrides={})
+    assert (every.strategy, every.world_size) == ("ddp", None), "as many as the launcher started"
+    assert read_accelerate_file(None, overrides=flag(1, "num_processes")).strategy == "single"
+
+
+ONE_PROCESS = (
+    "accelerate starts one process under {}; write 1, or ask for distributed_type: MULTI_GPU "
+    "(--multi_gpu), which rehearses on the CPU where there is no GPU"
+)
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (
+            flag(True, "cpu"),
+            "command line: --cpu: true: makes accelerate start one process; "
+            "leave it out to rehearse without a GPU",
+        ),
+        (
+            flag(True, "use_megatron_lm"),
+            "command line: --use_megatron_lm: 'MEGATRON_LM': must be a type that samecurve runs; "
+            "known: DEEPSPEED, FSDP, MULTI_GPU, NO",
+        ),
+    ],
+)
+def test_a_mistake_in_flags_is_one_line(
+    write: Write, typed: dict[str, Sourced[Any]], line: str
+) -> None:
+    assert complaint(lambda: read_accelerate_file(write("a.yaml", DDP), overrides=typed)) == line
+
+
+def test_launch_without_a_file_starts_one_process(gpus: Callable[[int], None]) -> None:
+    gpus(0)
+    line = complaint(lambda: read_accelerate_file(None, overrides=flag(2, "num_processes")))
+    origin = "command line (accelerate launch)"
+    assert line == f"command line: --num_processes: 2: {ONE_PROCESS.format(origin)}"
+
+
+NO_TYPE = "must be a type that samecurve runs"
+BESIDE = "is given beside a.yaml:{} (deepspeed_config.deepspeed_config_file), which must say it; remove it here"
+# One line for each rule: what is in the file, and the message.
+MISTAKES = [
+    (
+        "distributed_type: MULTI_GPU\nnum_processes: 0",
+        "a.yaml:2: num_processes: 0: must be at least 1",
+    ),
+    (f"{DDP}num_machines: 3", "a.yaml:2: num_processes: 2: must be a multiple of num_machines 3"),
+    (
+        "distributed_type: NO\nnum_processes: 2",
+        "a.yaml:2: num_processes: 2: " + ONE_PROCESS.format("a.yaml:1 (distributed_type)"),
+    ),
+    (
+        "distributed_type: ZeRO-3\nnum_processes: 2",
+        f"a.yaml:1: distributed_type: 'ZeRO-3': {NO_TYPE}; accelerate calls it DEEPSPEED, and says "
+        "the stage under deepspeed_config",
+    ),
+    (
+        "distributed_type: deepspeed\nnum_processes: 2",
+        f"a.yaml:1: distributed_type: 'deepspeed': {NO_TYPE}; did you mean 'DEEPSPEED'?",
+    ),
+    (
+        "distributed_type: MULTI_CPU\nnum_processes: 2",
+        f"a.yaml:1: distributed_type: 'MULTI_CPU': {NO_TYPE}; accelerate starts one process for "
+        "it; write MULTI_GPU with use_cpu: false, which rehearses on the CPU where there is no "
+        "GPU, or for one process 'NO' with use_cpu: true",
+    ),
+    (
+        "num_processes: 2",
+        f"a.yaml: distributed_type: {NO_TYPE}; known: DEEPSPEED, FSDP, MULTI_GPU, NO",
+    ),
+    (
+        "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'",
+        "a.yaml:1: compute_environment: 'AMAZON_SAGEMAKER': must be one of 'LOCAL_MACHINE'",
+    ),
+    (
+        f"{DDP}mixed_precision: no",
+        "a.yaml:3: mixed_precision: false: must be one of 'no', 'bf16', 'fp16'; write 'no' in "
+        "quotes, for YAML reads a bare no as false",
+    ),
+    (
+        f"{DDP}mixed_precision: fp8",
+        "a.yaml:3: mixed_precision: 'fp8': must be one of 'no', 'bf16', 'fp16'",
+    ),
+    (
+        f"{DDP}mixed_precision: bf16\nfp16: true",
+        "a.yaml:4: fp16: true: disagrees with 'bf16' at a.yaml:3 (mixed_precision); remove it",
+    ),
+    (
+        f"{DDP}parallelism_config:\n  parallelism_config_cp_size: 2",
+        "a.yaml:4: parallelism_config.parallelism_config_cp_size: 2: more than 1 is not supported "
+        "by samecurve: torch has no kernel of context-parallel attention for the CPU, where it "
+        "would be rehearsed; write 1, or remove it",
+    ),
+    (
+        f"{DDP}parallelism_config:\n  parallelism_config_tp_size: 2",
+        "a.yaml:4: parallelism_config.parallelism_config_tp_size: 2: more than 1 runs with FSDP2 "
+        "only: write distributed_type: FSDP, or remove it",
+    ),
+    (
+        f"{DDP}dynamo_config:\n  dynamo_mode: fastest",
+        "a.yaml:4: dynamo_config.dynamo_mode: 'fastest': must be one of 'default', "
+        "'reduce-overhead', 'max-autotune'",
+    ),
+    (
+        f"{DDP}dynamo_backend: eager\ndynamo_config:\n  backend: inductor",
+        "a.yaml:3: dynamo_backend: 'eager': disagrees with 'inductor' at a.yaml:5 "
+        "(dynamo_config.backend); remove it",
+    ),
+    (
+        f"num_machines: 2\n{ZERO}  zero_stage: 3",
+        "a.yaml:2: deepspeed_config.deepspeed_multinode_launcher: several machines need standard; "
+        "accelerate's default, pdsh, starts one separate world on each",
+    ),
+    (
+        f"{ZERO}  deepspeed_config_file: missing.json",
+        "a.yaml:4: deepspeed_config.deepspeed_config_file: 'missing.json': does not exist; "
+        "accelerate looks for it from the current folder, not from that of this file",
+    ),
+    (
+        f"{BY_FILE}  zero_stage: 3",
+        f"a.yaml:5: deepspeed_config.zero_stage: 3: {BESIDE.format(4)}",
+    ),
+    (
+        f"mixed_precision: bf16\n{BY_FILE}",
+        f"a.yaml:1: mixed_precision: 'bf16': {BESIDE.format(5)}",
+    ),
+    ("", "a.yaml: the accelerate config file is empty"),
+    ("- 1\n", "a.yaml: the root of the accelerate config file must be a mapping, not a list"),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), MISTAKES, ids=[line for _, line in MISTAKES])
+def test_a_mistake_is_one_line(write: Write, text: str, line: str) -> None:
+    write("ds.json", json.dumps({"zero_optimization": {"stage": 2}}))
+    assert complaint(lambda: read_accelerate_file(write("a.yaml", text))) == line
+
+
+def test_all_problems_at_once(write: Write) -> None:
+    write("ds.json", '{"zero_optimization": {"stage": 5}}')
+    text = f"{BY_FILE}mixed_precisio: bf16\nnum_machines: 0\n"
+    assert complaint(lambda: read_accelerate_file(write("a.yaml", text))).splitlines() == [
+        "a.yaml:5: mixed_precisio: 'bf16': unknown key; did you mean 'mixed_precision'?",
+        "a.yaml:6: num_machines: 0: must be at least 1",
+        "ds.json:1: zero_optimization.stage: 5: must be 0, 1, 2 or 3",
+    ]
+
+
+def test_json_beside_the_yaml_is_not_where_accelerate_looks(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    write("conf/ds.json", '{"zero_optimization": {"stage": 2}}')
+    line = complaint(lambda: read_accelerate_file(write("conf/a.yaml", BY_FILE)))
+    assert line.startswith(
+        "conf/a.yaml:4: deepspeed_config.deepspeed_config_file: 'ds.json': does not exist;"
+    )
+
+
+def test_flags_fill_what_the_json_leaves_open(write: Write) -> None:
+    write("ds.json", json.dumps(FULL))
+    path = write("a.yaml", BY_FILE)
+    open_values = flag(0.5, "gradient_clipping") | flag("bf16", "mixed_precision")
+    request = read_accelerate_file(path, overrides=open_values)
+    assert request.max_grad_norm == sourced(0.5, "command line (--gradient_clipping)")
+    assert request.mixed_precision == sourced("bf16", "command line (--mixed_precision)")
+    steps = flag(3, "gradient_accumulation_steps")
+    assert complaint(lambda: read_accelerate_file(path, overrides=steps)) == (
+        "command line: --gradient_accumulation_steps: 3: disagrees with 2 at ds.json:1 "
+        "(gradient_accumulation_steps); keep one of them"
+    )
+
+
+def test_a_flag_beside_a_json_that_must_say_it(write: Write) -> None:
+    write("ds.json", json.dumps(FULL))
+    typed = flag(True, "use_deepspeed") | flag("ds.json", "deepspeed_config_file")
+    typed |= flag(2, "num_processes")
+    assert read_accelerate_file(None, overrides=typed).strategy == "zero2"
+    line = complaint(lambda: read_accelerate_file(None, overrides=typed | flag(3, "zero_stage")))
+    assert line == (
+        "command line: --zero_stage: 3: is given beside command line (--deepspeed_config_file), "
+        "which must say it; remove it here"
+    )
