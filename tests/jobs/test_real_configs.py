@@ -154,11 +154,8 @@ def test_an_fsdp1_file(launcher: str, tmp_path: Path) -> None:
     assert job.plan["notices"] == [
         f"{at}:3 (distributed_type): no fsdp_version, which accelerate takes as 1: runs as FSDP2; "
         "write fsdp_version: 2",
-        f"{at}:8: fsdp_config.fsdp_cpu_ram_efficient_loading: no effect: "
-        "the model is whole in host memory if build_model gives it values, never on the meta device",
-        f"{at}:15: no effect under FSDP2: fsdp_use_orig_params, fsdp_sync_module_states, fsdp_backward_prefetch, "
-        "fsdp_forward_prefetch",
-        f"{at}:10 (fsdp_config.fsdp_offload_params): no effect in a rehearsal: already on the CPU",
+        f"{at}:7: no effect under FSDP2: fsdp_backward_prefetch, fsdp_cpu_ram_efficient_loading, "
+        "fsdp_sync_module_states, fsdp_use_orig_params",
     ]
 
 
@@ -172,13 +169,9 @@ def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(launcher: str, tmp_p
     rising = 1e-3 * math.log(2) / math.log(3)
     assert [row["lr"] for row in job.rows if "lr" in row] == pytest.approx([rising, 1e-3, 5e-4])
     at = tmp_path / "ds.json"
-    unfelt = "no effect in a rehearsal"
     assert plan["notices"] == [
         f"{at}:4 (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
         f"{at}:9: no scheduler.params.warmup_type: DeepSpeed's default holds, log",
-        f"{at}:14 (zero_optimization.offload_optimizer.device): {unfelt}: already on the CPU",
-        f"{at}:14 (zero_optimization.offload_optimizer.pin_memory): {unfelt}: nothing is copied to a GPU",
-        f"{at}:17 (zero_optimization.overlap_comm): {unfelt}: gloo has no streams to overlap on",
     ]
 
 
@@ -197,7 +190,6 @@ def test_a_yaml_that_leaves_the_processes_to_the_launcher(launcher: str, tmp_pat
     plan = run([*words, *DIGITS, "--warmup_steps", "10"], tmp_path / "run").ok().plan
     assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("zero2", 2, "bf16")
     assert plan["notices"] == [
-        f"{path}:2: read on TPUs only: downcast_bf16",
         f"{path}:3 (mixed_precision): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",
         "command line: warmup_steps: the warm-up of 10 steps is longer than the run: "
         "the rate never reaches its full value",

@@ -1,11 +1,11 @@
 """From files, launcher and machine to a verified Accelerator.
 
 files/            accelerate YAMLs and DeepSpeed JSONs, read strictly, as one Request
-reconcile.py      values that stand twice, held against each other
-resolve.py        everything resolved: the plan of what will run
-cpu_rehearsal.py  what a request means on a CPU
+reconcile.py      compares values that are given in two places
+resolve.py        the plan of what will run
+cpu_rehearsal.py  what a request becomes on CPUs
 start.py          the Accelerator built from the plan and checked against it
-details.py        how a strategy is set up, for the table that people read
+details.py        rows of the plan's table
 """
 
 from __future__ import annotations

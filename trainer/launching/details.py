@@ -1,5 +1,6 @@
-"""Rows of a table that say how a strategy is set up: files that ask for different things look
-different.
+"""Rows of the plan's table that show how a strategy is set up.
+
+Two launch files that ask for different things have different rows.
 """
 
 from __future__ import annotations
@@ -11,79 +12,20 @@ Rows = list[tuple[str, str]]
 
 
 def details(plan: Mapping[str, Any]) -> Rows:
-    """Return the rows of what only one strategy has, and of the compiler. ``plan``: as in
-    ``plan.json``.
+    """Return the rows of the strategy's own settings, and of the compiler.
+
+    Args:
+        plan: as in ``plan.json``.
     """
-    rows = (
-        _fsdp(plan["fsdp"])
-        if plan["fsdp"]
-        else _deepspeed(plan["deepspeed"])
-        if plan["deepspeed"]
-        else []
-    )
+    rows: Rows = []
+    if plan["fsdp"]:
+        rows = _fsdp(plan["fsdp"])
+    elif plan["deepspeed"]:
+        rows = _deepspeed(plan["deepspeed"])
+
     dynamo = dict(plan["dynamo"])
     backend = str(dynamo.pop("backend", "no"))
-    return [*rows, ("compile", ", ".join([backend, *written(dynamo)]))]
-
-
-def _fsdp(arguments: Mapping[str, Any]) -> Rows:
-    policy, classes = arguments["auto_wrap_policy"], arguments["transformer_cls_names_to_wrap"]
-    units = {
-        "TRANSFORMER_BASED_WRAP": ", ".join(classes)
-        if classes
-        else "the blocks that the model itself names",
-        "SIZE_BASED_WRAP": f"modules of {arguments['min_num_params']:,} parameters and more",
-    }
-    checkpointing = "in each unit" if arguments["activation_checkpointing"] else "no"
-    if arguments["activation_checkpointing_offload"]:
-        checkpointing += ", kept on the CPU"
-    rows = [
-        ("wrapping", units.get(policy, "the model as a whole")),
-        (
-            "reshard",
-            "after each forward pass"
-            if arguments["reshard_after_forward"]
-            else "after the backward pass",
-        ),
-        (
-            "offload",
-            "parameters, gradients and optimizer state to the CPU"
-            if arguments["cpu_offload"]
-            else "none",
-        ),
-        ("activation checkpointing", checkpointing),
-    ]
-    if copies := arguments.get("dp_replicate_size"):
-        rows.insert(
-            0, ("groups", f"{copies}, each with the whole model divided over its processes")
-        )
-    if (size := arguments.get("tp_size", 1)) > 1:
-        rows.insert(
-            0,
-            (
-                "tensor parallel",
-                f"each layer over {size} processes in a row, by transformers' plan",
-            ),
-        )
-    ignored = arguments["ignored_modules"]
-    return [*rows, ("ignored modules", str(ignored))] if ignored else rows
-
-
-def _deepspeed(config: Mapping[str, Any]) -> Rows:
-    zero = {key: value for key, value in config["zero_optimization"].items() if key != "stage"}
-    moved = []
-    for key, name in (("offload_optimizer", "optimizer state"), ("offload_param", "parameters")):
-        part = dict(zero.get(key) or {})
-        if (device := part.pop("device", "none")) != "none":
-            moved.append(f"{name} to {device}")
-            zero[key] = part
-        else:
-            zero.pop(key, None)
-    rows = [("offload", ", ".join(moved) or "none")]
-    others = {key: value for key, value in config.items() if key != "zero_optimization"}
-    for name, settings in (("ZeRO", zero), ("DeepSpeed", others)):
-        if texts := list(written(settings)):
-            rows.append((name, ", ".join(texts)))
+    rows.append(("compile", ", ".join([backend, *written(dynamo)])))
     return rows
 
 
@@ -92,5 +34,71 @@ def written(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from written(value, f"{prefix}{key}.")
+        elif isinstance(value, bool):
+            yield f"{prefix}{key}={str(value).lower()}"
         else:
-            yield f"{prefix}{key}={str(value).lower() if isinstance(value, bool) else value}"
+            yield f"{prefix}{key}={value}"
+
+
+def _fsdp(arguments: Mapping[str, Any]) -> Rows:
+    rows: Rows = []
+    layer_processes = arguments.get("tp_size", 1)
+    if layer_processes > 1:
+        text = f"each layer over {layer_processes} processes in a row, by transformers' plan"
+        rows.append(("tensor parallel", text))
+    copies = arguments.get("dp_replicate_size")
+    if copies:
+        rows.append(("groups", f"{copies}, each with the whole model divided over its processes"))
+
+    reshard = "after the backward pass"
+    if arguments["reshard_after_forward"]:
+        reshard = "after each forward pass"
+    offload = "none"
+    if arguments["cpu_offload"]:
+        offload = "parameters, gradients and optimizer state to the CPU"
+    checkpointing = "no"
+    if arguments["activation_checkpointing"]:
+        checkpointing = "in each unit"
+    if arguments["activation_checkpointing_offload"]:
+        checkpointing += ", kept on the CPU"
+
+    rows.append(("wrapping", _wrapping(arguments)))
+    rows.append(("reshard", reshard))
+    rows.append(("offload", offload))
+    rows.append(("activation checkpointing", checkpointing))
+    if arguments["ignored_modules"]:
+        rows.append(("ignored modules", str(arguments["ignored_modules"])))
+    return rows
+
+
+def _wrapping(arguments: Mapping[str, Any]) -> str:
+    """Return which modules are sharded as a unit."""
+    policy = arguments["auto_wrap_policy"]
+    classes = arguments["transformer_cls_names_to_wrap"]
+    if policy == "SIZE_BASED_WRAP":
+        return f"modules of {arguments['min_num_params']:,} parameters and more"
+    if policy != "TRANSFORMER_BASED_WRAP":
+        return "the model as a whole"
+    return ", ".join(classes) if classes else "the blocks that the model itself names"
+
+
+def _deepspeed(config: Mapping[str, Any]) -> Rows:
+    zero = dict(config["zero_optimization"])
+    zero.pop("stage", None)
+    offloads = []
+    for key, name in (("offload_optimizer", "optimizer state"), ("offload_param", "parameters")):
+        settings = dict(zero.get(key) or {})
+        device = settings.pop("device", "none")
+        if device == "none":
+            zero.pop(key, None)
+        else:
+            offloads.append(f"{name} to {device}")
+            zero[key] = settings
+
+    rows = [("offload", ", ".join(offloads) or "none")]
+    others = {key: value for key, value in config.items() if key != "zero_optimization"}
+    for name, section in (("ZeRO", zero), ("DeepSpeed", others)):
+        texts = list(written(section))
+        if texts:
+            rows.append((name, ", ".join(texts)))
+    return rows

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from ..config.train_config import TrainConfig
 
-# Variables that `accelerate launch` makes from its file. The file itself was read, strictly; what
-# is left in the environment would be read a second time, loosely, by Accelerate's plugins.
+# Variables that `accelerate launch` makes from its file. The file itself was read, strictly;
+# Accelerate's plugins would read these variables a second time, loosely.
 _MADE_BY_LAUNCH = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 _KEPT = ("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY")
 
@@ -59,11 +59,12 @@ def launch(
     deepspeed: str | None = None,
     optimizer_built_by: str | None = None,
 ) -> Launched:
-    """Turn files, launcher and machine into a running, verified Accelerator. Collective: call it
-    once on every rank.
+    """Turn files, launcher and machine into a running, verified Accelerator.
+
+    Collective: call it once on every rank.
 
     Args:
-        config: the training config; batch, precision and clipping are held against the launch
+        config: the training config; batch, precision and clipping are compared with the launch
             files.
         origins: of the config's values, by key, for messages.
         accel_config: an accelerate YAML, for launchers that do not read one.
@@ -80,6 +81,7 @@ def launch(
     on_cpu = launcher.name == "deepspeed" and os.environ.get("DS_ACCELERATOR") == "cpu"
     if on_cpu or (request is not None and request.use_cpu):
         _hide_gpus()
+
     plan = resolve(
         config,
         request,
@@ -88,64 +90,60 @@ def launch(
         origins or {},
         optimizer_built_by=optimizer_built_by,
     )
-    in_file = request.mixed_precision if request else None
-    asked = config.mixed_precision or (in_file.value if in_file else plan.mixed_precision)
-    check_environment(plan, launcher, asked, deepspeed_file=request is not None and request.stage_0)
+    precision = _requested_precision(config, request, plan)
+    is_stage_0 = request is not None and request.stage_0
+    check_environment(plan, launcher, precision, deepspeed_file=is_stage_0)
+
     _connect(plan, launcher, timedelta(minutes=config.timeout_minutes))
     with _watched(plan, config):
         accelerator = _accelerator(plan)
     _check_accelerator(plan, accelerator)
-    return Launched(
-        plan=plan,
-        accelerator=accelerator,
-        strategy=strategy_class(plan.strategy)(plan, accelerator),
-    )
+    strategy = strategy_class(plan.strategy)(plan, accelerator)
+    return Launched(plan=plan, accelerator=accelerator, strategy=strategy)
 
 
 def read_request_of(
     launcher: Launcher, *, accel_config: str | None, deepspeed: str | None
 ) -> Request | None:
-    """Read what the files ask for, wherever their names were typed; None where nothing was asked."""
-    if launcher.name == "deepspeed" and not (accel_config or deepspeed):
+    """Read what the files ask for, wherever their names were given; None where there are none."""
+    has_file = bool(accel_config or deepspeed)
+    if launcher.name == "deepspeed" and not has_file:
         raise LaunchError(
-            "started by the deepspeed launcher, but no configuration: add --deepspeed ds_configs/zero2.json"
+            "started by the deepspeed launcher, but no configuration: add --deepspeed "
+            "ds_configs/zero2.json"
         )
-    if launcher.name != "accelerate" and not (accel_config or deepspeed):
+    if launcher.name != "accelerate" and not has_file:
         return None
-    # Which a training without them does not need.
+
+    # A training without launch files does not need to import these.
     from .files.accelerate_file import read_accelerate_file, read_launch_flags
     from .files.deepspeed_file import read_deepspeed_file
 
-    key, path = ("deepspeed", deepspeed) if deepspeed else ("accel_config", accel_config)
-    named = Sourced(path, Origin(COMMAND_LINE, key=key))
+    named = Sourced(accel_config, Origin(COMMAND_LINE, key="accel_config"))
+    if deepspeed:
+        named = Sourced(deepspeed, Origin(COMMAND_LINE, key="deepspeed"))
     if accel_config and deepspeed:
-        raise ConfigError(
-            named.problem(
-                "one job is described twice: give --accel_config or --deepspeed, not both"
-            )
-        )
+        rule = "one job is described twice: give --accel_config or --deepspeed, not both"
+        raise ConfigError(named.problem(rule))
+
     if launcher.name == "accelerate":
-        own, flags = read_launch_flags(list(launcher.arguments))
-        if deepspeed or (
-            accel_config
-            and (own is None or os.path.realpath(own) != os.path.realpath(accel_config))
-        ):
-            raise ConfigError(
-                named.problem("accelerate launch has a file of its own already; remove this one")
-            )
-        return read_accelerate_file(own, overrides=flags)
-    return (
-        read_accelerate_file(accel_config) if accel_config else read_deepspeed_file(str(deepspeed))
-    )
+        file, flags = read_launch_flags(list(launcher.arguments))
+        if deepspeed or (accel_config and not _is_same_file(file, accel_config)):
+            rule = "accelerate launch has a file of its own already; remove this one"
+            raise ConfigError(named.problem(rule))
+        return read_accelerate_file(file, overrides=flags)
+    if accel_config:
+        return read_accelerate_file(accel_config)
+    return read_deepspeed_file(str(deepspeed))
 
 
 def check_environment(
     plan: Plan, launcher: Launcher, precision: str, *, deepspeed_file: bool = False
 ) -> None:
-    """Hold the variables that Accelerate obeys against the plan; a stray one must not pass unseen.
+    """Compare the variables that Accelerate obeys with the plan: a stray one would change the run.
 
     Args:
-        precision: the one that was asked for, which may not be the one that a rehearsal runs in.
+        precision: the requested one, which may not be the one that a rehearsal runs in.
         deepspeed_file: the launch file is one of DeepSpeed: ``accelerate launch`` sets its
             variable, whatever runs.
     """
@@ -153,71 +151,97 @@ def check_environment(
     if deepspeed_file:
         del families["ACCELERATE_USE_DEEPSPEED"]
     for name, family in families.items():
-        if os.environ.get(name, "").lower() == "true" and not plan.strategy.startswith(family):
+        is_set = os.environ.get(name, "").lower() == "true"
+        if is_set and not plan.strategy.startswith(family):
             raise LaunchError(
                 f"{name}=true is set, but {plan.strategy} was asked for; unset it or name its file"
             )
-    # accelerate launch makes its variable from file and flags, which were read; "no" is what it
-    # sets for nothing typed.
-    stray = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    if launcher.name != "accelerate" and stray not in ("no", precision):
+
+    # accelerate launch makes the others from its file and flags, which were read.
+    if launcher.name != "accelerate":
+        _check_precision_variable(plan, precision)
+        _check_accumulation_variable(plan)
+        _check_compiler_variable(plan)
+
+
+def _check_precision_variable(plan: Plan, precision: str) -> None:
+    value = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if value not in ("no", precision):  # "no" is what a launcher sets where nothing was typed
         raise LaunchError(
-            f"ACCELERATE_MIXED_PRECISION={stray} is set, but mixed_precision is {precision} "
-            f"({plan.origin('mixed_precision').place}); unset it, or write mixed_precision: {stray}"
+            f"ACCELERATE_MIXED_PRECISION={value} is set, but mixed_precision is {precision} "
+            f"({plan.origin('mixed_precision').place}); unset it, or write mixed_precision: {value}"
         )
-    if launcher.name == "accelerate":
-        return
-    steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-    if steps not in ("", "1", str(plan.accumulation_steps)):
+
+
+def _check_accumulation_variable(plan: Plan) -> None:
+    value = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if value not in ("", "1", str(plan.accumulation_steps)):
         raise LaunchError(
-            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={steps} is set, but accumulation_steps is "
-            f"{plan.accumulation_steps}; unset it, or write accumulation_steps: {steps}"
+            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value} is set, but accumulation_steps is "
+            f"{plan.accumulation_steps}; unset it, or write accumulation_steps: {value}"
         )
-    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    runs = str(plan.dynamo.get("backend", "inductor")).lower() if plan.compile else "no"
-    if backend not in ("", "no", runs):
-        what = f"compile runs {runs}" if plan.compile else "compile is false"
+
+
+def _check_compiler_variable(plan: Plan) -> None:
+    value = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    backend = "no"
+    state = "compile is false"
+    if plan.compile:
+        backend = str(plan.dynamo.get("backend", "inductor")).lower()
+        state = f"compile runs {backend}"
+    if value not in ("", "no", backend):
         raise LaunchError(
-            f"ACCELERATE_DYNAMO_BACKEND={backend} is set, but {what}; unset it, or set compile: true"
+            f"ACCELERATE_DYNAMO_BACKEND={value} is set, but {state}; unset it, or set compile: true"
         )
+
+
+def _requested_precision(config: TrainConfig, request: Request | None, plan: Plan) -> str:
+    """Return the precision that the config or the launch file asks for, else the plan's."""
+    if config.mixed_precision:
+        return config.mixed_precision
+    if request is not None and request.mixed_precision is not None:
+        return request.mixed_precision.value
+    return plan.mixed_precision
+
+
+def _is_same_file(file: str | None, other: str) -> bool:
+    return file is not None and os.path.realpath(file) == os.path.realpath(other)
 
 
 def _hide_gpus() -> None:
-    """Keep this process to the CPU: torch and DeepSpeed take a GPU that they see wherever no device
-    is named.
-    """
+    """Hide the GPUs: torch and DeepSpeed take one that they see wherever no device is named."""
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise LaunchError(
-            "use_cpu: true, but this process uses a GPU already; start it with CUDA_VISIBLE_DEVICES=''"
+            "use_cpu: true, but this process uses a GPU already; start it with "
+            "CUDA_VISIBLE_DEVICES=''"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def _take_gpu(plan: Plan, launcher: Launcher) -> None:
-    """Make this process's GPU the current one: the one of its local rank, or the only one that it
-    sees.
+    """Make this process's GPU the current one: that of its local rank, or the only one it sees.
 
     Raises:
-        LaunchError: it cannot be used, which the driver that counts it does not know, or not in
-            this precision.
+        LaunchError: torch cannot use it, although the driver counts it, or it has no bf16.
     """
     import torch
 
     try:
         torch.cuda.set_device(launcher.local_rank % visible_gpus())
     except RuntimeError as error:
+        reason = str(error).partition(". ")[0]
         raise LaunchError(
-            f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the GPUs of this machine: "
-            f"{str(error).partition('. ')[0]}; update the driver, install a torch for an older CUDA, or set "
-            "CUDA_VISIBLE_DEVICES='' to rehearse on the CPU"
+            f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the GPUs "
+            f"of this machine: {reason}; update the driver, install a torch for an older CUDA, or "
+            "set CUDA_VISIBLE_DEVICES='' to rehearse on the CPU"
         ) from None
+
     if plan.mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
         place = plan.origin("mixed_precision").place
-        raise LaunchError(
-            f"{place}: {torch.cuda.get_device_name()} has no bf16; set mixed_precision: fp16 or 'no'"
-        )
+        name = torch.cuda.get_device_name()
+        raise LaunchError(f"{place}: {name} has no bf16; set mixed_precision: fp16 or 'no'")
 
 
 def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
@@ -234,26 +258,27 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     for name in list(os.environ):
         if name.startswith(_MADE_BY_LAUNCH) and name not in _KEPT:
             del os.environ[name]
+
     strategy = strategy_class(plan.strategy)
     if plan.device == "cuda":
         _take_gpu(plan, launcher)
     else:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     strategy.prepare_process(plan)
+
     if plan.strategy != "single":
         state = PartialState(backend=strategy.backend(plan), timeout=timeout)
         if plan.device == "cpu" and not plan.deepspeed:
             # Without the cpu flag, and with the backend named, Accelerate connects the processes
-            # and then believes that there is nothing distributed: tell its shared state what it has
-            # become.
-            becomes = (
-                DistributedType.MULTI_CPU if plan.strategy == "ddp" else DistributedType.MULTI_GPU
-            )
-            state._shared_state["distributed_type"] = becomes
+            # and then believes that there is nothing distributed: correct its shared state.
+            kind = DistributedType.MULTI_GPU
+            if plan.strategy == "ddp":
+                kind = DistributedType.MULTI_CPU
+            state._shared_state["distributed_type"] = kind
 
 
 def _watched(plan: Plan, config: TrainConfig) -> AbstractContextManager[object]:
-    """Return a watch over the ranks that are connected; nobody watches one process."""
+    """Return a watch over the ranks that are connected; none for a single process."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -276,26 +301,25 @@ def _accelerator(plan: Plan) -> Accelerator:
 
     tf32 = plan.float32 == "tf32" and plan.device == "cuda"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = tf32  # which is torch's default: convolutions are not exact
-    arguments = strategy_class(plan.strategy).accelerator_arguments(plan)
+    torch.backends.cudnn.allow_tf32 = tf32  # torch's default is True: convolutions are not exact
+
     # With a rank in the environment, and a GPU there, Accelerate takes one process for several.
-    hidden = {
-        name: os.environ.pop(name)
-        for name in RANKS
-        if plan.strategy == "single" and name in os.environ
-    }
+    hidden = {}
+    if plan.strategy == "single":
+        hidden = {name: os.environ.pop(name) for name in RANKS if name in os.environ}
+    arguments = strategy_class(plan.strategy).accelerator_arguments(plan)
     accelerator = Accelerator(
         mixed_precision=plan.mixed_precision,
         gradient_accumulation_steps=plan.accumulation_steps,
-        # Steps are counted by us, once per optimizer step; Accelerate's wrapper steps world-size
-        # times.
+        # The schedule advances once per optimizer step here; Accelerate's wrapper would advance it
+        # world-size times.
         step_scheduler_with_optimizer=False,
         **arguments,
     )
     os.environ.update(hidden)
+
     if plan.mixed_precision == "fp16" and plan.device == "cpu" and not plan.deepspeed:
-        # Accelerate drops fp16 without a word on a CPU; torch has both the autocast and the scaler
-        # for it.
+        # Accelerate silently drops fp16 on a CPU; torch has both the autocast and the scaler.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")
     return accelerator
@@ -303,15 +327,16 @@ def _accelerator(plan: Plan) -> Accelerator:
 
 def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
     """Raise LaunchError where Accelerate made something else of the plan."""
-    runs = str(accelerator.distributed_type).rsplit(".", 1)[-1]
-    expected = {"single": ["NO"], "ddp": ["MULTI_CPU", "MULTI_GPU"], "fsdp": ["FSDP"]}.get(
-        plan.strategy, ["DEEPSPEED"]
-    )
-    for name, asked, found in (
-        ("strategy", plan.strategy, plan.strategy if runs in expected else runs),
+    kinds = {"single": ["NO"], "ddp": ["MULTI_CPU", "MULTI_GPU"], "fsdp": ["FSDP"]}
+    expected = kinds.get(plan.strategy, ["DEEPSPEED"])
+    kind = str(accelerator.distributed_type).rsplit(".", 1)[-1]
+    if kind not in expected:
+        raise LaunchError(f"strategy: asked for {plan.strategy}, but Accelerate runs {kind}")
+
+    for name, planned, found in (
         ("processes", plan.world_size, accelerator.num_processes),
         ("device", plan.device, accelerator.device.type),
         ("mixed_precision", plan.mixed_precision, accelerator.mixed_precision),
     ):
-        if asked != found:
-            raise LaunchError(f"{name}: asked for {asked}, but Accelerate runs {found}")
+        if planned != found:
+            raise LaunchError(f"{name}: asked for {planned}, but Accelerate runs {found}")

@@ -1,24 +1,23 @@
-"""A rehearsal on the CPU: what of the launch file has no effect in it."""
+"""A rehearsal on CPUs: what it runs otherwise than the launch file asks for."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from launch_texts import DDP, FSDP, ZERO, Write
+from launch_texts import FSDP, Write
 from origins import origin
 from plans import FOUR_GPUS, HOME, SAID, asked, plan, request
 
 from trainer.launching.cpu_rehearsal import (
     rehearsal_changes,
     rehearsal_notices,
-    rehearsal_precision,
 )
 from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
 
-def test_rehearsal_says_what_has_no_effect(write: Write) -> None:
+def test_what_changes_nothing_in_a_rehearsal_is_no_notice(write: Write) -> None:
     content = {
         "fp16": {"enabled": True, "initial_scale_power": 8},
         "zero_optimization": {
@@ -28,33 +27,23 @@ def test_rehearsal_says_what_has_no_effect(write: Write) -> None:
         },
     }
     request = read_deepspeed_file(write("ds.json", json.dumps(content, indent=1)))
-    where = "ds.json:{} (zero_optimization.{}): no effect in a rehearsal: {}"
     assert rehearsal_notices(request) == (
         "ds.json:3 (fp16.enabled): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",
-        where.format(10, "offload_param.device", "already on the CPU"),
-        where.format(11, "offload_param.pin_memory", "nothing is copied to a GPU"),
-        where.format(8, "overlap_comm", "gloo has no streams to overlap on"),
     )
     assert rehearsal_changes(request) == ({}, {"zero_optimization": content["zero_optimization"]})
-    assert [rehearsal_precision("zero3", "fp16"), rehearsal_precision("ddp", "fp16")] == [
-        "bf16",
-        "fp16",
-    ]
 
 
-def test_rehearsal_of_accelerates_own_keys(write: Write) -> None:
-    zero = read_accelerate_file(
-        write("a.yaml", f"{ZERO}  zero_stage: 2\n  offload_optimizer_device: cpu\n")
-    )
-    home = "a.yaml:5 (deepspeed_config.offload_optimizer_device)"
-    assert rehearsal_notices(zero) == (f"{home}: no effect in a rehearsal: already on the CPU",)
+def test_the_offload_of_fsdp_is_left_out(write: Write) -> None:
     fsdp = read_accelerate_file(write("b.yaml", f"{FSDP}  fsdp_offload_params: true\n"))
-    home = "b.yaml:5 (fsdp_config.fsdp_offload_params)"
-    assert rehearsal_notices(fsdp) == (f"{home}: no effect in a rehearsal: already on the CPU",)
-    assert rehearsal_notices(read_accelerate_file(write("c.yaml", DDP))) == ()
+    assert fsdp.fsdp["cpu_offload"] is True
+    assert rehearsal_changes(fsdp)[0] == {**fsdp.fsdp, "cpu_offload": False}
 
 
-# Rehearsal
+def test_reading_straight_to_a_gpu_is_left_out(write: Write) -> None:
+    text = '{"zero_optimization": {"stage": 3}, "aio": {"use_gds": true, "block_size": 4096}}'
+    request = read_deepspeed_file(write("ds.json", text))
+    assert request.deepspeed["aio"] == {"use_gds": True, "block_size": 4096}
+    assert rehearsal_changes(request)[1]["aio"] == {"block_size": 4096}
 
 
 @pytest.mark.parametrize(
@@ -80,24 +69,6 @@ def test_fp16_of_the_training_config_in_a_rehearsal() -> None:
     assert made.notices == (
         f"{SAID} (mixed_precision): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",
     )
-
-
-def test_what_has_no_effect_in_a_rehearsal() -> None:
-    zero = {"stage": 3, "overlap_comm": True}
-    origins = {
-        "deepspeed.zero_optimization.overlap_comm": origin(
-            f"{HOME} (zero_optimization.overlap_comm)"
-        )
-    }
-    asks = request(
-        "zero3", deepspeed={"zero_optimization": zero, "fp16": {"loss_scale": 0}}, origins=origins
-    )
-    made = plan(asks)
-    assert made.deepspeed == {"zero_optimization": zero}
-    assert made.notices == (
-        f"{HOME} (zero_optimization.overlap_comm): no effect in a rehearsal: gloo has no streams to overlap on",
-    )
-    assert plan(asks, machine=FOUR_GPUS).notices == ()
 
 
 def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:

@@ -1,69 +1,30 @@
-"""Batches and other values that several files give: their product, and every disagreement."""
+"""Values given in two places: the training config, and the launch files or the task's defaults."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from plans import CPU, HOME, SAID, asked, launched, plan, refusal, request
-
-from trainer import TrainConfig
-from trainer.launching.resolve import resolve
-
-
-def test_the_batch_product() -> None:
-    made = plan(None, world=4, micro_batch_size=8, accumulation_steps=3)
-    assert (made.micro_batch_size, made.accumulation_steps, made.global_batch_size) == (8, 3, 96)
-    assert plan(None, micro_batch_size=8).global_batch_size == 16
-
-
-@pytest.mark.parametrize(("world", "steps"), [(1, 8), (2, 4), (4, 2), (8, 1)])
-def test_accumulation_follows_from_the_global_batch(world: int, steps: int) -> None:
-    made = plan(None, world=world, micro_batch_size=8, global_batch_size=64)
-    assert (made.accumulation_steps, made.global_batch_size) == (steps, 64)
-
-
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        (
-            {"micro_batch_size": 8, "global_batch_size": 64},
-            "64: must be a multiple of micro_batch_size 8 x world_size 3 = 24; nearest that work: 48 or 72",
-        ),
-        (
-            {"micro_batch_size": 8, "global_batch_size": 16},
-            "16: must be a multiple of micro_batch_size 8 x world_size 3 = 24; nearest that work: 24",
-        ),
-        (
-            {"micro_batch_size": 8, "accumulation_steps": 2, "global_batch_size": 64},
-            "64: must be micro_batch_size 8 x world_size 3 x accumulation_steps 2 = 48; change one of them",
-        ),
-    ],
+from plans import (
+    AUTO,
+    CPU,
+    HOME,
+    OPTIMIZER,
+    SAID,
+    SCHEDULER,
+    asked,
+    launched,
+    plan,
+    refusal,
+    request,
+    with_optimizer,
+    with_scheduler,
 )
-def test_a_batch_that_does_not_fit(settings: dict[str, int], rule: str) -> None:
-    assert refusal(lambda: plan(None, world=3, **settings)) == f"{SAID}: global_batch_size: {rule}"
 
-
-def test_a_batch_of_the_json_that_does_not_fit() -> None:
-    line = (
-        f"{HOME}: train_batch_size: 64: must be micro_batch_size 8 x world_size 2 x "
-        "accumulation_steps 2 = 32; change one of them"
-    )
-    asks = request(global_batch_size=asked(64, "train_batch_size"), accumulation_steps=asked(2))
-    assert refusal(lambda: plan(asks, micro_batch_size=8)) == line
-
-
-def test_the_json_alone_gives_the_batch() -> None:
-    asks = request(
-        micro_batch_size=asked(4), global_batch_size=asked(32), accumulation_steps=asked(4)
-    )
-    made = plan(asks)
-    assert (made.micro_batch_size, made.accumulation_steps, made.global_batch_size) == (4, 4, 32)
-    assert made.origin("micro_batch_size").place == HOME
-
-
-# Values with two homes
-
+from trainer import Plan, TrainConfig
+from trainer.errors import Origin
+from trainer.launching.request import Request
+from trainer.launching.resolve import resolve
 
 TWO_HOMES = [
     ("micro_batch_size", 4, 8),
@@ -119,3 +80,304 @@ def test_a_config_made_in_code_disagrees_as_well() -> None:
     assert refusal(lambda: resolve(config, asks, launched(), CPU, {})) == line
     silent = TrainConfig(task="m:T", max_steps=10)
     assert resolve(silent, asks, launched(), CPU, {}).micro_batch_size == 4
+
+
+# The optimizer and the schedule of a DeepSpeed JSON
+
+
+def test_the_optimizer_of_the_json() -> None:
+    made = plan(with_optimizer(lr=3e-4, betas=[0.9, 0.95], eps=1e-6, weight_decay=0.1))
+    assert (made.optimizer, made.lr, str(made.origin("lr"))) == (
+        "adamw",
+        3e-4,
+        "ds.json:13 (optimizer.params.lr)",
+    )
+    assert made.optimizer_settings == {"betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
+    assert made.notices == (
+        "ds.json:11 (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "changed"),
+    [
+        ("AdamW", {}, {"weight_decay": 0.0}),
+        ("SGD", {}, {"momentum": 0.0, "weight_decay": 0.0}),
+        ("AdamW", AUTO, {}),
+    ],
+)
+def test_where_a_section_is_silent_the_engines_defaults_hold(
+    kind: str, params: dict[str, Any], changed: dict[str, float]
+) -> None:
+    made = plan(with_optimizer(kind, **params))
+    ours = {"weight_decay": 0.01, "momentum": 0.9}
+    assert {
+        key: made.optimizer_settings[key] for key in ours if key in made.optimizer_settings
+    } == {
+        key: changed.get(key, value)
+        for key, value in ours.items()
+        if key in made.optimizer_settings
+    }
+    told = [notice.rpartition(", ") for notice in made.notices if "DeepSpeed's default" in notice]
+    assert {words: float(value) for words, _, value in told} == {
+        f"ds.json:12: no optimizer.params.{key}: DeepSpeed's default holds": value
+        for key, value in changed.items()
+    }
+    said = plan(with_optimizer(kind, **params), weight_decay=0.2)
+    assert said.optimizer_settings["weight_decay"] == 0.2, "unless the training config says one"
+
+
+def test_auto_leaves_the_config_its_values() -> None:
+    made = plan(with_optimizer(**AUTO), lr=2e-3, weight_decay=0.2, optimizer="adamw")
+    assert (made.lr, made.optimizer_settings["weight_decay"], made.origin("lr").place) == (
+        2e-3,
+        0.2,
+        SAID,
+    )
+
+
+def test_equal_values_in_json_and_config() -> None:
+    made = plan(
+        with_optimizer(lr=2e-3, betas=[0.9, 0.95]), lr=2e-3, betas=(0.9, 0.95), optimizer="adamw"
+    )
+    assert made.lr == 2e-3
+
+
+def test_an_optimizer_in_the_json_and_in_code() -> None:
+    line = (
+        "ds.json:11: optimizer: 'AdamW': my_task:Mine.build_optimizer builds the optimizer already; "
+        "remove one of the two"
+    )
+    assert refusal(lambda: plan(with_optimizer(), built_by="my_task:Mine.build_optimizer")) == line
+    assert plan(request(), built_by="my_task:Mine.build_optimizer").optimizer == "adamw"
+
+
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [("WarmupLR", "constant"), ("WarmupDecayLR", "linear"), ("WarmupCosineLR", "cosine")],
+)
+def test_the_scheduler_of_the_json(kind: str, schedule: str) -> None:
+    ending = {"cos_min_ratio": 0.25} if kind == "WarmupCosineLR" else {}
+    made = plan(with_scheduler(kind, warmup_num_steps=4, warmup_type="linear", **ending))
+    assert (made.schedule, made.warmup_steps, made.notices) == (schedule, 4, ())
+    assert (made.schedule_settings, made.final_lr_ratio) == ({}, ending.get("cos_min_ratio", 0.0))
+    assert str(made.origin("schedule")) == "ds.json:21 (scheduler)"
+    logarithmic = plan(with_scheduler(kind, warmup_num_steps=4, warmup_type="log", **ending))
+    assert (logarithmic.schedule_settings, logarithmic.notices) == ({"warmup_type": "log"}, ())
+    assert plan(
+        with_scheduler(kind, warmup_num_steps=4, **ending), warmup_steps=4, schedule=schedule
+    ).notices == ("ds.json:22: no scheduler.params.warmup_type: DeepSpeed's default holds, log",)
+
+
+def test_a_schedule_without_warm_up_has_no_kind_of_it() -> None:
+    made = plan(with_scheduler("WarmupLR", warmup_num_steps="auto"))
+    assert (made.warmup_steps, made.schedule_settings, made.notices) == (0, {}, ())
+
+
+def test_where_a_schedule_is_silent_the_engines_defaults_hold() -> None:
+    made = plan(with_scheduler("WarmupCosineLR", warmup_type="linear"))
+    assert (made.warmup_steps, made.final_lr_ratio) == (1000, 1e-4)
+    assert made.notices == (
+        "ds.json:22: no scheduler.params.warmup_num_steps: DeepSpeed's default holds, 1000",
+        "ds.json:22: no scheduler.params.cos_min_ratio: DeepSpeed's default holds, 0.0001",
+        "ds.json:21: warmup_steps: the warm-up of 1000 steps is longer than the run: "
+        "the rate never reaches its full value",
+    )
+    said = plan(
+        with_scheduler("WarmupCosineLR", warmup_type="linear"),
+        warmup_fraction=0.5,
+        final_lr_ratio=0.1,
+    )
+    assert (said.warmup_steps, said.final_lr_ratio, said.notices) == (5, 0.1, ())
+
+
+def test_the_rate_after_warm_up_may_stand_in_the_schedule_alone() -> None:
+    made = plan(
+        with_scheduler(
+            "WarmupDecayLR", warmup_num_steps=2, warmup_type="linear", warmup_max_lr=3e-4
+        )
+    )
+    assert (made.lr, str(made.origin("lr"))) == (
+        3e-4,
+        "ds.json:23 (scheduler.params.warmup_max_lr)",
+    )
+    silent = with_scheduler("WarmupDecayLR", warmup_num_steps=2, warmup_type="linear")
+    assert (plan(silent).lr, plan(silent).notices) == (1e-3, ())
+    assert plan(silent, lr=3e-4).notices == (
+        "ds.json:22: no scheduler.params.warmup_max_lr: DeepSpeed would rise to its default, 0.001; "
+        f"lr 0.0003 at {SAID} holds",
+    )
+
+
+KEEP = 'keep one, or write "auto"'
+
+
+@pytest.mark.parametrize(
+    ("asks", "settings", "line"),
+    [
+        (
+            with_optimizer("AdamW"),
+            {"optimizer": "sgd"},
+            f"ds.json:12: optimizer.type: 'AdamW': disagrees with optimizer 'sgd' at {SAID}; {KEEP}",
+        ),
+        (
+            with_optimizer(lr=1e-4),
+            {"lr": 1e-3},
+            f"{OPTIMIZER}.lr: 0.0001: disagrees with lr 0.001 at {SAID}; {KEEP}",
+        ),
+        (
+            with_scheduler("WarmupDecayLR"),
+            {"schedule": "cosine"},
+            f"ds.json:22: scheduler.type: 'WarmupDecayLR': disagrees with schedule 'cosine' at {SAID}; {KEEP}",
+        ),
+        (
+            with_scheduler("WarmupLR", warmup_num_steps=5),
+            {"warmup_steps": 3},
+            f"{SCHEDULER}.warmup_num_steps: 5: disagrees with warmup_steps 3 at {SAID}; {KEEP}",
+        ),
+        (
+            with_scheduler("WarmupLR", warmup_num_steps=5),
+            {"warmup_fraction": 0.5},
+            f"{SCHEDULER}.warmup_num_steps: 5: disagrees with warmup_fraction 0.5 at {SAID}; {KEEP}",
+        ),
+        (
+            with_scheduler("WarmupDecayLR", total_num_steps=500),
+            {},
+            f"{SCHEDULER}.total_num_steps: 500: disagrees with max_steps 10 at TrainConfig; {KEEP}",
+        ),
+        (
+            with_scheduler("WarmupDecayLR", total_num_steps=500),
+            {"epochs": 2, "max_steps": None},
+            f'{SCHEDULER}.total_num_steps: 500: disagrees with epochs 2 at {SAID}; keep one, or write "auto"',
+        ),
+        (
+            with_scheduler("WarmupLR", warmup_max_lr=0.1),
+            {"lr": 1e-3},
+            f"{SCHEDULER}.warmup_max_lr: 0.1: disagrees with lr 0.001 at {SAID}; {KEEP}",
+        ),
+        (
+            with_scheduler("WarmupDecayLR"),
+            {"final_lr_ratio": 0.1},
+            f"{SAID}: final_lr_ratio: 0.1: WarmupDecayLR at ds.json:21 (scheduler) ends at 0; remove one of the two",
+        ),
+        (
+            with_scheduler("WarmupCosineLR", cos_min_ratio=0.2),
+            {"final_lr_ratio": 0.1},
+            f"{SCHEDULER}.cos_min_ratio: 0.2: disagrees with final_lr_ratio 0.1 at {SAID}; {KEEP}",
+        ),
+    ],
+)
+def test_sections_that_disagree(asks: Request, settings: dict[str, Any], line: str) -> None:
+    assert refusal(lambda: plan(asks, **settings)) == line
+
+
+def test_an_end_that_the_schedule_does_not_have_is_a_notice() -> None:
+    made = plan(with_scheduler("WarmupLR", warmup_num_steps="auto"), final_lr_ratio=0.1)
+    assert f"{SAID}: final_lr_ratio: no effect on schedule constant" in made.notices
+
+
+# Defaults of a task
+
+
+TASK_DEFAULTS: dict[str, Any] = {
+    "lr": 2e-5,
+    "weight_decay": 0.0,
+    "schedule": "linear",
+    "warmup_fraction": 0.03,
+    "max_grad_norm": 1.0,
+}
+TOLD = "defaults of CausalLM, which starts from a pretrained model: "
+HOW = "; set them in the config to change them"
+
+
+def plan_of_task(asks: Request | None = None, **said: Any) -> Plan:
+    """The plan for a task with these defaults, and what the YAML says."""
+    config = TrainConfig(**{"task": "m:T", "max_steps": 100, **TASK_DEFAULTS, **said})
+    origins = {
+        key: Origin("default of CausalLM", key=key, is_default=True) for key in TASK_DEFAULTS
+    }
+    origins |= {key: Origin("train.yaml", 7, key) for key in said}
+    return resolve(config, asks, launched(), CPU, origins)
+
+
+def told(made: Plan) -> list[str]:
+    """The values that the line about the defaults lists."""
+    lines = [line for line in made.notices if line.startswith(TOLD)]
+    return [
+        value for line in lines for value in line.removeprefix(TOLD).removesuffix(HOW).split(", ")
+    ]
+
+
+def test_all_of_them_are_told_in_one_line() -> None:
+    made = plan_of_task()
+    assert (made.lr, made.optimizer_settings["weight_decay"], made.max_grad_norm) == (
+        2e-5,
+        0.0,
+        1.0,
+    )
+    assert (made.schedule, made.warmup_steps) == ("linear", 3)
+    line = (
+        TOLD
+        + "lr 2e-05, weight_decay 0.0, schedule linear, warmup_fraction 0.03, max_grad_norm 1.0"
+        + HOW
+    )
+    assert made.notices == (line,)
+    assert str(made.origin("lr")) == "default of CausalLM (lr)"
+
+
+def test_what_the_config_says_is_not_listed() -> None:
+    assert told(plan_of_task(lr=1e-3, max_grad_norm=0.0)) == [
+        "weight_decay 0.0",
+        "schedule linear",
+        "warmup_fraction 0.03",
+    ]
+
+
+def test_clipping_of_the_json_wins() -> None:
+    made = plan_of_task(request(max_grad_norm=asked(0.5)))
+    assert (made.max_grad_norm, made.origin("max_grad_norm").place) == (0.5, HOME)
+    assert told(made) == ["lr 2e-05", "weight_decay 0.0", "schedule linear", "warmup_fraction 0.03"]
+    assert plan_of_task(request(max_grad_norm=asked(0.0))).max_grad_norm is None
+
+
+def test_an_optimizer_of_the_json_wins() -> None:
+    made = plan_of_task(with_optimizer(lr=3e-4, weight_decay=0.1))
+    assert (made.lr, made.optimizer_settings["weight_decay"]) == (3e-4, 0.1)
+    assert str(made.origin("lr")) == "ds.json:13 (optimizer.params.lr)"
+    assert told(made) == ["schedule linear", "warmup_fraction 0.03", "max_grad_norm 1.0"]
+
+
+@pytest.mark.parametrize("params", [{}, AUTO])
+def test_what_a_section_leaves_open_is_the_tasks(params: dict[str, Any]) -> None:
+    made = plan_of_task(with_optimizer(**params))
+    assert (made.lr, made.optimizer_settings["weight_decay"]) == (2e-5, 0.0)
+    line = (
+        "ds.json:12: no optimizer.params.lr: DeepSpeed would take its default, 0.001; 2e-05, the default of CausalLM, "
+        "holds"
+    )
+    assert (line in made.notices) == (not params)
+
+
+def test_a_scheduler_of_the_json_wins_with_its_warm_up() -> None:
+    made = plan_of_task(
+        with_scheduler("WarmupLR", warmup_num_steps=10, warmup_max_lr=5e-5, warmup_type="linear")
+    )
+    assert (made.schedule, made.warmup_steps, made.warmup_fraction, made.lr) == (
+        "constant",
+        10,
+        None,
+        5e-5,
+    )
+    assert told(made) == ["weight_decay 0.0", "max_grad_norm 1.0"]
+    assert made.origin("warmup_fraction").source == "ds.json"
+
+
+def test_the_peak_that_a_scheduler_leaves_open_is_the_tasks() -> None:
+    params = {"total_num_steps": 100, "warmup_num_steps": 10, "warmup_type": "linear"}
+    made = plan_of_task(with_scheduler("WarmupDecayLR", **params))
+    assert (made.lr, told(made)) == (2e-5, ["lr 2e-05", "weight_decay 0.0", "max_grad_norm 1.0"])
+    assert [
+        line
+        for line in made.notices
+        if line.endswith("0.001; 2e-05, the default of CausalLM, holds")
+    ]

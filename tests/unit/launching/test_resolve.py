@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 from origins import origin, sourced
-from plans import CPU, FOUR_GPUS, SAID, asked, launched, plan, refusal, request, with_optimizer
+from plans import (
+    CPU,
+    FOUR_GPUS,
+    HOME,
+    SAID,
+    asked,
+    launched,
+    plan,
+    refusal,
+    request,
+    with_optimizer,
+)
 
 from trainer import TrainConfig
 from trainer.errors import Sourced
@@ -280,3 +291,71 @@ def test_buckets_of_ddp_are_as_large_as_was_asked() -> None:
     for size, given in ((None, 25), (50, 50)):
         found = DDP.accelerator_arguments(plan(request("ddp"), bucket_cap_mb=size))
         assert found["kwargs_handlers"][0].bucket_cap_mb == given
+
+
+# The batch
+
+
+def test_the_batch_product() -> None:
+    made = plan(None, world=4, micro_batch_size=8, accumulation_steps=3)
+    assert (made.micro_batch_size, made.accumulation_steps, made.global_batch_size) == (8, 3, 96)
+    assert plan(None, micro_batch_size=8).global_batch_size == 16
+
+
+@pytest.mark.parametrize(("world", "steps"), [(1, 8), (2, 4), (4, 2), (8, 1)])
+def test_accumulation_follows_from_the_global_batch(world: int, steps: int) -> None:
+    made = plan(None, world=world, micro_batch_size=8, global_batch_size=64)
+    assert (made.accumulation_steps, made.global_batch_size) == (steps, 64)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        (
+            {"micro_batch_size": 8, "global_batch_size": 64},
+            "64: must be a multiple of micro_batch_size 8 x world_size 3 = 24; nearest that work: 48 or 72",
+        ),
+        (
+            {"micro_batch_size": 8, "global_batch_size": 16},
+            "16: must be a multiple of micro_batch_size 8 x world_size 3 = 24; nearest that work: 24",
+        ),
+        (
+            {"micro_batch_size": 8, "accumulation_steps": 2, "global_batch_size": 64},
+            "64: must be micro_batch_size 8 x world_size 3 x accumulation_steps 2 = 48; change one of them",
+        ),
+    ],
+)
+def test_a_batch_that_does_not_fit(settings: dict[str, int], rule: str) -> None:
+    assert refusal(lambda: plan(None, world=3, **settings)) == f"{SAID}: global_batch_size: {rule}"
+
+
+def test_a_batch_of_the_json_that_does_not_fit() -> None:
+    line = (
+        f"{HOME}: train_batch_size: 64: must be micro_batch_size 8 x world_size 2 x "
+        "accumulation_steps 2 = 32; change one of them"
+    )
+    asks = request(global_batch_size=asked(64, "train_batch_size"), accumulation_steps=asked(2))
+    assert refusal(lambda: plan(asks, micro_batch_size=8)) == line
+
+
+def test_the_json_alone_gives_the_batch() -> None:
+    asks = request(
+        micro_batch_size=asked(4), global_batch_size=asked(32), accumulation_steps=asked(4)
+    )
+    made = plan(asks)
+    assert (made.micro_batch_size, made.accumulation_steps, made.global_batch_size) == (4, 4, 32)
+    assert made.origin("micro_batch_size").place == HOME
+
+
+def test_a_run_that_ends_in_its_warm_up_is_told_once() -> None:
+    made = plan(None, warmup_steps=11)
+    rule = "the warm-up of 11 steps is longer than the run: the rate never reaches its full value"
+    assert made.notices == (f"{SAID}: warmup_steps: {rule}",)
+    assert made.with_length(7).notices == made.notices, (
+        "not again where the run turns out even shorter"
+    )
+    assert plan(None, warmup_steps=10).notices == ()
+    by_epochs = plan(None, epochs=1, max_steps=None, warmup_samples=90, micro_batch_size=8)
+    assert by_epochs.notices == ()
+    rule = "the warm-up of 6 steps is longer than the run: the rate never reaches its full value"
+    assert by_epochs.with_length(5).notices == (f"{SAID}: warmup_samples: {rule}",)
