@@ -1,4 +1,4 @@
-"""The record of what launch files and flags ask for, resolved as far as they alone can."""
+"""What launch files and flags ask for, before it is compared with the training config."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ Strategy = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """An optimizer or a schedule that a launch file asks for, in the words of the training config.
+    """An optimizer or a schedule that a launch file asks for, by keys of the training config.
 
     Args:
-        name: of the optimizer or the schedule; ``typed`` is the type that the file gives,
-            ``origin`` the section's.
-        values: what the file says, by key of the training config.
-        defaults: what the engine takes where the file is silent, likewise. What is in neither
-            ("auto") is the training config's to say.
+        name: of the optimizer or the schedule.
+        typed: the type as the file gives it.
+        origin: of the section.
+        values: those in the file, by key of the training config.
+        defaults: those that DeepSpeed takes where the file gives none, likewise. What is in neither
+            ("auto") is decided by the training config.
     """
 
     name: str
@@ -32,12 +33,13 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """How a job is to run. None, and an empty mapping, mean that nobody asked.
+    """How a job is to run. None, and an empty mapping, mean that it was not requested.
 
     Args:
-        strategy: what is to be built; ``strategy_origin`` says who asked for it.
-        stage_0: a DeepSpeed file asks, without sharding anything, for what is ``ddp`` here, or
-            ``single`` alone.
+        strategy: the requested one.
+        strategy_origin: of the request for it.
+        stage_0: the request is ZeRO's stage 0, which shards nothing: it runs as ``ddp``, or as
+            ``single`` on one process.
         world_size: processes of the whole job; ``num_machines`` machines share them.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
         use_cpu: compute on the CPU even where there are GPUs.
@@ -47,12 +49,12 @@ class Request:
         max_grad_norm: clip the global gradient norm to this; 0 means no clipping.
         optimizer, scheduler: those of a DeepSpeed JSON.
         fsdp: arguments of ``accelerate.FullyShardedDataParallelPlugin``, always of version 2.
-        deepspeed: the DeepSpeed configuration without what has a field of its own here.
+        deepspeed: the configuration of DeepSpeed's engine, without what has a field here.
         dynamo: arguments of ``accelerate.utils.TorchDynamoPlugin``.
         notices: what was mapped or has no effect here, one line each with ``file:line``.
         files: every file that was read.
-        origins: of each value of ``fsdp``, ``deepspeed`` and ``dynamo`` that was typed, by dotted
-            key.
+        origins: of each value of ``fsdp``, ``deepspeed`` and ``dynamo`` that a file or a flag
+            gives, by dotted key.
     """
 
     strategy: Strategy

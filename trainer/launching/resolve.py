@@ -156,6 +156,7 @@ def check_partitions(request: Request, world: int) -> None:
         "fsdp.tp_size": request.tensor_parallel_size,
         "fsdp.dp_replicate_size": request.fsdp.get("dp_replicate_size"),
     }
+
     remaining = world
     for key, size in group_sizes.items():
         size = size or 1
@@ -166,6 +167,7 @@ def check_partitions(request: Request, world: int) -> None:
             raise LaunchError(
                 f"{request.origins[key]}: {size}: must divide the number of processes, {processes}"
             )
+
         remaining //= size
 
 
@@ -220,7 +222,7 @@ def _device(request: Request, launcher: Launcher, gpus: int) -> str:
 
 
 def _check_config(config: TrainConfig, strategy: str, device: str, both: Reconciler) -> None:
-    """Refuse or note settings of the training config that this strategy or device does not have."""
+    """Refuse, or note, settings of the config that this strategy or device does not have."""
     if config.sync_batchnorm and device == "cpu":
         both.refuse(both.configured("sync_batchnorm"), "torch has it on GPUs only")
     elif config.sync_batchnorm and strategy.startswith("zero"):
@@ -290,6 +292,7 @@ def _check_world(request: Request, launcher: Launcher) -> None:
     world = launcher.world_size
     requested = request.world_size
     by_python = "plain python starts one process: use accelerate launch"
+
     if requested is not None and requested.value != world:
         hint = "the processes that were launched must be as many"
         if launcher.name == "python":
@@ -298,11 +301,13 @@ def _check_world(request: Request, launcher: Launcher) -> None:
             f"{requested.origin}: asks for {requested.value} processes, but {world} run under "
             f"{launcher.name}; {hint}"
         )
+
     if request.strategy == "single" and world > 1:
         raise LaunchError(
             f"{request.strategy_origin}: asks for one process, but {world} run; use "
             "distributed_type: MULTI_GPU for DDP"
         )
+
     if request.strategy == "ddp" and world == 1:
         raise LaunchError(f"{request.strategy_origin}: asks for DDP, but {by_python} or torchrun")
     check_partitions(request, world)

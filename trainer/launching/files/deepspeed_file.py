@@ -21,7 +21,7 @@ from .unused import note_unused
 
 STAGES: dict[int, Strategy] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
-# The key of DeepSpeed's JSON that each key of an accelerate file's deepspeed_config stands for.
+# By key of an accelerate file's deepspeed_config, the same setting in DeepSpeed's JSON.
 INLINE = {
     "zero_stage": (ZERO, "stage"),
     "offload_optimizer_device": (ZERO, "offload_optimizer", "device"),
@@ -292,6 +292,7 @@ def _check_offload(values: Mapping[str, Sourced[Any]], stage: int | None, check:
         device = values.get(f"{ZERO}.{part}.device")
         if device is None or device.value == "none":
             continue
+
         on_nvme = device.value == "nvme"
         if part == "offload_param" and stage in (1, 2):
             rule = f"works in stage 3 only, this is stage {stage}; remove it or write stage 3"

@@ -100,7 +100,7 @@ _OWN_TYPES: dict[str, Any] = {
     "fp16.loss_scale": _NOT_NEGATIVE,
 }
 
-# Annotations of the models. A whole number may be written as 2e8.
+# By annotation of a model's field, our type and options. A whole number may be written as 2e8.
 _TYPES: dict[str, tuple[Any, dict[str, Any]]] = {
     "bool": (bool, {}),
     "int": (float, {"whole": True}),
@@ -209,7 +209,7 @@ def _declared_at(path: Key) -> dict[str, Any]:
 def _top_level() -> dict[str, Any]:
     """Return the keys of the top level that are values.
 
-    The file of their constants holds those of some sections as well, which are left out.
+    The same file has the constants of some sections as well, which are left out.
     """
     nested = {name for section in _SECTIONS for name in keys_at(tuple(section.split(".")))}
     pairs = _constant_pairs(_TOP_LEVEL_FILE)
@@ -249,7 +249,7 @@ def _annotation(declared: str, arguments: dict[str | None, Any]) -> Any:
     if declared not in _TYPES:
         return Any
     kind, about = _TYPES[declared]
-    limits = {ours: arguments[word] for word, ours in _LIMITS.items() if word in arguments}
+    limits = {name: arguments[word] for word, name in _LIMITS.items() if word in arguments}
     return Annotated[kind, About(**about, **limits)]
 
 
@@ -290,6 +290,6 @@ def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
 
 
 def _texts(node: ast.expr) -> list[str]:
-    """Return the parts of a text that stand in the source, without what is put into them."""
+    """Return the constant parts of a text, without the values that an f-string puts in."""
     parts = node.values if isinstance(node, ast.JoinedStr) else [node]
     return [str(part.value) for part in parts if isinstance(part, ast.Constant)]

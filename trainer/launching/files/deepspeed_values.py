@@ -131,6 +131,7 @@ def _read_section(
         found = Sourced(value, doc.origin(here))
         if _is_ignored(name):
             continue
+
         if _cannot_run(name):
             _refuse_if_on(name, found, check)
         elif key not in known:

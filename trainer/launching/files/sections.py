@@ -20,7 +20,7 @@ from .deepspeed_schema import constructor_defaults
 from .deepspeed_values import OWNER
 
 # Our name for each type of optimizer, in small letters. DeepSpeed's `Adam` decouples the weight
-# decay unless told otherwise (adam_w_mode), which makes it AdamW.
+# decay unless adam_w_mode is false, which makes it AdamW.
 _OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"}
 
 # Our name for each type of schedule.
@@ -116,6 +116,7 @@ def _values(
     """Return the values of a section by key of the training config; refuse what cannot run."""
     annotations = {**annotations_of(TrainConfig), "warmup_type": Literal["linear", "log"]}
     config_keys = _CONFIG_KEYS[key]
+
     values = {}
     for setting, found in params.items():
         if setting not in settings:
