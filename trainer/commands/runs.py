@@ -1,5 +1,6 @@
-"""Read finished runs back: our own run directories, W&B's offline folders by its own tool, W&B
-online by its API.
+"""Read finished runs back: from their output folders, or from W&B.
+
+W&B's offline folders are read by its own tool, runs on its server by its API.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class Run:
     """A training that ran.
 
     Args:
-        name: short, for people; the folder's name, or W&B's.
-        plan: what ran, as in plan.json, over the settings of the training config.
+        name: for people: the folder's name, or W&B's.
+        path: what the user typed for it.
+        plan: what ran, as in plan.json, together with the settings of the training config.
         rows: as in metrics.jsonl: logged steps and evaluations, by step.
         summary: as in summary.json; empty where the training did not end.
         error: why the training failed, if it did and was started from here; the rest is empty then.
@@ -41,118 +43,149 @@ class Run:
     error: str = ""
 
     def curve(self, key: str) -> dict[int, float | None]:
-        """Return the value of ``key`` at each step that logged it; None where it was not a number."""
+        """Return the value of ``key`` at each step that logged it; None where it was not finite."""
         return {int(row["step"]): row[key] for row in self.rows if key in row}
 
     @property
     def evaluation(self) -> dict[str, float]:
         """Return the last value of each ``eval/...`` metric."""
-        return {
-            key: value for row in self.rows for key, value in row.items() if key.startswith("eval/")
-        }
+        last: dict[str, float] = {}
+        for row in self.rows:
+            for key, value in row.items():
+                if key.startswith("eval/"):
+                    last[key] = value
+
+        return last
 
 
 def read_run(path: str | Path) -> Run:
-    """Read an output directory, a W&B folder (``offline-run-*``, a ``.wandb`` file), or
-    ``wandb:ENTITY/PROJECT/RUN``.
+    """Read a finished run.
+
+    Args:
+        path: an output directory, a W&B folder (``offline-run-*``), a ``.wandb`` file, or
+            ``wandb:ENTITY/PROJECT/RUN``.
 
     Raises:
-        ConfigError: it is neither, or cannot be read.
+        ConfigError: it is none of these, or cannot be read.
     """
-    folder = Path(path)
     if str(path).startswith(ONLINE):
-        return _read_wandb_run(str(path))
+        return _read_wandb_online(str(path))
+    folder = Path(path)
     if (folder / "plan.json").is_file():
         return _read_folder(folder)
     if folder.suffix == ".wandb" or any(folder.glob("*.wandb")):
-        return _read_wandb_folder(folder)
+        return _read_wandb_offline(folder)
+
     raise _unreadable(
         path, "neither an output directory of a run (no plan.json) nor a W&B run (no .wandb file)"
     )
 
 
 def _read_folder(folder: Path) -> Run:
-    metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
+    """Read an output directory."""
     try:
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-        ended = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-        text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
-        complete = text[: text.rfind("\n") + 1]  # the last row of a killed run is cut
-        rows = [json.loads(line) for line in complete.splitlines()]
+        summary = {}
+        if (folder / "summary.json").exists():
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        rows = _read_rows(folder / "metrics.jsonl")
     except ValueError as error:
         raise _unreadable(folder, f"a file of the run is damaged: {error}") from None
-    # A run of an older version does not say all settings: those had today's defaults.
-    settings = {**DEFAULTS, **read_document(folder / "config.yaml", what="training config").data}
+
+    # A run of an older version lacks some settings: those had today's defaults.
+    config = read_document(folder / "config.yaml", what="training config").data
     return Run(
         name=folder.resolve().name,
         path=str(folder),
-        plan=hidden({**settings, **plan}),
+        plan=hidden({**DEFAULTS, **config, **plan}),
         rows=rows,
-        summary=ended,
+        summary=summary,
     )
 
 
-def _read_wandb_folder(path: Path) -> Run:
-    run = json.loads(_wandb_inspect("--summary", "--json", str(path)))
-    records = map(json.loads, _wandb_inspect("--json", str(path)).splitlines())
-    rows = [record["history"]["item"] for record in records if record.get("type") == "history"]
-    return _from_tracker(
-        run.get("name") or path.name, str(path), run.get("config", {}), rows, run.get("summary", {})
-    )
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read metrics.jsonl, without the last row if a killed run did not write it to its end."""
+    if not path.exists():
+        return []
+
+    text = path.read_text(encoding="utf-8")
+    complete = text[: text.rfind("\n") + 1]
+    return [json.loads(line) for line in complete.splitlines()]
 
 
-def _read_wandb_run(path: str) -> Run:
+def _read_wandb_offline(path: Path) -> Run:
+    """Read a W&B folder or ``.wandb`` file."""
+    run = json.loads(_inspect_wandb("--summary", "--json", str(path)))
+    rows = []
+    for line in _inspect_wandb("--json", str(path)).splitlines():
+        record = json.loads(line)
+        if record.get("type") == "history":
+            rows.append(record["history"]["item"])
+
+    name = run.get("name") or path.name
+    return _from_wandb(name, str(path), run.get("config", {}), rows, run.get("summary", {}))
+
+
+def _read_wandb_online(path: str) -> Run:
+    """Read ``wandb:ENTITY/PROJECT/RUN`` from W&B's server."""
     try:
         import wandb
     except ImportError:
         raise _unreadable(path, "reading a W&B run needs its package: pip install wandb") from None
+
     try:
         run = wandb.Api(timeout=30).run(path.removeprefix(ONLINE))
-        rows = [{k: v for k, v in row.items() if v is not None} for row in run.scan_history()]
-        return _from_tracker(run.name or path, path, run.config, rows, dict(run.summary))
+        rows = []
+        for row in run.scan_history():
+            # W&B fills each row with None for the metrics of other rows.
+            rows.append({key: value for key, value in row.items() if value is not None})
+        return _from_wandb(run.name or path, path, run.config, rows, dict(run.summary))
     except (wandb.errors.Error, ValueError) as error:
         raise _unreadable(path, f"W&B: {error}") from None
 
 
-def _from_tracker(
+def _from_wandb(
     name: str,
     path: str,
     config: Mapping[str, Any],
     rows: list[dict[str, Any]],
     summary: Mapping[str, Any],
 ) -> Run:
-    """Turn what ``callbacks/tracking.py`` logged back: rows as in metrics.jsonl, with ``train/``
-    before a name.
+    """Undo how ``callbacks/tracking.py`` names what it logs.
+
+    It writes a row as in metrics.jsonl, but with ``train/`` before a name.
     """
-    rows = [
-        {key.removeprefix("train/"): value for key, value in row.items()}
-        for row in rows
-        if "step" in row
-    ]
-    seconds = {
-        key.rpartition("/")[2]: value
-        for key, value in summary.items()
-        if key.startswith("summary/seconds/")
-    }
-    ended: dict[str, Any] = {"seconds": seconds} if seconds else {}
+    renamed = []
+    for row in rows:
+        if "step" in row:
+            renamed.append({key.removeprefix("train/"): value for key, value in row.items()})
+
+    found: dict[str, Any] = {}
+    seconds = {}
+    for key, value in summary.items():
+        if key.startswith("summary/seconds/"):
+            seconds[key.rpartition("/")[2]] = value
+    if seconds:
+        found["seconds"] = seconds
     if "summary/peak_memory_bytes" in summary:
-        ended["peak_memory_bytes"] = [summary["summary/peak_memory_bytes"]]
-    return Run(name=name, path=path, plan={**DEFAULTS, **config}, rows=rows, summary=ended)
+        found["peak_memory_bytes"] = [summary["summary/peak_memory_bytes"]]
+
+    return Run(name=name, path=path, plan={**DEFAULTS, **config}, rows=renamed, summary=found)
 
 
-def _wandb_inspect(*words: str) -> str:
+def _inspect_wandb(*words: str) -> str:
     """Run W&B's own reader of its files, and return what it prints."""
-    beside = Path(sys.executable).with_name("wandb")
-    program = str(beside) if beside.exists() else shutil.which("wandb")
+    beside_python = Path(sys.executable).with_name("wandb")
+    program = str(beside_python) if beside_python.exists() else shutil.which("wandb")
+    path = words[-1]
     if program is None:
-        raise _unreadable(words[-1], "reading a W&B run needs its own tool: pip install wandb")
-    done = subprocess.run(
-        [program, "leet", "inspect", *words], capture_output=True, text=True, check=False
-    )
+        raise _unreadable(path, "reading a W&B run needs its own tool: pip install wandb")
+
+    command = [program, "leet", "inspect", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise _unreadable(
-            words[-1], f"wandb leet inspect: {done.stderr.strip() or done.stdout.strip()}"
-        )
+        printed = done.stderr.strip() or done.stdout.strip()
+        raise _unreadable(path, f"wandb leet inspect: {printed}")
     return done.stdout
 
 
