@@ -1,7 +1,6 @@
-"""Start trainings in processes of their own, as a user would, and measure how far apart two of them
-are.
+"""Start trainings as a user would, and judge whether two runs are the same.
 
-``trainer parity`` and ``trainer compare --launch`` run these.
+``trainer parity`` and ``trainer compare`` use both.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Trial:
         launch_file: an accelerate YAML; None trains in one process, without a launcher.
         script: the user's; None runs ``trainer train``, for which the config names the task.
         arguments: of the training: its config and its settings.
-        output: the folder of the run.
+        output: the run's folder.
         log: a new file for the command and all that the processes print.
     """
 
@@ -43,37 +42,45 @@ class Trial:
     log: Path
 
     def run(self, *, verbose: bool = False) -> Run:
-        """Train, wait for the end, and read the run back: with its last error only, where it
-        failed.
+        """Train, wait for the end, and read the run back.
 
         Args:
-            verbose: print what the processes print to the terminal instead of the log.
+            verbose: let the processes print to the terminal instead of the log.
+
+        Returns:
+            The run; with nothing but its last error, where the training failed.
         """
         print(f"{self.name} ...", flush=True)
         error = self._train(verbose)
-        if error:  # what lies in the folder may be of a former run
+        if error:  # what is in the folder may be of an earlier run
             return Run(name=self.name, path=str(self.output), error=error)
         return replace(read_run(self.output), name=self.name)
 
     def _train(self, verbose: bool) -> str:
+        """Run the training; return its last error, an empty text where it succeeded."""
         words = self._command()
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log, "w+", encoding="utf-8") as file:
-            file.write(shlex.join(words) + "\n")
-            file.flush()
-            output = None if verbose else file
+        with open(self.log, "w+", encoding="utf-8") as log:
+            log.write(shlex.join(words) + "\n")
+            log.flush()
+            output = None if verbose else log
             code = subprocess.run(words, stdout=output, stderr=output, check=False).returncode
-            file.seek(0)
-            next(file)
-            return "" if code == 0 else last_error(file.read()) or f"exit code {code}"
+            if code == 0:
+                return ""
+
+            log.seek(0)
+            next(log)  # the command
+            return last_error(log.read()) or f"exit code {code}"
 
     def _command(self) -> list[str]:
         words = [sys.executable]
         if self.launch_file is not None:
-            port = str(_free_port())
             words += ["-m", "accelerate.commands.launch", "--config_file", self.launch_file]
-            words += ["--main_process_port", port]
-        words += ["-m", "trainer", "train"] if self.script is None else [self.script]
+            words += ["--main_process_port", str(_free_port())]
+        if self.script is not None:
+            words.append(self.script)
+        else:
+            words += ["-m", "trainer", "train"]
         return [*words, *self.arguments, f"--output_dir={self.output}"]
 
 
@@ -90,40 +97,49 @@ def check_script(script: str | None) -> None:
         ConfigError: it does not.
     """
     if script is not None and not Path(script).is_file():
-        raise usage_error(
-            "script",
-            script,
-            "does not exist; give the script that calls trainer.main(), or leave --script out",
-        )
+        rule = "does not exist; give the script that calls trainer.main(), or leave --script out"
+        raise usage_error("script", script, rule)
 
 
 def last_error(log: str) -> str:
-    """Find the line that names the error: torchrun's root cause, what follows ``rank N:``, or what
-    ends a traceback.
+    """Find the line of a log that names the error; an empty text where there is none.
+
+    It is torchrun's root cause, or what ends the last traceback, or what follows ``rank N:``, or
+    else the last line.
     """
-    _, cause, after = log.rpartition("Root Cause")
-    if cause and (found := re.search(r"traceback : (.*)", after, re.DOTALL)):
-        log = found[1]
+    _, root_cause, report = log.rpartition("Root Cause")
+    if root_cause:
+        cause = re.search(r"traceback : (.*)", report, re.DOTALL)
+        if cause:
+            log = cause[1]
+
     lines = [line.strip() for line in log.splitlines() if line.strip(" =-\t")]
-    starts = [
-        number
-        for number, line in enumerate(lines)
-        if line.endswith("Traceback (most recent call last):")
-    ]
-    if starts:
-        after_it = lines[starts[-1] + 1 :]
-        return next(
-            (line for line in after_it if line.partition(":")[0].endswith(("Error", "Exception"))),
-            lines[-1],
-        )
-    if cause and lines:
+    if not lines:
+        return ""
+
+    traceback = _last_traceback(lines)
+    if traceback is not None:
+        for line in traceback:
+            if line.partition(":")[0].endswith(("Error", "Exception")):
+                return line
+        return lines[-1]
+    if root_cause:
         return lines[0]
-    ours = [
-        line
-        for line in lines
-        if line.startswith("rank ") and ": " in line and "(local_rank" not in line
-    ]
-    return ours[-1] if ours else lines[-1] if lines else ""
+
+    for line in reversed(lines):
+        # torchrun prints "rank : 0 (local_rank: 0)" of its own.
+        if line.startswith("rank ") and ": " in line and "(local_rank" not in line:
+            return line
+    return lines[-1]
+
+
+def _last_traceback(lines: Sequence[str]) -> Sequence[str] | None:
+    """Return the lines after the heading of the last traceback; None where there is none."""
+    for number in range(len(lines) - 1, -1, -1):
+        if lines[number].endswith("Traceback (most recent call last):"):
+            return lines[number + 1 :]
+
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,17 +174,16 @@ BOUNDS = {
 
 def precision_of(plan: Mapping[str, Any]) -> str:
     """Return the key of ``BOUNDS`` for a run, from its plan.json."""
-    return (
-        "tf32"
-        if plan.get("precision", {}).get("compute") == "tf32"
-        else str(plan.get("mixed_precision", "no"))
-    )
+    if plan.get("precision", {}).get("compute") == "tf32":
+        return "tf32"
+    return str(plan.get("mixed_precision", "no"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """The relative differences of a curve from another over the steps they share; NaN where a value
-    is not a number.
+    """The relative differences of a curve from another over the steps they share.
+
+    NaN where a value was not finite.
     """
 
     first_step: int
@@ -178,9 +193,13 @@ class Gap:
     largest: float
 
 
+# Values by step; None where a value was not finite.
 Curve = Mapping[int, float | None]
-# Of what a nudged run does; another rounding may do somewhat more, and somewhat earlier.
-NUDGE_FACTOR, NUDGE_AHEAD = 4.0, 2
+
+# A run may stray this many times as far as nudged runs do, and may do so when they did it at up to
+# this many times its step: another rounding may do somewhat more, and somewhat earlier.
+NUDGE_FACTOR = 4.0
+NUDGE_AHEAD = 2
 
 
 class Sameness(Enum):
@@ -195,74 +214,94 @@ class Sameness(Enum):
 def judge(
     run: Run, reference: Run, keys: Sequence[str], bounds: Bounds, nudged: Sequence[Run]
 ) -> Sameness | None:
-    """Hold the curves of a run against those of another: the one rule of ``parity`` and
-    ``compare``.
+    """Compare the curves of two runs, by the one rule of ``trainer parity`` and ``compare``.
 
     Every step within the strict bound is the same. A network that chooses (ReLU, max pooling,
     experts) may leave it by rounding alone: then the reference itself, started from weights that
-    are nudged in their last place, says how far rounding leads it. What strays no further than
+    are nudged in their last place, shows how far rounding leads it. What strays no further than
     ``NUDGE_FACTOR`` times that, at no step earlier than half way there, may be rounding; the first
     loss must be within its bound in any case.
 
     Args:
-        keys: of the rows, such as ``loss``.
-        nudged: runs of the reference from nudged weights; none where nobody made them.
+        run: to be judged.
+        reference: to compare with.
+        keys: of the rows, such as ``loss``, which must be among them.
+        bounds: up to which two runs are the same.
+        nudged: runs of the reference from nudged weights; empty where there are none.
 
     Returns:
         None where they share no step. UNKNOWN where it could be rounding, and there is no nudged
-        run to tell.
+        run to compare with.
     """
-    apart = {key: relative_gaps(run.curve(key), reference.curve(key)) for key in keys}
-    losses = apart["loss"]
+    gaps = {key: relative_gaps(run.curve(key), reference.curve(key)) for key in keys}
+    losses = gaps["loss"]
     if not losses:
         return None
-    if not losses[min(losses)] <= bounds.first:
+    first_loss = losses[min(losses)]
+    if not first_loss <= bounds.first:  # NaN as well
         return Sameness.DIFFERS
-    far = {
-        key: {step: gap for step, gap in gaps.items() if not gap <= bounds.step}
-        for key, gaps in apart.items()
-    }
-    if not any(far.values()):
+
+    beyond = {key: _beyond(key_gaps, bounds.step) for key, key_gaps in gaps.items()}
+    if not any(beyond.values()):
         return Sameness.SAME
-    if any(math.isnan(gap) for gaps in far.values() for gap in gaps.values()):
-        return Sameness.DIFFERS
+    for key_gaps in beyond.values():
+        if any(math.isnan(gap) for gap in key_gaps.values()):
+            return Sameness.DIFFERS
+
     if not nudged:
         mean = sum(losses.values()) / len(losses)
         return Sameness.UNKNOWN if mean <= bounds.mean else Sameness.DIFFERS
-    for key, gaps in far.items():
-        carried = [relative_gaps(one.curve(key), reference.curve(key)) for one in nudged]
-        for step, gap in gaps.items():
-            seen = [
-                value for one in carried for at, value in one.items() if at <= NUDGE_AHEAD * step
-            ]
-            if not gap <= NUDGE_FACTOR * max(seen, default=0.0):
-                return Sameness.DIFFERS
+    for key, key_gaps in beyond.items():
+        nudged_gaps = [relative_gaps(other.curve(key), reference.curve(key)) for other in nudged]
+        if not _may_be_rounding(key_gaps, nudged_gaps):
+            return Sameness.DIFFERS
     return Sameness.ROUNDING
 
 
-def relative_gaps(curve: Curve, reference: Curve) -> dict[int, float]:
-    """Return the relative difference at each step that both have; NaN where a value was not a
-    number.
+def _beyond(gaps: Mapping[int, float], bound: float) -> dict[int, float]:
+    """Return the differences that are not within the bound, NaN among them."""
+    return {step: gap for step, gap in gaps.items() if not gap <= bound}
+
+
+def _may_be_rounding(gaps: Mapping[int, float], nudged: Sequence[Mapping[int, float]]) -> bool:
+    """Return whether nudged runs stray about as far from the reference, at about the same step.
+
+    Args:
+        gaps: of the run, by step.
+        nudged: those of each nudged run.
     """
+    for step, gap in gaps.items():
+        strayed = []
+        for nudged_gaps in nudged:
+            for nudged_step, nudged_gap in nudged_gaps.items():
+                if nudged_step <= NUDGE_AHEAD * step:
+                    strayed.append(nudged_gap)
+        if not gap <= NUDGE_FACTOR * max(strayed, default=0.0):
+            return False
+
+    return True
+
+
+def relative_gaps(curve: Curve, reference: Curve) -> dict[int, float]:
+    """Return the relative difference at each step that both have; NaN where one was not finite."""
     steps = sorted(curve.keys() & reference.keys())
     return {step: _relative(curve[step], reference[step]) for step in steps}
 
 
 def measure_gap(curve: Curve, reference: Curve) -> Gap | None:
-    """Measure a curve against another; None where they share no step. A value of None was not a
-    number.
-    """
-    apart = relative_gaps(curve, reference)
-    if not apart:
+    """Summarize the differences of a curve from another; return None where they share no step."""
+    gaps = relative_gaps(curve, reference)
+    if not gaps:
         return None
-    steps = list(apart)
-    worst = max(steps, key=lambda step: math.inf if math.isnan(apart[step]) else apart[step])
+
+    first_step = min(gaps)
+    worst_step = max(gaps, key=lambda step: math.inf if math.isnan(gaps[step]) else gaps[step])
     return Gap(
-        first_step=steps[0],
-        first=apart[steps[0]],
-        mean=sum(apart.values()) / len(steps),
-        largest_step=worst,
-        largest=apart[worst],
+        first_step=first_step,
+        first=gaps[first_step],
+        mean=sum(gaps.values()) / len(gaps),
+        largest_step=worst_step,
+        largest=gaps[worst_step],
     )
 
 
