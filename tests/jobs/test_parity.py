@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from launchers import BIN, ROOT, clean_environment
 
+from trainer.commands.runs import read_run
+
 DIGITS = [
     "--config",
     "examples/configs/digits_cnn.yaml",
@@ -36,15 +38,17 @@ def test_the_same_numbers_under_two_strategies(tmp_path: Path) -> None:
     start them.
     """
     done = parity(
-        "accel_configs/ddp.yaml", "accel_configs/fsdp.yaml", *DIGITS, "--to", str(tmp_path / "runs")
+        "accel_configs/ddp.yaml", "accel_configs/fsdp.yaml", *DIGITS, "--to", str(tmp_path / "kept")
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 steps of 64 samples, seed 0" in done.stdout
     assert "the same within 1e-05 of loss and norm" in done.stdout
     assert verdicts(done) == ["reference", "same", "same"]
     assert "16 x 4 x 1" in done.stdout and done.stdout.count("16 x 2 x 2") == 2
-    logs = sorted(path.parent.name for path in (tmp_path / "runs").glob("*/log.txt"))
-    assert logs == ["0-one-process", "1-ddp", "2-fsdp"]
+    names = ["0-one-process", "1-ddp", "2-fsdp"]
+    assert [read_run(tmp_path / "kept" / "runs" / name).name for name in names] == names
+    logs = sorted(path.name for path in (tmp_path / "kept" / "logs").iterdir())
+    assert logs == [f"{name}.txt" for name in names]
 
 
 @pytest.mark.slow

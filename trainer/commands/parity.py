@@ -11,6 +11,8 @@ fails (its memory), or where a launch file holds the optimizer.
 Where a run leaves the strict bound after the first step, the reference is run again from weights
 that are nudged in their last place: a network that chooses (ReLU, max pooling) takes another way
 after a rounding, and what strays no further than that may be rounding.
+
+With --to the runs are kept: trainer compare DIR/runs/* shows them by the names of their files.
 """
 
 from __future__ import annotations
@@ -136,9 +138,8 @@ def run(argv: Sequence[str]) -> int:
 
     with tempfile.TemporaryDirectory() as temporary:
         print(f"{args.steps} steps of {batch} samples, seed {loaded.config.seed}", flush=True)
-        trials = _make_trials(
-            args, config_words, loaded, splits, single_settings or {}, Path(args.to or temporary)
-        )
+        folder = Path(args.to or temporary)
+        trials = _make_trials(args, config_words, loaded, splits, single_settings or {}, folder)
         runs = [trial.run() for trial in trials.values()]
         bounds = _bounds(runs, args.bound, args.weights_bound)
         verdict = Verdict(runs=runs, initial=first.parameters, bounds=bounds)
@@ -149,7 +150,6 @@ def run(argv: Sequence[str]) -> int:
             if not verdict.is_open:
                 break
             reference = trials[verdict.reference.name]
-            folder = Path(args.to or temporary) / f"nudged-{seed}"
             verdict.nudged.append(_run_nudged(reference, first, folder, seed))
 
         same = verdict.report(splits)
@@ -195,7 +195,10 @@ def _parser() -> argparse.ArgumentParser:
         "difference; default %(default)s",
     )
     parser.add_argument(
-        "--to", type=local_text, help="keep the runs in this new folder; else they are deleted"
+        "--to",
+        type=local_text,
+        metavar="DIR",
+        help="keep the runs, in DIR/runs of this new folder; else they are deleted",
     )
     return parser
 
@@ -232,14 +235,15 @@ def _make_trials(
         if name == ONE_PROCESS:
             settings.update(single_settings)
         settings.update(split.settings())
-        run_folder = folder / f"{number}-{Path(name).stem.replace(' ', '-')}"
+        # Numbered, for two files may have the same name; and named: the run is called so.
+        run_name = f"{number}-{Path(name).stem.replace(' ', '-')}"
         trials[name] = Trial(
             name=name,
             launch_file=None if name == ONE_PROCESS else name,
             script=args.script,
             arguments=[*config_words, *(f"--{key}={text}" for key, text in settings.items())],
-            output=run_folder / "run",
-            log=run_folder / "log.txt",
+            output=folder / "runs" / run_name,
+            log=folder / "logs" / f"{run_name}.txt",
         )
     return trials
 
@@ -273,17 +277,18 @@ def _run_nudged(reference: Trial, first: FirstWeights, folder: Path, seed: int) 
     Args:
         reference: the training to run again.
         first: the weights that it begins with.
-        folder: of the nudged weights and the run.
+        folder: of all runs.
         seed: decides which weights go up and which down.
     """
-    weights = folder / f"{NUDGED}{seed}"
+    run_name = f"nudged-{seed}"
+    weights = folder / "weights" / f"{NUDGED}{seed}"
     first.write_nudged(weights, seed)
     trial = replace(
         reference,
         name=f"{reference.name}, nudged {seed}",
         arguments=[*reference.arguments, f"--weights={weights}"],
-        output=folder / "run",
-        log=folder / "log.txt",
+        output=folder / "runs" / run_name,
+        log=folder / "logs" / f"{run_name}.txt",
     )
     return trial.run()
 

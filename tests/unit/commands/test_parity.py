@@ -18,7 +18,7 @@ from trainer.commands.nudged import NUDGED as NUDGED_FOLDER
 from trainer.commands.nudged import UNITS, FirstWeights, is_nudged
 from trainer.commands.parity import run, single_process_settings
 from trainer.commands.runs import Run, read_run
-from trainer.commands.trials import BOUNDS, Sameness, judge, last_error
+from trainer.commands.trials import BOUNDS, Sameness, Trial, judge, last_error
 from trainer.config.load import Loaded
 from trainer.launching.request import Request
 
@@ -219,3 +219,28 @@ def test_nudged_weights_are_some_units_off_and_a_run_begins_with_them(tmp_path: 
     [loss], [usual] = losses(trainer.directory.path).values(), losses(plain.directory.path).values()
     assert loss == pytest.approx(usual, rel=1e-4) and is_nudged(read_run(trainer.directory.path))
     assert not is_nudged(read_run(plain.directory.path))
+
+
+def test_kept_runs_have_folders_of_the_layouts_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ``trainer compare`` names runs by their folders; logs and nudged weights are elsewhere."""
+    started: list[Trial] = []
+
+    def write_run(trial: Trial) -> Run:
+        started.append(trial)
+        gap = 1e-3 if trial.name.endswith("ddp.yaml") else 0.0
+        made = curve(trial.name, *[gap * step for step in range(4)])
+        return replace(made, path=str(trial.output))
+
+    monkeypatch.setattr(Trial, "run", write_run)
+    monkeypatch.setattr(parity, "_weights_gap", lambda run, reference, initial: 0.0)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    words = ["accel_configs/ddp.yaml", "accel_configs/fsdp.yaml", "--nudges", "1"]
+    kept = tmp_path / "kept"
+    assert run([*words, "--config", "examples/configs/digits_cnn.yaml", "--to", str(kept)]) == 1
+    names = ["0-one-process", "1-ddp", "2-fsdp", "nudged-1"]
+    assert [trial.output for trial in started] == [kept / "runs" / name for name in names]
+    assert [trial.log for trial in started] == [kept / "logs" / f"{name}.txt" for name in names]
+    assert (kept / "weights" / f"{NUDGED_FOLDER}1" / "model.safetensors").is_file()
