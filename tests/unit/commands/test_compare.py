@@ -41,7 +41,7 @@ def test_runs_that_learn_the_same() -> None:
     )
     sentence = told["recommendation"]
     assert sentence.startswith(
-        "Take ddp: 200 samples/s, 100% ahead of zero3; half of the readings lie within 200 to"
+        "Take ddp: 200 samples/s, 100% ahead of zero3; half of the readings are within 200 to"
     )
     assert "where memory is short, zero3 needs 500 B" in sentence
     assert "each ran once: a repeat" in sentence
@@ -160,7 +160,7 @@ def test_every_setting_that_decides_the_numbers_keeps_runs_apart(key: str) -> No
         told = make_report([made("a"), made("b", **{key: other})])
     differs = "optimizer_groups.0.eps" if key == "optimizer_groups" else key
     assert len(told["groups"]) == 2 and told["runs"][1]["differs"].keys() == {differs}
-    assert told["recommendation"].startswith("No two runs learn under the same settings")
+    assert told["recommendation"].startswith("No two runs train under the same settings")
 
 
 @pytest.mark.parametrize(("schedule", "groups"), [("constant", 1), ("cosine", 2)])
@@ -243,7 +243,7 @@ def test_a_process_that_goes_on_has_a_first_step_of_its_own() -> None:
         (
             (200, 210, 220),
             (90, 100, 110),
-            "Take ddp: 210 samples/s, 110% ahead of fsdp; half of the readings lie within",
+            "Take ddp: 210 samples/s, 110% ahead of fsdp; half of the readings are within",
         ),
         ((100, 101, 102), (97, 98, 99), "No difference in speed that can be told"),
     ],

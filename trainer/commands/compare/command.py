@@ -23,60 +23,81 @@ from .report import make_report
 
 
 def run(argv: Sequence[str]) -> int:
-    """Return 0 where all runs could be read, 1 where a training of ``--launch`` failed: the others
-    are compared.
+    """Print the table, and write the page and the JSON.
+
+    Returns:
+        0 where all runs could be read, 1 where a training of ``--launch`` failed; the others are
+        compared.
+
+    Raises:
+        ConfigError: a run cannot be read, or a file or setting for ``--launch`` is wrong.
     """
-    args, rest = _parser().parse_known_args(argv)
+    args, words = _parser().parse_known_args(argv)
     if args.launch:
-        runs = launch_all(args, rest)
-    elif rest:
-        raise usage_error(
-            "", rest[0], "belongs to a training: it has an effect beside --launch only"
-        )
+        runs = launch_all(args, words)
+    elif words:
+        rule = "belongs to a training: it has an effect beside --launch only"
+        raise usage_error("", words[0], rule)
     else:
         runs = [read_run(path) for path in args.paths]
+
     report = make_report(runs)
+    first_name = report["runs"][0]["name"]
     others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-    report["title"] = args.title or f"{report['runs'][0]['name']}{others}"
-    base = Path(args.output) if args.launch else Path()
-    written = [args.html or str(base / "compare.html"), *([args.json] if args.json else [])]
-    Path(written[0]).write_text(as_page(report), encoding="utf-8")
+    report["title"] = args.title or f"{first_name}{others}"
+
+    folder = Path(args.output) if args.launch else Path()
+    page = args.html or str(folder / "compare.html")
+    Path(page).write_text(as_page(report), encoding="utf-8")
+    written = [page]
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        written.append(args.json)
+
     print(as_table(report))
     print(printable("written: " + ", ".join(written)))
-    return int(any(run.error for run in runs))
+    any_failed = any(run.error for run in runs)
+    return 1 if any_failed else 0
 
 
-def launch_all(args: argparse.Namespace, rest: Sequence[str]) -> list[Run]:
-    """Train once for each launch file, one after another; training config and settings are the same
-    for all.
+def launch_all(args: argparse.Namespace, settings: Sequence[str]) -> list[Run]:
+    """Train once under each launch file, one after another, with the same config and settings.
+
+    Args:
+        args: the options of the command.
+        settings: the other words of the command line, which go to every training.
 
     Raises:
         ConfigError: a file or a setting is wrong; nothing was started then.
     """
     if args.config is None:
-        raise usage_error(
-            "", "--launch", "needs --config: the training config that all of them run"
-        )
+        rule = "needs --config: the training config that all of them run"
+        raise usage_error("", "--launch", rule)
     check_script(args.script)
     names = [Path(path).stem for path in args.paths]
     if len(set(names)) < len(names):
-        raise usage_error(
-            "", names[0], "two launch files have the same name; the runs are called after them"
-        )
-    arguments, output, runs = ["--config", args.config, *rest], Path(args.output), []
+        rule = "two launch files have the same name; the runs are called after them"
+        raise usage_error("", names[0], rule)
+
+    arguments = ["--config", args.config, *settings]
     load_config(arguments)
     for path in args.paths:
         read_accelerate_file(path)
+
+    runs = []
     for path, name in zip(args.paths, names, strict=True):
         trial = Trial(
-            name=name, launch_file=path, script=args.script, arguments=arguments,
-            output=output / name, log=output / f"{name}.log",
-        )  # fmt: skip
-        runs.append(trial.run(verbose=args.verbose))
-        if runs[-1].error:
-            print(printable(f"{name}: {runs[-1].error} ({trial.log})"), file=sys.stderr)
+            name=name,
+            launch_file=path,
+            script=args.script,
+            arguments=arguments,
+            output=Path(args.output) / name,
+            log=Path(args.output) / f"{name}.log",
+        )
+        run = trial.run(verbose=args.verbose)
+        runs.append(run)
+        if run.error:
+            print(printable(f"{name}: {run.error} ({trial.log})"), file=sys.stderr)
     return runs
 
 
@@ -87,35 +108,37 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Behind --launch, further settings such as --max_steps 50 go to every training.",
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "paths",
         nargs="+",
         type=local_text,
-        help="output folders, W&B offline folders, wandb:ENTITY/PROJECT/RUN; with --launch: accelerate YAMLs",
+        help="output folders, W&B offline folders, wandb:ENTITY/PROJECT/RUN; with --launch: "
+        "accelerate YAMLs",
     )
-    add(
+    parser.add_argument(
         "--launch",
         action="store_true",
         help="train first: once for each accelerate YAML, one after another",
     )
-    add("--config", help="with --launch: the training config")
-    add(
+    parser.add_argument("--config", help="with --launch: the training config")
+    parser.add_argument(
         "--script",
         help="with --launch: your training script; not needed where the config names the task",
     )
-    add(
+    parser.add_argument(
         "--output",
         type=local_text,
         default="runs/compare",
         help="with --launch: folder of the runs; default runs/compare",
     )
-    add("--verbose", action="store_true", help="with --launch: show what the trainings print")
-    add(
+    parser.add_argument(
+        "--verbose", action="store_true", help="with --launch: show what the trainings print"
+    )
+    parser.add_argument(
         "--html",
         type=local_text,
         help="where the page goes; default compare.html, with --launch in the output folder",
     )
-    add("--json", type=local_text, help="write the same as JSON")
-    add("--title", help="headline of the page")
+    parser.add_argument("--json", type=local_text, help="write the same as JSON")
+    parser.add_argument("--title", help="headline of the page")
     return parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,114 +15,149 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def as_page(report: Mapping[str, Any]) -> str:
-    """Write one HTML file with all data in it; nothing is loaded from anywhere."""
+    """Return one HTML file with all data in it; nothing is loaded from anywhere."""
     data = json.dumps(report).replace("<", "\\u003c")  # a name with </script> in it stays a name
-    text = TEMPLATE.read_text(encoding="utf-8")
-    return text.replace("{{title}}", html.escape(str(report["title"]))).replace("{{data}}", data)
+    page = TEMPLATE.read_text(encoding="utf-8")
+    page = page.replace("{{title}}", html.escape(str(report["title"])))
+    return page.replace("{{data}}", data)
 
 
 def as_table(report: Mapping[str, Any]) -> str:
-    """Write the report for a terminal, which obeys nothing that stands in names."""
+    """Return the report for a terminal: a table of the runs, and what to know about them.
+
+    Escape sequences in names are shown, so that the terminal does not obey them.
+    """
     lines = columns(_rows(report), left=2)
-    settings = report["settings"]
-    different = {
-        key: row
-        for key, row in settings["different"].items()
-        if key not in ("strategy", "world_size")
-    }
-    if different:
-        rows = [
-            [run["name"], *(_plain(row.get(run["name"], "")) for row in different.values())]
-            for run in report["runs"]
-        ]
-        lines += ["", "settings that differ", *columns([["run", *different], *rows], left=1)]
+    lines += _different_settings(report)
     lines.append("")
     for run in report["runs"]:
-        others = ", ".join(
-            f"{key} {_plain(usual)} -> {_plain(own)}"
-            for key, (usual, own) in run["differs"].items()
-        )
-        beyond = [
-            f"{phase} {size(most)}"
-            for phase, most in run["memory"].items()
-            if most > run["memory"]["training"]
-        ]
-        memory = f"more memory than in training: {', '.join(beyond)}" if beyond else ""
-        if remarks := "; ".join(
-            filter(None, [run["state"], memory, others and f"other settings: {others}"])
-        ):
+        remarks = _remarks(run)
+        if remarks:
             lines.append(f"{run['name']}: {remarks}")
     for group in report["groups"]:
         if len(group["runs"]) > 1:
-            lines.append(
-                f"parity of {', '.join(group['runs'])}: {group['verdict']}: {group['why']}"
-            )
-    same = ", ".join(f"{key} {_plain(value)}" for key, value in settings["same"].items())
-    lines += textwrap.wrap(
-        f"the same in all: {same}", 118, break_long_words=False, break_on_hyphens=False
-    )
-    return printable("\n".join([*lines, report["recommendation"]]))
+            names = ", ".join(group["runs"])
+            lines.append(f"parity of {names}: {group['verdict']}: {group['why']}")
+    lines += _same_settings(report)
+    lines.append(report["recommendation"])
+    return printable("\n".join(lines))
 
 
 def _rows(report: Mapping[str, Any]) -> list[list[str]]:
-    counts_tokens = any(run["tokens_per_second"] for run in report["runs"])
-    units = ["samples", *(["tokens"] if counts_tokens else [])]
-    speeds = [f"{unit}/s (middle half)" for unit in units]
-    heads = [
-        "run",
-        "strategy",
-        "world",
-        *speeds,
-        "peak memory",
-        "states",
-        "sent a step",
-        "final loss",
-    ]
-    metrics = list(
-        dict.fromkeys(key for run in report["runs"] for key in run["final"] if key != "loss")
-    )
-    watched = any(run["best"] for run in report["runs"])
-    rows = [[*heads, *metrics, *(["best"] if watched else [])]]
-    for run in report["runs"]:
-        counts = (
-            max(run["peak_memory_bytes"], default=None),
-            run["state_bytes_per_rank"],
-            run["sent_bytes_per_step"],
-        )
-        rows.append(
-            [
-                run["name"],
-                *("" if run[key] is None else str(run[key]) for key in ("strategy", "world_size")),
-                *(_speed(run, unit) for unit in units),
-                *("" if count is None else size(count) for count in counts),
-                *(
-                    f"{run['final'][key]:.4f}" if key in run["final"] else ""
-                    for key in ("loss", *metrics)
-                ),
-                *([_best(run)] if watched else []),
-            ]
-        )
+    """Return the heading and a row for each run."""
+    runs = report["runs"]
+    units = ["samples"]
+    if any(run["tokens_per_second"] for run in runs):
+        units.append("tokens")
+    metrics: list[str] = []
+    for run in runs:
+        for key in run["final"]:
+            if key != "loss" and key not in metrics:
+                metrics.append(key)
+    any_best = any(run["best"] for run in runs)
+
+    heading = ["run", "strategy", "world"]
+    heading += [f"{unit}/s (middle half)" for unit in units]
+    heading += ["peak memory", "states", "sent a step", "final loss", *metrics]
+    if any_best:
+        heading.append("best")
+
+    rows = [heading]
+    for run in runs:
+        row = _row(run, units, ["loss", *metrics])
+        if any_best:
+            row.append(_best(run))
+        rows.append(row)
     return rows
+
+
+def _row(run: Mapping[str, Any], units: Sequence[str], metrics: Sequence[str]) -> list[str]:
+    """Return the row of a run; what is not known is empty.
+
+    Args:
+        run: of the report.
+        units: of its speeds.
+        metrics: of its final values.
+    """
+    row = [run["name"]]
+    for key in ("strategy", "world_size"):
+        row.append("" if run[key] is None else str(run[key]))
+    row += [_speed(run, unit) for unit in units]
+
+    peak_memory = max(run["peak_memory_bytes"], default=None)
+    for count in (peak_memory, run["state_bytes_per_rank"], run["sent_bytes_per_step"]):
+        row.append("" if count is None else size(count))
+    for key in metrics:
+        row.append(f"{run['final'][key]:.4f}" if key in run["final"] else "")
+    return row
+
+
+def _different_settings(report: Mapping[str, Any]) -> list[str]:
+    """Return a table of the settings that are not the same in all runs, if there are any."""
+    # Strategy and world size are in the table of the runs.
+    different = {
+        key: values
+        for key, values in report["settings"]["different"].items()
+        if key not in ("strategy", "world_size")
+    }
+    if not different:
+        return []
+
+    rows = [["run", *different]]
+    for run in report["runs"]:
+        name = run["name"]
+        rows.append([name, *(_plain(values.get(name, "")) for values in different.values())])
+    return ["", "settings that differ", *columns(rows, left=1)]
+
+
+def _same_settings(report: Mapping[str, Any]) -> list[str]:
+    """Return the settings that all runs share, wrapped to lines."""
+    same = [f"{key} {_plain(value)}" for key, value in report["settings"]["same"].items()]
+    text = f"the same in all: {', '.join(same)}"
+    return textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False)
+
+
+def _remarks(run: Mapping[str, Any]) -> str:
+    """Return what is unusual about a run: how it ended, its memory, its settings."""
+    remarks = []
+    if run["state"]:
+        remarks.append(run["state"])
+
+    beyond_training = []
+    for phase, most in run["memory"].items():
+        if most > run["memory"]["training"]:
+            beyond_training.append(f"{phase} {size(most)}")
+    if beyond_training:
+        remarks.append(f"more memory than in training: {', '.join(beyond_training)}")
+
+    changes = []
+    for key, (usual, own) in run["differs"].items():
+        changes.append(f"{key} {_plain(usual)} -> {_plain(own)}")
+    if changes:
+        remarks.append(f"other settings: {', '.join(changes)}")
+    return "; ".join(remarks)
 
 
 def _speed(run: Mapping[str, Any], unit: str) -> str:
     speed = run[f"{unit}_per_second"]
     if not speed:
         return ""
+
     low, high = run[f"{unit}_per_second_quartiles"]
     return f"{speed:.0f} ({low:.0f}-{high:.0f})"
 
 
 def _best(run: Mapping[str, Any]) -> str:
     best = run["best"]
-    return "" if best is None else f"{best['metric']} {best['value']:.4f} at step {best['step']}"
+    if best is None:
+        return ""
+    return f"{best['metric']} {best['value']:.4f} at step {best['step']}"
 
 
 def _plain(value: object) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else "none"
-        if value is None
-        else json.dumps(value, default=str)
-    )
+    """Return the value of a setting as people write it."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)

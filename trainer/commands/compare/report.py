@@ -1,4 +1,4 @@
-"""Compare runs: which learned under the same settings, whether their curves are the same, and what
+"""Compare runs: which train under the same settings, whether their curves are the same, and what
 each cost.
 """
 
@@ -21,10 +21,10 @@ from ..nudged import is_nudged
 from ..planner.costs import sent_by_plan
 from ..runs import Run
 from ..trials import BOUNDS, NUDGE_FACTOR, Bounds, Sameness, judge, measure_gap, precision_of
-from .choice import recommend
+from .recommendation import recommend
 
-# Settings that say how a run is laid out; what it learns does not depend on them.
-_LAYOUT = (
+# Settings of the layout of a run, which change no numbers.
+_LAYOUT_KEYS = (
     "strategy",
     "world_size",
     "launcher",
@@ -39,98 +39,135 @@ _PRECISIONS = {"no": "full precision", "bf16": "bf16", "fp16": "fp16", "tf32": "
 def make_report(runs: Sequence[Run]) -> dict[str, Any]:
     """Collect everything that the table, the JSON and the page show.
 
-    Runs whose settings decide the same numbers form a group, and are held against the first run of
-    their group. The largest group is the main one: it is what the others' settings are held
-    against, and what the answer is about.
+    Runs whose settings decide the same numbers form a group, and are compared with the first run of
+    their group. The largest group is the main one: the settings of all other runs are compared with
+    its, and the recommendation is about it.
 
     Raises:
         ConfigError: no run has logged a step.
     """
-    if not any(map(_logged, runs)):
+    if not any(map(_has_logged, runs)):
         paths = ", ".join(run.path for run in runs)
-        raise ConfigError(
-            Problem(origin=Origin(paths), rule="no step was logged; there is nothing to compare")
-        )
-    runs = _known_alike(runs)
+        rule = "no step was logged; there is nothing to compare"
+        raise ConfigError(Problem(origin=Origin(paths), rule=rule))
+
+    runs = _without_partly_known(runs)
     names = _distinct_names(runs)
     groups = _group_by_settings(runs)
     main = max(groups, key=len)
-    entries = [_entry(run, name) for run, name in zip(runs, names, strict=True)]
     usual = _settings(runs[main[0]])
-    for at, (run, entry) in enumerate(zip(runs, entries, strict=True)):
-        entry["group"] = next((number for number, group in enumerate(groups) if at in group), None)
-        own = _settings(run) if run.plan else usual
-        keys = sorted(key for key in own.keys() | usual.keys() if own.get(key) != usual.get(key))
-        entry["differs"] = {key: [usual.get(key), own.get(key)] for key in keys}
-    judged = [_judge([runs[at] for at in group], [names[at] for at in group]) for group in groups]
+
+    entries = []
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+        entry = _entry(run, name)
+        entry["group"] = _group_of(index, groups)
+        entry["differs"] = _differences(_settings(run), usual) if run.plan else {}
+        entries.append(entry)
+
+    verdicts = []
+    for group in groups:
+        group_runs = [runs[index] for index in group]
+        group_names = [names[index] for index in group]
+        verdicts.append(_compare_group(group_runs, group_names))
+
+    main_number = groups.index(main)
+    main_entries = [entries[index] for index in main]
     return {
         "runs": entries,
-        "groups": judged,
-        "main": groups.index(main),
+        "groups": verdicts,
+        "main": main_number,
         "settings": _split_settings(runs, names),
-        "recommendation": recommend(
-            [entries[at] for at in main], judged[groups.index(main)], len(entries)
-        ),
+        "recommendation": recommend(main_entries, verdicts[main_number], len(entries)),
     }
 
 
-def _logged(run: Run) -> bool:
+def _has_logged(run: Run) -> bool:
     return any(loss is not None for loss in run.curve("loss").values())
 
 
+def _without_partly_known(runs: Sequence[Run]) -> list[Run]:
+    """Leave out of the plans how a run was built, where runs of older versions did not write it."""
+    plans = [run.plan for run in runs if run.plan]
+    partly_known = []
+    for key in ("optimizer_groups", "schedule_class"):
+        if not all(key in plan for plan in plans):
+            partly_known.append(key)
+
+    cleaned = []
+    for run in runs:
+        plan = {key: value for key, value in run.plan.items() if key not in partly_known}
+        cleaned.append(replace(run, plan=plan))
+    return cleaned
+
+
 def _distinct_names(runs: Sequence[Run]) -> list[str]:
-    short = [run.name for run in runs]
-    return (
-        short
-        if len(set(short)) == len(short)
-        else [f"{run.name} ({at})" for at, run in enumerate(runs, 1)]
-    )
+    """Return the names of the runs, with numbers where two have the same."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
 def _group_by_settings(runs: Sequence[Run]) -> list[list[int]]:
     """Group the positions of the runs that logged something by equal settings."""
-    found: dict[str, list[int]] = {}
-    for at, run in enumerate(runs):
-        if _logged(run):
-            found.setdefault(json.dumps(_settings(run), sort_keys=True, default=str), []).append(at)
-    return list(found.values())
+    groups: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        if _has_logged(run):
+            key = json.dumps(_settings(run), sort_keys=True, default=str)
+            groups.setdefault(key, []).append(index)
+
+    return list(groups.values())
+
+
+def _group_of(index: int, groups: Sequence[Sequence[int]]) -> int | None:
+    """Return the number of the group of a run; None for one that logged nothing."""
+    for number, group in enumerate(groups):
+        if index in group:
+            return number
+
+    return None
+
+
+def _differences(own: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the usual and the own value of each setting in which they differ."""
+    differs = {}
+    for key in sorted(own.keys() | usual.keys()):
+        if own.get(key) != usual.get(key):
+            differs[key] = [usual.get(key), own.get(key)]
+
+    return differs
 
 
 def _settings(run: Run) -> dict[str, Any]:
     """Return the settings that decide the numbers by dotted key, without those that are not set."""
-    found = fingerprint(run.plan)
-    if is_nudged(run):  # of a run that is the same but for its last places
-        found["weights"] = None
-    groups = found.pop("optimizer_groups", None)
-    if groups:  # what the settings of the optimizer became, whoever built it
-        found.pop("optimizer_settings", None)
-        named = zip(group_names(groups), groups, strict=True)
-        found["optimizer_groups"] = {name: _beside(group, found.get("lr")) for name, group in named}
-    return {key: value for key, value in _flat(found) if value is not None}
+    settings = fingerprint(run.plan)
+    if is_nudged(run):  # the same as the run that it repeats, but for the last places
+        settings["weights"] = None
+
+    groups = settings.pop("optimizer_groups", None)
+    if groups:  # which hold what became of the optimizer's settings, whoever built it
+        settings.pop("optimizer_settings", None)
+        by_name = {}
+        for name, group in zip(group_names(groups), groups, strict=True):
+            by_name[name] = _without_usual(group, settings.get("lr"))
+        settings["optimizer_groups"] = by_name
+
+    return {key: value for key, value in _flat(settings) if value is not None}
 
 
-def _beside(group: Mapping[str, Any], lr: object) -> dict[str, Any]:
-    """Return what a group says beside the run's own rate."""
-    return {
-        key: value for key, value in group.items() if key != "name" and (key, value) != ("lr", lr)
-    }
+def _without_usual(group: Mapping[str, Any], lr: object) -> dict[str, Any]:
+    """Return an optimizer's group without its name, and without the learning rate of the run."""
+    own = {}
+    for key, value in group.items():
+        if key == "name" or (key == "lr" and value == lr):
+            continue
+        own[key] = value
 
-
-def _known_alike(runs: Sequence[Run]) -> list[Run]:
-    """Leave out what only some runs say of how they were built: those of older versions do not."""
-    said = [run.plan.keys() for run in runs if run.plan]
-    partly = [
-        key
-        for key in ("optimizer_groups", "schedule_class")
-        if not all(key in keys for keys in said)
-    ]
-    return [
-        replace(run, plan={key: run.plan[key] for key in run.plan if key not in partly})
-        for run in runs
-    ]
+    return own
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested values with dotted keys."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -139,111 +176,67 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _split_settings(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Split the settings into those that all runs share and, for each other key, the value of each
-    run.
+    """Split the settings into those that all runs share and those that differ.
+
+    Returns:
+        ``same``, the value by key, and ``different``, the value of each run by key and name.
     """
-    found = {
-        name: {
-            **{key: run.plan[key] for key in _LAYOUT if key in run.plan},
-            **dict(_flat({"machine": run.plan.get("machine", {})})),
-            **_settings(run),
-        }
-        for name, run in zip(names, runs, strict=True)
-        if run.plan
-    }
-    keys = dict.fromkeys(key for values in found.values() for key in values)
-    columns = {key: {name: values.get(key) for name, values in found.items()} for key in keys}
-    equal = {
-        key: all(value == next(iter(row.values())) for value in row.values())
-        for key, row in columns.items()
-    }
-    return {
-        "same": {key: next(iter(row.values())) for key, row in columns.items() if equal[key]},
-        "different": {key: row for key, row in columns.items() if not equal[key]},
-    }
+    by_run = {}
+    for run, name in zip(runs, names, strict=True):
+        if run.plan:
+            by_run[name] = _all_settings(run)
+
+    same = {}
+    different = {}
+    keys = dict.fromkeys(key for settings in by_run.values() for key in settings)
+    for key in keys:
+        values = {name: settings.get(key) for name, settings in by_run.items()}
+        first = next(iter(values.values()))
+        if all(value == first for value in values.values()):
+            same[key] = first
+        else:
+            different[key] = values
+    return {"same": same, "different": different}
+
+
+def _all_settings(run: Run) -> dict[str, Any]:
+    """Return layout, machine, and the settings that decide the numbers, by dotted key."""
+    settings = {key: run.plan[key] for key in _LAYOUT_KEYS if key in run.plan}
+    settings.update(_flat({"machine": run.plan.get("machine", {})}))
+    settings.update(_settings(run))
+    return settings
 
 
 def _entry(run: Run, name: str) -> dict[str, Any]:
+    """Return what the report shows of one run; None where a value is not known."""
+    plan, summary = run.plan, run.summary
     logged = [row for row in run.rows if row.get("loss") is not None]
     last = logged[-1] if logged else {"step": 0}
-    sent = sent_by_plan(run.plan)
-    return {
+    steps = int(last["step"])
+    sent = sent_by_plan(plan)
+
+    entry = {
         "name": name,
         "path": run.path,
-        "ended": bool(run.summary),
-        "state": _state(run, int(last["step"])),
-        **{
-            key: run.plan.get(key)
-            for key in ("strategy", "world_size", "mixed_precision", "global_batch_size", "lr")
-        },
-        "device": run.plan.get("device"),
-        "steps": int(last["step"]),
-        **_speeds(run),
-        "layout": _layout(run),
-        "peak_memory_bytes": run.summary.get("peak_memory_bytes")
-        or _known(last.get("peak_memory_bytes")),
-        "memory": {
-            phase: max(next(iter(one.values())))
-            for phase, one in run.summary.get("memory", {}).items()
-        },
-        "machine": machine_text(run.plan["machine"]) if "machine" in run.plan else None,
-        "state_bytes_per_rank": run.plan.get("state_bytes_per_rank"),
-        "sent_bytes_per_step": sent,
-        "sent_bytes": None if sent is None else sent * int(last["step"]),
-        "seconds": run.summary.get("seconds", {}),
-        "final": {
-            **({"loss": last["loss"]} if logged else {}),
-            **{
-                key: value
-                for key, value in run.evaluation.items()
-                if is_headline(key) and value is not None
-            },
-        },
-        "best": _best(run),
-        "curves": {
-            "train": [
-                [row["step"], row["samples"], row.get("seconds", 0), row["loss"]] for row in logged
-            ],
-            "eval": [
-                [row["step"], row["samples"], _seconds_at(logged, row["step"]), row["eval/loss"]]
-                for row in run.rows
-                if row.get("eval/loss") is not None
-            ],
-        },
+        "ended": bool(summary),
+        "state": _state(run, steps),
     }
-
-
-def _speeds(run: Run) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for unit in UNITS:
-        speed = steady_speed(run.rows, unit)
-        found[f"{unit}_per_second"] = None if speed is None else speed.median
-        found[f"{unit}_per_second_quartiles"] = None if speed is None else [speed.low, speed.high]
-    return found
-
-
-def _layout(run: Run) -> str:
-    """Return what two runs have in common that only repeat each other."""
-    told = ("origins", "files", "notices", "launcher")
-    keys = [field.name for field in fields(Plan) if field.name not in told] + ["machine"]
-    return json.dumps({key: run.plan.get(key) for key in keys}, sort_keys=True, default=str)
-
-
-def _best(run: Run) -> dict[str, Any] | None:
-    """Return the best value of the metric that a run was asked to watch, and its step; None where
-    there is none.
-    """
-    metric = run.plan.get("best_metric")
-    values = (
-        {step: value for step, value in run.curve(metric).items() if value is not None}
-        if metric
-        else {}
-    )
-    if not values:
-        return None
-    better = max if run.plan.get("best_mode") == "max" else min
-    step = better(values, key=lambda at: float(values[at] or 0.0))
-    return {"metric": metric, "value": values[step], "step": step}
+    keys = ("strategy", "world_size", "mixed_precision", "global_batch_size", "lr", "device")
+    entry.update({key: plan.get(key) for key in keys})
+    entry["steps"] = steps
+    entry.update(_speeds(run))
+    entry["layout"] = _layout(run)
+    entry["peak_memory_bytes"] = _peak_memory(run, last)
+    entry["memory"] = _memory_by_phase(run)
+    entry["machine"] = machine_text(plan["machine"]) if "machine" in plan else None
+    entry["state_bytes_per_rank"] = plan.get("state_bytes_per_rank")
+    entry["sent_bytes_per_step"] = sent
+    entry["sent_bytes"] = None if sent is None else sent * steps
+    entry["seconds"] = summary.get("seconds", {})
+    entry["final"] = _final_values(run, last)
+    entry["best"] = _best(run)
+    entry["curves"] = _curves(run, logged)
+    return entry
 
 
 def _state(run: Run, step: int) -> str:
@@ -256,109 +249,250 @@ def _state(run: Run, step: int) -> str:
         return "logged no step"
     if not run.summary:
         return f"did not end; last logged step {step}{of}"
-    return "" if total in (None, step) else f"ended at step {step}{of}"
+    if total is None or total == step:
+        return ""
+    return f"ended at step {step}{of}"
 
 
-def _known(value: float | None) -> list[int]:
-    return [int(value)] if value else []
+def _speeds(run: Run) -> dict[str, Any]:
+    """Return the median of the speeds and their quartiles, in each unit."""
+    speeds: dict[str, Any] = {}
+    for unit in UNITS:
+        speed = steady_speed(run.rows, unit)
+        median, quartiles = None, None
+        if speed is not None:
+            median, quartiles = speed.median, [speed.low, speed.high]
+        speeds[f"{unit}_per_second"] = median
+        speeds[f"{unit}_per_second_quartiles"] = quartiles
+
+    return speeds
+
+
+def _layout(run: Run) -> str:
+    """Return a text that is equal for two runs that repeat each other: plan and machine."""
+    descriptions = ("origins", "files", "notices", "launcher")
+    keys = [field.name for field in fields(Plan) if field.name not in descriptions]
+    values = {key: run.plan.get(key) for key in [*keys, "machine"]}
+    return json.dumps(values, sort_keys=True, default=str)
+
+
+def _peak_memory(run: Run, last: Mapping[str, Any]) -> list[int]:
+    """Return the peak of each rank; of a run that did not end, the last that rank 0 logged."""
+    peaks: list[int] | None = run.summary.get("peak_memory_bytes")
+    if peaks:
+        return peaks
+
+    peak = last.get("peak_memory_bytes")
+    return [int(peak)] if peak else []
+
+
+def _memory_by_phase(run: Run) -> dict[str, int]:
+    """Return the peak of each phase, of the rank that needs most."""
+    peaks = {}
+    for phase, kinds in run.summary.get("memory", {}).items():
+        first_kind = next(iter(kinds.values()))  # a GPU has allocated and then reserved bytes
+        peaks[phase] = max(first_kind)
+
+    return peaks
+
+
+def _final_values(run: Run, last: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the last loss, and the last value of each metric that is shown to people."""
+    final = {}
+    if "loss" in last:
+        final["loss"] = last["loss"]
+    for key, value in run.evaluation.items():
+        if is_headline(key) and value is not None:
+            final[key] = value
+
+    return final
+
+
+def _best(run: Run) -> dict[str, Any] | None:
+    """Return the best value of the run's ``best_metric`` and its step; None where there is none."""
+    metric = run.plan.get("best_metric")
+    if not metric:
+        return None
+    values = {step: value for step, value in run.curve(metric).items() if value is not None}
+    if not values:
+        return None
+
+    better = max if run.plan.get("best_mode") == "max" else min
+    step = better(values, key=lambda step: float(values[step]))
+    return {"metric": metric, "value": values[step], "step": step}
+
+
+def _curves(run: Run, logged: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
+    """Return the points of the curves: step, samples, seconds, loss."""
+    train = []
+    for row in logged:
+        train.append([row["step"], row["samples"], row.get("seconds", 0), row["loss"]])
+
+    evaluation = []
+    for row in run.rows:
+        loss = row.get("eval/loss")
+        if loss is not None:
+            seconds = _seconds_at(logged, row["step"])
+            evaluation.append([row["step"], row["samples"], seconds, loss])
+    return {"train": train, "eval": evaluation}
 
 
 def _seconds_at(logged: Sequence[Mapping[str, Any]], step: int) -> float:
-    """Return the seconds of training at the last logged step up to ``step``: evaluation rows carry
-    no clock.
+    """Return the seconds of training at the last logged step up to ``step``.
+
+    Rows of evaluations have no clock of their own.
     """
-    return max((float(row.get("seconds", 0)) for row in logged if row["step"] <= step), default=0.0)
+    seconds = [float(row.get("seconds", 0)) for row in logged if row["step"] <= step]
+    return max(seconds, default=0.0)
 
 
-def _judge(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
+def _compare_group(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
     """Compare the curves of a group with that of its first run that is not nudged."""
-    nudged = [run for run in runs if is_nudged(run)]
-    named = [(run, name) for run, name in zip(runs, names, strict=True) if not is_nudged(run)]
-    if not named:
+    nudged = []
+    others = []
+    for run, name in zip(runs, names, strict=True):
+        if is_nudged(run):
+            nudged.append(run)
+        else:
+            others.append((run, name))
+    if not others:
         return {
             "runs": list(names),
             "verdict": "nudged runs",
-            "why": "without the one that they repeat",
+            "why": "without the run that they repeat",
             "against": [],
         }
-    (reference, first), *others = named
+
+    reference, reference_name = others.pop(0)
     precision = precision_of(reference.plan)
-    bounds = BOUNDS[precision]
-    against: list[dict[str, Any]] = []
+    against = []
     for run, name in others:
-        found = judge(run, reference, ("loss",), bounds, nudged)
-        gap = measure_gap(run.curve("loss"), reference.curve("loss"))
-        entry: dict[str, Any] = {"name": name, "same": None, "found": None}
-        if found is not None and gap is not None:
-            same = {Sameness.DIFFERS: False, Sameness.UNKNOWN: None}.get(found, True)
-            entry |= {
-                "same": same,
-                "found": found.value,
-                **{k: _finite(v) for k, v in vars(gap).items()},
-            }
-        against.append(entry)
-    carried = [measure_gap(one.curve("loss"), reference.curve("loss")) for one in nudged]
-    rounding = max((gap.largest for gap in carried if gap is not None), default=None)
-    verdict, why = _verdict(first, against, bounds, precision, rounding)
+        against.append(_compare(run, name, reference, BOUNDS[precision], nudged))
+    within = _describe_bounds(precision, reference_name, _largest_by_rounding(reference, nudged))
+    verdict, why = _verdict(reference_name, against, within)
     return {"runs": list(names), "verdict": verdict, "why": why, "against": against}
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has no NaN
+def _compare(
+    run: Run, name: str, reference: Run, bounds: Bounds, nudged: Sequence[Run]
+) -> dict[str, Any]:
+    """Return how far the loss of a run is from the reference's, and whether that is the same.
 
-
-def _verdict(
-    first: str,
-    against: Sequence[Mapping[str, Any]],
-    bounds: Bounds,
-    precision: str,
-    rounding: float | None,
-) -> tuple[str, str]:
-    """Return the verdict and its reasons. ``rounding``: how far nudged runs stray from the
-    reference, if there are.
+    ``same`` and ``found`` are None where they share no step; ``same`` alone where it is not known.
     """
-    within = f"bounds for {_PRECISIONS[precision]}: first step {bounds.first:g}, each step {bounds.step:g}"
-    if rounding is not None:
-        within += (
-            f"; or {NUDGE_FACTOR:g} times where nudged runs of {first} lead, {rounding:.1e} at most"
-        )
-    by = {found: [e for e in against if e["found"] == found.value] for found in Sameness}
-    strangers = [
-        f"{e['name']} logged no step that {first} logged" for e in against if e["found"] is None
-    ]
-    unlike = "; ".join(strangers)
-    apart, open_, alike = (
-        by[Sameness.DIFFERS],
-        by[Sameness.UNKNOWN],
-        by[Sameness.SAME] + by[Sameness.ROUNDING],
+    entry: dict[str, Any] = {"name": name, "same": None, "found": None}
+    found = judge(run, reference, ("loss",), bounds, nudged)
+    gap = measure_gap(run.curve("loss"), reference.curve("loss"))
+    if found is None or gap is None:
+        return entry
+
+    if found is not Sameness.UNKNOWN:
+        entry["same"] = found is not Sameness.DIFFERS
+    entry["found"] = found.value
+    for key, value in vars(gap).items():
+        entry[key] = value if math.isfinite(value) else None  # JSON has no NaN
+    return entry
+
+
+def _largest_by_rounding(reference: Run, nudged: Sequence[Run]) -> float | None:
+    """Return how far nudged runs stray from the reference at most; None where there are none."""
+    largest = []
+    for run in nudged:
+        gap = measure_gap(run.curve("loss"), reference.curve("loss"))
+        if gap is not None:
+            largest.append(gap.largest)
+
+    return max(largest, default=None)
+
+
+def _describe_bounds(precision: str, reference: str, rounding: float | None) -> str:
+    """Return the bounds that count.
+
+    Args:
+        precision: a key of ``BOUNDS``.
+        reference: its name.
+        rounding: how far nudged runs stray from the reference; None where there are none.
+    """
+    bounds = BOUNDS[precision]
+    text = (
+        f"bounds for {_PRECISIONS[precision]}: first step {bounds.first:g}, "
+        f"each step {bounds.step:g}"
     )
+    if rounding is not None:
+        text += f"; or {NUDGE_FACTOR:g} times where nudged runs of {reference} lead, "
+        text += f"{rounding:.1e} at most"
+    return text
+
+
+def _verdict(reference: str, against: Sequence[Mapping[str, Any]], within: str) -> tuple[str, str]:
+    """Return the verdict on a group and its reasons.
+
+    Args:
+        reference: its name.
+        against: the entry of each other run.
+        within: the bounds that count.
+    """
+    by_finding: dict[str | None, list[Mapping[str, Any]]] = {}
+    for entry in against:
+        by_finding.setdefault(entry["found"], []).append(entry)
+    apart = by_finding.get(Sameness.DIFFERS.value, [])
+    unknown = by_finding.get(Sameness.UNKNOWN.value, [])
+    rounding = by_finding.get(Sameness.ROUNDING.value, [])
+    same = by_finding.get(Sameness.SAME.value, []) + rounding
+
+    without_common_step = []
+    for entry in by_finding.get(None, []):
+        without_common_step.append(f"{entry['name']} logged no step that {reference} logged")
+
     if apart:
-        numbers = ", ".join(
-            f"{e['name']} (first step {_scientific(e['first'])}, mean {_scientific(e['mean'])}, largest "
-            f"{_scientific(e['largest'])} at step {e['largest_step']})"
-            for e in apart
+        verdict, why = "different curves", _why_different(reference, apart)
+    elif unknown:
+        verdict, why = "close curves", _why_close(reference, unknown)
+    elif same:
+        verdict, why = "the same curve", _why_same(reference, same, by_rounding=bool(rounding))
+    elif without_common_step:
+        return "no common step", "; ".join(without_common_step)
+    else:
+        return "one run", "no other run has these settings"
+    return verdict, "; ".join([why, within, *without_common_step])
+
+
+def _why_different(reference: str, apart: Sequence[Mapping[str, Any]]) -> str:
+    descriptions = []
+    for entry in apart:
+        descriptions.append(
+            f"{entry['name']} (first step {_scientific(entry['first'])}, "
+            f"mean {_scientific(entry['mean'])}, "
+            f"largest {_scientific(entry['largest'])} at step {entry['largest_step']})"
         )
-        return "different curves", "; ".join(
-            filter(None, [f"apart from {first}: {numbers}", within, unlike])
-        )
-    if open_:
-        worst = max(open_, key=lambda entry: float(entry["largest"]))
-        why = (
-            f"the same as {first} at the first step, later up to {worst['largest']:.1e} apart ({worst['name']}, step "
-            f"{worst['largest_step']}); rounding may lead a network that chooses (ReLU, max pooling) so far, and "
-            "so may a fault: trainer parity FILES --config CONFIG tells, by runs from nudged weights"
-        )
-        return "close curves", "; ".join(filter(None, [why, within, unlike]))
-    if alike:
-        worst = max(alike, key=lambda entry: float(entry["largest"]))
-        why = (
-            f"relative differences to {first}: first step at most {max(e['first'] for e in alike):.1e}, at any step "
-            f"at most {worst['largest']:.1e} ({worst['name']}, step {worst['largest_step']})"
-        )
-        if by[Sameness.ROUNDING]:
-            why += ", which is what rounding does to this model"
-        return "the same curve", "; ".join(filter(None, [why, within, unlike]))
-    return ("no common step", unlike) if unlike else ("one run", "no other run has these settings")
+
+    return f"apart from {reference}: {', '.join(descriptions)}"
+
+
+def _why_close(reference: str, unknown: Sequence[Mapping[str, Any]]) -> str:
+    worst = _farthest(unknown)
+    return (
+        f"the same as {reference} at the first step, later up to {worst['largest']:.1e} apart "
+        f"({worst['name']}, step {worst['largest_step']}); rounding may lead a network that "
+        "chooses (ReLU, max pooling) so far, and so may a fault: trainer parity FILES --config "
+        "CONFIG tells, by runs from nudged weights"
+    )
+
+
+def _why_same(reference: str, same: Sequence[Mapping[str, Any]], *, by_rounding: bool) -> str:
+    worst = _farthest(same)
+    first = max(entry["first"] for entry in same)
+    text = (
+        f"relative differences to {reference}: first step at most {first:.1e}, at any step at most "
+        f"{worst['largest']:.1e} ({worst['name']}, step {worst['largest_step']})"
+    )
+    if by_rounding:
+        text += ", which is what rounding does to this model"
+    return text
+
+
+def _farthest(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return max(entries, key=lambda entry: float(entry["largest"]))
 
 
 def _scientific(value: float | None) -> str:
