@@ -112,7 +112,7 @@ def test_a_config_is_measured_without_memory(
 ) -> None:
     words = (str(llama), "--gpus", "2", "--gpu", "T4", "--micro_batch", "8", "--sequence", "128")
     told = plan(capsys, *words)
-    assert told["subject"].endswith("(LlamaForCausalLM): 263,744 parameters, 263,744 of them learn")
+    assert told["subject"].endswith("(LlamaForCausalLM): 263,744 parameters, 263,744 of them trainable")
     plain, again = by_name(told)["ddp", "none"], by_name(told, recompute=True)["ddp", "none"]
     assert 0 < again["activations"] < plain["activations"] / 2
     twice = plan(capsys, *words[:-3], "16", *words[-2:])

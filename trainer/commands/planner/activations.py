@@ -3,11 +3,11 @@ memory and time.
 
 The tensors that autograd saves are counted where they are saved (``saved_tensors_hooks``), each
 storage once, without parameters and buffers. With recomputation (activation checkpointing) each
-block of the model keeps its input only, and one block at a time the rest. What lives within one
-operation, and the gradients of activations, are not counted: the largest saved tensor is added once
-for them. Measured on 2026-11-21 (two x86 CPU cores, torch 2.13) with the profiler's allocations of
-one forward and backward pass: activations and gradients together are 0 to 12 % above the true peak
-(digits CNN fp32 +12 %, small Llama fp32 +7 %, autocast bf16 +9 %, bf16 0 %).
+block of the model keeps its input only, and one block at a time the rest. What exists within one
+operation only, and the gradients of activations, are not counted: the largest saved tensor is added
+once for them. Measured on 2026-11-21 (two x86 CPU cores, torch 2.13) with the profiler's
+allocations of one forward and backward pass: activations and gradients together are 0 to 12 % above
+the true peak (digits CNN fp32 +12 %, small Llama fp32 +7 %, autocast bf16 +9 %, bf16 0 %).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Activations:
 
     Args:
         saved: by autograd, in the whole forward pass.
-        recomputed: the same where each block keeps its input only; equal where the model has no row
-            of blocks.
+        recomputed: the same where each block keeps its input only; equal to ``saved`` where the
+            model has no repeated blocks.
     """
 
     saved: int
@@ -36,70 +36,82 @@ class Activations:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """List the repeated layers of a model: the children of its largest ``ModuleList``, if there is
-    one.
-    """
-    lists = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList) and len(module) > 1
-    ]
-    largest = max(
-        lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=None
-    )
-    return list(largest or [])
+    """Return the repeated layers of a model: the children of its largest ``ModuleList``, if any."""
+    largest: list[nn.Module] = []
+    elements = 0
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) > 1:
+            count = _count_parameters(module)
+            if count > elements or not largest:
+                largest, elements = list(module), count
+
+    return largest
 
 
 def largest_unit(model: nn.Module) -> int:
-    """Count the elements of the largest block, or of all outside of blocks: what sharding gathers
-    at once.
-    """
-    blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
-    return max([*blocks, sum(p.numel() for p in model.parameters()) - sum(blocks)])
+    """Count the elements of what sharding gathers at once: the largest block, or all else."""
+    sizes = [_count_parameters(block) for block in blocks_of(model)]
+    outside = _count_parameters(model) - sum(sizes)
+    return max([*sizes, outside])
+
+
+def _count_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def probe(model: nn.Module, forward: Callable[[], Tensor]) -> Activations:
     """Run ``forward`` once and count what it saves.
 
     Args:
+        model: whose parameters and buffers are not counted.
         forward: computes a loss with ``model``; under a ``FakeTensorMode`` it costs neither memory
             nor arithmetic.
     """
     counter = _Counter(model)
     with (
         counter.watching(blocks_of(model)),
-        torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda kept: kept),
+        torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda saved: saved),
     ):
         forward()
+
     saved = sum(counter.saved.values())
+    outside_blocks = saved - sum(counter.in_blocks)
+    # At the peak all blocks' inputs, and what the one needs that is recomputed.
+    recomputed = outside_blocks + sum(counter.inputs) + max(counter.in_blocks, default=0)
     largest = max(counter.saved.values(), default=0)
-    in_blocks = sum(counter.within)
-    recomputed = saved - in_blocks + sum(counter.inputs) + max(counter.within, default=0)
     return Activations(saved=saved + largest, recomputed=min(saved, recomputed) + largest)
 
 
 class _Counter:
-    """A count of the bytes that autograd saves: of all storages, and of those within each block."""
+    """A count of the bytes that autograd saves.
+
+    Attributes:
+        saved: bytes of each storage, by its address.
+        in_blocks: bytes saved in each block.
+        inputs: bytes of the inputs of each block.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        held = [*model.parameters(), *model.buffers()]
-        self.own = {_storage(tensor) for tensor in held}
+        owned = [*model.parameters(), *model.buffers()]
+        self._owned = {_storage(tensor) for tensor in owned}
+        # Kept alive, so that no later storage gets the address of one that was counted.
+        self._alive: list[Tensor] = []
+        self._is_inside_block = False
         self.saved: dict[int, int] = {}
-        self.kept: list[
-            Tensor
-        ] = []  # so that no storage is counted under the address of one that is gone
-        self.within: list[int] = []
+        self.in_blocks: list[int] = []
         self.inputs: list[int] = []
-        self.inside = False
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that is saved; returns it."""
-        key = _storage(tensor)
-        if key not in self.own and key not in self.saved:
-            self.saved[key] = tensor.untyped_storage().nbytes()
-            self.kept.append(tensor)
-            if self.inside:
-                self.within[-1] += self.saved[key]
+        """Count a tensor that is saved, and return it."""
+        storage = _storage(tensor)
+        if storage in self._owned or storage in self.saved:
+            return tensor
+
+        count = tensor.untyped_storage().nbytes()
+        self.saved[storage] = count
+        self._alive.append(tensor)
+        if self._is_inside_block:
+            self.in_blocks[-1] += count
         return tensor
 
     @contextlib.contextmanager
@@ -107,20 +119,21 @@ class _Counter:
         """Note which block is running."""
 
         def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
-            inputs = [
-                value
-                for value in (*args, *kwargs.values())
-                if isinstance(value, Tensor) and value.requires_grad
-            ]
-            self.inputs.append(sum(value.untyped_storage().nbytes() for value in inputs))
-            self.within.append(0)
-            self.inside = True
+            count = 0
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor) and value.requires_grad:
+                    count += value.untyped_storage().nbytes()
+            self.inputs.append(count)
+            self.in_blocks.append(0)
+            self._is_inside_block = True
 
         def leave(block: nn.Module, args: Any, output: Any) -> None:
-            self.inside = False
+            self._is_inside_block = False
 
-        hooks = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in blocks]
-        hooks += [block.register_forward_hook(leave) for block in blocks]
+        hooks = []
+        for block in blocks:
+            hooks.append(block.register_forward_pre_hook(enter, with_kwargs=True))
+            hooks.append(block.register_forward_hook(leave))
         try:
             yield
         finally:
@@ -129,4 +142,5 @@ class _Counter:
 
 
 def _storage(tensor: Tensor) -> int:
+    """Return what identifies the storage of a tensor, also of one without memory."""
     return int(tensor.untyped_storage()._cdata)

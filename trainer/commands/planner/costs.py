@@ -15,36 +15,48 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+# Bytes of an element in the compute dtype; in full precision it has 4.
 _WIDTH = {"no": 4, "bf16": 2, "fp16": 2}
+
 # DeepSpeed's own defaults, in elements (deepspeed/runtime/zero/config.py).
 BUCKET_ELEMENTS = 500_000_000
 PREFETCH_ELEMENTS = 50_000_000
 PERSISTENT_ELEMENTS = 100_000
+
 # Strategies and what they offload, in the order in which the planner offers them: the fastest
-# first, where they fit.
+# first.
 OFFERED = (
-    ("ddp", "none"), ("zero1", "none"), ("zero2", "none"), ("fsdp", "none"), ("zero3", "none"),
-    ("zero2", "optimizer"), ("zero3", "optimizer"), ("zero3", "all"), ("fsdp", "all"),
-)  # fmt: skip
+    ("ddp", "none"),
+    ("zero1", "none"),
+    ("zero2", "none"),
+    ("fsdp", "none"),
+    ("zero3", "none"),
+    ("zero2", "optimizer"),
+    ("zero3", "optimizer"),
+    ("zero3", "all"),
+    ("fsdp", "all"),
+)
+# The same for one GPU.
 OFFERED_ALONE = (
     ("single", "none"),
     ("zero2", "optimizer"),
     ("zero3", "optimizer"),
     ("zero3", "all"),
-)  # for one GPU
+)
 # The stage of the ZeRO paper that divides the model states as a strategy does.
 PAPER_STAGE = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 # The strategies that keep the weights in full precision and compute with copies (autocast), which
-# the backward needs.
+# the backward pass needs.
 COMPUTE_IN_COPIES = ("single", "ddp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A parameter tensor.
+    """A parameter tensor, or several that are equal.
 
     Args:
-        numel: its elements; ``rows``: its first dimension (1 for a scalar).
+        numel: elements of one.
+        rows: its first dimension; 1 for a scalar.
         trainable: whether it has a gradient and optimizer state.
         width: bytes an element of a frozen one; trainable ones are kept in full precision.
         count: how many such tensors there are.
@@ -62,20 +74,24 @@ class Case:
     """The settings of a training that decide what it costs.
 
     Args:
+        strategy: a key of ``PAPER_STAGE``.
+        world_size: processes in all.
+        mixed_precision: ``no``, ``bf16`` or ``fp16``.
         slots: full-precision tensors per parameter that the optimizer keeps (Adam 2, momentum 1).
-        offload: what lies in host memory: ``none``, ``optimizer`` (its state and gradients) or
+        accumulation_steps: micro-batches of a rank in one optimizer step.
+        offload: what is in host memory: ``none``, ``optimizer`` (its state and gradients) or
             ``all``.
-        sync_each_batch: whether gradients are exchanged in each micro-batch, and none wait whole.
-        overlap: whether a second exchange buffer is filled meanwhile.
-        decays: whether weights decay, and vectors (norms and biases) are a group of their own for
-            it.
-        reshard: whether gathered layers are let go after the forward pass and gathered again in the
+        reshard: whether gathered layers are freed after the forward pass and gathered again in the
             backward pass.
         unit: elements of the largest group of parameters that is gathered at once; 0: the whole
             model.
         bucket: elements of the buffer in which gradients are exchanged; None for the engine's
             default.
-        copies: groups of ranks that hold a whole model each, divided (HSDP).
+        copies: groups of ranks that hold a whole model each, divided among them (HSDP).
+        sync_each_batch: whether gradients are exchanged in each micro-batch, so that none are kept
+            whole until the last.
+        overlap: whether a second exchange buffer is filled while the first is sent.
+        decays: whether weights decay; vectors (norms and biases) are then a group of their own.
     """
 
     strategy: str
@@ -99,14 +115,12 @@ class Case:
 
     @property
     def ring(self) -> float:
-        """Return the share of a tensor that a rank sends in a reduce-scatter or all-gather: (ranks
-        - 1) / ranks.
-        """
+        """Return the share of a tensor that a rank sends in a reduce-scatter or an all-gather."""
         return (self.group - 1) / self.group
 
     @property
     def group(self) -> int:
-        """Return the ranks among which a tensor is divided, or exchanged."""
+        """Return the number of ranks among which a tensor is divided, or exchanged."""
         return self.world_size // self.copies
 
 
@@ -115,12 +129,12 @@ class Footprint:
     """The bytes of one rank.
 
     Args:
-        parameters, gradients, optimizer: the model states; the optimizer's include a full-precision
-            copy, if any.
+        parameters, gradients: of the model.
+        optimizer: its state, and the engine's full-precision copy of the parameters, if it has one.
         buffers: exchange buffers and gathered layers, which come and go within a step.
-        host: how many of the model states' bytes lie in host memory.
+        host: how many bytes of the model states are in host memory.
         snapshot: host memory that a checkpoint takes while it is written: the rank's part of
-            parameters and moments.
+            parameters and optimizer state.
     """
 
     parameters: int
@@ -132,51 +146,60 @@ class Footprint:
 
     @property
     def states(self) -> int:
-        """Sum parameters, gradients and optimizer state, wherever they lie."""
+        """Return parameters, gradients and optimizer state, wherever they are."""
         return self.parameters + self.gradients + self.optimizer
 
     @property
     def device(self) -> int:
-        """Sum what lies on the device, buffers included."""
+        """Return what is on the device, buffers included."""
         return self.states - self.host + self.buffers
 
 
 def case_of(plan: Mapping[str, Any], *, slots: int = 2) -> Case:
-    """Return the case of a run from its plan, as ``Plan.as_dict`` gives it and plan.json holds it."""
+    """Return the case of a run from its plan, as in ``Plan.as_dict`` and plan.json."""
+    fsdp = plan["fsdp"]
     zero = plan["deepspeed"].get("zero_optimization", {})
-    devices = [
-        (zero.get(key) or {}).get("device", "none")
-        for key in ("offload_optimizer", "offload_param")
-    ]
-    settings = plan.get("optimizer_settings")  # which older plans do not say
-    everything = devices[1] != "none" or bool(plan["fsdp"].get("cpu_offload"))
+    settings = plan.get("optimizer_settings")  # plans of older versions lack it
+    no_decay = isinstance(settings, Mapping) and settings.get("weight_decay") == 0
+
+    offload = "none"
+    if _is_offloaded(zero, "offload_optimizer"):
+        offload = "optimizer"
+    if _is_offloaded(zero, "offload_param") or fsdp.get("cpu_offload"):
+        offload = "all"
     return Case(
         strategy=plan["strategy"],
         world_size=plan["world_size"],
         mixed_precision=plan["mixed_precision"],
         slots=slots,
         accumulation_steps=plan["accumulation_steps"],
-        offload="all" if everything else "optimizer" if devices[0] != "none" else "none",
-        reshard=plan["fsdp"].get("reshard_after_forward") is not False,
+        offload=offload,
+        reshard=fsdp.get("reshard_after_forward") is not False,
         bucket=zero.get("reduce_bucket_size"),
-        copies=plan["fsdp"].get("dp_replicate_size", 1),
+        copies=fsdp.get("dp_replicate_size", 1),
         sync_each_batch=bool(plan.get("sync_each_batch")),
         overlap=bool(zero.get("overlap_comm")),
-        decays=not (isinstance(settings, Mapping) and settings.get("weight_decay") == 0),
+        decays=not no_decay,
     )
 
 
+def _is_offloaded(zero: Mapping[str, Any], key: str) -> bool:
+    section = zero.get(key) or {}
+    return bool(section.get("device", "none") != "none")
+
+
 def parts_of(model: nn.Module) -> list[Part]:
-    """List the parameters of an unprepared model, shared ones once."""
-    return [
-        Part(
+    """Return the parameters of an unprepared model, shared ones once."""
+    parts = []
+    for parameter in model.parameters():
+        part = Part(
             numel=parameter.numel(),
             rows=parameter.shape[0] if parameter.dim() else 1,
             trainable=parameter.requires_grad,
             width=4 if parameter.requires_grad else parameter.element_size(),
         )
-        for parameter in model.parameters()
-    ]
+        parts.append(part)
+    return parts
 
 
 def elements(parts: Iterable[Part], *, trainable: bool = False) -> int:
@@ -185,27 +208,35 @@ def elements(parts: Iterable[Part], *, trainable: bool = False) -> int:
 
 
 def footprint(case: Case, parts: Sequence[Part]) -> Footprint:
-    """Compute the bytes that a rank holds (the largest rank, where they differ), without
-    activations.
+    """Compute the bytes that a rank holds, without activations.
+
+    Of the rank that holds most, where they differ.
     """
+    found = _FOOTPRINTS[case.strategy](case, parts)
     saved = 4 * elements(parts, trainable=True) * (1 + case.slots) // case.world_size
-    return dataclasses.replace(_FOOTPRINTS[case.strategy](case, parts), snapshot=saved)
+    return dataclasses.replace(found, snapshot=saved)
 
 
 def sent_bytes(case: Case, parameters: int, trainable: int) -> int:
     """Compute the bytes that a rank sends in one optimizer step, over ring algorithms.
 
     Args:
-        parameters, trainable: elements of all parameters, and of the trainable ones.
+        case: of the training.
+        parameters: elements of all parameters.
+        trainable: elements of the trainable ones.
     """
+    within_group = case.ring * _SENT[case.strategy](case, parameters, trainable)
     # Groups add up their parts of the gradients in full precision: an all-reduce is two rings.
-    between = 2 * 4 * trainable / case.group * (case.copies - 1) / case.copies
-    return int(case.ring * _SENT[case.strategy](case, parameters, trainable) + between)
+    between_groups = 2 * 4 * trainable / case.group * (case.copies - 1) / case.copies
+    return int(within_group + between_groups)
 
 
 def sent_by_plan(plan: Mapping[str, Any]) -> int | None:
-    """Compute ``sent_bytes`` of a run from its plan.json; None where that lacks something, or
-    layers are divided.
+    """Compute ``sent_bytes`` of a run from its plan.json.
+
+    Returns:
+        None where the plan lacks something, or layers are divided (tensor parallelism): what their
+        ranks exchange depends on the batch.
     """
     needed = {
         "strategy",
@@ -214,18 +245,20 @@ def sent_by_plan(plan: Mapping[str, Any]) -> int | None:
         "accumulation_steps",
         "fsdp",
         "deepspeed",
+        "parameters",
+        "trainable_parameters",
     }
-    if (
-        not plan.keys() >= needed | {"parameters", "trainable_parameters"}
-        or plan["fsdp"].get("tp_size", 1) > 1
-    ):
+    if not needed <= plan.keys():
         return None
+    if plan["fsdp"].get("tp_size", 1) > 1:
+        return None
+
     return sent_bytes(case_of(plan), plan["parameters"], plan["trainable_parameters"])
 
 
 def _replicated_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     trainable = elements(parts, trainable=True)
-    # The exchange buckets stay; before the boundary (no_sync) gradients gather beside them.
+    # The exchange buckets stay; before the boundary (no_sync) gradients add up beside them.
     copies = 2 if case.strategy == "ddp" and case.accumulation_steps > 1 else 1
     return Footprint(
         parameters=_kept_whole(parts),
@@ -241,84 +274,107 @@ def _replicated_sent(case: Case, parameters: int, trainable: int) -> int:
 
 def _fsdp_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     # Rank 0 has the most: ceil(rows / ranks) rows of each tensor.
-    mine = [
-        dataclasses.replace(p, numel=-(-p.rows // case.group) * (p.numel // max(1, p.rows)))
-        for p in parts
-    ]
+    mine = []
+    for part in parts:
+        row_length = part.numel // max(1, part.rows)
+        mine.append(dataclasses.replace(part, numel=_ceil_div(part.rows, case.group) * row_length))
     trainable = elements(mine, trainable=True)
-    # Before the boundary (no_sync) gradients are neither reduced nor cut.
-    whole = case.accumulation_steps > 1 and not case.sync_each_batch
-    gradients = elements(parts, trainable=True) if whole else trainable
-    unit = min(case.unit or elements(parts), elements(parts))
+
+    # Before the boundary (no_sync) gradients are neither reduced nor divided.
+    keeps_whole_gradients = case.accumulation_steps > 1 and not case.sync_each_batch
+    gradients = elements(parts, trainable=True) if keeps_whole_gradients else trainable
     states = Footprint(
         parameters=_kept_whole(mine), gradients=4 * gradients, optimizer=4 * trainable * case.slots
     )
-    return dataclasses.replace(
-        states,
-        # A layer that computes and the next one on its way; the gradients of one before they are
-        # scattered.
-        buffers=unit * (3 * case.compute_width + 4),
-        host=states.states if case.offload == "all" else 0,
-    )
+
+    # In the compute dtype a layer that computes, the next one while it is gathered, and the
+    # gradients of one; in full precision these, while they are scattered.
+    buffers = _unit(case, parts) * (3 * case.compute_width + 4)
+    host = states.states if case.offload == "all" else 0
+    return dataclasses.replace(states, buffers=buffers, host=host)
 
 
 def _fsdp_sent(case: Case, parameters: int, trainable: int) -> int:
-    # Parameters are gathered for each forward, and again for the backward if they were let go;
-    # gradients are reduced in full precision, at the boundary only unless they are to be in each
-    # micro-batch.
+    # Parameters are gathered for each forward, and again for the backward if they were freed;
+    # gradients are reduced in full precision, at the boundary only unless each micro-batch does.
     gathers = case.accumulation_steps * (2 if case.reshard else 1)
     exchanges = case.accumulation_steps if case.sync_each_batch else 1
     return gathers * case.compute_width * parameters + exchanges * 4 * trainable
 
 
 def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
-    stage, world, width = PAPER_STAGE[case.strategy], case.world_size, case.compute_width
-    # Stage 3 cuts each tensor, the others the flattened groups: what the last rank lacks is filled
-    # up.
-    cut = [dataclasses.replace(part, numel=-(-part.numel // world)) for part in parts]
-    mine = elements(cut, trainable=True)
-    model = _computed_with(cut if stage == 3 else parts, width)
+    stage, width = PAPER_STAGE[case.strategy], case.compute_width
+    # Stage 3 divides each tensor, the others the flattened groups; the last slice is padded.
+    sliced = []
+    for part in parts:
+        sliced.append(dataclasses.replace(part, numel=_ceil_div(part.numel, case.world_size)))
+    mine = elements(sliced, trainable=True)
+
+    model = _computed_with(parts, width)
     if stage == 3:  # small tensors stay whole between steps, beside their slices
-        model += _computed_with(
-            (part for part in parts if part.numel <= PERSISTENT_ELEMENTS), width
-        )
-    # Micro-batches add up in full precision.
-    kept_in = 4 if case.accumulation_steps > 1 else width
-    gradients = kept_in * (elements(parts, trainable=True) if stage < 2 else mine)
-    if (
-        stage == 2 and kept_in == width
-    ):  # a tensor that lies across a border stays whole on both sides of it
-        gradients = width * _most_touched(parts, world, case.decays)
+        small = [part for part in parts if part.numel <= PERSISTENT_ELEMENTS]
+        model = _computed_with(sliced, width) + _computed_with(small, width)
+
+    gradient_width = _gradient_width(case)
+    if stage < 2:
+        gradients = gradient_width * elements(parts, trainable=True)
+    elif stage == 2 and gradient_width == width:
+        # A tensor across the border of two slices stays whole on both sides of it.
+        gradients = width * _most_touched(parts, case.world_size, case.decays)
+    else:
+        gradients = gradient_width * mine
+
     # It keeps its own full-precision copy of the parameters, also where they are in full precision
     # already.
     optimizer = 4 * mine * (1 + case.slots)
     host = 0
-    if (
-        case.offload != "none"
-    ):  # the optimizer's gradients in full precision, and what goes back to the device
-        moved = 4 * mine + (width * mine if stage < 3 else 0)
-        host = optimizer + moved + (gradients if stage == 3 else 0)
+    if case.offload != "none":
+        # The optimizer's gradients in full precision, and (stage 3 has them anyway) the copies of
+        # the parameters on their way back to the device.
+        moved = 4 * mine
+        if stage < 3:
+            moved += width * mine
+        host = optimizer + moved
+        if stage == 3:
+            host += gradients
         gradients += moved
     if case.offload == "all":
-        host += _computed_with(cut, width)
-    bucket = case.bucket or min(BUCKET_ELEMENTS, elements(parts))
-    # What is exchanged at once: a bucket, or a larger gradient alone.
-    sent = max(
-        min(bucket, elements(parts, trainable=True)),
-        max((p.numel for p in parts if p.trainable), default=0),
-    )
-    unit = min(case.unit or elements(parts), elements(parts))
-    if stage == 3:  # the bucket in full precision, and its parts put in order for the ranks
-        buffers = 4 * bucket + 4 * sent + width * min(unit + PREFETCH_ELEMENTS, elements(parts))
-    else:  # the bucket, a copy of it in one piece, and that in full precision
-        kept_in = kept_in if stage == 1 else width
-        buffers = (
-            kept_in * bucket * (2 if case.overlap else 1)
-            + (4 if kept_in == 4 else kept_in + 4) * sent
-        )
+        host += _computed_with(sliced, width)
+
     return Footprint(
-        parameters=model, gradients=gradients, optimizer=optimizer, buffers=buffers, host=host
+        parameters=model,
+        gradients=gradients,
+        optimizer=optimizer,
+        buffers=_zero_buffers(case, parts),
+        host=host,
     )
+
+
+def _zero_buffers(case: Case, parts: Sequence[Part]) -> int:
+    stage, width = PAPER_STAGE[case.strategy], case.compute_width
+    total = elements(parts)
+    trainable = elements(parts, trainable=True)
+    bucket = case.bucket or min(BUCKET_ELEMENTS, total)
+    # What is exchanged at once: a bucket, or a larger gradient alone.
+    largest = max((part.numel for part in parts if part.trainable), default=0)
+    exchanged = max(min(bucket, trainable), largest)
+
+    if stage == 3:
+        # The bucket in full precision, its parts in the order of the ranks, and gathered layers.
+        gathered = min(_unit(case, parts) + PREFETCH_ELEMENTS, total)
+        return 4 * bucket + 4 * exchanged + width * gathered
+
+    # The bucket, a copy of it in one piece, and that in full precision.
+    bucket_width = _gradient_width(case) if stage == 1 else width
+    buckets = 2 if case.overlap else 1
+    copies_width = 4 if bucket_width == 4 else bucket_width + 4
+    return bucket_width * bucket * buckets + copies_width * exchanged
+
+
+def _gradient_width(case: Case) -> int:
+    """Return the bytes of an element of a gradient, as the ZeRO engine keeps it."""
+    # Micro-batches add up in full precision.
+    return 4 if case.accumulation_steps > 1 else case.compute_width
 
 
 def _zero_sent(case: Case, parameters: int, trainable: int) -> int:
@@ -326,11 +382,18 @@ def _zero_sent(case: Case, parameters: int, trainable: int) -> int:
     # backward. The paper reduces each to its owner (one model); stages 1 and 2 of the engine
     # all-reduce whole buckets, twice as much: its default use_multi_rank_bucket_allreduce, and what
     # benchmarks/traffic.py measured.
-    stage, times = PAPER_STAGE[case.strategy], case.accumulation_steps
+    stage, micro_batches = PAPER_STAGE[case.strategy], case.accumulation_steps
     passes = 1 if stage == 3 else 2
-    reduced = passes * 4 * trainable * (times if stage >= 2 else 1)
-    gathers, gathered = (2 * times, parameters) if stage == 3 else (1, trainable)
-    return reduced + gathers * case.compute_width * gathered
+    exchanges = micro_batches if stage >= 2 else 1
+    reduced = passes * 4 * trainable * exchanges
+
+    # Stage 3 gathers all parameters for each forward and backward pass, the others once a step what
+    # the optimizer changed.
+    if stage == 3:
+        gathered = 2 * micro_batches * parameters
+    else:
+        gathered = trainable
+    return reduced + case.compute_width * gathered
 
 
 _ZERO = ("zero1", "zero2", "zero3")
@@ -348,51 +411,79 @@ _SENT: dict[str, Callable[[Case, int, int], int]] = {
 }
 
 
-def _most_touched(parts: Iterable[Part], shares: int, decays: bool) -> int:
-    """Count the elements of the trainable tensors that one of ``shares`` equal slices touches; the
-    largest count.
+def _ceil_div(count: int, parts: int) -> int:
+    return -(-count // parts)
 
-    Tensors lie one after the other; where weights decay, vectors (norms and biases) in a group of
-    their own.
+
+def _unit(case: Case, parts: Sequence[Part]) -> int:
+    """Return the elements that are gathered at once; of the whole model where the case has none."""
+    total = elements(parts)
+    return min(case.unit or total, total)
+
+
+def _most_touched(parts: Iterable[Part], slices: int, decays: bool) -> int:
+    """Count the elements of the trainable tensors that a slice touches; of the slice with most.
+
+    Tensors are laid end to end and cut into equal slices; where weights decay, vectors (norms and
+    biases) are a group of their own, which is cut so as well.
+
+    Args:
+        parts: of the model.
+        slices: into which each group is cut.
+        decays: whether weights decay.
     """
-    most, groups = [0] * shares, defaultdict[bool, list[int]](list)
+    groups = defaultdict[bool, list[int]](list)
     for part in parts:
         if part.trainable:
-            groups[decays and part.rows == part.numel] += [part.numel] * part.count
+            is_vector = part.rows == part.numel
+            groups[decays and is_vector] += [part.numel] * part.count
+
+    touched = [0] * slices
     for sizes in groups.values():
-        share, start = max(1, -(-sum(sizes) // shares)), 0
+        slice_length = max(1, _ceil_div(sum(sizes), slices))
+        begin = 0
         for size in sizes:
-            for slice_ in range(start // share, -(-(start + size) // share)):
-                most[slice_] += size
-            start += size
-    return max(most)
+            end = begin + size
+            for number in range(begin // slice_length, _ceil_div(end, slice_length)):
+                touched[number] += size
+            begin = end
+    return max(touched)
 
 
 def _kept_whole(parts: Iterable[Part]) -> int:
-    """Count the bytes of unsharded parameters: trainable ones in full precision, frozen ones in
-    their own width.
-    """
-    return sum(part.numel * part.count * (4 if part.trainable else part.width) for part in parts)
+    """Count the bytes of parameters: trainable ones in full precision, frozen ones as they are."""
+    total = 0
+    for part in parts:
+        width = 4 if part.trainable else part.width
+        total += part.numel * part.count * width
+    return total
 
 
 def _computed_with(parts: Iterable[Part], width: int) -> int:
-    """Count the bytes of parameters that are kept in the dtype of computing, which quantized ones
-    are not.
-    """
-    return sum(
-        part.numel * part.count * (part.width if part.width == 1 else width) for part in parts
-    )
+    """Count the bytes of parameters that are kept in the compute dtype; quantized ones are not."""
+    total = 0
+    for part in parts:
+        is_quantized = part.width == 1
+        total += part.numel * part.count * (1 if is_quantized else width)
+    return total
 
 
 def paper_bytes(stage: int, elements: int, world_size: int, *, k: int = 12) -> float:
-    """Compute table 1 of the ZeRO paper: 2 bytes a parameter, 2 a gradient, ``k`` for Adam; stage 0
-    replicates.
+    """Compute table 1 of the ZeRO paper: 2 bytes a parameter, 2 a gradient, ``k`` for Adam.
+
+    Args:
+        stage: 0 replicates; 1 divides the optimizer's state, 2 gradients as well, 3 all.
+        elements: parameters of the model.
+        world_size: ranks among which a stage divides.
+        k: bytes of optimizer state a parameter.
     """
-    model_states = (
-        2 * elements,
-        2 * elements,
-        k * elements,
-    )  # divided from the last to the first, a stage each
-    return sum(
-        part / world_size if stage >= 3 - place else part for place, part in enumerate(model_states)
-    )
+    parameters: float = 2 * elements
+    gradients: float = 2 * elements
+    optimizer: float = k * elements
+    if stage >= 1:
+        optimizer /= world_size
+    if stage >= 2:
+        gradients /= world_size
+    if stage >= 3:
+        parameters /= world_size
+    return parameters + gradients + optimizer
