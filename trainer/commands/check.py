@@ -57,4 +57,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--build", action="store_true", help="build data, model and optimizer here, in one process"
     )
+
     return parser

@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         help="draw from the likeliest tokens with this probability",
     )
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn at a temperature")
+
     return parser
 
 

@@ -200,6 +200,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="keep the runs, in DIR/runs of this new folder; else they are deleted",
     )
+
     return parser
 
 

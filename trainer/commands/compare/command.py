@@ -141,4 +141,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=local_text, help="write the same as JSON")
     parser.add_argument("--title", help="headline of the page")
+
     return parser

@@ -349,6 +349,7 @@ def _parser() -> argparse.ArgumentParser:
         "--write", metavar="FILE", type=local_text, help="write the recommended accelerate YAML"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
     return parser
 
 
