@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from check_command import Answer, Check
 from launchers import ROOT
+from tiny_language import save_model
 
 from trainer.commands import cli
 
@@ -23,3 +25,8 @@ def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         return Answer(returncode=code, stdout=printed.out, stderr=printed.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "llama")

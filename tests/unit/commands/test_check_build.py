@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from check_command import Check
+from conversation_config import conversation_config
+
+from trainer.commands import cli
 
 TASK = """
 from dataclasses import dataclass
@@ -82,3 +86,18 @@ def test_build_finds_problems_of_model_optimizer_and_metric(check: Check, tmp_pa
         "by_adafactor:Small.build_optimizer: 'Adafactor': each process holds flat slices of all parameters here,"
     )
     assert check(*zero, "--task", "by_adagrad:Small").returncode == 0
+
+
+def test_build_evaluates_a_batch_of_a_pretrained_model(
+    tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = conversation_config(
+        tmp_path, llama, evaluation=tmp_path / "a.jsonl", sequence_length=96
+    )
+    with open(tmp_path / "train.yaml", "a") as file:
+        file.write("eval_every: 1\nbest_metric: eval/los\n")
+    assert cli.main(["check", "--build", words[1]]) == 2
+    assert (
+        "best_metric: 'eval/los': the task measures no such value; did you mean 'eval/loss'?"
+        in (capsys.readouterr().err)
+    )

@@ -1,15 +1,24 @@
-"""What the formulas say a rank holds: the ZeRO paper's own table."""
+"""Formulas of memory and traffic: the ZeRO paper, and what a plan.json decides."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from cost_formulas import states
 from launchers import ROOT
 
 from trainer import load_config, load_task
-from trainer.commands.planner.costs import Case, Part, footprint, paper_bytes, parts_of, sent_bytes
+from trainer.commands.planner.costs import (
+    Case,
+    Part,
+    footprint,
+    paper_bytes,
+    parts_of,
+    sent_by_plan,
+    sent_bytes,
+)
 
 NAMES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
@@ -20,7 +29,7 @@ PAPER = {0: 120.0, 1: 31.4, 2: 16.6, 3: 1.9}
 
 
 @pytest.mark.parametrize("stage", PAPER)
-def test_the_papers_table(stage: int) -> None:
+def test_paper_bytes_are_the_table_of_the_paper(stage: int) -> None:
     billion = 7_500_000_000
     assert round(paper_bytes(stage, billion, 64) / 1e9, 1) == PAPER[stage]
     # Replicas keep parameters and gradients in full precision (4 + 4 + 8), the engine 2 + 2 + 12:
@@ -30,7 +39,7 @@ def test_the_papers_table(stage: int) -> None:
     )
 
 
-def test_where_our_precision_policy_differs_from_the_paper() -> None:
+def test_footprint_where_the_precision_policy_differs_from_the_paper() -> None:
     # In full precision the engine keeps a second copy of the parameters: 4 + 4 + 12.
     assert states("zero1", 1000, 1) == 20_000
     assert states("ddp", 1000, 2) == states("ddp", 1000, 2, mixed_precision="bf16") == 16_000
@@ -53,7 +62,7 @@ def test_bytes_sent_follow_section_7() -> None:
     }  # fmt: skip
 
 
-def test_exchanging_each_micro_batch_keeps_no_whole_gradient_and_sends_more() -> None:
+def test_sync_each_batch_keeps_no_whole_gradient_and_sends_more() -> None:
     held = Case(strategy="fsdp", world_size=2, accumulation_steps=4)
     each = dataclasses.replace(held, sync_each_batch=True)
     part = Part(numel=1000, rows=1000)
@@ -61,7 +70,7 @@ def test_exchanging_each_micro_batch_keeps_no_whole_gradient_and_sends_more() ->
     assert sent_bytes(each, 1000, 1000) - sent_bytes(held, 1000, 1000) == 3 * 4 * 1000 // 2
 
 
-def test_the_engines_buffers_and_what_a_save_takes() -> None:
+def test_zero_buffers_and_snapshot() -> None:
     """Eight bytes for each element of a bucket (``test_memory.py`` measures it), with overlapping a
     bucket more.
     """
@@ -82,7 +91,7 @@ def test_the_engines_buffers_and_what_a_save_takes() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama_stdlib", "digits_cnn"])
-def test_the_states_that_the_page_of_numbers_gives(name: str) -> None:
+def test_states_per_rank_in_the_readme(name: str) -> None:
     model = load_task(load_config(["--config", str(ROOT / f"examples/configs/{name}.yaml")]))[
         0
     ].build_model()
@@ -99,3 +108,37 @@ def test_the_states_that_the_page_of_numbers_gives(name: str) -> None:
         number, unit = value.split()
         digits = len(number.partition(".")[2])
         assert number == f"{states / {'MiB': 2**20, 'KiB': 2**10}[unit]:.{digits}f}", strategy
+
+
+PLAN: dict[str, Any] = {
+    "strategy": "ddp", "world_size": 2, "mixed_precision": "no", "accumulation_steps": 1, "fsdp": {}, "deepspeed": {},
+    "parameters": 100, "trainable_parameters": 60,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 4 * 60),
+        ({"strategy": "single", "world_size": 1}, 0),
+        ({"strategy": "fsdp"}, (2 * 4 * 100 + 4 * 60) // 2),
+        ({"strategy": "fsdp", "fsdp": {"reshard_after_forward": False}}, (4 * 100 + 4 * 60) // 2),
+        ({"strategy": "zero2", "accumulation_steps": 3}, (3 * 2 * 4 * 60 + 4 * 60) // 2),
+        ({"strategy": "zero3", "mixed_precision": "bf16"}, (4 * 60 + 2 * 2 * 100) // 2),
+    ],
+)
+def test_sent_bytes_follow_the_plan(changes: dict[str, Any], expected: int) -> None:
+    assert sent_by_plan(PLAN | changes) == expected
+
+
+def test_tensor_parallel_plan_has_no_sent_bytes() -> None:
+    assert sent_by_plan(PLAN | {"strategy": "fsdp", "fsdp": {"tp_size": 2}}) is None
+
+
+@pytest.mark.parametrize("key", PLAN)
+def test_plan_without_a_key_that_decides_has_no_sent_bytes(key: str) -> None:
+    assert sent_by_plan({name: value for name, value in PLAN.items() if name != key}) is None
+
+
+def test_older_plan_with_its_own_sent_bytes_gives_the_same() -> None:
+    assert sent_by_plan(PLAN | {"sent_bytes_per_step": 240}) == 240

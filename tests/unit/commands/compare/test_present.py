@@ -1,4 +1,4 @@
-"""``trainer compare``: its page."""
+"""``trainer compare``: the table and the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from comparison_page import data_of
 from made_runs import made, odd_runs
 
-from trainer.commands.compare.present import as_page
+from trainer.commands.compare.present import as_page, as_table
 from trainer.commands.compare.report import make_report
 
 
@@ -98,3 +98,10 @@ def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
     assert "Of the 4 that ended with the same settings: take ddp" in found["text"]
     assert "Parity of ddp, zero3, killed, unmeasured, sparse: the same curve" in found["text"]
     assert "failed: RuntimeError: the cat sat on rank 1" in found["text"]
+
+
+def test_a_terminal_gets_no_escape_sequence_of_a_name() -> None:
+    report = make_report([made("a\x1b[31mred\x07 ü\u202e"), made("b")])
+    table = as_table(report)
+    assert "a\\x1b[31mred\\x07 ü\\u202e" in table
+    assert not {"\x1b", "\x07", "\u202e"} & set(table)

@@ -1,0 +1,25 @@
+"""Arguments of the commands that must be local paths, and errors about what was typed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from trainer.commands.usage import local_path, local_text, usage_error
+
+
+def test_local_text_refuses_an_address() -> None:
+    assert local_text("runs/a") == "runs/a" and local_path("runs/a") == Path("runs/a")
+    for address in ("s3://bucket/run", "gs://bucket/run"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"'{address}': "):
+            local_text(address)
+        with pytest.raises(argparse.ArgumentTypeError):
+            local_path(address)
+
+
+def test_usage_error_names_option_value_and_rule() -> None:
+    error = usage_error("to", "runs/a", "exists already; give a new folder")
+    assert str(error) == "command line: to: 'runs/a': exists already; give a new folder"
+    assert error.exit_code == 2
