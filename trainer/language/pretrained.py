@@ -291,7 +291,7 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
     of them.
 
     Raises:
-        ConfigError: a file is missing or cut off; the folder holds no model.
+        ConfigError: a file is cut off; the folder holds no model.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -313,17 +313,6 @@ def _checked(name: str, folder: Path) -> dict[str, Any]:
         return {"gguf_file": ggufs[0].name, **options}
     else:
         raise setting_error("model", name, "holds neither config.json nor a GGUF file")
-    index = folder / "model.safetensors.index.json"
-    files = (
-        sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        if index.is_file()
-        else []
-    )
-    for file in files:
-        if not (folder / file).is_file():
-            raise setting_error(
-                "model", name, f"{file} is missing of {len(files)} files; copy the whole folder"
-            )
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt"):

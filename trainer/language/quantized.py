@@ -70,12 +70,7 @@ def hold_in_4_bits(model: Any, quantize: str, stored: Stored | None) -> None:
 
 
 def quantize_weights(model: nn.Module, stored: Stored | None) -> None:
-    """Quantize the weights of layers of 4 bits, those without values as they stand in the files.
-
-    Raises:
-        ConfigError: bitsandbytes cannot do it here.
-    """
-    from bitsandbytes import __version__ as version
+    """Quantize the weights of layers of 4 bits, those without values as they stand in the files."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     device = _device()
@@ -89,13 +84,7 @@ def quantize_weights(model: nn.Module, stored: Stored | None) -> None:
             values = torch.empty_like(weight.data, device=device)
             store.read("parameter", bare_name(f"{name}.weight"), 0, values.view(-1))
             weight = Params4bit(values, quant_type=weight.quant_type, module=layer)
-        try:
-            layer.weight = weight.to(device)
-        except (
-            Exception
-        ) as error:  # a library that was built without this device, or does not know it
-            rule = f"bitsandbytes {version} cannot do it on this machine's {device.type}: {first_line(error)}"
-            raise setting_error(KEY, weight.quant_type, rule) from None
+        layer.weight = weight.to(device)
         layer.weight._is_hf_initialized = True  # transformers draws no first values for it
 
 

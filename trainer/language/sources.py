@@ -28,16 +28,6 @@ from ..checkpoint.disk import hash_file
 from .folders import files_of_folder, kind_of
 from .problems import first_line, setting_error
 
-PACKED = (
-    ".zip",
-    ".xz",
-    ".zst",
-    ".bz2",
-    ".7z",
-    ".tar",
-    ".tgz",
-    ".arrow",
-)  # that nobody means as plain text
 Row = str | Mapping[str, Any]  # plain text has no columns
 
 
@@ -119,9 +109,6 @@ def _path_and_split(name: str) -> tuple[Path, str | None]:
 
 
 def _file_source(path: Path, key: str) -> Source:
-    if path.suffix.lower() in PACKED:
-        rule = "is read neither as text nor as rows; .txt, .jsonl, .json, .csv, .tsv, each also as .gz, and .parquet are"
-        raise setting_error(key, str(path), rule)
     return Source(name=str(path), digest=hash_file(path), read=lambda: _read_file(path, key))
 
 
@@ -143,7 +130,11 @@ def _read_file(path: Path, key: str) -> Iterator[tuple[str, Row]]:
             with _open(path) as file:
                 yield str(path), file.read()
     except UnicodeDecodeError as error:
-        raise setting_error(key, str(path), f"is no UTF-8 text (byte {error.start})") from None
+        rule = (
+            f"is no UTF-8 text (byte {error.start}); .txt, .jsonl, .json, .csv, .tsv are read, each "
+            "also as .gz, and .parquet"
+        )
+        raise setting_error(key, str(path), rule) from None
     except (gzip.BadGzipFile, EOFError) as error:
         raise setting_error(key, str(path), f"cannot be unpacked: {first_line(error)}") from None
 

@@ -125,13 +125,9 @@ class Encoder:
         """Yield the tokens of texts, and the characters that each token stands for."""
         if not texts:
             return
-        try:
-            coded = self.tokenizer(
-                texts, add_special_tokens=special, return_offsets_mapping=True, verbose=False
-            )
-        except NotImplementedError:
-            rule = "does not say which characters a token stands for, so that no part of a text can be learnt alone"
-            raise setting_error("tokenizer", type(self.tokenizer).__name__, rule) from None
+        coded = self.tokenizer(
+            texts, add_special_tokens=special, return_offsets_mapping=True, verbose=False
+        )
         yield from zip(coded["input_ids"], coded["offset_mapping"], strict=True)
 
     def _with_ends(self, ids: list[int], learnt: Any) -> Encoded:

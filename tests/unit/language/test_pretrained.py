@@ -87,7 +87,7 @@ def test_missing_shards_cut_files_and_lost_tensors_are_named(
     files[0].unlink()
     with pytest.raises(
         ConfigError,
-        match=rf"model: '.*shards': {files[0].name} is missing of {len(files)} files; copy",
+        match=r"model: '.*shards': its files lack .*, which would begin as random numbers; copy",
     ):
         task(model=str(shards)).build_model()
     files[0].write_bytes(first[:-10])

@@ -84,8 +84,6 @@ def test_weights_are_quantized_where_the_launch_puts_the_model(
 def test_what_cannot_be_quantized_is_one_line(
     task: Callable[..., CausalLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bitsandbytes.nn import Params4bit
-
     gpt2 = save_model(tmp_path / "gpt2", "gpt2")
     with pytest.raises(
         ConfigError, match=r"adapter\.quantize: 'nf4': GPT2LMHeadModel has no linear layers"
@@ -101,14 +99,6 @@ def test_what_cannot_be_quantized_is_one_line(
         task(
             model=None, config=scratch, tokenizer=str(task().model), adapter=QUANTIZED
         ).build_model()
-
-    def fail(*others: Any, **more: Any) -> None:
-        raise RuntimeError("no kernel image for this device\nmore")
-
-    monkeypatch.setattr(Params4bit, "to", fail)
-    rule = r"adapter\.quantize: 'nf4': bitsandbytes [\d.]+ cannot do it on this machine's cpu: no kernel image"
-    with pytest.raises(ConfigError, match=rule):
-        task(adapter=QUANTIZED).build_model()
     monkeypatch.setitem(sys.modules, "bitsandbytes.nn", None)
     with pytest.raises(
         ConfigError, match=r"adapter\.quantize: 'nf4': needs bitsandbytes .*: pip install"

@@ -184,8 +184,8 @@ def test_digest_changes_with_the_content_only(tmp_path: Path) -> None:
         ),
         (
             "a.jsonl.zst",
-            b"",
-            r"data: '.*a.jsonl.zst': is read neither as text nor as rows; .txt, .jsonl",
+            b"\x28\xb5\x2f\xfd",
+            r"data: '.*a.jsonl.zst': is no UTF-8 text \(byte 1\); .txt, .jsonl, .json",
         ),
     ],
 )
