@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 from pydantic import Field
+from torch.nn.functional import cross_entropy
 from xxhash import xxh3_128_hexdigest
 
-from ..config.annotations import LocalPath
 from ..errors import DataError
 from ..task import Data
 from .adapters import add_adapter
 from .base import LanguageTask
 from .card import model_card
-from .columns import take_column, take_texts
+from .columns import take_column, take_text
 from .problems import setting_error
 from .sources import find_sources, held_out
 
@@ -29,48 +30,53 @@ Example = tuple[str, str]  # a text and its label
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassifier(LanguageTask):
-    """Tell the label of a text, with a pretrained encoder or decoder and a new last layer.
+    """Classify texts with a pretrained encoder or decoder and a new last layer.
 
     Args:
         data, evaluation: as of ``CausalLM``; rows with columns.
         model: a folder of safetensors or a name on the Hub.
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
-        text_column, label_column: of a row. A label is text or a number; all that occur are told
-            apart.
+        text_column, label_column: of a row. A label is text or a number; the classes are those that
+            occur.
         sequence_length: tokens of a text, at most; longer ones are cut off.
-        adapter: low-rank adapters, of which alone is learnt beside the last layer; {} for the
+        adapter: low-rank adapters, which alone are trained beside the last layer; {} for the
             defaults.
         attention: as transformers calls it: sdpa, eager; by default what the model's class takes.
-        ignore_tensors: patterns of tensors in the model's files that the model is not to have, such
-            as ``mtp.*``.
+        ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
+            ``mtp.*``.
         cache_dir: for what a GGUF file is converted to.
     """
 
-    data: LocalPath | list[LocalPath]
-    evaluation: LocalPath | float | None = None
     model: str
     text_column: str = "text"
     label_column: str = "label"
     sequence_length: Annotated[int, Field(ge=2)] = 512
 
+    # -- data -------------------------------------------------------------------------------------
+
     def build_data(self) -> Data:
-        examples, evaluation = self._examples("data", self.data), None
-        self.memory["labels"] = sorted(
-            {label for _, label in examples}, key=lambda label: (len(label), label)
-        )  # 2 before 10
+        examples = self._examples("data", self.data)
+        labels = {label for _, label in examples}
+        # Shorter ones first: 2 before 10.
+        self.memory["labels"] = sorted(labels, key=lambda label: (len(label), label))
+
+        evaluation = None
         if isinstance(self.evaluation, float):
             kept = held_out(len(examples), self.evaluation)
             evaluation = [example for example, keep in zip(examples, kept, strict=True) if keep]
             examples = [example for example, keep in zip(examples, kept, strict=True) if not keep]
         elif self.evaluation is not None:
             evaluation = self._examples("evaluation", self.evaluation)
-            if unknown := sorted({label for _, label in evaluation} - set(self.memory["labels"])):
-                raise setting_error(
-                    "evaluation", self.evaluation, f"has a label that data lacks: {unknown[0]!r}"
-                )
-        tokenizer = self.load_tokenizer()
+            unknown = sorted({label for _, label in evaluation} - labels)
+            if unknown:
+                rule = f"has a label that data lacks: {unknown[0]!r}"
+                raise setting_error("evaluation", self.evaluation, rule)
+
         collate = partial(
-            _collate, tokenizer=tokenizer, labels=self.memory["labels"], length=self.sequence_length
+            _collate,
+            tokenizer=self.load_tokenizer(),
+            labels=self.memory["labels"],
+            length=self.sequence_length,
         )
         version = xxh3_128_hexdigest(json.dumps(examples).encode())
         return Data(train=examples, evaluation=evaluation, collate=collate, version=version)
@@ -81,42 +87,48 @@ class SequenceClassifier(LanguageTask):
         return tokenizer
 
     def _examples(self, key: str, names: str | list[str]) -> list[Example]:
-        rows = [row for source in find_sources(names, key) for row in source.read()]
-        if not rows:
+        """Return the text and the label of each row that the setting ``key`` names."""
+        examples = []
+        for source in find_sources(names, key):
+            for origin, row in source.read():
+                text = take_text(row, origin, self.text_column, "text_column")
+                label = take_column(row, origin, self.label_column, "label_column")
+                examples.append((text, str(label)))
+        if not examples:
             raise DataError(f"task_settings.{key}: no rows")
-        texts = take_texts(rows, self.text_column, "text_column")
-        labels = [
-            str(take_column(row, origin, self.label_column, "label_column")) for origin, row in rows
-        ]
-        return list(zip(texts, labels, strict=True))
+        return examples
+
+    # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
         if "labels" not in self.memory:
             self.build_data()
-        names = dict(enumerate(self.memory["labels"]))
+        labels = self.memory["labels"]
         model = self.build_pretrained(
             "AutoModelForSequenceClassification",
-            id2label=names,
-            label2id={name: number for number, name in names.items()},
+            id2label=dict(enumerate(labels)),
+            label2id={label: number for number, label in enumerate(labels)},
         )
-        model.config.pad_token_id = (
-            self.load_tokenizer().pad_token_id
-        )  # by which decoders find the last token
+
+        # Decoders find the last token of a text by the padding behind it.
+        model.config.pad_token_id = self.load_tokenizer().pad_token_id
         model.config.architectures = [type(model).__name__]
         if self.adapter is not None:
             model = add_adapter(model, self.adapter, self.memory["stored"], "SEQ_CLS")
         return model  # type: ignore[no-any-return]
 
+    # -- training ---------------------------------------------------------------------------------
+
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         return self.evaluation_step(model, batch)["loss"].mean()
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        from torch.nn.functional import cross_entropy
-
         inputs = {name: value for name, value in batch.items() if name != "labels"}
-        scores, labels = model(**inputs).logits.float(), batch["labels"]
-        loss = cross_entropy(scores, labels, reduction="none")
-        return {"loss": loss, "accuracy": (scores.argmax(-1) == labels).float()}
+        labels = batch["labels"]
+        logits = model(**inputs).logits.float()
+
+        loss = cross_entropy(logits, labels, reduction="none")
+        return {"loss": loss, "accuracy": (logits.argmax(-1) == labels).float()}
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, "text-classification", "Classifier of texts")
@@ -125,8 +137,8 @@ class SequenceClassifier(LanguageTask):
 def _collate(
     examples: Sequence[Example], tokenizer: Any, labels: list[str], length: int
 ) -> dict[str, Tensor]:
-    import torch
-
+    """Return a batch of texts, padded to the longest, with the number of each label."""
     texts = [text for text, _ in examples]
+    numbers = [labels.index(label) for _, label in examples]
     coded = tokenizer(texts, truncation=True, max_length=length, padding=True, return_tensors="pt")
-    return {**coded, "labels": torch.tensor([labels.index(label) for _, label in examples])}
+    return {**coded, "labels": torch.tensor(numbers)}

@@ -1,4 +1,4 @@
-"""What an exported model ends its text with: the tokens that it has learnt to end with."""
+"""The tokens that end what a model generates: in its configuration, its tokenizer, its adapter."""
 
 from __future__ import annotations
 
@@ -11,51 +11,62 @@ from typing import Any
 
 def end_tokens(generation_config: Any) -> list[int]:
     """List the tokens that end what a model generates."""
-    found = getattr(generation_config, "eos_token_id", None)
-    if found is None:
+    ends = getattr(generation_config, "eos_token_id", None)
+    if ends is None:
         return []
-    return [found] if isinstance(found, int) else list(found)
+    return [ends] if isinstance(ends, int) else list(ends)
 
 
-def end_with(model: Any, learnt: Sequence[int], tokenizer: Any) -> str:
-    """Have a model end what it generates with tokens that it learns to end with; what it ended with
-    does so still.
+def end_with(model: Any, trained: Sequence[int], tokenizer: Any) -> str:
+    """Make a model end what it generates with the tokens that it is trained to end with.
+
+    The tokens that it ended with before still end it.
 
     Args:
-        learnt: the first one becomes the model's own.
+        model: changed in place.
+        trained: tokens; the first one becomes the ``eos_token_id`` of the model's configuration.
 
     Returns:
-        What was changed, for people; empty where the model ends with them already.
+        A notice of the change; empty where the model ends with these tokens already.
     """
     config = getattr(model, "generation_config", None)
     before = end_tokens(config)
-    if config is None or set(learnt) <= set(before):
+    if config is None or set(trained) <= set(before):
         return ""
 
-    ends = list(dict.fromkeys([*learnt, *before]))
+    ends = list(dict.fromkeys([*trained, *before]))
     config.eos_token_id = ends if len(ends) > 1 else ends[0]
-    model.config.eos_token_id = learnt[0]
-    new = ", ".join(map(str, tokenizer.convert_ids_to_tokens(list(learnt))))
+    model.config.eos_token_id = trained[0]
+
+    new = ", ".join(map(str, tokenizer.convert_ids_to_tokens(list(trained))))
     old = ", ".join(map(str, tokenizer.convert_ids_to_tokens(before))) or "nothing"
-    return f"generation: learns to end with {new}, and the exported model ends there; the one given ended with {old}"
+    return (
+        f"generation: trained to end with {new}, and the exported model ends there; "
+        f"the given model ended with {old}"
+    )
 
 
-def with_end(tokenizer: Any, learnt: Sequence[int]) -> Any:
-    """Return a tokenizer whose end of a text is among the tokens that are learnt as such: itself or
-    a copy.
-    """
-    if not learnt or tokenizer.eos_token_id in learnt:
+def with_end(tokenizer: Any, trained: Sequence[int]) -> Any:
+    """Return a tokenizer whose end of a text is one that was trained: itself or a changed copy."""
+    if not trained or tokenizer.eos_token_id in trained:
         return tokenizer
-    other = copy.deepcopy(tokenizer)
-    other.eos_token = str(tokenizer.convert_ids_to_tokens(learnt[0]))
-    return other
+
+    changed = copy.deepcopy(tokenizer)
+    changed.eos_token = str(tokenizer.convert_ids_to_tokens(trained[0]))
+    return changed
 
 
 def read_ends(folder: Path, model: Any) -> None:
-    """Have a model end with the tokens that are named beside its adapter, if any are."""
+    """Make a model end with the tokens that its adapter's folder names, if it names any.
+
+    Args:
+        folder: of the adapter.
+        model: changed in place.
+    """
     file = folder / "generation_config.json"
-    found = (
-        json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-    )
-    if found is not None:
-        model.generation_config.eos_token_id = found
+    if not file.is_file():
+        return
+
+    ends = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    if ends is not None:
+        model.generation_config.eos_token_id = ends

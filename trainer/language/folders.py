@@ -1,80 +1,118 @@
-"""Which files of a folder are data: those of one kind, of one split, and neither its README nor its
-licence.
-"""
+"""Which files of a folder are data: those of one kind and of one split, without its README."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..text import listed
 from .problems import setting_error
 
-# As the library datasets knows them: words of a file's or a folder's name, apart from others by
-# signs or digits.
+# As the library datasets knows them: words of a file's or a folder's name, between other signs or
+# digits.
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-ABOUT = re.compile(
+NOT_DATA = re.compile(
     r"(readme|licen[cs]e|notice|copying|citation|dataset_infos|datapackage)\b", re.IGNORECASE
 )
-TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+PLAIN_TEXT = "plain text"
 
 
 def kind_of(path: Path) -> str:
-    """Return the ending that says how a file is read, in small letters and without .gz; plain text
-    has none.
-    """
+    """Return the suffix that says how a file is read, in lower case without .gz; "" for text."""
     name = path.name.lower().removesuffix(".gz")
-    return next((kind for kind in TABLES if name.endswith(kind)), "")
+    for kind in ROW_FILES:
+        if name.endswith(kind):
+            return kind
+    return ""
 
 
 def files_of_folder(folder: Path, split: str | None, key: str) -> list[Path]:
-    """Return the files of a folder that are meant, in the order of their names.
+    """Return the data files of a folder, in the order of their names.
 
     Args:
-        split: asked for; None: ``train`` where the names of the files tell splits apart, else all.
+        split: requested; None: ``train`` where the names of the files show splits, else all files.
+        key: of the setting that names the folder, for messages.
 
     Raises:
-        ConfigError: there is none, or it does not show which are meant.
+        ConfigError: there is none, or it is not clear which files are data.
     """
-    found = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not _hidden(path.relative_to(folder))
-    ]
-    files = [path for path in found if not ABOUT.match(path.name)] or found
+    files = _data_files(folder)
     if not files:
         raise setting_error(key, str(folder), "holds no file")
-    kinds = sorted({kind_of(path) or "plain text" for path in files})
-    if len(kinds) > 1:
-        examples = listed(
-            [
-                str(next(p for p in files if (kind_of(p) or "plain text") == kind).name)
-                for kind in kinds
-            ]
-        )
-        rule = f"holds files of several kinds ({examples}); name those that are meant: {folder}/**/*{TABLES[0]}"
-        raise setting_error(key, str(folder), rule)
-    of = {path: _split_of(path.relative_to(folder)) for path in files}
-    told_apart = sorted({name for name in of.values() if name is not None})
-    unclear = len(told_apart) == 1 and told_apart != ["train"] and kinds != ["plain text"]
-    if split is None and len(told_apart) < 2 and not unclear:
+
+    kind = _only_kind(folder, files, key)
+    split_of = {path: _split_of(path.relative_to(folder)) for path in files}
+    splits = sorted({name for name in split_of.values() if name is not None})
+    # One split that is not train means that the others are missing, but in a folder of texts it
+    # is a name such as test_a.py.
+    is_other_split = len(splits) == 1 and splits != ["train"] and kind != PLAIN_TEXT
+    if split is None and len(splits) < 2 and not is_other_split:
         return files
-    wanted = split or "train"
-    chosen = [path for path, name in of.items() if name == wanted]
+    return _files_of_split(folder, split or "train", split_of, splits, key)
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that are not hidden, and not about the data."""
+    visible = []
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not hidden:
+            visible.append(path)
+
+    files = [path for path in visible if not NOT_DATA.match(path.name)]
+    return files or visible
+
+
+def _only_kind(folder: Path, files: Sequence[Path], key: str) -> str:
+    """Return the kind of some files, which must be the same for all."""
+    examples: dict[str, str] = {}
+    for path in files:
+        examples.setdefault(kind_of(path) or PLAIN_TEXT, path.name)
+    if len(examples) == 1:
+        return next(iter(examples))
+
+    names = listed([examples[kind] for kind in sorted(examples)])
+    pattern = f"{folder}/**/*{ROW_FILES[0]}"
+    rule = f"holds files of several kinds ({names}); give a pattern for the data: {pattern}"
+    raise setting_error(key, str(folder), rule)
+
+
+def _files_of_split(
+    folder: Path,
+    wanted: str,
+    split_of: Mapping[Path, str | None],
+    splits: Sequence[str],
+    key: str,
+) -> list[Path]:
+    """Return the files of one split.
+
+    Args:
+        split_of: each file; None: its name shows no split.
+        splits: that there are.
+
+    Raises:
+        ConfigError: there is no such split, or there are files of none.
+    """
+    chosen = [path for path, split in split_of.items() if split == wanted]
     if not chosen:
-        rule = (
-            f"has no split {wanted!r}; write {folder}@{' or @'.join(told_apart)}"
-            if told_apart
-            else "has no splits"
-        )
+        rule = "has no splits"
+        if splits:
+            rule = f"has no split {wanted!r}; write {folder}@{' or @'.join(splits)}"
         raise setting_error(key, str(folder), rule)
-    without = [path.name for path, name in of.items() if name is None]
+
+    without = [path.name for path, split in split_of.items() if split is None]
     if without:
-        rule = f"has splits ({', '.join(told_apart)}) and files of none ({listed(without)}); name those that are meant"
+        names = ", ".join(splits)
+        rule = (
+            f"has splits ({names}) and files of none ({listed(without)}); give a pattern for the "
+            "data"
+        )
         raise setting_error(key, str(folder), rule)
     return chosen
 
@@ -87,7 +125,3 @@ def _split_of(path: Path) -> str | None:
             if words.intersection(names):
                 return split
     return None
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)

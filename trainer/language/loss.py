@@ -1,8 +1,8 @@
 """The mean loss over the tokens of a batch, with or without all logits in memory at once.
 
 The logits of 4,096 tokens over 32,000 words are 0.5 GB in float32, and their gradients as much
-again. Where they fit, nothing is faster than to have them; where they do not, a few large chunks of
-them cost no more products, and hold one.
+again. Where they fit into memory, nothing is faster. Where they do not, a few large chunks cost no
+more matrix products, and only one chunk is in memory.
 """
 
 from __future__ import annotations
@@ -16,62 +16,70 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .packing import IGNORED
-from .separation import trial
+from .separation import probing
 
-FIT = 1 << 29  # bytes of a micro-batch's logits in float32, up to which they are held as a whole
-CHUNK = {"cpu": 1 << 26}  # bytes of the logits in float32 of one chunk
-CHUNK_ON_GPU = (
-    1 << 29
-)  # each chunk reads and writes the weight's gradient once, which wants large ones there
+# Logits of a micro-batch up to this size, in bytes of float32, are computed all at once.
+FIT = 1 << 29
+# Logits of one chunk, in bytes of float32. Each chunk reads and writes the gradient of the weight
+# once, so a GPU wants large ones.
+CHUNK = {"cpu": 1 << 26}
+CHUNK_ON_GPU = 1 << 29
 
 Inputs = Mapping[str, Tensor]
 
 
 class FusedHead(nn.Linear):
-    """A model's last layer, which answers with the loss instead of the logits while it has
-    ``targets``.
+    """A model's last layer, which returns the loss instead of the logits while it has ``targets``.
 
     The loss is computed inside of the layer's own forward, so that what a strategy does around it
-    (gathering its weight) happens as ever. A layer becomes one by its class alone: names and
+    (gathering its weight) happens as always. A layer becomes one by changing its class: names and
     weights stay.
     """
 
     targets: Tensor | None = None
-    always = False  # also where all logits fit
+    always = False  # in chunks also where all logits fit
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.targets is None:
             return super().forward(hidden)
+
         targets = self.targets.flatten()
         fit = rows_that_fit(len(targets), self.out_features) > 0
         if fit and not self.always:
             logits = super().forward(hidden).flatten(0, -2)
             return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED)
 
-        rows = max(1, CHUNK.get(hidden.device.type, CHUNK_ON_GPU) // (4 * self.out_features))
-        autocast = torch.is_autocast_enabled(hidden.device.type)  # which does not know what follows
-        dtype = torch.get_autocast_dtype(hidden.device.type) if autocast else hidden.dtype
-        learns = torch.is_grad_enabled()
+        device = hidden.device.type
+        rows = max(1, CHUNK.get(device, CHUNK_ON_GPU) // (4 * self.out_features))
+        # Autocast does not reach into a function of its own, so its dtype is handed over.
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
         loss: Tensor = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-            hidden.flatten(0, -2), self.weight, self.bias, targets, rows, dtype, learns
+            hidden.flatten(0, -2),
+            self.weight,
+            self.bias,
+            targets,
+            rows,
+            dtype,
+            torch.is_grad_enabled(),
         )
         return loss
 
 
 def rows_that_fit(length: int, vocabulary: int) -> int:
-    """Count the rows of so many tokens whose logits are held as a whole: the same on every rank and
-    machine.
+    """Return how many rows of ``length`` tokens have logits that are computed all at once.
+
+    It is the same number on every rank and machine.
     """
     return FIT // (4 * length * vocabulary)
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The mean cross entropy of a linear layer's outputs, of which some rows are in memory at a
-    time.
+    """The mean cross entropy of a linear layer's outputs, with the logits of a chunk in memory.
 
-    The gradients are computed on the way, while a chunk of logits is there: three products as
-    without chunks, none twice. The weight's adds up in float32, whatever the products are computed
-    in.
+    The gradients are computed in the forward pass, while the logits of a chunk are in memory: three
+    matrix products as without chunks, and none of them twice. The gradient of the weight is summed
+    in float32, whatever the dtype of the products.
     """
 
     @staticmethod
@@ -83,63 +91,61 @@ class ChunkedLoss(torch.autograd.Function):
         targets: Tensor,
         rows: int,
         dtype: torch.dtype,
-        learns: bool,
+        with_gradients: bool,
     ) -> Tensor:
-        """Return the mean over the targets that are not ignored, in float32.
+        """Return the mean over the targets that are not ``IGNORED``, in float32.
 
         Args:
             hidden: (tokens, features).
-            weight, bias: of (words, features) and (words,).
+            weight: (words, features).
+            bias: (words,).
             targets: (tokens,).
             rows: tokens of a chunk.
             dtype: of the products.
-            learns: gradients are wanted.
+            with_gradients: compute gradients, of what needs them.
         """
-        hidden_learns, weight_learns, bias_learns = (
-            learns and needs for needs in ctx.needs_input_grad[:3]
-        )
-        matrix = weight.to(dtype)
-        learnt = targets != IGNORED
-        count = learnt.sum()
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        of_hidden = (
-            torch.empty(hidden.shape, dtype=dtype, device=hidden.device) if hidden_learns else None
-        )
-        of_weight = (
-            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-            if weight_learns
-            else None
-        )
-        of_bias = (
-            torch.zeros(weight.shape[:1], dtype=torch.float32, device=weight.device)
-            if bias_learns
-            else None
-        )
+        wanted = [with_gradients and needed for needed in ctx.needs_input_grad[:3]]
+        device = weight.device
+        hidden_gradient = weight_gradient = bias_gradient = None
+        if wanted[0]:
+            hidden_gradient = torch.empty(hidden.shape, dtype=dtype, device=hidden.device)
+        if wanted[1]:
+            weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=device)
+        if wanted[2]:
+            bias_gradient = torch.zeros(weight.shape[:1], dtype=torch.float32, device=device)
 
-        for low in range(0, len(hidden), rows):
-            part = slice(low, low + rows)
-            inputs = hidden[part].to(dtype)
-            right, counts = targets[part].clamp(min=0)[:, None], learnt[part, None]
+        matrix = weight.to(dtype)
+        has_loss = targets != IGNORED
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for begin in range(0, len(hidden), rows):
+            chunk = slice(begin, begin + rows)
+            inputs = hidden[chunk].to(dtype)
+            right = targets[chunk].clamp(min=0)[:, None]
+            counted = has_loss[chunk, None]
             logits = F.linear(inputs, matrix, None if bias is None else bias.to(dtype)).float()
             normalizer = logits.logsumexp(-1, keepdim=True)
-            total += (normalizer - logits.gather(1, right)).where(counts, 0.0).sum()
-            if not learns:
+            total += (normalizer - logits.gather(1, right)).where(counted, 0.0).sum()
+            if not with_gradients:
                 continue
 
+            # In the memory of the logits: softmax, minus one at the right word.
             gradient = logits.sub_(normalizer).exp_()
             gradient.scatter_add_(1, right, torch.full_like(normalizer, -1.0))
-            gradient.masked_fill_(~counts, 0.0)
-            if of_bias is not None:
-                of_bias += gradient.sum(0)
-            gradient = gradient.to(dtype)
-            if of_hidden is not None:
-                torch.mm(gradient, matrix, out=of_hidden[part])
-            if of_weight is not None and dtype == torch.float32:
-                of_weight.addmm_(gradient.t(), inputs)
-            elif of_weight is not None:
-                of_weight += gradient.t() @ inputs
+            gradient.masked_fill_(~counted, 0.0)
 
-        ctx.save_for_backward(of_hidden, of_weight, of_bias, count)
+            if bias_gradient is not None:
+                bias_gradient += gradient.sum(0)
+            gradient = gradient.to(dtype)
+            if hidden_gradient is not None:
+                torch.mm(gradient, matrix, out=hidden_gradient[chunk])
+            if weight_gradient is not None:
+                if dtype == torch.float32:
+                    weight_gradient.addmm_(gradient.t(), inputs)
+                else:
+                    weight_gradient += gradient.t() @ inputs
+
+        count = has_loss.sum()
+        ctx.save_for_backward(hidden_gradient, weight_gradient, bias_gradient, count)
         return total / count
 
     @staticmethod
@@ -147,51 +153,57 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         *gradients, count = ctx.saved_tensors
         factor = outputs[0] / count
-        # In place, since the weight's may take gigabytes. A second pass back would be told of it by
-        # torch.
+        # In place, since the gradient of the weight may take gigabytes. torch refuses a second
+        # backward pass, which would find them changed.
         scaled = [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
         return (*scaled, None, None, None, None)
 
 
 def fuse_head(model: Any, inputs: Inputs, labels: Tensor) -> str:
-    """Let the model's last layer compute the loss; return why it cannot, empty if it can.
+    """Make the model's last layer compute the loss, if it can.
 
     Args:
-        inputs, labels: of a small batch, on which it is tried out: some models scale or bound their
-            logits afterwards.
+        model: with values; its last layer is changed in place.
+        inputs, labels: of a small batch to try it on: some models scale or bound their logits
+            behind the last layer.
+
+    Returns:
+        Why it cannot; empty if it can.
     """
+    name = type(model).__name__
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
-        return (
-            f"the last layer of {type(model).__name__} is a {type(head).__name__}, no plain Linear"
-        )
+        return f"the last layer of {name} is a {type(head).__name__}, no plain Linear"
+
     head.__class__ = FusedHead
-    answers: list[Tensor] = []
-    hook = head.register_forward_hook(lambda module, given, answer: answers.append(answer))
+    outputs: list[Tensor] = []
+    hook = head.register_forward_hook(lambda module, given, output: outputs.append(output))
     try:
-        with torch.no_grad(), trial(model):
-            mean = mean_loss(model, inputs, labels)
+        with torch.no_grad(), probing(model):
+            loss = mean_loss(model, inputs, labels)
     finally:
         hook.remove()
-    if len(answers) == 1 and torch.equal(mean, answers[0]):
+    if len(outputs) == 1 and torch.equal(loss, outputs[0]):
         return ""
+
     head.__class__ = nn.Linear
-    return f"{type(model).__name__} changes the logits behind its last layer"
+    return f"{name} changes the logits behind its last layer"
 
 
 def mean_loss(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy over the positions of ``labels`` that are not ignored.
+    """Return the mean cross entropy over the positions of ``labels`` that are not ``IGNORED``.
 
     Args:
-        labels: the token that each position is to predict; already shifted.
+        labels: the token to predict at each position, so already shifted.
     """
     head = next((module for module in model.modules() if isinstance(module, FusedHead)), None)
     if head is None:
         logits = model(**inputs, use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)
+
     head.targets = labels
     try:
-        answer: Tensor = model(**inputs, use_cache=False).logits
+        loss: Tensor = model(**inputs, use_cache=False).logits
     finally:
         head.targets = None
-    return answer
+    return loss

@@ -1,4 +1,4 @@
-"""What a user of the language tasks can get wrong, as one line: value, rule, key."""
+"""Errors in the settings or the data of a language task, as one line: key, value, rule."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ def setting_error(key: str, value: object, rule: str) -> ConfigError:
     """Return the error for a setting of a language task.
 
     Args:
-        key: below ``task_settings``.
+        key: of the setting, below ``task_settings``.
+        value: of the setting, or the place in the data that the rule is about.
+        rule: which is broken, and how to follow it.
     """
-    return ConfigError(
-        Problem(origin=Origin("language task", key=f"task_settings.{key}"), value=value, rule=rule)
-    )
+    origin = Origin("language task", key=f"task_settings.{key}")
+    return ConfigError(Problem(origin=origin, value=value, rule=rule))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what a library says, or its type where it says nothing."""
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    """Return the first line of an error's message, or its type where the message is empty."""
+    line, _, _ = str(error).strip().partition("\n")
+    return line.rstrip(".") or type(error).__name__

@@ -1,8 +1,7 @@
-"""The frozen weights below adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by the bitsandbytes
-library.
+"""Frozen weights in 4 bits below adapters (Dettmers et al. 2023, "QLoRA"), by bitsandbytes.
 
-Each weight is read from the model's files and quantized at once, where the model will be: no
-process ever holds the model in the precision of its files, and what is read is the same on every
+Each weight is read from the model's files and quantized at once, on the device of the model. No
+process ever has the model in the precision of its files, and the same values are read on every
 layout.
 """
 
@@ -14,21 +13,20 @@ import torch
 from torch import nn
 
 from ..checkpoint.ranges import of_model_folder
-from .meta_model import Stored, bare_name
+from .meta_model import StoredWeights, bare_name
 from .problems import first_line, setting_error
 
 KEY = "adapter.quantize"
 
 
-def hold_in_4_bits(model: Any, quantize: str, stored: Stored | None) -> None:
-    """Put layers of 4 bits, yet without values, in the place of a model's linear layers: of its
-    body, not of its head.
+def put_4_bit_layers(model: Any, quantize: str, stored: StoredWeights | None) -> None:
+    """Replace the linear layers of a model's body by layers of 4 bits, still without values.
 
     Args:
-        model: before it gets adapters.
+        model: before it gets adapters; changed in place. Its head stays as it is.
         quantize: nf4, as bitsandbytes calls it. Its scales are quantized as well (double
             quantization).
-        stored: files with the values; layers that they lack, which are to learn, stay as they are.
+        stored: files with the values; layers that are not in them, which are trained, stay.
 
     Raises:
         ConfigError: bitsandbytes is not installed, or the model has no such layer.
@@ -38,39 +36,50 @@ def hold_in_4_bits(model: Any, quantize: str, stored: Stored | None) -> None:
     except ImportError as error:
         rule = f"needs bitsandbytes ({first_line(error)}): pip install 'bitsandbytes>=0.50'"
         raise setting_error(KEY, quantize, rule) from None
-    if stored is None and any(one.is_meta for one in model.parameters()):
-        raise setting_error(
-            KEY, quantize, "there are no files with weights to quantize; leave it out"
-        )
-    body, head = set(model.base_model.modules()), model.get_output_embeddings()
-    layers = [
-        (name, layer)
-        for name, layer in model.named_modules()
-        if type(layer) is nn.Linear and layer in body and layer is not head
-        if stored is None or f"{name}.weight" in stored.names.values()
-    ]
+
+    layers = _layers_to_quantize(model, stored)
     if not layers:
-        raise setting_error(
-            KEY, quantize, f"{type(model).__name__} has no linear layers; leave it out"
-        )
-    for name, layer in layers:
+        rule = f"{type(model).__name__} has no linear layers; leave it out"
+        raise setting_error(KEY, quantize, rule)
+
+    for name, layer in layers.items():
         with torch.device("meta"):
             quantized = Linear4bit(
                 layer.in_features, layer.out_features, bias=False, quant_type=quantize
             )
         quantized.weight = Params4bit(layer.weight.data, quant_type=quantize, module=quantized)
         quantized.bias = layer.bias
-        # On some CPUs it would otherwise compute with other numbers in evaluation, and never learn
-        # again afterwards.
+        # On some CPUs it would otherwise repack its weight in evaluation, compute other numbers,
+        # and not be trainable any more afterwards.
         quantized.support_avx512bf16_for_cpu = False
         quantized.compute_type_is_set = True
-        quantized.register_forward_pre_hook(_compute_as_others_do)
+        quantized.register_forward_pre_hook(_set_compute_dtype)
         model.set_submodule(name, quantized)
-    model.is_loaded_in_4bit = True  # by which peft knows the layers for what they are
+    model.is_loaded_in_4bit = True  # peft asks for it
 
 
-def quantize_weights(model: nn.Module, stored: Stored | None) -> None:
-    """Quantize the weights of layers of 4 bits, those without values as they stand in the files."""
+def _layers_to_quantize(model: Any, stored: StoredWeights | None) -> dict[str, nn.Linear]:
+    body = set(model.base_model.modules())
+    head = model.get_output_embeddings()
+    in_files = None if stored is None else set(stored.names.values())
+
+    layers = {}
+    for name, layer in model.named_modules():
+        is_in_files = in_files is None or f"{name}.weight" in in_files
+        if type(layer) is nn.Linear and layer in body and layer is not head and is_in_files:
+            layers[name] = layer
+    return layers
+
+
+def quantize_weights(model: nn.Module, stored: StoredWeights | None) -> None:
+    """Quantize the weights of layers of 4 bits; weights without values are read from the files.
+
+    Args:
+        model: with ``put_4_bit_layers``, and adapters; changed in place.
+
+    Raises:
+        ConfigError: there is a weight without a value, and there are no files.
+    """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     device = _device()
@@ -78,9 +87,12 @@ def quantize_weights(model: nn.Module, stored: Stored | None) -> None:
     for name, layer in model.named_modules():
         if not isinstance(layer, Linear4bit):
             continue
+
         weight: Any = layer.weight
         if weight.is_meta:
-            assert store is not None, "what is not in files has values"
+            if store is None:
+                rule = "there are no files with weights to quantize; leave it out"
+                raise setting_error(KEY, weight.quant_type, rule)
             values = torch.empty_like(weight.data, device=device)
             store.read("parameter", bare_name(f"{name}.weight"), 0, values.view(-1))
             weight = Params4bit(values, quant_type=weight.quant_type, module=layer)
@@ -89,18 +101,17 @@ def quantize_weights(model: nn.Module, stored: Stored | None) -> None:
 
 
 def _device() -> torch.device:
-    """Return where a model will be trained; the CPU where nothing is launched, as while files are
-    checked.
-    """
+    """Return where a model will be trained; the CPU where nothing is launched, as in a check."""
     from accelerate import PartialState
 
     return PartialState().device if PartialState._shared_state else torch.device("cpu")
 
 
-def _compute_as_others_do(layer: Any, inputs: tuple[torch.Tensor]) -> None:
-    """Have a layer of 4 bits compute in the dtype of autocast, or else of its input; by itself it
-    knows neither.
+def _set_compute_dtype(layer: Any, inputs: tuple[torch.Tensor]) -> None:
+    """Make a layer of 4 bits compute in the dtype of autocast, or else of its input.
+
+    By itself it uses neither.
     """
-    kind = inputs[0].device.type
-    autocast = torch.is_autocast_enabled(kind)
-    layer.compute_dtype = torch.get_autocast_dtype(kind) if autocast else inputs[0].dtype
+    device = inputs[0].device.type
+    autocast = torch.is_autocast_enabled(device)
+    layer.compute_dtype = torch.get_autocast_dtype(device) if autocast else inputs[0].dtype

@@ -1,18 +1,18 @@
 """Conversations as text, and which message wrote which part of it.
 
-A chat template goes through the messages in a loop. Before a template is compiled, each of its
-loops is made to write a mark where it begins with an item and where it ends. A mark behind which a
-message begins says whose text follows. The marks are taken out again, and the text is held against
-what transformers renders: it must be the same.
+A chat template goes through the messages in a loop. Before the template is compiled, each of its
+loops is changed so that it writes a mark where it begins an item, and one where it ends. From the
+marks follows whose text is between them. Then the marks are removed, and the text must be equal to
+what transformers renders without them.
 
-So a conversation is rendered as a whole, as a template writes it that drops earlier thoughts,
-merges messages or ends a text differently, and nothing has to be guessed from the text.
+So a conversation is rendered as a whole, also by templates that drop earlier thoughts, merge
+messages or end a text differently, and nothing has to be guessed from the text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .templates import GENERATION
@@ -20,13 +20,17 @@ from .templates import GENERATION
 if TYPE_CHECKING:
     from jinja2 import Template, nodes
 
-NOBODY = -1
-OPEN, CLOSE = "\ufdd0", "\ufdd1"  # Unicode keeps these two for such uses: no text has them
+Messages = Sequence[Mapping[str, Any]]
+
+NOBODY = -1  # instead of a message's number
+# A mark: + where a loop begins an item, - where it ends; the loop; the message that is its item.
+# Unicode reserves the two characters around it for such uses: no text has them.
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
 MARK = re.compile(f"{OPEN}([+-])(\\d+) (\\d*){CLOSE}")
 
 
 class Part(NamedTuple):
-    """A stretch of a rendered conversation: characters from ``start`` to ``end``.
+    """A part of a rendered conversation: characters from ``start`` to ``end``.
 
     Args:
         message: by number, which wrote it; ``NOBODY``: the template itself.
@@ -42,49 +46,40 @@ class Unclear(Exception):
 
 
 class Renderer:
-    """A chat template and a tokenizer that knows its special tokens.
+    """A chat template, with a tokenizer that knows its special tokens.
 
     Args:
         text: of the template.
     """
 
     def __init__(self, tokenizer: Any, text: str) -> None:
-        self.tokenizer, self.text = tokenizer, text
-        self.says_what_is_learnt = GENERATION.search(text) is not None  # with {% generation %}
-        self._marked: Template | None = None
+        self.tokenizer = tokenizer
+        self.text = text
+        self.has_generation_marks = GENERATION.search(text) is not None
+        self._with_marks: Template | None = None
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        settings: Mapping[str, Any],
-        *,
-        asks: bool = False,
-    ) -> str:
+    def render(self, messages: Messages, settings: Mapping[str, Any], *, ask: bool = False) -> str:
         """Return a conversation as transformers renders it.
 
         Args:
             settings: what the template gets beside the messages, such as ``tools``.
-            asks: end with what makes the assistant speak.
+            ask: end with what makes the assistant speak.
         """
         rendered = self.tokenizer.apply_chat_template(
             list(messages),
             chat_template=self.text,
             tokenize=False,
-            add_generation_prompt=asks,
+            add_generation_prompt=ask,
             **settings,
         )
         return str(rendered)
 
-    def generated(
-        self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
-    ) -> tuple[str, list[Part]]:
-        """Return a conversation as text, and the parts in it that stand between {% generation %}
-        marks.
-        """
+    def generated(self, messages: Messages, settings: Mapping[str, Any]) -> tuple[str, list[Part]]:
+        """Return a conversation as text, and the parts of it inside of {% generation %} marks."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         rendered: Any = render_jinja_template(
-            conversations=[_without_nothing(messages)],
+            conversations=[_without_none(messages)],
             chat_template=self.text,
             return_assistant_tokens_mask=True,
             **{**self.tokenizer.special_tokens_map, **settings},
@@ -93,85 +88,96 @@ class Renderer:
         return text, [Part(NOBODY, start, end) for start, end in spans]
 
     def parts(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        settings: Mapping[str, Any],
-        *,
-        asks: bool = False,
+        self, messages: Messages, settings: Mapping[str, Any], *, ask: bool = False
     ) -> tuple[str, list[Part]]:
         """Return a conversation as text, and its parts in order.
 
         Raises:
-            Unclear: the template does something with its own output, so that marks in it change the
-                text.
+            Unclear: the template processes its own output, so that marks in it change the text.
         """
         from transformers.utils.chat_template_utils import _alias_reasoning_fields
 
-        if self._marked is None:
-            self._marked = _compile_with_marks(self.text)
-        given = _alias_reasoning_fields(_without_nothing(messages))
-        numbers = {id(message): number for number, message in enumerate(given)}
-        current: dict[int, int | None] = {}  # of each loop that came to a message, where it is
+        if self._with_marks is None:
+            self._with_marks = _compile_with_marks(self.text)
 
-        def enter(loop: int, item: object) -> str:
-            number = numbers.get(id(item))
-            if number is None and loop not in current:
-                return ""
-            current[loop] = number
-            return f"{OPEN}+{loop} {'' if number is None else number}{CLOSE}"
-
-        def assign(loop: int, item: object) -> str:
-            # The first message that a loop over numbers takes is the one that it is at.
-            return enter(loop, item) if current.get(loop) is None and id(item) in numbers else ""
-
-        def leave(loop: int) -> str:
-            return f"{OPEN}-{loop} {CLOSE}" if loop in current else ""
-
+        given = _alias_reasoning_fields(_without_none(messages))
         beside = {**self.tokenizer.special_tokens_map, "tools": None, "documents": None, **settings}
-        marked = self._marked.render(
+        marked = self._with_marks.render(
             messages=given,
-            add_generation_prompt=asks,
-            enter_item=enter,
-            assign_item=assign,
-            leave_loop=leave,
+            add_generation_prompt=ask,
+            **_functions_that_mark(given),
             **beside,
         )
-        text, parts = _take_marks_out(marked, [message.get("role") for message in given])
-        if text != self.render(messages, settings, asks=asks):
+        text, parts = _remove_marks(marked, [message.get("role") for message in given])
+        if text != self.render(messages, settings, ask=ask):
             raise Unclear
         return text, parts
 
-    def opening(self, before: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+    def opening(self, before: Messages, settings: Mapping[str, Any]) -> str:
         """Return what is written to make the assistant speak behind some messages."""
-        answered = self.render(before, settings)
-        asked = self.render(before, settings, asks=True)
-        if asked.startswith(answered) and asked != answered:
-            return asked[len(answered) :]
-        # Of a template that ends the text otherwise (Phi-3's), or always asks: what no message
-        # wrote at its end.
-        _, parts = self.parts(before, settings, asks=True)
+        without = self.render(before, settings)
+        asked = self.render(before, settings, ask=True)
+        if asked.startswith(without) and asked != without:
+            return asked[len(without) :]
+
+        # The template ends the text otherwise if nobody is asked (Phi-3's), or always asks. Then
+        # the opening is what no message wrote at its end.
+        _, parts = self.parts(before, settings, ask=True)
         if len(parts) < 2 or parts[-1].message != NOBODY:
-            return asked[length_alike(answered, asked) :]
+            return asked[common_prefix_length(without, asked) :]
+
         at_end = asked[parts[-1].start :]
-        ends_text = asked == answered and at_end.lstrip().startswith(
-            self.tokenizer.eos_token or at_end
-        )
-        return "" if ends_text else at_end
+        end_of_text = self.tokenizer.eos_token or at_end
+        if asked == without and at_end.lstrip().startswith(end_of_text):
+            return ""
+        return at_end
 
 
-def length_alike(one: str, other: str) -> int:
+def common_prefix_length(first: str, second: str) -> int:
     """Count the characters with which two texts begin alike."""
-    for at, (first, second) in enumerate(zip(one, other, strict=False)):
-        if first != second:
-            return at
-    return min(len(one), len(other))
+    for position, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return position
+    return min(len(first), len(second))
 
 
-def _without_nothing(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out keys without a value, as transformers does before it renders."""
-    return [
-        {key: value for key, value in message.items() if value is not None} for message in messages
-    ]
+def _without_none(messages: Messages) -> list[dict[str, Any]]:
+    """Remove keys without a value, as transformers does before it renders."""
+    cleaned = []
+    for message in messages:
+        cleaned.append({key: value for key, value in message.items() if value is not None})
+    return cleaned
+
+
+# -- marks ----------------------------------------------------------------------------------------
+
+
+def _functions_that_mark(messages: list[Any]) -> dict[str, Callable[..., str]]:
+    """Return the functions that a template with marks calls, by their names in it.
+
+    A loop writes nothing until its first item that is a message, so that loops over other things
+    leave no marks.
+    """
+    numbers = {id(message): number for number, message in enumerate(messages)}
+    current: dict[int, int | None] = {}  # of each loop that came to a message, where it is
+
+    def enter_item(loop: int, item: object) -> str:
+        number = numbers.get(id(item))
+        if number is None and loop not in current:
+            return ""
+        current[loop] = number
+        return f"{OPEN}+{loop} {'' if number is None else number}{CLOSE}"
+
+    def assign_item(loop: int, item: object) -> str:
+        # A loop over numbers is at the message that it assigns to a variable first.
+        if current.get(loop) is None and id(item) in numbers:
+            return enter_item(loop, item)
+        return ""
+
+    def leave_loop(loop: int) -> str:
+        return f"{OPEN}-{loop} {CLOSE}" if loop in current else ""
+
+    return {"enter_item": enter_item, "assign_item": assign_item, "leave_loop": leave_loop}
 
 
 def _compile_with_marks(text: str) -> Template:
@@ -183,22 +189,17 @@ def _compile_with_marks(text: str) -> Template:
     environment = _compile_jinja_template(text).environment
     tree = environment.parse(text)
     loops = [loop for loop in tree.find_all(nodes.For) if isinstance(loop.target, nodes.Name)]
+
     for number, loop in enumerate(loops):
-        for body in _bodies(loop, nodes):
-            for at in reversed(range(len(body))):
-                target = getattr(body[at], "target", None)
-                if isinstance(body[at], nodes.Assign) and isinstance(target, nodes.Name):
-                    item = nodes.Name(target.name, "load")
-                    body.insert(at + 1, _write(nodes, "assign_item", nodes.Const(number), item))
+        for body in _bodies(loop):
+            _mark_assignments(body, number)
         assert isinstance(loop.target, nodes.Name)
-        item = nodes.Name(loop.target.name, "load")
-        loop.body.insert(0, _write(nodes, "enter_item", nodes.Const(number), item))
+        loop.body.insert(0, _call("enter_item", number, loop.target.name))
+
     numbers = {id(loop): number for number, loop in enumerate(loops)}
-    for body in _bodies(tree, nodes):
-        for at in reversed(range(len(body))):
-            number_of = numbers.get(id(body[at]))
-            if number_of is not None:
-                body.insert(at + 1, _write(nodes, "leave_loop", nodes.Const(number_of)))
+    for body in _bodies(tree):
+        _mark_ends(body, numbers)
+
     tree.set_environment(environment)
     code = environment.compile(tree)
     compiled: Template = environment.template_class.from_code(
@@ -207,59 +208,124 @@ def _compile_with_marks(text: str) -> Template:
     return compiled
 
 
-def _write(nodes: Any, function: str, *arguments: nodes.Expr) -> nodes.Output:
-    """Return the statement ``{{ function(*arguments) }}``."""
-    call = nodes.Call(nodes.Name(function, "load"), list(arguments), [], None, None)
-    return nodes.Output([call])  # type: ignore[no-any-return]
+def _mark_assignments(body: list[Any], loop: int) -> None:
+    """Insert a mark behind each ``{% set name = ... %}`` of a list of statements."""
+    from jinja2 import nodes
+
+    for position in reversed(range(len(body))):
+        statement = body[position]
+        if isinstance(statement, nodes.Assign) and isinstance(statement.target, nodes.Name):
+            body.insert(position + 1, _call("assign_item", loop, statement.target.name))
 
 
-def _bodies(tree: nodes.Node, nodes: Any) -> list[list[Any]]:
+def _mark_ends(body: list[Any], numbers: Mapping[int, int]) -> None:
+    """Insert a mark behind each loop of a list of statements.
+
+    Args:
+        numbers: of the loops, by id.
+    """
+    for position in reversed(range(len(body))):
+        number = numbers.get(id(body[position]))
+        if number is not None:
+            body.insert(position + 1, _call("leave_loop", number))
+
+
+def _call(function: str, loop: int, *names: str) -> nodes.Output:
+    """Return the statement ``{{ function(loop, *names) }}``."""
+    from jinja2 import nodes
+
+    arguments: list[nodes.Expr] = [nodes.Const(loop)]
+    arguments += [nodes.Name(name, "load") for name in names]
+    call = nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)
+    return nodes.Output([call])
+
+
+def _bodies(tree: nodes.Node) -> list[list[Any]]:
     """List every list of statements in a template."""
-    found = []
+    from jinja2 import nodes
+
+    bodies = []
     for node in [tree, *tree.find_all(nodes.Node)]:
         for name in ("body", "else_"):
             body = getattr(node, name, None)
             if isinstance(body, list):
-                found.append(body)
-    return found
+                bodies.append(body)
+    return bodies
 
 
-def _take_marks_out(marked: str, roles: Sequence[object]) -> tuple[str, list[Part]]:
+def _remove_marks(marked: str, roles: Sequence[object]) -> tuple[str, list[Part]]:
     """Return a text without its marks, and its parts.
 
-    In a loop over the messages within one of them (a search for a call's name) that one writes. But
-    what a tool answers is the tool's, also where it is written with the call.
+    Args:
+        roles: of the messages.
     """
-    parts: list[Part] = []
-    pieces: list[str] = []
-    around: list[tuple[int, int]] = []  # loops that we are in, each with the message that it is at
-    position = at = 0
+    reader = _MarkReader(roles)
+    end = 0
+    for mark in MARK.finditer(marked):
+        reader.add(marked[end : mark.start()])
+        end = mark.end()
+        begins, loop, message = mark.groups()
+        reader.leave(int(loop))
+        if begins == "+":
+            reader.enter(int(loop), int(message) if message else None)
+    reader.add(marked[end:])
+    return "".join(reader.pieces), reader.parts
 
-    def add(piece: str) -> None:
-        nonlocal position
+
+class _MarkReader:
+    """Text that is put together while loops are entered and left, with its parts.
+
+    Args:
+        roles: of the messages.
+    """
+
+    def __init__(self, roles: Sequence[object]) -> None:
+        self.roles = roles
+        self.pieces: list[str] = []
+        self.parts: list[Part] = []
+        self.length = 0
+        self.around: list[tuple[int, int]] = []  # the loops that we are in, and whose text it is
+
+    @property
+    def writer(self) -> int:
+        """Return the message that writes now."""
+        if not self.around:
+            return NOBODY
+        _, message = self.around[-1]
+        return message
+
+    def enter(self, loop: int, message: int | None) -> None:
+        """Begin an item of a loop; None: it is no message.
+
+        A loop inside of a message (a search for the name of a call) writes for that message. But
+        what a tool answers is the tool's, also where it is written with the call.
+        """
+        writer = self.writer
+        if message is None:
+            message = writer
+        if writer == NOBODY or self._answers_call(writer, message):
+            self.around.append((loop, message))
+        else:
+            self.around.append((loop, writer))
+
+    def _answers_call(self, caller: int, message: int) -> bool:
+        return self.roles[caller] == "assistant" and self.roles[message] == "tool"
+
+    def leave(self, loop: int) -> None:
+        """End an item of a loop, and of all loops in it."""
+        for depth, (number, _) in enumerate(self.around):
+            if number == loop:
+                del self.around[depth:]
+                return
+
+    def add(self, piece: str) -> None:
+        """Add text of the message that writes now."""
         if not piece:
             return
-        pieces.append(piece)
-        message = around[-1][1] if around else NOBODY
-        start, position = position, position + len(piece)
-        if parts and parts[-1].message == message:
-            parts[-1] = Part(message, parts[-1].start, position)
-        else:
-            parts.append(Part(message, start, position))
 
-    for mark in MARK.finditer(marked):
-        add(marked[at : mark.start()])
-        at = mark.end()
-        loop = int(mark[2])
-        inside = [number for number, _ in around]
-        if loop in inside:
-            del around[inside.index(loop) :]
-        if mark[1] == "+":
-            outer = around[-1][1] if around else NOBODY
-            number = int(mark[3]) if mark[3] else outer
-            inner_writes = outer == NOBODY or (
-                roles[outer] == "assistant" and roles[number] == "tool"
-            )
-            around.append((loop, number if inner_writes else outer))
-    add(marked[at:])
-    return "".join(pieces), parts
+        start = self.length
+        self.length += len(piece)
+        self.pieces.append(piece)
+        if self.parts and self.parts[-1].message == self.writer:
+            start = self.parts.pop().start
+        self.parts.append(Part(self.writer, start, self.length))

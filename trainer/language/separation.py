@@ -1,7 +1,15 @@
-"""Packed documents must not see each other: tried out on the model itself, before the first step.
+"""A proof on the model itself, before the first step, that packed documents do not see each other.
 
-Whether a model's attention tells documents apart by their positions depends on its class, the
-attention's kernel, a cache, a mask; where it does not, losses are wrong and nothing else shows it.
+Several documents share one row. Whether the model keeps them apart depends on its class, the
+attention kernel, a cache, a mask: most use ``position_ids``, which begin anew at each document, and
+some overlook them. Then tokens attend to a foreign document, all losses are slightly wrong, and
+nothing else shows it.
+
+The proof needs no knowledge of the model. Take the outputs of one document, and compute their
+gradient in the embeddings of all tokens of the batch. A token that influences these outputs has a
+gradient; a token that does not has a gradient of exactly zero, not of nearly zero. So the documents
+are separate if and only if the gradient is zero at every token of the other documents. Random
+weights are enough, which is why a small copy of a large model can be tried instead.
 """
 
 from __future__ import annotations
@@ -17,79 +25,109 @@ from torch import Tensor
 from .packing import Collate
 from .problems import first_line, setting_error
 
-MIXERS = re.compile("(Attention|Mixer|DeltaNet|SSM|Recurrent)$")  # classes by which tokens meet
+# Names of classes in which tokens influence each other, for the message.
+MIXERS = re.compile("(Attention|Mixer|DeltaNet|SSM|Recurrent)$")
 LENGTHS = ((5, 6), (7, 3))  # positions of the documents in each row of the batch that is tried
+
+Inputs = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def small_batch(model: Any) -> dict[str, Tensor]:
-    """Make a batch of two rows, each with two documents, in the form of those that are learnt from."""
+    """Return a batch of random tokens: two rows, each with two documents, as packing makes them."""
     generator = torch.Generator().manual_seed(0)
-    vocabulary, rows = model.get_input_embeddings().num_embeddings, []
+    vocabulary = model.get_input_embeddings().num_embeddings
+
+    rows = []
     for lengths in LENGTHS:
         ids = torch.randint(vocabulary, (sum(lengths),), generator=generator)
         positions = torch.cat([torch.arange(length) for length in lengths])
         rows.append({"input_ids": ids, "labels": ids.roll(-1), "position_ids": positions})
-    return {name: tensor.to(model.device) for name, tensor in Collate(length=None)(rows).items()}
+
+    batch = Collate(length=None)(rows)
+    return {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 
 @contextmanager
-def trial(model: Any) -> Iterator[None]:
-    """Let a model compute in training mode, in 16 bits on a GPU; mode and random numbers are as
-    before afterwards.
-    """
-    mode, on_gpu = model.training, model.device.type == "cuda"
-    devices = (
-        [torch.cuda.current_device()] if on_gpu else []
-    )  # by default all, which wakes each GPU of the machine
-    model.train()
-    with (
-        torch.random.fork_rng(devices),
-        torch.autocast(model.device.type, torch.bfloat16, enabled=on_gpu),
-    ):
-        yield
-    model.train(mode)
-
-
-def check_separation(model: Any, inputs: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
-    """Refuse a model in which one packed document reaches another.
-
-    The gradient of the second document's outputs in the embeddings of all other tokens must be
-    exactly zero.
+def probing(model: Any) -> Iterator[None]:
+    """Put a model into training mode, with 16 bits on a GPU; restore mode and random state after.
 
     Args:
-        inputs: what the model is called with, from a batch.
+        model: with values.
+    """
+    was_training = model.training
+    on_gpu = model.device.type == "cuda"
+    # By default fork_rng takes all devices, which wakes each GPU of the machine.
+    devices = [torch.cuda.current_device()] if on_gpu else []
+    autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=on_gpu)
+
+    model.train()
+    with torch.random.fork_rng(devices), autocast:
+        yield
+    model.train(was_training)
+
+
+def check_separation(model: Any, inputs: Inputs) -> None:
+    """Refuse a model in which a token of one packed document influences another document.
+
+    Args:
+        model: with values; a small copy will do.
+        inputs: returns what the model is called with, from a batch.
 
     Raises:
-        ConfigError: it is not, or the model cannot be called so.
+        ConfigError: documents are not separate, or the model cannot be called with such a batch.
     """
-    embedded: list[Tensor] = []
-
-    def keep(module: Any, args: Any, output: Tensor) -> Tensor:
-        embedded.append(output.detach().requires_grad_())
-        return embedded[-1]
-
-    batch, hook = small_batch(model), model.get_input_embeddings().register_forward_hook(keep)
-    shape, second = batch["input_ids"].shape, slice(LENGTHS[0][0], sum(LENGTHS[0]))
     try:
-        with trial(model):
-            logits = model(**inputs(batch), use_cache=False).logits.reshape(*shape, -1)
-            [gradient] = torch.autograd.grad(logits[0, second].float().square().sum(), embedded)
+        reached = _tokens_that_reach_second_document(model, inputs)
     except (TypeError, RuntimeError, NotImplementedError, ValueError, ImportError) as error:
-        rule = f"{type(model).__name__} cannot be trained on packed rows: {first_line(error)}; set packing: none"
+        name = type(model).__name__
+        rule = f"{name} cannot be trained on packed rows: {first_line(error)}; set packing: none"
         raise setting_error("packing", "best_fit", rule) from None
+
+    # A document must reach all of itself (or the gradient would show nothing), and nothing else.
+    expected = torch.zeros_like(reached)
+    expected[0, _second_document()] = True
+    if not torch.equal(reached, expected):
+        rule = f"documents of one row reach each other in {type(model).__name__}"
+        rule += f"{_mixers_of(model)}; set packing: none"
+        raise setting_error("packing", "best_fit", rule)
+
+
+def _second_document() -> slice:
+    """Return the positions of the second document in the first row."""
+    first, second = LENGTHS[0]
+    return slice(first, first + second)
+
+
+def _tokens_that_reach_second_document(model: Any, inputs: Inputs) -> Tensor:
+    """Return which tokens of a small batch influence the second document of its first row.
+
+    Returns:
+        (rows, positions), bool: the gradient of that document's logits in the token's embedding is
+        not zero.
+    """
+    batch = small_batch(model)
+    shape = batch["input_ids"].shape
+    embeddings: list[Tensor] = []
+
+    def keep_embedding(module: Any, arguments: Any, output: Tensor) -> Tensor:
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[-1]
+
+    hook = model.get_input_embeddings().register_forward_hook(keep_embedding)
+    try:
+        with probing(model):
+            output = model(**inputs(batch), use_cache=False)
+            logits = output.logits.reshape(*shape, -1)
+            probed = logits[0, _second_document()].float().square().sum()
+            [gradient] = torch.autograd.grad(probed, embeddings)
     finally:
         hook.remove()
-    reached = gradient.reshape(*shape, -1).abs().sum(-1)
-    own = torch.zeros_like(reached, dtype=torch.bool)
-    own[0, second] = True
-    if reached[~own].any() or not reached[own].all():
-        layers = sorted(
-            {
-                type(module).__name__
-                for module in model.modules()
-                if MIXERS.search(type(module).__name__)
-            }
-        )
-        through = f" (through one of {', '.join(layers)})" if layers else ""
-        rule = f"documents of one row reach each other in {type(model).__name__}{through}; set packing: none"
-        raise setting_error("packing", "best_fit", rule)
+
+    return gradient.reshape(*shape, -1).abs().sum(-1) != 0
+
+
+def _mixers_of(model: Any) -> str:
+    """Return the layers of a model in which documents may have met, for the message."""
+    classes = {type(module).__name__ for module in model.modules()}
+    mixers = sorted(name for name in classes if MIXERS.search(name))
+    return f" (through one of {', '.join(mixers)})" if mixers else ""

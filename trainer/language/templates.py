@@ -1,6 +1,4 @@
-"""Where the chat template of a run comes from: the tokenizer, a name, a Jinja file, or its text in
-the config.
-"""
+"""The chat template of a run: the tokenizer's, one by name, a Jinja file, or text in the config."""
 
 from __future__ import annotations
 
@@ -15,7 +13,8 @@ from .problems import setting_error
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 ALPACA = (
@@ -44,13 +43,9 @@ class ChatTemplate:
     with_tools: str | None = None
 
     def __str__(self) -> str:
-        if self.says_what_is_learnt:
+        if GENERATION.search(self.text) is not None:
             return f"{self.origin}; its {{% generation %}} marks say what the assistant writes"
         return f"{self.origin}; its loop over the messages shows what the assistant writes"
-
-    @property
-    def says_what_is_learnt(self) -> bool:
-        return GENERATION.search(self.text) is not None
 
     def for_tools(self, tools: object) -> str:
         """Return the text for a conversation with these tools."""
@@ -58,7 +53,7 @@ class ChatTemplate:
 
 
 def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
-    """Find the chat template of a run.
+    """Return the chat template of a run.
 
     Args:
         given: ``task_settings.template``: a name, the text of a template, or a Jinja file; None:
@@ -69,24 +64,15 @@ def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
     """
     own = tokenizer.chat_template
     named: Mapping[str, str] = own if isinstance(own, Mapping) else {}
-    if given is None and isinstance(own, str):
-        return ChatTemplate(text=own, origin="the tokenizer's")
-    if given is None and "default" in named:
-        return ChatTemplate(
-            text=named["default"],
-            origin="the tokenizer's, default",
-            with_tools=named.get("tool_use"),
-        )
     if given is None:
-        names = ", ".join([*named, *SHIPPED])
-        rule = f"the tokenizer has no chat template that is the default; give {names}, a Jinja file or its text"
-        raise setting_error("template", None, rule)
+        return _default_template(own, named)
     if given in named:
         return ChatTemplate(text=named[given], origin=f"the tokenizer's, {given}")
     if given in SHIPPED:
         return ChatTemplate(text=SHIPPED[given], origin=given)
     if "{%" in given or "{{" in given:
         return ChatTemplate(text=given, origin="the config's")
+
     try:
         text = Path(given).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -94,3 +80,24 @@ def read_template(tokenizer: Any, given: str | None) -> ChatTemplate:
         rule = f"cannot be read: {reason}; as a name: {did_you_mean(given, [*named, *SHIPPED])}"
         raise setting_error("template", given, rule) from None
     return ChatTemplate(text=text, origin=given)
+
+
+def _default_template(own: Any, named: Mapping[str, str]) -> ChatTemplate:
+    """Return the tokenizer's template.
+
+    Args:
+        own: the only one of the tokenizer, if it is text.
+        named: those of the tokenizer, by name, if it has several.
+    """
+    if isinstance(own, str):
+        return ChatTemplate(text=own, origin="the tokenizer's")
+    if "default" in named:
+        return ChatTemplate(
+            text=named["default"],
+            origin="the tokenizer's, default",
+            with_tools=named.get("tool_use"),
+        )
+
+    names = ", ".join([*named, *SHIPPED])
+    rule = f"the tokenizer has no default chat template; give {names}, a Jinja file or its text"
+    raise setting_error("template", None, rule)

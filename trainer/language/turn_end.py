@@ -1,6 +1,4 @@
-"""The tokens that end what the assistant says, so that an exported model stops where it has learnt
-to.
-"""
+"""The tokens at the end of the assistant's turn, where an exported model is to stop."""
 
 from __future__ import annotations
 
@@ -11,19 +9,25 @@ from .templates import ChatTemplate
 
 
 def turn_ends(tokenizer: Any, template: ChatTemplate) -> list[int]:
-    """Return the tokens that end a turn of the assistant: of an answer, then of a call of a tool
-    where it is another.
+    """Return the tokens that end a turn of the assistant: an answer, then a call of a tool.
 
-    It is the last token of its own in a turn (``<|im_end|>``, ``</s>``), not a text of several
-    tokens. None: the template writes none, or the tokenizer does not know it.
+    It is the last token that the template writes (``<|im_end|>``, ``</s>``), not a text of several
+    tokens.
+
+    Returns:
+        One token, or two where a call ends with another one. Empty where the template writes none
+        that the tokenizer knows.
     """
     writer = ChatWriter(tokenizer, template)
     found: list[int] = []
     for turn, last in ((writer.try_answer(), WORDS), (writer.try_call(), "y_one")):
-        behind = turn.rpartition(last)[2] if last in turn else ""
-        coded = tokenizer(behind, add_special_tokens=False)["input_ids"] if behind else []
-        ends = [token for token in coded if token in tokenizer.added_tokens_decoder]
-        found += [token for token in ends[-1:] if token not in found]
+        behind = _behind(last, turn)
+        if not behind:
+            continue
+        tokens = tokenizer(behind, add_special_tokens=False)["input_ids"]
+        ends = [token for token in tokens if token in tokenizer.added_tokens_decoder]
+        if ends and ends[-1] not in found:
+            found.append(ends[-1])
     return found
 
 
@@ -31,12 +35,18 @@ def notice_of_turn_end(tokenizer: Any, template: ChatTemplate) -> list[str]:
     """Return a line for a template whose turns do not end with a token."""
     if turn_ends(tokenizer, template):
         return []
-    behind = ChatWriter(tokenizer, template).try_answer().rpartition(WORDS)[2].strip()
-    why = (
-        f"writes {behind!r}, which the tokenizer takes apart"
-        if behind
-        else "writes nothing behind it"
-    )
+
+    behind = _behind(WORDS, ChatWriter(tokenizer, template).try_answer()).strip()
+    if behind:
+        reason = f"writes {behind!r}, which is no token of the tokenizer"
+    else:
+        reason = "writes nothing behind it"
     return [
-        f"template: no token ends a turn of the assistant (it {why}), so generation has nothing to stop at"
+        f"template: no token ends a turn of the assistant (it {reason}), so generation has nothing "
+        "to stop at"
     ]
+
+
+def _behind(word: str, turn: str) -> str:
+    """Return what a turn holds behind the last occurrence of a word; nothing where it has none."""
+    return turn.rpartition(word)[2] if word in turn else ""

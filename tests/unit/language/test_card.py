@@ -26,7 +26,7 @@ def test_card_tells_of_the_whole_run_at_its_step(
     for part in (
         "library_name: peft", f"base_model: {llama}", f"- {texts}", "- evaluation: 12 documents", "r: 4",
         "| strategy | single |", "| processes | 1 |", "compute fp32", "| global batch | 2 rows |", "| steps | 4 |",
-        f"| tokens learnt | {tokens:,.0f} |", "| time | 0.", " cores) |", "| versions | samecurve ",
+        f"| tokens trained on | {tokens:,.0f} |", "| time | 0.", " cores) |", "| versions | samecurve ",
         f"| loss | {trainer.last_evaluation['eval/loss']:.6g} |",
     ):  # fmt: skip
         assert part in card
@@ -44,8 +44,6 @@ def test_card_tells_of_the_whole_run_at_its_step(
     resumed = fit(
         tmp_path / "run", task(**settings), max_steps=4, micro_batch_size=2, resume="auto"
     )
-    assert 0 < resumed.meter.total_tokens < tokens, (
-        "the first two steps were learnt by another process"
-    )
+    assert 0 < resumed.meter.total_tokens < tokens, "another process trained the first two steps"
     again = (tmp_path / "run" / "model" / "README.md").read_text()
-    assert f"| tokens learnt | {tokens:,.0f} |" in again and "| steps | 4 |" in again
+    assert f"| tokens trained on | {tokens:,.0f} |" in again and "| steps | 4 |" in again

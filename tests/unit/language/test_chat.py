@@ -152,7 +152,7 @@ def test_thoughts_that_are_left_out_and_turns_that_are_rewritten_are_told() -> N
     list(told.encode([("row", THOUGHTFUL)]))
     assert told.writer is not None
     rewritten, dropped = told.writer.notices
-    assert "turns: each learns each turn" in rewritten
+    assert "turns: each trains on each turn" in rewritten
     assert "leaves out the thoughts of 1 of 2 turns" in dropped
     plain = encoder(CHATML)
     list(plain.encode([("row", conversation("a", "b", "c", "d"))]))
@@ -256,9 +256,9 @@ HALF = [*conversation("a", "b")["messages"], {"role": "assistant", "content": "c
         (
             CHATML,
             {**conversation("a", "b"), "images": ["a.png"]},
-            "'row': has images; only text is learnt here",
+            "'row': has images; only text is supported",
         ),
-        (CHATML, {"messages": IMAGE}, "row message 1': holds 'image'; only text is learnt here"),
+        (CHATML, {"messages": IMAGE}, "row message 1': holds 'image'; only text is supported"),
         (CHATML, {"messages": HALF}, "row message 3': weight 0.5: a message's weight is 0"),
         (CHATML, {"messages": [{"role": "user"}]}, "row message 1': has no content"),
         (CHATML, {"messages": ["hi"]}, "row message 1': must be {role: ..., content: ...}"),

@@ -77,7 +77,10 @@ def test_what_is_learnt_at_the_end_of_a_turn_ends_generation(
     folder = tmp_path / "model"
     monkeypatch.chdir(tmp_path)
     task = trained(Path("base"), chats, folder, adapter=adapter)
-    told = "generation: learns to end with <|im_end|>, and the exported model ends there; the one given ended with <|end|>"
+    told = (
+        "generation: trained to end with <|im_end|>, and the exported model ends there; "
+        "the given model ended with <|end|>"
+    )
     assert told in task.notices()
     assert AutoTokenizer.from_pretrained(folder).eos_token == "<|im_end|>"
     assert task.load_tokenizer().eos_token == "<|end|>", (

@@ -15,13 +15,13 @@ from tiny_language import paragraphs, save_texts, tokenizer
 from trainer import ConfigError, DataError
 from trainer.language import CausalLM
 from trainer.language.packing import IGNORED, Collate, Rows, best_fit
-from trainer.language.tokens import LEARNT, Corpus
+from trainer.language.tokens import TARGET, Corpus
 
 
 def corpus(folder: Path, *documents: list[int], learnt: Callable[[int], bool] = bool) -> Corpus:
     """Documents of the given tokens, of which those are learnt that ``learnt`` says."""
     tokens = [
-        token | (int(LEARNT) if learnt(token) else 0)
+        token | (int(TARGET) if learnt(token) else 0)
         for document in documents
         for token in document
     ]
@@ -62,7 +62,7 @@ def test_the_plan_of_the_rows_is_mapped_and_not_held_by_each_process(tmp_path: P
 
 def test_positions_begin_anew_at_each_document_and_where_a_row_is_filled_up(tmp_path: Path) -> None:
     rows = rows_of(corpus(tmp_path, [1, 2, 3, 4], [5, 6, 7]), tmp_path, 8)
-    batch = Collate(length=8, filler=9)([rows[0]])
+    batch = Collate(length=8, padding=9)([rows[0]])
     assert batch["input_ids"].tolist() == [[1, 2, 3, 5, 6, 9, 9, 9]]
     assert batch["labels"].tolist() == [[2, 3, 4, 6, 7, *[IGNORED] * 3]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
@@ -79,7 +79,7 @@ def test_what_is_not_learnt_has_no_label_and_pieces_without_any_are_left_out(
     assert [pair for pair in predictions(rows) if pair[1] != IGNORED] == [(9, 100), (100, 101)]
     assert len(rows) == 1 and rows.fill.left_out == 2
     with pytest.raises(
-        DataError, match="no document has a token to learn in its first 4 positions"
+        DataError, match="no document has a token to train on in its first 4 positions"
     ):
         rows_of(found, tmp_path, 4, long_documents="cut")
 

@@ -114,7 +114,7 @@ def test_folders_that_hold_no_model_are_named(
     named = {
         "empty": "holds neither config.json nor a GGUF file",
         "adapter": "holds an adapter; give the model that it belongs to, or merge the two",
-        "quantized": "is quantized; give the model of full weights: adapter.quantize holds them in 4 bits",
+        "quantized": "is quantized; give the model of full weights: adapter.quantize stores them in 4 bits",
     }
     for name in named:
         (tmp_path / name).mkdir()

@@ -71,7 +71,9 @@ def test_tables_have_the_columns_that_their_first_line_names(tmp_path: Path) -> 
             writer.writerows(texts)
         assert rows(str(tmp_path / name)) == texts, name
     (tmp_path / "c.csv").write_text("text,label\na,b\nc\n")
-    with pytest.raises(ConfigError, match=r"c.csv row 2': has not the 2 columns of the first line"):
+    with pytest.raises(
+        ConfigError, match=r"c.csv row 2': does not have the 2 columns of the first line"
+    ):
         rows(str(tmp_path / "c.csv"))
     (tmp_path / "d.csv").write_text('text\n"open')
     with pytest.raises(ConfigError, match=r"d.csv': is no table: "):
@@ -127,7 +129,7 @@ def test_of_a_data_sets_folder_its_rows_of_one_split_are_read(tmp_path: Path) ->
         (
             ("a.jsonl", "b.parquet", "c.txt"),
             "",
-            r"files of several kinds \(.*a.jsonl.*\); name those that are meant",
+            r"files of several kinds \(.*a.jsonl.*\); give a pattern for the data",
         ),
     ],
 )
@@ -180,7 +182,7 @@ def test_digest_changes_with_the_content_only(tmp_path: Path) -> None:
         (
             "half.jsonl.gz",
             gzip.compress(b'{"a": 1}', mtime=0)[:-4],
-            r"data: '.*half.jsonl.gz': cannot be unpacked",
+            r"data: '.*half.jsonl.gz': cannot be decompressed",
         ),
         (
             "a.jsonl.zst",
