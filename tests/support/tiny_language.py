@@ -1,11 +1,10 @@
-"""Tiny language models with a tokenizer trained on the spot, saved as people download them; texts
-to learn from.
-"""
+"""Tiny language models with a tokenizer trained on the spot, as people download them, and texts."""
 
 from __future__ import annotations
 
 import json
 import pydoc_data.topics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,8 @@ BERT: dict[str, Any] = {
 # As ChatML, once with the marks that say what the assistant writes, once without.
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
-    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}"
+    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}"
     "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
@@ -112,5 +112,36 @@ def save_texts(path: Path, count: int = 120) -> Path:
 
 def conversation(*turns: str) -> dict[str, Any]:
     """A row of turns that user and assistant take."""
-    roles = ("user", "assistant")
-    return {"messages": [{"role": roles[at % 2], "content": text} for at, text in enumerate(turns)]}
+    messages = []
+    for number, text in enumerate(turns):
+        messages.append({"role": ("user", "assistant")[number % 2], "content": text})
+    return {"messages": messages}
+
+
+def read_rows(name: str | list[str]) -> list[Any]:
+    """All rows of what a setting names."""
+    from trainer.language.sources import find_sources
+
+    return [row for source in find_sources(name, "data") for _, row in source.read()]
+
+
+def build_with_batch(task: Any) -> tuple[Any, Any]:
+    """The model of a task, with values, and a batch of its first two rows."""
+    import torch
+
+    from trainer.commands.whole_model import build_whole
+
+    torch.manual_seed(0)
+    model = build_whole(task)
+    data = task.build_data()
+    return model.train(), data.collate([data.train[0], data.train[1]])
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write the tensors of a model's file again, changed."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -131,6 +131,7 @@ class ChatWriter:
         """
         renderer = self._renderer(self.template.for_tools(chat.settings.get("tools")))
         calls = any(message.get("tool_calls") for message in chat.messages)
+
         try:
             messages = self._form(renderer, calls=calls).apply(chat.messages)
             chat = replace(chat, messages=messages)
@@ -226,6 +227,7 @@ class ChatWriter:
             except Exception:  # a template that refuses a part of a conversation
                 opening = renderer.opening(question, chat.settings)
             self._openings[key] = opening
+
         return self._openings[key]
 
     # -- nothing is left out ----------------------------------------------------------------------

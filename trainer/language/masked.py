@@ -50,6 +50,7 @@ class MaskedLM(TokenTask):
     def build_data(self) -> Data:
         train_documents, evaluation_documents = self.documents()
         mask = self._mask()
+
         train = Pieces(train_documents, self.sequence_length)
         evaluation = None
         if evaluation_documents is not None:

@@ -1,4 +1,4 @@
-"""Messages of conversations, brought from the forms of data sets to the one that templates take."""
+"""Messages of conversations, from the forms of data sets to the one that templates take."""
 
 from __future__ import annotations
 

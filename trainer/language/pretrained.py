@@ -259,7 +259,7 @@ def _check_tensors(
 
 
 def _class_ignores(model: Any, attribute: str, key: str) -> bool:
-    """Return whether a pattern of a model's class stands for a tensor."""
+    """Return whether a pattern of a model's class matches a tensor's name."""
     patterns = list(getattr(model, attribute, None) or ())
     if attribute == UNEXPECTED:
         patterns += FORMER_BUFFERS

@@ -58,18 +58,20 @@ class Renderer:
         self.has_generation_marks = GENERATION.search(text) is not None
         self._with_marks: Template | None = None
 
-    def render(self, messages: Messages, settings: Mapping[str, Any], *, ask: bool = False) -> str:
+    def render(
+        self, messages: Messages, settings: Mapping[str, Any], *, generation_prompt: bool = False
+    ) -> str:
         """Return a conversation as transformers renders it.
 
         Args:
             settings: what the template gets beside the messages, such as ``tools``.
-            ask: end with what makes the assistant speak.
+            generation_prompt: end with what makes the assistant speak.
         """
         rendered = self.tokenizer.apply_chat_template(
             list(messages),
             chat_template=self.text,
             tokenize=False,
-            add_generation_prompt=ask,
+            add_generation_prompt=generation_prompt,
             **settings,
         )
         return str(rendered)
@@ -88,7 +90,7 @@ class Renderer:
         return text, [Part(NOBODY, start, end) for start, end in spans]
 
     def parts(
-        self, messages: Messages, settings: Mapping[str, Any], *, ask: bool = False
+        self, messages: Messages, settings: Mapping[str, Any], *, generation_prompt: bool = False
     ) -> tuple[str, list[Part]]:
         """Return a conversation as text, and its parts in order.
 
@@ -104,31 +106,31 @@ class Renderer:
         beside = {**self.tokenizer.special_tokens_map, "tools": None, "documents": None, **settings}
         marked = self._with_marks.render(
             messages=given,
-            add_generation_prompt=ask,
+            add_generation_prompt=generation_prompt,
             **_functions_that_mark(given),
             **beside,
         )
         text, parts = _remove_marks(marked, [message.get("role") for message in given])
-        if text != self.render(messages, settings, ask=ask):
+        if text != self.render(messages, settings, generation_prompt=generation_prompt):
             raise Unclear
         return text, parts
 
     def opening(self, before: Messages, settings: Mapping[str, Any]) -> str:
         """Return what is written to make the assistant speak behind some messages."""
-        without = self.render(before, settings)
-        asked = self.render(before, settings, ask=True)
-        if asked.startswith(without) and asked != without:
-            return asked[len(without) :]
+        text = self.render(before, settings)
+        prompted = self.render(before, settings, generation_prompt=True)
+        if prompted.startswith(text) and prompted != text:
+            return prompted[len(text) :]
 
-        # The template ends the text otherwise if nobody is asked (Phi-3's), or always asks. Then
-        # the opening is what no message wrote at its end.
-        _, parts = self.parts(before, settings, ask=True)
+        # Without the prompt the template writes another end of the text (Phi-3's), or it always
+        # writes the prompt. Then the opening is what no message wrote at the end.
+        _, parts = self.parts(before, settings, generation_prompt=True)
         if len(parts) < 2 or parts[-1].message != NOBODY:
-            return asked[common_prefix_length(without, asked) :]
+            return prompted[common_prefix_length(text, prompted) :]
 
-        at_end = asked[parts[-1].start :]
+        at_end = prompted[parts[-1].start :]
         end_of_text = self.tokenizer.eos_token or at_end
-        if asked == without and at_end.lstrip().startswith(end_of_text):
+        if prompted == text and at_end.lstrip().startswith(end_of_text):
             return ""
         return at_end
 

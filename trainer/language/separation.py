@@ -1,8 +1,8 @@
 """A proof on the model itself, before the first step, that packed documents do not see each other.
 
 Several documents share one row. Whether the model keeps them apart depends on its class, the
-attention kernel, a cache, a mask: most use ``position_ids``, which begin anew at each document, and
-some overlook them. Then tokens attend to a foreign document, all losses are slightly wrong, and
+attention kernel, a cache, a mask: most use ``position_ids``, which restart at each document, and
+some overlook them. Then tokens attend to another document, all losses are slightly wrong, and
 nothing else shows it.
 
 The proof needs no knowledge of the model. Take the outputs of one document, and compute their

@@ -103,7 +103,7 @@ def _find(name: str, key: str) -> list[Source]:
 
 
 def _files(name: str, key: str) -> list[Path]:
-    """Return the files that a name stands for."""
+    """Return the files that a name refers to."""
     # A path may hold an @ itself.
     whole = Path(name).expanduser()
     if whole.is_dir():

@@ -159,7 +159,7 @@ class Encoder:
 
 
 def tokens_in_spans(offsets: Offsets, spans: Sequence[tuple[int, int]]) -> Any:
-    """Return 1 for each token that stands for a character of a span, or lies between two such.
+    """Return 1 for each token with a character of a span, and for those between two such tokens.
 
     So a token across the border of a span is a target: its last characters are the assistant's.
 

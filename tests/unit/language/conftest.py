@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_language import save_model, save_texts
+from chats import CHATS
+from tiny_language import save_model, save_rows, save_texts
 
 from trainer.language import CausalLM
 
@@ -37,3 +38,9 @@ def task(llama: Path, texts: Path, tmp_path: Path) -> Callable[..., CausalLM]:
         return CausalLM(**{**defaults, **settings})
 
     return make
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> str:
+    """A file with two conversations."""
+    return str(save_rows(tmp_path / "chats.jsonl", CHATS))

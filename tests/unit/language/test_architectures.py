@@ -1,6 +1,4 @@
-"""Models of many architectures have the values of their files, and a new adapter changes none of
-their losses.
-"""
+"""Models of many architectures have the values of their files; a new adapter adds nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +16,12 @@ from trainer.language.meta_model import bare_name
 
 # Layers that pass on what they have seen before to the next document of a row.
 NOT_PACKED = ("gpt_oss", "opt", "jamba", "qwen3_next", "minimax", "mamba2", "bloom", "falcon")
+
+
 # peft 0.21 fails on their routers, whose answer is no tensor, and refuses some layers of Mamba.
 TARGETS = {"llama4_text": ["q_proj", "down_proj"], "phimoe": ["q_proj"], "mamba2": ["in_proj"]}
+
+
 QUICK = (*[name for name in EXPERTS if name not in ("granitemoe", "jamba")], *FAMILIES)
 
 
@@ -45,11 +47,11 @@ def test_each_has_the_files_values_and_a_new_adapter_adds_nothing(
 
     losses, expected = [], []
     for adapter in (None, {"r": 4, "targets": targets}):
-        one = task(
+        causal = task(
             model=str(folder), sequence_length=64, packing=packing, loss="plain", adapter=adapter
         )
-        model = build_whole(one).eval()
-        data = one.build_data()
+        model = build_whole(causal).eval()
+        data = causal.build_data()
         batch = data.collate([data.train[0], data.train[1]])
         frozen = {
             bare_name(key): tensor for key, tensor in model.named_parameters() if "lora_" not in key
@@ -60,6 +62,6 @@ def test_each_has_the_files_values_and_a_new_adapter_adds_nothing(
         if adapter is not None:
             theirs = get_peft_model(theirs, config).eval()
         with torch.no_grad():
-            losses.append(one.training_step(model, batch).item())
-            expected.append(one.training_step(theirs, batch).item())
+            losses.append(causal.training_step(model, batch).item())
+            expected.append(causal.training_step(theirs, batch).item())
     assert losses == expected and losses[0] == losses[1]

@@ -1,4 +1,4 @@
-"""The card beside an exported model: what it was made from, by which run, and what was measured."""
+"""The card of an exported model: what it was made from, by which run, and its evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.language import Adapter, CausalLM
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
-def test_card_tells_of_the_whole_run_at_its_step(
+def test_card_describes_the_whole_run_up_to_its_step(
     task: Callable[..., CausalLM], tmp_path: Path, llama: Path, texts: Path
 ) -> None:
     settings = {"evaluation": 0.1, "adapter": Adapter(r=4)}
@@ -24,11 +24,22 @@ def test_card_tells_of_the_whole_run_at_its_step(
     tokens = trainer.meter.total_tokens
     assert tokens > 500
     for part in (
-        "library_name: peft", f"base_model: {llama}", f"- {texts}", "- evaluation: 12 documents", "r: 4",
-        "| strategy | single |", "| processes | 1 |", "compute fp32", "| global batch | 2 rows |", "| steps | 4 |",
-        f"| tokens trained on | {tokens:,.0f} |", "| time | 0.", " cores) |", "| versions | samecurve ",
+        "library_name: peft",
+        f"base_model: {llama}",
+        f"- {texts}",
+        "- evaluation: 12 documents",
+        "r: 4",
+        "| strategy | single |",
+        "| processes | 1 |",
+        "compute fp32",
+        "| global batch | 2 rows |",
+        "| steps | 4 |",
+        f"| tokens trained on | {tokens:,.0f} |",
+        "| time | 0.",
+        " cores) |",
+        "| versions | samecurve ",
         f"| loss | {trainer.last_evaluation['eval/loss']:.6g} |",
-    ):  # fmt: skip
+    ):
         assert part in card
 
     earlier = checkpoint(tmp_path / "run", 2)

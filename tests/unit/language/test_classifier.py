@@ -1,6 +1,4 @@
-"""Texts are told apart by the labels that occur, by encoders and decoders, with adapters or
-without.
-"""
+"""Texts are classified by the labels that occur, by encoders and decoders, with adapters."""
 
 from __future__ import annotations
 
@@ -57,29 +55,31 @@ def task(folder: Path, name: str, **settings: Any) -> SequenceClassifier:
 def test_scores_of_a_text_do_not_depend_on_its_batch(
     name: str, adapter: Adapter | None, folder: Path
 ) -> None:
-    one = task(folder, name, adapter=adapter, evaluation=0.2)
-    data, model = one.build_data(), build_whole(one).eval()
+    classifier = task(folder, name, adapter=adapter, evaluation=0.2)
+    data, model = classifier.build_data(), build_whole(classifier).eval()
     assert (len(data.train), len(data.evaluation)) == (24, 6)
     assert data.collate is not None
     long = ("a much longer text than that of the others", "2")
     alone, among = (
-        one.evaluation_step(model, data.collate([data.train[4], *more]))["loss"]
+        classifier.evaluation_step(model, data.collate([data.train[4], *more]))["loss"]
         for more in ([], [long])
     )
     torch.testing.assert_close(alone[0], among[0])
-    one.training_step(model, data.collate(data.train[:4])).backward()
+    classifier.training_step(model, data.collate(data.train[:4])).backward()
     learning = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
     assert all("lora_" in name or "score" in name for name in learning) == (adapter is not None)
 
 
 def test_labels_are_those_that_occur_in_their_order(folder: Path, tmp_path: Path) -> None:
     rows = [{"text": "a", "kind": kind} for kind in ("10", "9", "2", "9")]
-    one = task(folder, "bert", data=str(save_rows(tmp_path / "a.jsonl", rows)), label_column="kind")
-    model: Any = one.build_model()
+    classifier = task(
+        folder, "bert", data=str(save_rows(tmp_path / "a.jsonl", rows)), label_column="kind"
+    )
+    model: Any = classifier.build_model()
     assert model.config.id2label == {0: "2", 1: "9", 2: "10"}
 
 
-def test_a_label_that_was_never_learnt_and_an_absent_column_are_refused(
+def test_a_label_without_training_examples_and_a_missing_column_are_refused(
     folder: Path, tmp_path: Path
 ) -> None:
     other = str(save_rows(tmp_path / "a.jsonl", [{"text": "a", "label": 7}]))

@@ -1,4 +1,4 @@
-"""A model ends what it writes with what it has learnt to end with."""
+"""A model ends what it generates with the tokens that it is trained to end with."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from trainer.language.adapters import load_adapted
 from trainer.language.ends import end_tokens
 
 TEXT_END, TURN_END = 0, 2  # <|end|>, as a base model has it, and <|im_end|>
+
+
 NO_END = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}"
 
 
@@ -52,7 +54,9 @@ def trained(base: Path, chats: Path, folder: Path, **settings: Any) -> CausalLM:
     data = task.build_data()
     model: Any = build_whole(task)
     batch = data.collate([data.train[0], data.train[1]])
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2
+    )
     for _ in range(40):
         optimizer.zero_grad()
         loss = task.training_step(model, batch)
@@ -66,7 +70,7 @@ def trained(base: Path, chats: Path, folder: Path, **settings: Any) -> CausalLM:
 
 
 @pytest.mark.parametrize("adapter", [None, {"r": 8}])
-def test_what_is_learnt_at_the_end_of_a_turn_ends_generation(
+def test_the_trained_end_of_a_turn_ends_generation(
     base: Path,
     chats: Path,
     tmp_path: Path,
@@ -96,7 +100,7 @@ def test_what_is_learnt_at_the_end_of_a_turn_ends_generation(
         words = ["generate", str(folder), "--chat", "--prompt", "Say A", "--max_new_tokens", "20"]
         assert cli.main(words) == 0
         assert capsys.readouterr().out == "A\n", "it stops"
-    else:  # a model so small learns little by one; from another folder its base is found, or given
+    else:  # its base is found from another folder, or is given
         monkeypatch.chdir(tmp_path.parent)
         base.rename(tmp_path / "moved")
         assert cli.main(["merge", str(folder), "--to", str(tmp_path / "merged")]) == 2
@@ -116,7 +120,7 @@ def test_what_is_learnt_at_the_end_of_a_turn_ends_generation(
         assert AutoTokenizer.from_pretrained(tmp_path / "merged").eos_token == "<|im_end|>"
 
 
-def test_a_model_that_ends_there_already_is_left_alone_and_no_end_is_told(
+def test_a_model_that_ends_there_already_is_unchanged_and_a_template_without_an_end_is_a_notice(
     base: Path, chats: Path, task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
     GenerationConfig(eos_token_id=[TEXT_END, TURN_END]).save_pretrained(base)
@@ -127,10 +131,11 @@ def test_a_model_that_ends_there_already_is_left_alone_and_no_end_is_told(
     assert model.generation_config.eos_token_id == [TEXT_END, TURN_END]
     assert not any(line.startswith("generation:") for line in ends_so.notices())
 
-    (tmp_path / "none.jinja").write_text(
-        NO_END.replace("{{ m.content }}\n", "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}\n"
-                       "{% endgeneration %}{% else %}{{ m.content }}\n{% endif %}")
-    )  # fmt: skip
+    marked = (
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}\n{% endgeneration %}"
+        "{% else %}{{ m.content }}\n{% endif %}"
+    )
+    (tmp_path / "none.jinja").write_text(NO_END.replace("{{ m.content }}\n", marked))
     without = task(**settings, template=str(tmp_path / "none.jinja"))
     without.build_data()
     assert "template: no token ends a turn of the assistant" in "\n".join(without.notices())
@@ -144,9 +149,9 @@ def test_texts_end_with_the_end_of_the_tokenizer_that_is_given(
     other = tokenizer()
     other.eos_token = "<|im_end|>"
     other.save_pretrained(tmp_path / "other")
-    one = task(model=str(base), tokenizer=str(tmp_path / "other"))
-    one.build_data()
-    model: Any = one.build_model()
+    causal = task(model=str(base), tokenizer=str(tmp_path / "other"))
+    causal.build_data()
+    model: Any = causal.build_model()
     assert (
         model.generation_config.eos_token_id == [TURN_END, TEXT_END]
         and model.config.eos_token_id == TURN_END

@@ -1,4 +1,4 @@
-"""Hidden words: which, how many, by whose numbers; and the loss of transformers itself over them."""
+"""Masked words: which ones, how many, and the same loss as transformers."""
 
 from __future__ import annotations
 
@@ -38,87 +38,83 @@ def test_loss_is_that_of_transformers_on_the_same_masked_batch(
 ) -> None:
     from transformers import AutoModelForMaskedLM
 
-    one = task(bert, texts, adapter=adapter)
-    data, model = one.build_data(), build_whole(one).eval()
+    masked_lm = task(bert, texts, adapter=adapter)
+    data = masked_lm.build_data()
+    model = build_whole(masked_lm).eval()
     assert data.collate is not None and data.augment is not None
-    rows = [data.augment(data.train[at], generator_of(0, 0, at)) for at in range(6)]
+    rows = [data.augment(data.train[number], generator_of(0, 0, number)) for number in range(6)]
     batch = data.collate(rows)
-    assert 0 < batch["attention_mask"].sum() < batch["attention_mask"].numel(), (
-        "some rows are filled up"
-    )
+    present = batch["attention_mask"]
+    assert 0 < present.sum() < present.numel(), "some rows are padded"
+
     theirs: Any = model if adapter else AutoModelForMaskedLM.from_pretrained(bert).eval()
     with torch.no_grad():
         expected = theirs(**batch).loss.item()
-        assert one.training_step(model, batch).item() == pytest.approx(expected, rel=1e-6)
-        measured = one.evaluation_step(model, batch)
-    assert one.weight(batch) == measured["tokens"][0] == (batch["labels"] != IGNORED).sum()
-    assert measured["loss"][0].item() == pytest.approx(expected * int(one.weight(batch)), rel=1e-6)
+        assert masked_lm.training_step(model, batch).item() == pytest.approx(expected, rel=1e-6)
+        metrics = masked_lm.evaluation_step(model, batch)
+
+    weight = masked_lm.weight(batch)
+    assert weight == metrics["tokens"][0] == (batch["labels"] != IGNORED).sum()
+    assert metrics["loss"][0].item() == pytest.approx(expected * int(weight), rel=1e-6)
 
 
 def test_of_15_in_100_tokens_80_are_hidden_10_are_others_and_10_are_left(
     bert: Path, texts: Path
 ) -> None:
-    one = task(bert, texts)
-    mask, tokenizer = one.build_data().augment, one.load_tokenizer()
+    masked_lm = task(bert, texts)
+    tokenizer = masked_lm.load_tokenizer()
+    mask = masked_lm.build_data().augment
     assert mask is not None
-    special, words = set(tokenizer.all_special_ids), torch.arange(3, VOCABULARY)
-    ids = torch.cat([torch.tensor([0]), words.repeat(40), torch.tensor([2])])
+
+    assert {0, 2} <= set(tokenizer.all_special_ids)
+    words = torch.arange(3, VOCABULARY).repeat(40)
+    ids = torch.cat([torch.tensor([0]), words, torch.tensor([2])])
     row = mask(ids, generator_of(0))
     chosen = row["labels"] != IGNORED
-    assert (
-        int(chosen.sum()) == round(0.15 * (len(ids) - 2))
-        and not chosen[0]
-        and not chosen[-1]
-        and 0 in special
-    )
-    assert torch.equal(row["labels"][chosen], ids[chosen]) and torch.equal(
-        row["input_ids"][~chosen], ids[~chosen]
-    )
+    assert int(chosen.sum()) == round(0.15 * len(words))
+    assert not chosen[0] and not chosen[-1], "special tokens are not predicted"
+    assert torch.equal(row["labels"][chosen], ids[chosen])
+    assert torch.equal(row["input_ids"][~chosen], ids[~chosen])
+
     became = row["input_ids"][chosen]
-    hidden, left = (
-        (became == tokenizer.mask_token_id).float().mean(),
-        (became == ids[chosen]).float().mean(),
-    )
-    assert float(hidden) == pytest.approx(0.8, abs=0.03) and float(left) == pytest.approx(
-        0.1, abs=0.03
-    )
+    hidden = (became == tokenizer.mask_token_id).float().mean()
+    left = (became == ids[chosen]).float().mean()
+    assert float(hidden) == pytest.approx(0.8, abs=0.03)
+    assert float(left) == pytest.approx(0.1, abs=0.03)
     assert len(set(became.tolist())) > 100, "others are any tokens"
+
     assert torch.equal(row["input_ids"], mask(ids, generator_of(0))["input_ids"])
     assert not torch.equal(row["input_ids"], mask(ids, generator_of(1))["input_ids"])
-    short = mask(
-        torch.tensor([0, 2]), generator_of(0)
-    )  # nothing but special tokens: one of them is predicted
+    # Nothing but special tokens: one of them is predicted.
+    short = mask(torch.tensor([0, 2]), generator_of(0))
     assert int((short["labels"] != IGNORED).sum()) == 1
 
 
-def test_texts_are_cut_into_rows_without_losing_a_token_and_measured_with_the_same_ones_hidden(
+def test_texts_are_cut_without_losing_a_token_and_evaluated_with_the_same_mask(
     bert: Path, texts: Path
 ) -> None:
-    one = task(bert, texts, evaluation=0.1)
-    data, whole = one.build_data(), Counter[int]()
-    measured = [row for row in data.evaluation]
-    found = [data.train[at] for at in range(len(data.train))]
-    for ids in [
-        *found,
-        *(
-            torch.where(row["labels"] == IGNORED, row["input_ids"], row["labels"])
-            for row in measured
-        ),
-    ]:
+    masked_lm = task(bert, texts, evaluation=0.1)
+    data = masked_lm.build_data()
+    evaluated = list(data.evaluation)
+    pieces = [data.train[number] for number in range(len(data.train))]
+    for row in evaluated:
+        hidden = row["labels"] != IGNORED
+        pieces.append(torch.where(hidden, row["labels"], row["input_ids"]))
+
+    found = Counter[int]()
+    for ids in pieces:
         assert 0 < len(ids) <= 32
-        whole.update(ids.tolist())
-    tokenizer = one.load_tokenizer()
-    expected = Counter(
-        token for text in paragraphs(120) for token in [*tokenizer(text)["input_ids"], 0]
-    )
-    assert whole == expected
-    assert all(
-        torch.equal(row["input_ids"], data.evaluation[at]["input_ids"])
-        for at, row in enumerate(measured)
-    )
+        found.update(ids.tolist())
+    expected = Counter[int]()
+    for text in paragraphs(120):
+        expected.update([*masked_lm.load_tokenizer()(text)["input_ids"], 0])
+    assert found == expected
+
+    for number, row in enumerate(evaluated):
+        assert torch.equal(row["input_ids"], data.evaluation[number]["input_ids"])
 
 
-def test_from_scratch_and_what_cannot_be_is_one_line(
+def test_masked_model_from_scratch_and_wrong_settings_are_refused(
     bert: Path, texts: Path, llama: Path, tmp_path: Path
 ) -> None:
     from transformers import AutoModel

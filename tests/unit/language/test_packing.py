@@ -1,16 +1,22 @@
-"""Rows hold every prediction once, are full on real text, and borders are where documents begin."""
+"""Rows hold every prediction once, are full on real text, and are kept for the next time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_language import paragraphs, save_texts, tokenizer
+from tiny_language import (
+    conversation,
+    paragraphs,
+    save_rows,
+    save_texts,
+    tokenizer,
+)
 
 from trainer import ConfigError, DataError
 from trainer.language import CausalLM
@@ -18,13 +24,11 @@ from trainer.language.packing import IGNORED, Collate, Rows, best_fit
 from trainer.language.tokens import TARGET, Corpus
 
 
-def corpus(folder: Path, *documents: list[int], learnt: Callable[[int], bool] = bool) -> Corpus:
-    """Documents of the given tokens, of which those are learnt that ``learnt`` says."""
-    tokens = [
-        token | (int(TARGET) if learnt(token) else 0)
-        for document in documents
-        for token in document
-    ]
+def corpus(folder: Path, *documents: list[int], is_target: Callable[[int], bool] = bool) -> Corpus:
+    """A corpus of the given tokens, of which those are targets that ``is_target`` says."""
+    tokens = []
+    for token in chain(*documents):
+        tokens.append(token | int(TARGET) if is_target(token) else token)
     ends = np.cumsum([len(document) for document in documents])
     return Corpus(tokens=np.array(tokens, np.uint32), ends=ends, folder=folder, left_out=0)
 
@@ -37,30 +41,44 @@ def rows_of(found: Corpus, cache: Path, length: int, **settings: Any) -> Rows:
 
 def predictions(rows: Rows) -> list[tuple[int, int]]:
     """All (token, token to predict) of all rows."""
-    pairs = [
-        pair
-        for at in range(len(rows))
-        for pair in zip(rows[at]["input_ids"], rows[at]["labels"], strict=True)
-    ]
-    return sorted((int(token), int(label)) for token, label in pairs)
+    pairs: list[tuple[int, int]] = []
+    for number in range(len(rows)):
+        row = rows[number]
+        pairs += zip(row["input_ids"].tolist(), row["labels"].tolist(), strict=True)
+    return sorted(pairs)
 
 
 def test_every_prediction_of_every_document_comes_once(tmp_path: Path) -> None:
     documents = [[1, 2, 3], list(range(10, 31)), [40, 41], list(range(50, 59))]
-    wanted = sorted(pair for document in documents for pair in pairwise(document))
+    wanted = sorted(chain(*map(pairwise, documents)))
     for packing in ("best_fit", "none"):
         rows = rows_of(corpus(tmp_path, *documents), tmp_path, 8, packing=packing)
         assert predictions(rows) == wanted, "cut documents lose no prediction at the cut"
-        assert all(len(rows[at]["input_ids"]) <= 8 for at in range(len(rows)))
+        assert all(len(rows[number]["input_ids"]) <= 8 for number in range(len(rows)))
     assert len(rows) == 1 + 3 + 1 + 1, "none: a row for each piece"
 
 
-def test_the_plan_of_the_rows_is_mapped_and_not_held_by_each_process(tmp_path: Path) -> None:
+def test_the_cuts_of_a_row_are_those_of_its_documents(tmp_path: Path) -> None:
+    rows = rows_of(corpus(tmp_path, list(range(1, 12)), [20, 21]), tmp_path, 4, packing="none")
+    assert [rows.cuts(number) for number in range(len(rows))] == [
+        [(False, True)],
+        [(True, True)],
+        [(True, False)],
+        [(False, False)],
+    ]
+
+
+def test_iteration_over_rows_ends_behind_the_last_one(tmp_path: Path) -> None:
+    rows = rows_of(corpus(tmp_path, [1, 2, 3], [4, 5, 6]), tmp_path, 4, packing="none")
+    assert [row["input_ids"].tolist() for row in rows] == [[1, 2], [4, 5]]
+
+
+def test_the_plan_of_the_rows_is_memory_mapped(tmp_path: Path) -> None:
     rows = rows_of(corpus(tmp_path / "corpus", [1, 2, 3, 4]), tmp_path, 4)
     assert all(isinstance(part, np.memmap) for part in (rows.pieces, rows.rows))
 
 
-def test_positions_begin_anew_at_each_document_and_where_a_row_is_filled_up(tmp_path: Path) -> None:
+def test_positions_restart_at_each_document_and_at_the_padding(tmp_path: Path) -> None:
     rows = rows_of(corpus(tmp_path, [1, 2, 3, 4], [5, 6, 7]), tmp_path, 8)
     batch = Collate(length=8, padding=9)([rows[0]])
     assert batch["input_ids"].tolist() == [[1, 2, 3, 5, 6, 9, 9, 9]]
@@ -71,10 +89,10 @@ def test_positions_begin_anew_at_each_document_and_where_a_row_is_filled_up(tmp_
     )
 
 
-def test_what_is_not_learnt_has_no_label_and_pieces_without_any_are_left_out(
+def test_tokens_that_are_no_targets_have_no_label_and_pieces_without_any_are_left_out(
     tmp_path: Path,
 ) -> None:
-    found = corpus(tmp_path, [*range(1, 10), 100, 101], learnt=lambda token: token >= 100)
+    found = corpus(tmp_path, [*range(1, 10), 100, 101], is_target=lambda token: token >= 100)
     rows = rows_of(found, tmp_path, 4)
     assert [pair for pair in predictions(rows) if pair[1] != IGNORED] == [(9, 100), (100, 101)]
     assert len(rows) == 1 and rows.fill.left_out == 2
@@ -109,24 +127,43 @@ def test_real_text_fills_rows_by_98_percent(task: Callable[..., CausalLM], tmp_p
     texts = save_texts(tmp_path / "many.jsonl", count=1500)
     built = task(data=str(texts), sequence_length=256).build_data().train
     assert built.fill.used >= 0.98 and built.fill.documents == len(paragraphs(1500)) > 1000
-    text = tokenizer().decode(
-        [int(token) for token in built[3]["input_ids"][built[3]["position_ids"] < 40][:30]]
-    )
-    assert any(text.split("<|end|>")[0].strip()[:20] in one for one in paragraphs(1500)), (
-        "and it is that text"
-    )
+
+    row = built[3]
+    text = tokenizer().decode(row["input_ids"][row["position_ids"] < 40][:30].tolist())
+    begin = text.split("<|end|>")[0].strip()[:20]
+    assert any(begin in paragraph for paragraph in paragraphs(1500)), "and it is that text"
 
 
-def test_rows_are_kept_for_the_next_time_and_made_anew_for_other_settings(
+def test_rows_are_cached_and_made_again_for_other_settings(
     task: Callable[..., CausalLM], texts: Path
 ) -> None:
     first = task()
+    cache = Path(first.cache_dir)
+
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in cache.rglob("*.npy")}
+
     rows = first.build_data().train
-    made = {path: path.stat().st_mtime_ns for path in Path(first.cache_dir).rglob("*.npy")}
+    made = times()
     again = task().build_data().train
-    assert {path: path.stat().st_mtime_ns for path in Path(first.cache_dir).rglob("*.npy")} == made
+    assert times() == made
     assert torch.equal(rows[0]["input_ids"], again[0]["input_ids"])
+
     task(sequence_length=32).build_data()
-    tokens = list(Path(first.cache_dir).rglob("tokens.bin"))
-    assert len(tokens) == 1, "tokens are those of any length of the rows"
-    assert len(list(Path(first.cache_dir).rglob("rows.npy"))) == 2
+    assert len(list(cache.rglob("tokens.bin"))) == 1, "tokens do not depend on the length of rows"
+    assert len(list(cache.rglob("rows.npy"))) == 2
+
+
+def test_the_version_of_the_data_changes_with_tokens_and_targets(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    """The path of the file does not matter; two rows that change places do: a resume sees it."""
+    rows = [conversation("a", "b"), conversation("c", "d")]
+
+    def version(*given: Any, name: str = "a.jsonl") -> str:
+        data = task(data=str(save_rows(tmp_path / name, list(given))), packing="none").build_data()
+        return str(data.version)
+
+    first = version(*rows)
+    assert first == version(*rows, name="b.jsonl") != version(*rows[::-1])
+    assert first != version(rows[0], conversation("c", "e"))

@@ -1,4 +1,4 @@
-"""What is held in 4 bits, where, and what is refused in one line."""
+"""Which weights are stored in 4 bits, where, and what is refused in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.language import Adapter, CausalLM
 QUANTIZED = Adapter(r=4, quantize="nf4")
 
 
-def test_linear_layers_of_the_body_are_held_in_4_bits_and_nothing_else(
+def test_linear_layers_of_the_body_are_stored_in_4_bits_and_nothing_else(
     task: Callable[..., CausalLM],
 ) -> None:
     from bitsandbytes.nn import Linear4bit
@@ -81,7 +81,7 @@ def test_weights_are_quantized_where_the_launch_puts_the_model(
     assert seen == {torch.device("meta")}
 
 
-def test_what_cannot_be_quantized_is_one_line(
+def test_what_cannot_be_quantized_is_refused(
     task: Callable[..., CausalLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpt2 = save_model(tmp_path / "gpt2", "gpt2")

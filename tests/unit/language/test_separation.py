@@ -1,4 +1,4 @@
-"""Packed documents are learnt from as if each were alone; a model in which they are not is refused."""
+"""Packed documents are trained on as if each were alone; other models are refused."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(
-    "name", sorted({*CONFIGS} - {"mixtral"})
-)  # torch multiplies experts in no float64
+    "name",
+    sorted({*CONFIGS} - {"mixtral"}),  # torch multiplies experts in no float64
+)
 def test_packed_documents_have_loss_and_gradients_of_separate_ones(
     name: str, attention: str, task: Callable[..., CausalLM], tmp_path: Path, llama: Path
 ) -> None:
@@ -44,15 +45,18 @@ def test_packed_documents_have_loss_and_gradients_of_separate_ones(
     torch.manual_seed(0)
     model = build_whole(packed).double()
     model.train()
+
     losses, found = [], []
-    for one in (packed, alone):
-        data = one.build_data()
-        batch = data.collate([data.train[at] for at in range(len(data.train))])
-        assert len(batch["input_ids"]) < 24 if one is packed else True
-        loss = one.training_step(model, batch)
+    for causal in (packed, alone):
+        data = causal.build_data()
+        batch = data.collate([data.train[number] for number in range(len(data.train))])
+        if causal is packed:
+            assert len(batch["input_ids"]) < 24
+        loss = causal.training_step(model, batch)
         loss.backward()
         losses.append(loss.item())
         found.append(gradients(model))
+
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     for key, gradient in found[0].items():
         torch.testing.assert_close(gradient, found[1][key], rtol=1e-6, atol=1e-9, msg=key)
@@ -65,13 +69,14 @@ def test_packed_documents_have_loss_and_gradients_of_separate_ones(
         {"position_ids": torch.arange(11).repeat(2, 1)},
     ],
 )
-def test_inputs_by_which_documents_meet_are_refused(added: dict[str, Any]) -> None:
+def test_inputs_that_let_documents_see_each_other_are_refused(added: dict[str, Any]) -> None:
     model = small_copy(from_configuration(CONFIGS["llama"], "sdpa", DEFAULTS))
 
     def inputs(batch: dict[str, Any]) -> dict[str, Any]:
         return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], **added}
 
-    rule = r"packing: 'best_fit': documents of one row reach each other in LlamaForCausalLM \(through one of "
+    rule = r"packing: 'best_fit': documents of one row reach each other in LlamaForCausalLM "
+    rule += r"\(through one of "
     with pytest.raises(ConfigError, match=rule + r"LlamaAttention\); set packing: none"):
         check_separation(model, inputs)
 

@@ -1,4 +1,4 @@
-"""Rows are the same wherever they lie, and what cannot be read is named."""
+"""Rows are the same from every kind of file, and what cannot be read is named."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import csv
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tiny_language import save_rows
+from tiny_language import read_rows, save_rows
 
 from trainer import ConfigError
 from trainer.language.sources import find_sources
 
 ROWS = [{"text": "one", "n": 1}, {"text": "two", "n": 2}, {"text": "três", "n": 3}]
-
-
-def rows(name: str | list[str]) -> list[Any]:
-    return [row for source in find_sources(name, "data") for _, row in source.read()]
 
 
 def test_rows_are_the_same_from_every_kind_of_file(
@@ -56,10 +51,10 @@ def test_rows_are_the_same_from_every_kind_of_file(
         "splits",
         "splits@train",
     ):
-        assert rows(str(tmp_path / name)) == ROWS, name
-    assert rows(f"{tmp_path}/splits@test") == ROWS[2:]
-    assert rows(f"hf:{folder}@train[1:]") == ROWS[1:], "as datasets reads a name of the Hub"
-    assert rows([str(tmp_path / "a.json"), f"{tmp_path}/splits@test"]) == [*ROWS, ROWS[2]]
+        assert read_rows(str(tmp_path / name)) == ROWS, name
+    assert read_rows(f"{tmp_path}/splits@test") == ROWS[2:]
+    assert read_rows(f"hf:{folder}@train[1:]") == ROWS[1:], "as datasets reads a name of the Hub"
+    assert read_rows([str(tmp_path / "a.json"), f"{tmp_path}/splits@test"]) == [*ROWS, ROWS[2]]
 
 
 def test_tables_have_the_columns_that_their_first_line_names(tmp_path: Path) -> None:
@@ -69,92 +64,32 @@ def test_tables_have_the_columns_that_their_first_line_names(tmp_path: Path) -> 
             writer = csv.DictWriter(file, ["text", "label"], dialect=dialect)
             writer.writeheader()
             writer.writerows(texts)
-        assert rows(str(tmp_path / name)) == texts, name
+        assert read_rows(str(tmp_path / name)) == texts, name
     (tmp_path / "c.csv").write_text("text,label\na,b\nc\n")
     with pytest.raises(
         ConfigError, match=r"c.csv row 2': does not have the 2 columns of the first line"
     ):
-        rows(str(tmp_path / "c.csv"))
+        read_rows(str(tmp_path / "c.csv"))
     (tmp_path / "d.csv").write_text('text\n"open')
     with pytest.raises(ConfigError, match=r"d.csv': is no table: "):
-        rows(str(tmp_path / "d.csv"))
+        read_rows(str(tmp_path / "d.csv"))
 
 
-def save(folder: Path, *names: str) -> str:
-    """A folder of files, each of which holds a row or a text with its own name."""
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        said = json.dumps({"text": name}) + "\n" if ".json" in name else name
-        (folder / name).write_text(said)
-    return str(folder)
-
-
-def test_of_a_data_sets_folder_its_rows_of_one_split_are_read(tmp_path: Path) -> None:
-    about = ("README.md", "LICENSE", ".gitattributes", "dataset_infos.json")
-    shards = (
-        "data/train-00000-of-00002.jsonl",
-        "data/train-00001-of-00002.jsonl",
-        "data/test-00000-of-00001.jsonl",
-    )
-    folder = save(tmp_path / "clone", *about, *shards)
-    assert [row["text"] for row in rows(folder)] == list(shards[:2])
-    assert [row["text"] for row in rows(f"{folder}@test")] == list(shards[2:])
-    assert [
-        row["text"] for row in rows(save(tmp_path / "dirs", "train/a.jsonl", "dev/a.jsonl"))
-    ] == ["train/a.jsonl"]
-    assert [
-        row["text"] for row in rows(save(tmp_path / "none", "README.md", "a.jsonl", "b.jsonl"))
-    ] == [
-        "a.jsonl",
-        "b.jsonl",
-    ]
-    assert rows(save(tmp_path / "text", "LICENSE", "train.txt", "valid.txt")) == ["train.txt"]
-    assert rows(save(tmp_path / "code", "test_a.py", "b.py", "README.rst")) == ["b.py", "test_a.py"]
-    assert rows(save(tmp_path / "only", "README.md", "LICENSE")) == ["LICENSE", "README.md"], (
-        "there is nothing else"
-    )
-
-
-@pytest.mark.parametrize(
-    ("names", "asked", "message"),
-    [
-        (
-            ("train.jsonl", "test.jsonl", "more.jsonl"),
-            "",
-            r"splits \(test, train\) and files of none \(more.jsonl\)",
-        ),
-        (("test.jsonl",), "", r"has no split 'train'; write .*folder@test"),
-        (("train.jsonl", "test.jsonl"), "@dev", r"has no split 'dev'; write .*@test or @train"),
-        (("a.jsonl",), "@test", "has no splits"),
-        (
-            ("a.jsonl", "b.parquet", "c.txt"),
-            "",
-            r"files of several kinds \(.*a.jsonl.*\); give a pattern for the data",
-        ),
-    ],
-)
-def test_a_folder_that_does_not_show_what_is_meant_is_refused(
-    names: tuple[str, ...], asked: str, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        rows(save(tmp_path / "folder", *names) + asked)
-
-
-def test_what_arrow_fills_in_is_left_out(tmp_path: Path) -> None:
+def test_null_keys_that_arrow_adds_are_removed(tmp_path: Path) -> None:
     from pyarrow import Table, parquet
 
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "calls": [{"a": 1}, {"b": 2}]}]
     parquet.write_table(
         Table.from_pylist([{"messages": talk, "text": None}]), tmp_path / "a.parquet"
     )
-    assert rows(str(tmp_path / "a.parquet")) == [{"messages": talk, "text": None}]
+    assert read_rows(str(tmp_path / "a.parquet")) == [{"messages": talk, "text": None}]
 
 
 def test_plain_text_is_one_document_a_file_in_the_order_of_names(tmp_path: Path) -> None:
     for name in ("b/2.md", "a.txt", "b/1.txt", ".hidden/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"text of {name}\n")
-    assert rows(str(tmp_path)) == ["text of a.txt\n", "text of b/1.txt\n", "text of b/2.md\n"]
+    assert read_rows(str(tmp_path)) == ["text of a.txt\n", "text of b/1.txt\n", "text of b/2.md\n"]
 
 
 def test_digest_changes_with_the_content_only(tmp_path: Path) -> None:
@@ -197,7 +132,7 @@ def test_what_cannot_be_read_is_named(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        rows(str(tmp_path / name))
+        read_rows(str(tmp_path / name))
 
 
 def test_empty_folder_unknown_split_and_unreachable_hub_are_refused(
@@ -209,11 +144,11 @@ def test_empty_folder_unknown_split_and_unreachable_hub_are_refused(
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="empty': holds no file"):
-        rows(str(tmp_path / "empty"))
+        read_rows(str(tmp_path / "empty"))
     datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(
         str(tmp_path / "splits")
     )
     with pytest.raises(ConfigError, match=r"splits': has no split 'train'; write .*splits@test"):
-        rows(str(tmp_path / "splits"))
+        read_rows(str(tmp_path / "splits"))
     with pytest.raises(ConfigError, match=r"data: 'hf:no-such/set': cannot be loaded: "):
-        rows("hf:no-such/set")
+        read_rows("hf:no-such/set")

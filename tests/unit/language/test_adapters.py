@@ -1,0 +1,60 @@
+"""Adapters are where the settings want them, and are loaded with their model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_language import CONFIGS
+
+from trainer import ConfigError
+from trainer.commands.whole_model import build_whole
+from trainer.language import Adapter, CausalLM
+
+
+@pytest.mark.parametrize(
+    ("targets", "count"),
+    [("all-linear", 14), (["q_proj", "v_proj"], 4), (["layers.1.mlp.up_proj"], 1)],
+)
+def test_only_adapters_are_trainable_in_the_requested_layers(
+    targets: Any, count: int, task: Callable[..., CausalLM]
+) -> None:
+    model = task(adapter=Adapter(r=4, targets=targets)).build_model()
+    learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert all("lora_" in name for name in learning) and len(learning) == 2 * count
+
+
+def test_adapters_of_gpt2_know_of_its_transposed_weights(
+    task: Callable[..., CausalLM], llama: Path
+) -> None:
+    causal = task(
+        model=None,
+        config=CONFIGS["gpt2"],
+        tokenizer=str(llama),
+        adapter=Adapter(targets=["c_attn"]),
+    )
+    assert [config.fan_in_fan_out for config in causal.build_model().peft_config.values()] == [True]  # type: ignore[union-attr,operator]
+
+
+def test_a_target_that_does_not_exist_is_refused(task: Callable[..., CausalLM]) -> None:
+    rule = r"adapter.targets: 'q_prj': the model has no such linear layer; did you mean 'q_proj'\?"
+    with pytest.raises(ConfigError, match=rule):
+        task(adapter=Adapter(targets=["q_prj", "v_proj"])).build_model()
+
+
+def test_an_adapter_file_that_is_cut_off_is_named(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    from trainer.language.adapters import load_adapted
+
+    model: Any = build_whole(task(adapter=Adapter(r=2)))
+    model.save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    assert type(load_adapted(str(tmp_path / "adapter"))).__name__ == "PeftModelForCausalLM"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match=r"model: '.*adapter': the adapter cannot be loaded: "):
+        load_adapted(str(tmp_path / "adapter"))
+    shutil.rmtree(tmp_path / "adapter")

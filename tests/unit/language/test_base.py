@@ -1,0 +1,93 @@
+"""Settings of the tasks: what fits together, what code may give, which share is for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import ConfigError
+from trainer.language import Adapter, CausalLM
+
+
+def test_evaluation_keeps_a_share_of_the_documents(
+    task: Callable[..., CausalLM], texts: Path
+) -> None:
+    data = task(evaluation=0.25).build_data()
+    assert (data.train.fill.documents, data.evaluation.fill.documents) == (90, 30)
+    whole = task(evaluation=str(texts)).build_data()
+    assert (whole.train.fill.documents, whole.evaluation.fill.documents) == (120, 120)
+    with pytest.raises(
+        ConfigError, match=r"evaluation: 0.001: keeps 0 of 120 documents; both parts must hold one"
+    ):
+        task(evaluation=0.001).build_data()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": None}, "give one of model .* and config"),
+        ({"config": {"model_type": "llama"}}, "give one of model .* and config"),
+        (
+            {"model": None, "config": {"model_type": "llama"}},
+            "tokenizer: a model from scratch has none of its own",
+        ),
+        ({"prompt_column": "a"}, "prompt_column and completion_column go together"),
+        ({"prompt_column": "a", "completion_column": "b", "messages_column": "c"}, "not both"),
+        ({"evaluation": 1.5}, "evaluation: 1.5: a share of the documents is between 0 and 1"),
+    ],
+)
+def test_settings_that_do_not_fit_together(
+    settings: dict[str, Any], message: str, task: Callable[..., CausalLM]
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        task(**settings)
+
+
+def test_settings_from_code_are_read_like_those_of_a_yaml(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    made = task(adapter={"r": 4}, cache_dir=tmp_path, sequence_length=32)
+    assert made.adapter == Adapter(r=4) and made.cache_dir == str(tmp_path)
+    assert task(adapter=Adapter(r=4)) == task(adapter={"r": 4})
+
+    @dataclass(frozen=True, kw_only=True)
+    class Own(CausalLM):
+        reward: Callable[[int], int] = abs
+
+    assert Own(model="m", data="d", reward=round).reward is round
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"adapter": {"rank": 4}},
+            r"language task: task_settings.adapter.rank: 4: unknown key; known: alpha, dropout",
+        ),
+        ({"adapter": {"r": 0}}, r"task_settings.adapter.r: 0: must be at least 1"),
+        ({"adapter": 8}, r"task_settings.adapter: 8: must be"),
+        ({"sequence_length": "64"}, r"task_settings.sequence_length: '64': must be a whole number"),
+        ({"packing": "best"}, r"task_settings.packing: 'best': .*best_fit"),
+    ],
+)
+def test_settings_from_code_are_validated_like_those_of_a_yaml(
+    settings: dict[str, Any], message: str, task: Callable[..., CausalLM]
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        task(**settings)
+
+
+def test_a_notice_is_kept_once(task: Callable[..., CausalLM]) -> None:
+    causal = task()
+    causal.note("first", "second")
+    causal.note("first")
+    assert causal.notices() == ["first", "second"]
+
+
+def test_perplexity_is_exp_of_the_mean_loss_and_stays_finite(task: Callable[..., CausalLM]) -> None:
+    assert task().summarize({"loss": 2.0})["perplexity"] == pytest.approx(7.389056)
+    assert task().summarize({"loss": 1e9})["perplexity"] < float("inf")

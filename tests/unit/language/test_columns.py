@@ -1,0 +1,124 @@
+"""Columns are named or found by their usual names; a row that does not fit is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import trained_texts
+from tiny_language import conversation, save_rows, tokenizer
+
+from trainer import ConfigError
+from trainer.language import CausalLM
+from trainer.language.columns import Columns
+from trainer.language.templates import ALPACA, ChatTemplate
+from trainer.language.tokens import Encoder
+
+
+def test_rows_of_instructions_are_conversations() -> None:
+    row = {"instruction": "Add.", "input": "1, 2", "output": "3"}
+    columns = Columns().found_in(row)
+    assert columns.instruction and columns.are_chats(row)
+    found = Encoder(tokenizer(), columns, ChatTemplate(text=ALPACA, origin="alpaca"))
+    [(ids, flags)] = found.encode([("row", row)])
+    assert (
+        tokenizer().decode(ids) == "### Instruction:\nAdd.\n\n1, 2\n\n### Response:\n3<|end|>\n\n"
+    )
+    assert (
+        tokenizer().decode([i for i, flag in zip(ids, flags, strict=True) if flag])
+        == "3<|end|>\n\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "message"),
+    [
+        (
+            {"text_column": "txt"},
+            [{"text": "a"}],
+            r"text_column: 'txt': no such column in .*:1; did you mean 'text'\?",
+        ),
+        (
+            {},
+            [{"chosen": "a"}],
+            r"no such column in .*; known: chosen; found without a key are messages or",
+        ),
+        ({}, [{"text": 3}], r"text_column: 'text': must hold text, not a int, in .*:1"),
+        (
+            {"messages_column": "text"},
+            [{"text": "hello"}],
+            r"messages_column: '.*:1': must hold a list of \{role",
+        ),
+        (
+            {"messages_column": "messages", "template": "/no/such.jinja"},
+            [conversation("a", "b")],
+            r"template: '/no/such.jinja': cannot be read: No such file",
+        ),
+    ],
+)
+def test_columns_and_templates_that_do_not_fit_are_refused(
+    settings: dict[str, Any],
+    rows: list[Any],
+    message: str,
+    task: Callable[..., CausalLM],
+    tmp_path: Path,
+) -> None:
+    data = str(save_rows(tmp_path / "a.jsonl", rows))
+    with pytest.raises(ConfigError, match=message):
+        task(data=data, **settings).build_data()
+
+
+def test_plain_text_has_no_other_columns(task: Callable[..., CausalLM], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    with pytest.raises(
+        ConfigError, match=r"messages_column: 'messages': .*a.txt is plain text, without columns"
+    ):
+        task(data=str(tmp_path / "a.txt"), messages_column="messages").build_data()
+
+
+def test_tokens_of_rows_are_taken_as_they_are(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    ids = tokenizer()("some text")["input_ids"]
+    half = [-100 if at < 3 else token for at, token in enumerate(ids)]
+    data = save_rows(tmp_path / "a.jsonl", [{"input_ids": ids, "labels": half}, {"input_ids": ids}])
+    causal = task(data=str(data), packing="none")
+    assert sorted(trained_texts(causal)) == sorted(
+        [tokenizer().decode(ids[3:]), tokenizer().decode(ids[1:])]
+    )
+    assert causal.notices() == ["data: tokens in the column input_ids, labels where there are any"]
+    for row, rule in (
+        ({"input_ids": [999_999]}, "tokens from 0 to"),
+        ({"input_ids": ids, "labels": ids[1:]}, "labels"),
+    ):
+        with pytest.raises(ConfigError, match=rule):
+            task(data=str(save_rows(tmp_path / "b.jsonl", [row])), packing="none").build_data()
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (conversation("Hi", "Good day"), "conversations in the column messages"),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "Hi"},
+                    {"from": "gpt", "value": "Good day"},
+                ]
+            },
+            "conversations in",
+        ),
+        ({"prompt": "Hi", "completion": " Good day"}, "prompts and completions in"),
+        ({"instruction": "Hi", "input": "", "output": "Good day"}, "instruction, input and output"),
+        ({"text": "Good day", "messages": 3}, ""),
+    ],
+)
+def test_columns_are_found_by_their_usual_names_with_a_notice(
+    row: dict[str, Any], said: str, task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    causal = task(data=str(save_rows(tmp_path / "a.jsonl", [row])), packing="none")
+    [found] = trained_texts(causal)
+    assert found.strip().startswith("ood day" if "text" in row else "Good day")
+    assert any(said in line for line in causal.notices()) if said else causal.notices() == []

@@ -1,0 +1,86 @@
+"""Messages of any data set are brought to one form; their weights and settings are used."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from chats import CALL, encoder, trained_spans
+from tiny_language import MARKED, conversation, tokenizer
+
+from trainer import ConfigError
+from trainer.language.messages import Form, read_chat, spoken_text, thoughts_of
+from trainer.language.templates import CHATML
+
+
+def test_tools_and_settings_of_a_row_reach_the_template() -> None:
+    names = "{% for t in tools %}{{ t.function.name }}{% endfor %}{{ mood }}"
+    row = {
+        **conversation("Hi", "Good"),
+        "tools": json.dumps([CALL]),
+        "chat_template_kwargs": {"mood": "glad"},
+    }
+    [(ids, _)] = encoder(names + CHATML, settings={"mood": "sad"}).encode([("row", row)])
+    assert tokenizer().decode(ids).startswith("get_timeglad<|im_start|>user")
+    row = {**conversation("Hi", "Good"), "tools": []}
+    [(ids, _)] = encoder("{{ mood }}" + CHATML, settings={"mood": "sad"}).encode([("row", row)])
+    assert tokenizer().decode(ids).startswith("sad<|im_start|>user")
+
+
+def test_messages_of_weight_0_and_those_of_a_prompt_are_not_trained_on() -> None:
+    row = conversation("a", "first", "c", "second")
+    row["messages"][1]["weight"] = 0
+    assert trained_spans(CHATML, row) == ["second<|im_end|>\n"]
+    assert trained_spans(MARKED, row) == ["second<|im_end|>"]
+    messages = conversation("a", "first", "c", "second")["messages"]
+    pair = {"prompt": messages[:3], "completion": messages[3:]}
+    assert trained_spans(CHATML, pair, messages=None, prompt="prompt", completion="completion") == [
+        "second<|im_end|>\n"
+    ]
+
+
+IN_PARTS = [
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "Go"}, {"type": "text", "text": "od"}],
+    },
+]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Good"}]},
+        {"messages": IN_PARTS},
+        {"system": "Be brief.", "messages": conversation("Hi", "Good")["messages"]},
+    ],
+)
+def test_other_forms_of_messages_are_read(row: dict[str, Any]) -> None:
+    assert trained_spans(CHATML, row) == ["Good<|im_end|>\n"]
+
+
+def test_a_function_call_as_text_is_refused() -> None:
+    messages = [{"from": "human", "value": "Time?"}, {"from": "function_call", "value": "{}"}]
+    with pytest.raises(ConfigError, match="row message 2': is a function call as text"):
+        read_chat("row", messages, key="messages_column")
+
+
+@pytest.mark.parametrize(
+    ("form", "arguments"),
+    [(Form(), {"zone": "CET"}), (Form(arguments_as_text=True), '{"zone": "CET"}')],
+)
+def test_arguments_of_a_call_are_text_or_a_mapping(form: Form, arguments: Any) -> None:
+    for given in ({"zone": "CET"}, '{"zone": "CET"}'):
+        call = {"function": {"name": "get_time", "arguments": given}}
+        [message] = form.apply([{"role": "assistant", "tool_calls": [call]}])
+        assert message["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_thoughts_are_taken_from_their_key_or_the_content() -> None:
+    content = "<think>\nhm\n</think>\nHello"
+    assert thoughts_of({"reasoning_content": " so "}) == "so"
+    assert thoughts_of({"content": content}) == "hm"
+    assert thoughts_of({"content": "Hello"}) == ""
+    assert spoken_text(content) == "Hello"

@@ -1,0 +1,130 @@
+"""Models built without values get exactly those of their files, converted or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_language import CONFIGS, change_tensors, save_model
+
+from trainer import ConfigError
+from trainer.commands.whole_model import build_whole
+from trainer.language import CausalLM
+from trainer.language.meta_model import bare_name, converted, small_copy
+from trainer.language.pretrained import from_configuration
+
+
+def test_a_tensor_for_each_expert_is_converted_to_one_once_per_machine(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = save_model(tmp_path / "mixtral", "mixtral", shard_size="40KB")
+    causal = task(model=str(folder))
+    model = build_whole(causal)
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    torch.testing.assert_close(
+        dict(model.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0
+    )
+    made = causal.memory["stored"].folder
+    assert made.parent == tmp_path / "cache" and any(
+        "gate_up_proj" in name for name in causal.memory["stored"].names
+    )
+    before = {path: path.stat().st_mtime_ns for path in made.iterdir()}
+    build_whole(again := task(model=str(folder)))
+    assert {
+        path: path.stat().st_mtime_ns for path in again.memory["stored"].folder.iterdir()
+    } == before
+
+
+def test_no_bit_of_the_files_is_lost_to_the_dtype_of_the_configuration(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path / "wide")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "model.safetensors")
+    model = dict(build_whole(task(model=str(folder))).named_parameters())
+    assert all(
+        torch.equal(model[name], tensor) and tensor.dtype == torch.float32
+        for name, tensor in stored.items()
+    )
+
+
+def test_a_gguf_file_is_converted_by_whichever_process_comes_first(
+    llama: Path, tmp_path: Path
+) -> None:
+    """In a job of several, transformers' own save_pretrained writes nothing but in the first
+    process.
+    """
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(llama)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        folder = converted(tmp_path / "m.gguf", str(tmp_path / "cache"), lambda: model)
+    finally:
+        dist.destroy_process_group()
+    again: Any = AutoModelForCausalLM.from_pretrained(folder)
+    torch.testing.assert_close(
+        dict(again.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0
+    )
+
+
+def test_different_values_for_tied_weights_are_refused(
+    task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path / "apart")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    rule = "its files hold different values for .*lm_head.weight.*, which its configuration makes "
+    rule += "one tensor; set tie_w"
+    with pytest.raises(ConfigError, match=rule):
+        task(model=str(folder)).build_model()
+    change_tensors(
+        folder,
+        lambda found: found.update({"lm_head.weight": found["model.embed_tokens.weight"].clone()}),
+    )
+    assert build_whole(task(model=str(folder)))
+
+
+def test_a_weight_that_is_hidden_after_loading_is_refused(task: Callable[..., CausalLM]) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    causal = task()
+    copied: Any = get_peft_model(
+        causal.build_model(), LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"its files hold lm_head.weight, which is not found in the model any more",
+    ):
+        causal.pretrained(copied)
+
+
+def test_a_small_copy_has_a_layer_of_each_kind_and_leaves_random_numbers_alone() -> None:
+    config = {**CONFIGS["qwen2"], "num_hidden_layers": 6, "vocab_size": 5000}
+    config["layer_types"] = ["full_attention"] * 3 + ["sliding_attention"] * 3
+    model = from_configuration(config, "sdpa", {})
+    before = torch.get_rng_state()
+    small = small_copy(model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert small.config.layer_types == ["full_attention"] * 3 + ["sliding_attention"]
+    assert small.get_input_embeddings().num_embeddings == 1024
+    assert model.config.num_hidden_layers == 6
+
+
+def test_names_below_adapters_are_those_of_the_model() -> None:
+    assert (
+        bare_name("base_model.model.layers.0.q_proj.base_layer.weight") == "layers.0.q_proj.weight"
+    )
+    assert bare_name("layers.0.norm.weight") == "layers.0.norm.weight"

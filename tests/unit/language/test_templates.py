@@ -1,0 +1,43 @@
+"""The chat template is the tokenizer's, one by name, a file, or text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import template_file, trained_texts
+from tiny_language import MARKED, UNMARKED
+
+from trainer import ConfigError
+from trainer.language import CausalLM
+
+
+def test_the_tokenizers_own_template_is_the_default(
+    chats: str, task: Callable[..., CausalLM]
+) -> None:
+    assert len(trained_texts(task(data=chats, messages_column="messages", packing="none"))) == 3
+
+
+def test_a_template_is_named_given_as_text_or_one_of_the_tokenizers(
+    chats: str, task: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    def ends(template: str | None, own: Any = MARKED) -> list[str]:
+        causal = task(data=chats, template=template, packing="none")
+        causal.load_tokenizer().chat_template = own
+        return sorted(text[-6:] for text in trained_texts(causal))
+
+    named = {"default": UNMARKED, "tool_use": UNMARKED.replace("<|im_end|>", "<|tool|>")}
+    assert (
+        ends("chatml")
+        == ends(UNMARKED)
+        == ends(None, named)
+        == ends(template_file(tmp_path, UNMARKED))
+    )
+    assert ends("tool_use", named) == ["tool|>\n"[-6:]] * 3
+    with pytest.raises(ConfigError, match=r"cannot be read: No such file.*did you mean 'chatml'\?"):
+        ends("chatlm")
+    for own in (None, {"rag": UNMARKED}):
+        with pytest.raises(ConfigError, match=r"no default chat template; give .*chatml, alpaca"):
+            ends(None, own)
