@@ -10,7 +10,7 @@ import torch
 from one_process import fit
 from resuming import Odd
 
-from trainer import Callback, StepInfo, TrainState
+from trainer import Callback, Run, StepInfo
 from trainer.checkpoint.parts import assign_writers
 from trainer.strategies.base import Shard
 from trainer.strategies.tensor_parallel import Columns
@@ -58,7 +58,7 @@ def test_rows_of_some_columns_are_never_divided(copies: int) -> None:
 
 
 class Second(Callback):
-    def on_step(self, trainer: TrainState, info: StepInfo) -> None: ...
+    def on_step(self, trainer: Run, info: StepInfo) -> None: ...
 
 
 @pytest.mark.usefixtures("fresh_accelerate")

@@ -15,7 +15,7 @@ from other_models import Smaller, Turned, Wider
 from resuming import Odd
 from torch import Tensor, nn
 
-from trainer import Callback, CheckpointError, ConfigError, StepInfo, Trainer
+from trainer import Callback, CheckpointError, ConfigError, Run, StepInfo
 from trainer.checkpoint import store
 from trainer.data import order
 
@@ -165,7 +165,7 @@ class Remembers(Callback):
         self.seen: list[float] = []
         self.total = torch.zeros(3)
 
-    def on_step(self, trainer: Trainer, info: StepInfo) -> None:
+    def on_step(self, trainer: Run, info: StepInfo) -> None:
         self.seen.append(float(info.loss))
         self.total += 1
 

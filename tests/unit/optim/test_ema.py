@@ -98,11 +98,13 @@ def trainer_of(task: Task, folder: Path) -> Trainer:
 
 
 def weights(trainer: Trainer) -> list[float]:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()]).double().tolist()
+    return (
+        torch.cat([p.detach().flatten() for p in trainer.run.model.parameters()]).double().tolist()
+    )
 
 
 def average_of(trainer: Trainer) -> list[float]:
-    with trainer.average.applied():
+    with trainer.run.average.applied():
         return weights(trainer)
 
 
@@ -112,11 +114,11 @@ def test_a_step_that_the_scaler_skipped_does_not_move_the_average(tmp_path: Path
     trainer = trainer_of(Plain(), tmp_path)
     seen = [weights(trainer)]
     averages = [average_of(trainer)]
-    for number, window in enumerate(trainer.windows(), 1):
+    for number, window in enumerate(trainer.run.windows(), 1):
         with torch.no_grad():
-            for parameter in trainer.model.parameters():
+            for parameter in trainer.run.model.parameters():
                 parameter.add_(torch.randn(parameter.shape))
-        trainer.advance(window, skipped=number == 2)
+        trainer.run.advance(window, skipped=number == 2)
         seen.append(weights(trainer))
         averages.append(average_of(trainer))
 
