@@ -261,7 +261,7 @@ def _prepare_saves(run: Run) -> None:
 
 
 def _find_values_that_are_not_finite(run: Run, *, resumed: bool) -> None:
-    """Note which buffers and frozen parameters are not finite before the first step (a mask of -inf).
+    """Note the buffers and frozen parameters that are not finite at the start (a mask of -inf).
 
     Checkpoints say it; one of an earlier version does not, and may hold statistics that a step
     with NaN has spoilt.

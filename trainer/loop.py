@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import cache, reduce
+from functools import cache
 from signal import Signals
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .builder import build
@@ -23,42 +22,12 @@ from .errors import DataError, Origin
 from .faults.waits import waits_outside
 from .hooks import Callback, Hooks, StepInfo
 from .launching import Launched
-from .metrics import WeightedSums
+from .losses import OneBackward, StepLosses, refuse_independent, split_loss
 from .reporting.meter import summary_text
 from .row import row_of
 from .strategies.base import StepResult
 from .strategies.buffers import restored_buffers
-from .task import OneBackward, Task, refuse_independent, split_loss, weighted
-
-
-class StepLosses:
-    """The losses of one step on this rank, each with its share of the global mean.
-
-    Attributes:
-        shares: what each micro-batch adds to the global loss, on the device.
-        reported: what ``training_step`` returned beside the loss.
-    """
-
-    def __init__(self) -> None:
-        self.shares: list[Tensor] = []
-        self.reported = WeightedSums()
-        self._counted: list[Tensor] = []
-
-    def add(self, loss: Tensor, share: float, values: Mapping[str, Any], micro: MicroBatch) -> None:
-        """Add a micro-batch, whose loss was a mean, and whose weight is ``share`` of the step's."""
-        # A tensor of its own: a compiled step may write over its loss.
-        part = loss.detach() * share
-        self.shares.append(part)
-        if micro.counts:
-            self._counted.append(part)
-        if values:
-            self.reported.add(weighted((loss, values), micro.weight), counts=micro.counts)
-
-    def total(self, device: torch.device) -> Tensor:
-        """Return this rank's part of the global mean; summed over ranks it is the loss."""
-        if not self._counted:
-            return torch.zeros((), device=device)
-        return reduce(torch.add, self._counted)
+from .task import Task
 
 
 class Trainer:
@@ -133,7 +102,7 @@ class Trainer:
                     loss, values = self._forward(micro)
                     share = micro.weight / total_weight()
                     strategy.backward(_times(loss, share * run.plan.data_parallel_size))
-                losses.add(loss, share, values, micro)
+                losses.add(loss, share, values, weight=micro.weight, counts=micro.counts)
 
             # Clip, step, zero; then schedule, moving average and the position in the data.
             self.hooks.before_update(run)
@@ -153,7 +122,7 @@ class Trainer:
         return self.run.evaluate()
 
     def close(self) -> None:
-        """Wait for the save in flight, and release the engine. A script of your own calls it last."""
+        """Wait for the save in flight, and release the engine. Your own script calls it last."""
         self.run.close()
 
     # -- parts of a step --------------------------------------------------------------------------
@@ -253,7 +222,7 @@ class Trainer:
         }
 
     def _position(self) -> tuple[int, str, int]:
-        """Return step, phase, and a number that grows as the run moves on. Any thread may call it."""
+        """Return step, phase, and a number that grows as the run moves on; from any thread."""
         return self.run.step, *self.run.meter.position
 
     def _log_from_any(self, text: str) -> None:

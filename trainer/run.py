@@ -1,4 +1,4 @@
-"""A training without its loop: its live parts, its position, and what is done with them between steps.
+"""A training without its loop: its live parts, its position, and what is done between steps.
 
 ``build`` makes a ``Run``; ``Trainer`` loops over one. A loop of your own does the same with plain
 Accelerate around it (``examples/own_loop.py``), and has the exact data order and the checkpoints
@@ -22,10 +22,11 @@ from .checkpoint.export import ModelFile, export_model
 from .checkpoint.start import how_to_resume, restart_notices
 from .errors import CheckpointError, Origin, TrainerError
 from .faults.watchdog import Watchdog
+from .losses import weighted
 from .metrics import WeightedSums, agreed
 from .reporting.banner import facts
 from .strategies.whole_parameters import whole_parameters
-from .task import Task, weighted
+from .task import Task
 from .text import hidden
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class SaveHooks(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Run:
-    """The live parts of a training, prepared under the strategy that was launched, and its position.
+    """The live parts of a training, prepared under a strategy, and its position.
 
     ``build`` makes one. Every method is collective: call it on every rank.
 
@@ -438,7 +439,7 @@ class Run:
             self.directory.line(text)
 
     def close(self) -> None:
-        """Wait for the save in flight, and release the engine. A script of your own calls it last."""
+        """Wait for the save in flight, and release the engine. Your own script calls it last."""
         self.saver.finish()
         self.agreement.close()
         self.strategy.close()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from .errors import DataError
-from .text import kind_of
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -151,6 +148,8 @@ class Task:
         sum, and a name of ``build_metrics`` takes the arguments of its ``update``: ``{"auroc":
         (scores, labels)}``.
         """
+        from .losses import weighted
+
         return weighted(self.training_step(model, batch), float(self.weight(batch)))
 
     def build_metrics(self) -> Mapping[str, Metric]:
@@ -216,107 +215,15 @@ class Task:
 
 
 def own_optimizer(task: Task) -> str | None:
-    """Return the method by which a task builds an optimizer of its own; None where the config's is
-    taken.
-    """
+    """Return the method by which a task builds its own optimizer; None where it has none."""
     build = type(task).build_optimizer
     return None if build is Task.build_optimizer else f"{build.__module__}:{build.__qualname__}"
 
 
 def own_schedule(task: Task) -> str | None:
-    """Return the method by which a task builds a schedule of its own; None where the config's is
-    taken.
-    """
+    """Return the method by which a task builds its own schedule; None where it has none."""
     build = type(task).build_schedule
     return None if build is Task.build_schedule else f"{build.__module__}:{build.__qualname__}"
-
-
-def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
-    """Take what ``training_step`` returned apart: the loss as a scalar, and the values that are
-    reported beside it.
-
-    Raises:
-        DataError: it is no loss.
-    """
-    from torch import is_grad_enabled
-
-    loss, values = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-    if getattr(loss, "numel", lambda: 0)() != 1 or not isinstance(values, Mapping):
-        form = (
-            f"a tensor of shape {tuple(result.shape)}"
-            if hasattr(result, "shape")
-            else kind_of(result)
-        )
-        raise DataError(
-            f"training_step must return the loss, one number, or (loss, {{name: value}}); it returned {form}"
-        )
-    if is_grad_enabled() and not loss.requires_grad:
-        raise DataError(
-            "training_step returned a loss that no parameter has a part in: it was detached, or computed under "
-            "no_grad; return it as it was computed, the trainer calls backward"
-        )
-    return loss if loss.ndim == 0 else loss.reshape(()), values
-
-
-def refuse_independent(loss: Tensor) -> None:
-    """Raise ``DataError`` where no parameter has a part in a loss that has a gradient: it would
-    train nothing.
-
-    The graph is walked until the first parameter is met, or a function of somebody's own, behind
-    which some may lie.
-    """
-    from torch import nn
-    from torch.autograd.function import BackwardCFunction
-
-    if isinstance(loss, nn.Parameter):
-        return
-    left: list[Any] = [loss.grad_fn]
-    seen: set[Any] = {None}
-    while left:
-        node = left.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, BackwardCFunction) or isinstance(
-            getattr(node, "variable", None), nn.Parameter
-        ):
-            return
-        left += [behind for behind, _ in node.next_functions]
-    raise DataError(
-        "training_step returned a loss that no parameter has a part in: compute it from what the model returned, with "
-        "operations of tensors (not .item(), .detach(), argmax or torch.tensor); requires_grad=True does not help"
-    )
-
-
-class OneBackward:
-    """A block in which torch's complaint of a second backward pass is told in words of
-    ``training_step``.
-    """
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(
-            error
-        ):
-            raise DataError(
-                "the gradient of this loss was computed before: training_step returns the loss, and must not call "
-                "backward, which the trainer does; what it keeps of an earlier batch (a hidden state) needs detach()"
-            ) from None
-
-
-def weighted(result: Any, weight: float) -> dict[str, Any]:
-    """Give each single number of a training step the weight of its batch, as ``(sum, weight)``; the
-    loss too.
-    """
-    loss, values = split_loss(result)
-    return {
-        name: (value * weight, weight)
-        if getattr(value, "ndim", 0) == 0 and not isinstance(value, tuple)
-        else value
-        for name, value in {"loss": loss, **values}.items()
-    }
 
 
 def batch_size(batch: Any) -> int:
@@ -327,16 +234,15 @@ def batch_size(batch: Any) -> int:
     """
     if getattr(batch, "ndim", 0):
         return int(batch.shape[0])
-    values = (
-        batch.values()
-        if isinstance(batch, Mapping)
-        else batch
-        if isinstance(batch, list | tuple)
-        else ()
-    )
-    for value in values:
+
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, list | tuple):
+        parts = batch
+    for part in parts:
         try:
-            return batch_size(value)
+            return batch_size(part)
         except TypeError:
             continue
     raise TypeError(

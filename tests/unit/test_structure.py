@@ -74,7 +74,7 @@ ELSEWHERE = {
 # The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms
 # before its own arrow.
 WAY = """
-errors, text, plan <- config, distributed, metrics, strategies, data <- faults, optim, task, launching
+errors, text, plan <- config, distributed, metrics, strategies, data <- losses, faults, optim, launching <- task
 <- checkpoint, building <- reporting <- run <- hooks <- checks, callbacks <- builder, row <- loop
 <- script, language <- commands
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def build_optimizer(
     task: Task, config: TrainConfig, model: nn.Module, plan: Plan
 ) -> tuple[Optimizer, dict[str, Any], list[str]]:
-    """Build the task's optimizer, by default the plan's; parameters that it does not hold are frozen.
+    """Build the task's optimizer, by default the plan's; what it does not hold is frozen.
 
     Returns:
         The optimizer, what is reported of it, and a notice where parameters were frozen.

@@ -40,7 +40,8 @@ def optimizer_by(task: Task, model: nn.Module, plan: Plan) -> Optimizer:
     optimizer = task.build_optimizer(model, plan)
     if not hasattr(optimizer, "param_groups"):
         raise LaunchError(
-            f"{_name(task, 'build_optimizer')} must return a torch optimizer; {_returned(optimizer)}"
+            f"{_name(task, 'build_optimizer')} must return a torch optimizer; "
+            f"{_returned(optimizer)}"
         )
     return optimizer
 

@@ -12,7 +12,7 @@ from ..run import Run
 
 
 class Best(Callback):
-    """Keeps the best model under ``best/``, and stops after ``patience`` worse evaluations in a row.
+    """Keeps the best model under ``best/``, and stops after ``patience`` evaluations without it.
 
     Args:
         metric: for example ``eval/loss``; the same number on every rank, so all decide the same.

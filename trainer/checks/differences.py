@@ -1,4 +1,4 @@
-"""Comparing facts between ranks: by one number, and only where it differs by the facts themselves."""
+"""Comparing facts between ranks: by one number, and by the facts only where it differs."""
 
 from __future__ import annotations
 

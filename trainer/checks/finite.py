@@ -17,7 +17,7 @@ _SHOWN = 8  # samples in a message
 
 
 class FiniteNumbers(Callback):
-    """Ends the run at a gradient or a loss that is not finite, or reports that the step was left out.
+    """Ends the run at a gradient or loss that is not finite, or reports that it was left out.
 
     The global norm of the gradient shows it, which is the same on every rank: all act at the same
     step, without a vote. On a GPU it is read one step late, so that no step waits for the device,

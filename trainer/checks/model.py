@@ -53,7 +53,7 @@ def refuse_max_norm(name: str, module: nn.Module) -> None:
 
 
 def has_extra_state(module: nn.Module) -> bool:
-    """Return whether a module has state beside parameters and buffers (Transformer Engine's fp8)."""
+    """Return whether a module has state beside its tensors (Transformer Engine's fp8 scales)."""
     if type(module).get_extra_state is nn.Module.get_extra_state:
         return False
     state = module.get_extra_state()

@@ -18,7 +18,7 @@ class DivisibleOptimizer(Callback):
     """Tries a fresh optimizer on small tensors, whole and divided as the strategy divides them."""
 
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
-        """Raise ``ConfigError`` where the optimizer cannot step what it will be given. Collective."""
+        """Raise ``ConfigError`` where it cannot step what it will be given. Collective."""
         problem = run.strategy.optimizer_problem(optimizer)
         if problem:
             raise ConfigError(refusal(problem, optimizer, run.plan, own_optimizer(run.task)))

@@ -100,7 +100,8 @@ class TrainableSet(Callback):
         for name, parameter in named:
             if hasattr(parameter, "placements") and parameter._backward_hooks:
                 raise LaunchError(
-                    f"{name}: a hook on its gradient would not be called: register it in build_model"
+                    f"{name}: a hook on its gradient would not be called: "
+                    "register it in build_model"
                 )
 
 

@@ -51,50 +51,59 @@ class SameModel(Callback):
 def check_model(
     model: nn.Module, optimizer: Optimizer, agreement: Agreement, *, values_come_later: bool
 ) -> None:
-    """Raise ``LaunchError`` where a rank has built another model or optimizer. Every rank calls it.
+    """Raise ``LaunchError`` where a rank has built another model or optimizer. Collective.
 
-    The model is as the task built it, whole on each rank. Of 100 million float32 parameters: 22 ms of a CPU core.
+    The model is as the task built it, whole on each rank. 100 million float32 parameters take 22 ms
+    of a CPU core.
 
     Args:
-        values_come_later: parameters and persistent buffers are read from files yet, so first values do not count.
+        values_come_later: parameters and persistent buffers are still read from files, so their
+            first values do not count.
     """
     if not agreement.distributed:
         return
-    stored = {id(tensor) for _, tensor in canonical_state(model)} if values_come_later else set()
-    tensors = {
-        name: one
-        for name, one in _tensors(model).items()
-        if _is_whole(one) and id(one) not in stored
-    }
+
+    stored = set()
+    if values_come_later:
+        stored = {id(tensor) for _, tensor in canonical_state(model)}
+    tensors = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if _is_whole(tensor) and id(tensor) not in stored:
+            tensors[name] = tensor
+
     facts = _form(model) | _groups(model, optimizer)
-    facts |= {f"{_VALUES}{name}": _checksum(tensor) for name, tensor in tensors.items()}
-    found, of_ranks = differences(facts, agreement)
-    if not found:
+    for name, tensor in tensors.items():
+        facts[f"{_VALUES}{name}"] = _checksum(tensor)
+    different, of_ranks = differences(facts, agreement)
+    if not different:
         return
 
-    if not found[0].startswith(_VALUES):
+    if not different[0].startswith(_VALUES):
         raise LaunchError(
-            f"{described(found[0], of_ranks)}: build_model and build_optimizer must build the same on every rank, in the "
-            "same order: sort what comes from a set, and leave the rank out"
+            f"{described(different[0], of_ranks)}: build_model and build_optimizer must build the "
+            "same on every rank, in the same order: sort what comes from a set, and leave the rank "
+            "out"
         )
-    for what in found:
-        name = what.removeprefix(_VALUES)
-        sketches = agreement.gather(_sketch(tensors[name]))
-        for rank, sketch in enumerate(sketches):
-            if not _is_close(sketch, sketches[0]):
-                raise LaunchError(
-                    f"rank {rank}: the first weights of {name} differ: {_begins(sketch)} here, {_begins(sketches[0])} "
-                    "on rank 0: build_model must draw the same on every rank: from the global generators of torch, "
-                    "numpy and Python, which have one seed on all ranks, or from one of its own with a seed"
-                )
+    for fact in different:
+        name = fact.removeprefix(_VALUES)
+        _refuse_other_values(name, tensors[name], agreement)
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return dict([*model.named_parameters(), *model.named_buffers()])
+def _refuse_other_values(name: str, tensor: Tensor, agreement: Agreement) -> None:
+    """Raise ``LaunchError`` where a rank's values are not nearly those of rank 0. Collective."""
+    sketches = agreement.gather(_sketch(tensor))
+    for rank, sketch in enumerate(sketches):
+        if not _is_close(sketch, sketches[0]):
+            raise LaunchError(
+                f"rank {rank}: the first weights of {name} differ: {_begins(sketch)} here, "
+                f"{_begins(sketches[0])} on rank 0: build_model must draw the same on every rank: "
+                "from the global generators of torch, numpy and Python, which have one seed on all "
+                "ranks, or from one of its own with a seed"
+            )
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Tell whether all values are there: not on the meta device, and not divided by the task itself."""
+    """Return whether all values are there: not on the meta device, and not divided by the task."""
     divided = hasattr(tensor, "placements") or hasattr(tensor, "ds_id")
     is_plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
     return is_plain and not (tensor.is_meta or divided)
@@ -105,23 +114,23 @@ def _form(model: nn.Module) -> Facts:
     facts = {"the model": type(model).__qualname__}
     for place, (name, parameter) in enumerate(model.named_parameters()):
         shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
-        learns = "trainable" if parameter.requires_grad else "frozen"
-        facts[f"parameter {place}"] = f"{name} {shape} {parameter.dtype} {learns}"
+        kind = "trainable" if parameter.requires_grad else "frozen"
+        facts[f"parameter {place}"] = f"{name} {shape} {parameter.dtype} {kind}"
     for place, (name, buffer) in enumerate(model.named_buffers()):
         facts[f"buffer {place}"] = f"{name} {tuple(buffer.shape)} {buffer.dtype}"
     return facts
 
 
 def _groups(model: nn.Module, optimizer: Optimizer) -> Facts:
-    """Return the kind of an optimizer, and of each group the rate, the other settings and the parameters."""
+    """Return the kind of an optimizer, and the settings and parameters of each of its groups."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     facts = {"the optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         of_group = {"lr": float(group.get("lr", 0.0)), **settings(group)}
         facts |= flat(f"optimizer group {number}: ", of_group)
-        held = [
-            names.get(id(parameter), "no parameter of the model") for parameter in group["params"]
-        ]
+        held = []
+        for parameter in group["params"]:
+            held.append(names.get(id(parameter), "no parameter of the model"))
         facts[f"optimizer group {number}: parameters"] = ", ".join(held)
     return facts
 
@@ -141,12 +150,12 @@ def _checksum(tensor: Tensor) -> str:
 
 
 class _Sketch(NamedTuple):
-    """What tells whether two tensors are nearly the same.
+    """A few numbers that show whether two tensors are nearly the same.
 
     Args:
         norm: of the tensor; 0 for whole numbers, which are the same or not.
-        sums: of all elements under signs that follow from a seed. Those of two tensors differ, on average, by the norm
-            of the difference.
+        sums: of all elements under signs that follow from a seed. Those of two tensors differ, on
+            average, by the norm of the difference.
         begins: the first elements.
     """
 

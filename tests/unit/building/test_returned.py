@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer import Data, DataError, LaunchError, Task
 from trainer.building.returned import data_of, model_of, optimizer_by
+from trainer.losses import OneBackward, refuse_independent, split_loss
 from trainer.metrics import WeightedSums
-from trainer.task import OneBackward, refuse_independent, split_loss
 
 
 class Mine(Task):

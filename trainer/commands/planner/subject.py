@@ -179,9 +179,9 @@ def _measure_config(args: argparse.Namespace) -> Subject:
 
 def _measure_task(args: argparse.Namespace) -> Subject:
     """Measure the model of a training config on the first samples of its data."""
+    from ...losses import split_loss
     from ...script import load_config, load_task
     from ...strategies.base import compute_in
-    from ...task import split_loss
     from ..whole_model import build_whole
 
     loaded = load_config(["--config", args.what])

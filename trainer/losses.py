@@ -1,0 +1,138 @@
+"""What a training step returns: its loss, taken apart, checked and weighted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+
+from .errors import DataError
+from .metrics import WeightedSums
+from .text import kind_of
+
+
+class StepLosses:
+    """The losses of one step on this rank, each with its share of the global mean.
+
+    Attributes:
+        shares: what each micro-batch adds to the global loss, on the device.
+        reported: what ``training_step`` returned beside the loss.
+    """
+
+    def __init__(self) -> None:
+        self.shares: list[Tensor] = []
+        self.reported = WeightedSums()
+        self._counted: list[Tensor] = []
+
+    def add(
+        self, loss: Tensor, share: float, values: Mapping[str, Any], *, weight: float, counts: bool
+    ) -> None:
+        """Add a micro-batch.
+
+        Args:
+            loss: a mean over the micro-batch.
+            share: the micro-batch's part of the weight of the step, over all ranks.
+            values: what is reported beside the loss.
+            weight: of the micro-batch.
+            counts: whether its numbers count in sums over ranks.
+        """
+        # A tensor of its own: a compiled step may write over its loss.
+        part = loss.detach() * share
+        self.shares.append(part)
+        if counts:
+            self._counted.append(part)
+        if values:
+            self.reported.add(weighted((loss, values), weight), counts=counts)
+
+    def total(self, device: torch.device) -> Tensor:
+        """Return this rank's part of the global mean; summed over ranks it is the loss."""
+        if not self._counted:
+            return torch.zeros((), device=device)
+        return reduce(torch.add, self._counted)
+
+
+def split_loss(result: Any) -> tuple[Tensor, Mapping[str, Any]]:
+    """Return the loss of ``training_step`` as a scalar, and the values reported beside it.
+
+    Raises:
+        DataError: it is no loss, or nothing could be trained by it.
+    """
+    loss: Any = result
+    values: Any = {}
+    if isinstance(result, tuple) and len(result) == 2:
+        loss, values = result
+
+    size = loss.numel() if hasattr(loss, "numel") else 0
+    if size != 1 or not isinstance(values, Mapping):
+        form = kind_of(result)
+        if hasattr(result, "shape"):
+            form = f"a tensor of shape {tuple(result.shape)}"
+        raise DataError(
+            "training_step must return the loss, one number, or (loss, {name: value}); "
+            f"it returned {form}"
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise DataError(
+            "training_step returned a loss that no parameter has a part in: it was detached, or "
+            "computed under no_grad; return it as it was computed, the trainer calls backward"
+        )
+    return (loss if loss.ndim == 0 else loss.reshape(())), values
+
+
+def refuse_independent(loss: Tensor) -> None:
+    """Raise ``DataError`` where a loss has a gradient, but depends on no parameter.
+
+    The graph is walked until the first parameter is met, or a custom function, behind which there
+    may be some.
+    """
+    if isinstance(loss, nn.Parameter):
+        return
+
+    to_visit: list[Any] = [loss.grad_fn]
+    seen: set[Any] = {None}
+    while to_visit:
+        node = to_visit.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        is_parameter = isinstance(getattr(node, "variable", None), nn.Parameter)
+        if is_parameter or isinstance(node, BackwardCFunction):
+            return
+        to_visit += [behind for behind, _ in node.next_functions]
+
+    raise DataError(
+        "training_step returned a loss that no parameter has a part in: compute it from what the "
+        "model returned, with operations of tensors (not .item(), .detach(), argmax or "
+        "torch.tensor); requires_grad=True does not help"
+    )
+
+
+class OneBackward:
+    """A block in which torch's error of a second backward pass becomes one of ``training_step``."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, RuntimeError):
+            return
+        if "backward through the graph a second time" in str(error):
+            raise DataError(
+                "the gradient of this loss was computed before: training_step returns the loss, "
+                "and must not call backward, which the trainer does; what it keeps of an earlier "
+                "batch (a hidden state) needs detach()"
+            ) from None
+
+
+def weighted(result: Any, weight: float) -> dict[str, Any]:
+    """Return loss and values of a training step, each single number as ``(sum, weight)``."""
+    loss, values = split_loss(result)
+    found: dict[str, Any] = {}
+    for name, value in {"loss": loss, **values}.items():
+        is_number = getattr(value, "ndim", 0) == 0 and not isinstance(value, tuple)
+        found[name] = (value * weight, weight) if is_number else value
+    return found
