@@ -1,5 +1,6 @@
-"""The strategies by name; the only package, with ``trainer.launching``, that knows what they are
-called.
+"""The strategies by name: where gradients are averaged, and what part of the model a rank holds.
+
+This package and ``trainer.launching`` are the only ones that know what strategies are called.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ STRATEGIES = {
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """Import the class of a strategy: a run loads its own only."""
-    module, _, cls = STRATEGIES[name].partition(":")
-    return getattr(importlib.import_module(f".{module}", __name__), cls)  # type: ignore[no-any-return]
+    """Import the class of a strategy; a run imports the module of its own strategy only."""
+    module_name, _, class_name = STRATEGIES[name].partition(":")
+    module = importlib.import_module(f".{module_name}", __name__)
+    return getattr(module, class_name)  # type: ignore[no-any-return]

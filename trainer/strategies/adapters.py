@@ -1,4 +1,4 @@
-"""What peft's adapters do to the parameters of the model below them."""
+"""Parameters that peft's adapters replace while the model computes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from torch import nn
 
 
 def set_by_adapters(model: nn.Module) -> dict[tuple[int, str], nn.Parameter]:
-    """Find the frozen parameters that peft's adapters of experts set to themselves in each forward
-    pass.
+    """Find the frozen parameters that peft's adapters of experts set in each forward pass.
 
-    That counts as a change in place (``torch.nn.utils.parametrize`` does it), and changes no value.
+    The adapter registers a ``torch.nn.utils.parametrize`` on the parameter for the length of the
+    forward pass. torch counts that as an edit in place, although the value stays the same; so these
+    parameters are left out where edits are looked for.
 
     Returns:
-        Each by its module's id and its name in the module.
+        The parameters by the id of their module and their name in it.
     """
     found = {}
     for module in model.modules():
         name = getattr(module, "parameter_name", None)
-        if name is not None and hasattr(module, "lora_A"):
-            base: Any = module.get_base_layer()  # type: ignore[operator]
-            parameter = base.get_parameter(name)
-            if not parameter.requires_grad:
-                found[id(base), name] = parameter
+        if name is None or not hasattr(module, "lora_A"):
+            continue
+
+        base: Any = module.get_base_layer()  # type: ignore[operator]
+        parameter = base.get_parameter(name)
+        if not parameter.requires_grad:
+            found[id(base), name] = parameter
     return found

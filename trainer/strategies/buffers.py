@@ -1,4 +1,8 @@
-"""Buffers: what each rank of a model keeps for itself, such as BatchNorm's running statistics."""
+"""Buffers: what each rank of a model keeps for itself, such as BatchNorm's running statistics.
+
+No strategy shards buffers, and none sends them around in a step. Each rank updates its own; they
+are made the same (``sync``) before they are used in an evaluation or written to a file.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,26 @@ from typing import TYPE_CHECKING
 import torch
 from accelerate.utils import broadcast
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from .private_torch import BatchNormBase, copy_all
 from .tensors import local
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+_Place = tuple[nn.Module, str, Tensor]  # a module, the name of a buffer in it, and the buffer
+
 
 @contextlib.contextmanager
 def restored_buffers(model: nn.Module) -> Iterator[None]:
-    """Put the buffers back afterwards, also where they are replaced: for a batch that does not
-    count.
-    """
-    before = [(*place, place[-1].clone()) for place in _places(model) if _can_change(place[-1])]
+    """Put the buffers back after a batch that does not count, also where they were replaced."""
+    before = []
+    for module, key, buffer in _places(model):
+        if _can_change(buffer):
+            before.append((module, key, buffer, buffer.clone()))
+
     yield
+
     for module, key, buffer, value in before:
         module._buffers[key] = buffer.copy_(value)
 
@@ -31,9 +40,8 @@ def restored_buffers(model: nn.Module) -> Iterator[None]:
 class BuffersBefore:
     """The buffers as they were before a step, for a step that is left out.
 
-    A step costs one copy of all buffers, and the memory of it: nothing tells which of them a
-    forward pass changes, for torch does not count what its kernels write into BatchNorm's
-    statistics.
+    It costs a copy of all buffers in each step, and the memory of it. Nothing tells which buffers a
+    forward pass changes: torch does not count what its kernels write into BatchNorm's statistics.
 
     Args:
         model: prepared; its modules stay the same.
@@ -45,7 +53,7 @@ class BuffersBefore:
         self._absent: list[tuple[nn.Module, str]] = []
 
     def take(self) -> None:
-        """Copy the buffers: one kernel for those of a dtype."""
+        """Copy the buffers: one kernel for those of one dtype and device."""
         alike: dict[tuple[torch.device, torch.dtype], list[_Place]] = {}
         self._absent = []
         for module in self._modules:
@@ -53,140 +61,180 @@ class BuffersBefore:
                 if buffer is None:
                     self._absent.append((module, key))
                 elif _can_change(buffer):
-                    alike.setdefault((buffer.device, buffer.dtype), []).append(
-                        (module, key, buffer)
-                    )
-        self._copies = [
-            (places, _flat(buffer for *_, buffer in places)) for places in alike.values()
-        ]
+                    places = alike.setdefault((buffer.device, buffer.dtype), [])
+                    places.append((module, key, buffer))
+
+        self._copies = []
+        for places in alike.values():
+            copies = _flat(buffer for _, _, buffer in places)
+            self._copies.append((places, copies))
 
     def put_back(self, left_out: Tensor) -> None:
-        """Give the buffers the values of ``take`` where the step was left out, for whatever reason.
+        """Give the buffers the values of ``take`` where the step was left out, for any reason.
 
-        On a GPU nobody waits to know, unless a buffer was replaced by one of another form.
+        On a GPU the host does not wait for the outcome, unless the forward pass has replaced a
+        buffer by one of another shape, dtype or device.
 
         Args:
             left_out: a truth value, on the device.
         """
         if left_out.device.type == "cpu" and not left_out:
             return
+
         replaced: list[tuple[nn.Module, str, Tensor | None]] = []
         for module, key in self._absent:
             if module._buffers.get(key) is not None:
                 replaced.append((module, key, None))
         for places, copies in self._copies:
-            parts = torch.split(copies, [buffer.numel() for *_, buffer in places])
-            stayed: list[Tensor] = []
-            before: list[Tensor] = []
-            for (module, key, buffer), part in zip(places, parts, strict=True):
-                now = module._buffers.get(key)
-                if now is not None and _form(now) == _form(buffer):
-                    stayed.append(local(now).detach())
-                    before.append(part)
-                else:
-                    replaced.append((module, key, part.view_as(local(buffer)).clone()))
-            if stayed:
-                chosen = torch.where(left_out.to(copies.device), _flat(before), _flat(stayed))
-                news = torch.split(chosen, [buffer.numel() for buffer in stayed])
-                torch._foreach_copy_(
-                    stayed, [new.view_as(old) for new, old in zip(news, stayed, strict=True)]
-                )
+            replaced += _choose(places, copies, left_out)
+
         if replaced and left_out:
             for module, key, value in replaced:
                 module._buffers[key] = value
 
 
-_Place = tuple[nn.Module, str, Tensor]  # a buffer with the module that has it, and its name there
+def _choose(
+    places: list[_Place], copies: Tensor, left_out: Tensor
+) -> list[tuple[nn.Module, str, Tensor | None]]:
+    """Give buffers of one dtype their earlier values where ``left_out`` is true, on the device.
+
+    Args:
+        places: where the buffers were before the step.
+        copies: their values then, flat, one after the other.
+        left_out: a truth value, on any device.
+
+    Returns:
+        Module, name and earlier value of buffers that were replaced by others of another form.
+    """
+    replaced: list[tuple[nn.Module, str, Tensor | None]] = []
+    current: list[Tensor] = []
+    before: list[Tensor] = []
+    parts = torch.split(copies, [buffer.numel() for _, _, buffer in places])
+    for (module, key, buffer), part in zip(places, parts, strict=True):
+        now = module._buffers.get(key)
+        if now is not None and _form(now) == _form(buffer):
+            current.append(local(now).detach())
+            before.append(part)
+        else:
+            replaced.append((module, key, part.view_as(local(buffer)).clone()))
+
+    if current:
+        chosen = torch.where(left_out.to(copies.device), _flat(before), _flat(current))
+        news = torch.split(chosen, [buffer.numel() for buffer in current])
+        shaped = [new.view_as(old) for new, old in zip(news, current, strict=True)]
+        copy_all(current, shaped)
+    return replaced
 
 
 def _can_change(buffer: Tensor) -> bool:
-    """Tell whether code could write into a buffer: not into a sparse one, nor where elements share
-    their memory.
+    """Return whether code can write into a buffer.
+
+    It cannot write into a sparse one, nor into one whose elements share their memory (an expanded
+    one).
     """
-    return buffer.layout == torch.strided and not (0 in buffer.stride() and buffer.numel() > 1)
+    if buffer.layout != torch.strided:
+        return False
+    is_expanded = 0 in buffer.stride() and buffer.numel() > 1
+    return not is_expanded
 
 
 def _form(buffer: Tensor) -> tuple[object, ...]:
+    """Return what a buffer must have in common with another one to take its values."""
     return buffer.shape, buffer.dtype, buffer.device, _can_change(buffer)
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Copy this rank's parts of tensors into one, one after the other."""
     return torch.cat([local(tensor).detach().reshape(-1) for tensor in tensors])
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
-    """Yield each buffer as often as modules have it, with the module and its name there."""
+    """Yield each buffer with the module that has it and its name there; a shared one repeatedly."""
     for module in model.modules():
-        yield from (
-            (module, key, buffer) for key, buffer in module._buffers.items() if buffer is not None
-        )
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                yield module, key, buffer
 
 
 @torch.no_grad()
 def sync(model: nn.Module, accelerator: Accelerator) -> None:
-    """Make the buffers the same on every rank: the mean of floating ones, rank 0's of the others.
+    """Make the buffers the same on every rank. Collective: call on every rank.
 
-    Collective: call on every rank. One packed reduction in float64, and a broadcast for each of the
-        others.
+    Floating-point and complex buffers become the mean over the ranks, by one reduction in float64.
+    The others become rank 0's, by a broadcast each.
     """
     if accelerator.num_processes == 1:
         return
+
     # A sparse one (the edges of a graph) is a constant; no collective takes it, and no checkpoint.
-    kept = [
-        buffer for buffer in model.buffers() if buffer.layout == torch.strided and buffer.numel()
-    ]
-    averaged = [buffer for buffer in kept if buffer.is_floating_point() or buffer.is_complex()]
+    averaged: list[Tensor] = []
+    broadcasted: list[Tensor] = []
+    for buffer in model.buffers():
+        if buffer.layout != torch.strided or not buffer.numel():
+            continue
+        if buffer.is_floating_point() or buffer.is_complex():
+            averaged.append(buffer)
+        else:
+            broadcasted.append(buffer)
+
     if averaged:
-        packed = (
-            torch.cat([_real(buffer).double().flatten() for buffer in averaged])
-            / accelerator.num_processes
-        )
-        parts = accelerator.reduce(packed, "sum").split(
-            [_real(buffer).numel() for buffer in averaged]
-        )
-        for buffer, part in zip(averaged, parts, strict=True):
-            _real(buffer).copy_(part.view(_real(buffer).shape))
-    for buffer in kept:
-        if not (buffer.is_floating_point() or buffer.is_complex()):
-            # As bytes: gloo and NCCL know no 16-bit integers.
-            buffer.copy_(
-                broadcast(buffer.reshape(-1).view(torch.uint8))
-                .view(buffer.dtype)
-                .view(buffer.shape)
-            )
+        _average(averaged, accelerator)
+    for buffer in broadcasted:
+        # As bytes: gloo and NCCL know no 16-bit integers.
+        sent = broadcast(buffer.reshape(-1).view(torch.uint8))
+        buffer.copy_(sent.view(buffer.dtype).view(buffer.shape))
+
+
+def _average(buffers: list[Tensor], accelerator: Accelerator) -> None:
+    """Set buffers to their mean over the ranks. Collective: call on every rank."""
+    reals = [_real(buffer) for buffer in buffers]
+    packed = torch.cat([real.double().flatten() for real in reals])
+    packed = packed / accelerator.num_processes
+    mean = accelerator.reduce(packed, "sum")
+
+    parts = mean.split([real.numel() for real in reals])
+    for real, part in zip(reals, parts, strict=True):
+        real.copy_(part.view(real.shape))
 
 
 def _real(buffer: Tensor) -> Tensor:
     """View a complex tensor as real numbers."""
-    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
+    if buffer.is_complex():
+        return torch.view_as_real(buffer)
+    return buffer
 
 
 def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
-    """Take note of an unprepared model's floating buffers; the answer puts them back where an
-    engine has cast them.
+    """Copy the floating-point buffers of a model that an engine is about to cast.
 
-    A tenth of each batch's mean is added to running statistics, which bfloat16 with its three
-    digits would mostly swallow; rotary positions beyond 256 are not told apart in it. torch wants
-    the scale and shift beside full statistics in full precision as well, so these are cast where
-    they are used.
+    BatchNorm adds a tenth of each batch's mean to its running statistics, which bfloat16 with its
+    three digits would mostly swallow; rotary positions beyond 256 are not distinct in it. torch
+    wants scale and shift in full precision as well where the statistics are, so these parameters
+    are cast where they are used.
+
+    Returns:
+        A function that puts the buffers back on a device, after the engine has cast them.
     """
-    copies = {
-        id(buffer): buffer.clone() for buffer in model.buffers() if buffer.is_floating_point()
-    }
-    places = [
-        (module, key, copies[id(buffer)])
-        for module, key, buffer in _places(model)
-        if id(buffer) in copies
-    ]
-    # Sharding makes classes of its own, so the kinds are noted as well.
-    norms = [
-        (m, type(m)) for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats
-    ]
+    copies: dict[int, Tensor] = {}
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            copies[id(buffer)] = buffer.clone()
+
+    places: list[_Place] = []
+    for module, key, buffer in _places(model):
+        if id(buffer) in copies:
+            places.append((module, key, copies[id(buffer)]))
+
+    # With their classes, for sharding replaces these.
+    norms: list[tuple[nn.Module, type[nn.Module]]] = []
+    for module in model.modules():
+        if isinstance(module, BatchNormBase) and module.track_running_stats:
+            norms.append((module, type(module)))
 
     def put_back(device: torch.device) -> None:
-        there = {id(copy): copy.to(device) for copy in copies.values()}
+        on_device = {id(copy): copy.to(device) for copy in copies.values()}
         for module, key, copy in places:
-            module._buffers[key] = there[id(copy)]
+            module._buffers[key] = on_device[id(copy)]
         for module, kind in norms:
             module.forward = _with_full_parameters(module, kind)
 
@@ -194,7 +242,9 @@ def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
 
 
 def _with_full_parameters(module: nn.Module, kind: type[nn.Module]) -> Callable[[Tensor], Tensor]:
-    # A shallow copy shares the buffers; what stands in its own attributes hides the parameters.
+    """Return the forward method of a module with its parameters cast to float32."""
+    # A shallow copy of the module: it shares the buffers, and attributes set on it are found before
+    # the parameters of the same name.
     shadow = kind.__new__(kind)
     shadow.__dict__ = dict(module.__dict__)
 

@@ -1,5 +1,8 @@
-"""State that an optimizer has before its first step, for tensors that take the place of its
-parameters.
+"""State that an optimizer has before its first step, given to the tensors it will really step.
+
+``torch.optim.Adagrad`` creates its sums in its constructor, for the parameters of the model as it
+was built. FSDP2 and ZeRO then hand the optimizer other tensors (shards, flat groups), which would
+have no state.
 """
 
 from __future__ import annotations
@@ -14,40 +17,39 @@ from .tensors import local
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+# What fills a tensor of state, and its dtype; None: the dtype of the parameter.
+_Fill = tuple[complex, torch.dtype | None]
+
 
 class FirstState(dict[Tensor, dict[str, Any]]):
-    """The state of an optimizer, which gives each tensor that has none what a parameter had before
-    the first step.
-
-    Adagrad makes its sums with the optimizer, for the parameters that ``build_optimizer`` saw.
-    Sharding and flat groups put other tensors in their place, whose state would be missing, and of
-    another shape if it were moved.
+    """State of an optimizer that creates the initial state of each tensor it is asked for.
 
     Args:
-        numbers: what fills a tensor of the parameter's shape, and its dtype (None: the
-            parameter's), by key.
-        values: tensors without dimensions and plain values, by key.
-        beside: whether such tensors lie on the parameter's device, as fused kernels want them.
+        fills: what fills a tensor of the parameter's shape, by the state's key.
+        values: tensors without dimensions (step counts) and plain values, by key.
+        on_device: whether tensors without dimensions are on the parameter's device, as fused
+            kernels need them.
     """
 
-    def __init__(
-        self,
-        numbers: dict[str, tuple[complex, torch.dtype | None]],
-        values: dict[str, Any],
-        *,
-        beside: bool,
-    ) -> None:
+    def __init__(self, fills: dict[str, _Fill], values: dict[str, Any], *, on_device: bool) -> None:
         super().__init__()
-        self._numbers, self._values, self._beside = numbers, values, beside
+        self._fills = fills
+        self._values = values
+        self._on_device = on_device
 
     def __missing__(self, tensor: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for key, value in self._values.items():
-            state[key] = value.clone() if isinstance(value, Tensor) else value
-            if isinstance(value, Tensor) and self._beside:
+            if not isinstance(value, Tensor):
+                state[key] = value
+                continue
+            state[key] = value.clone()
+            if self._on_device:
                 state[key] = state[key].to(local(tensor).device)
-        for key, (number, dtype) in self._numbers.items():
+
+        for key, (number, dtype) in self._fills.items():
             state[key] = torch.full_like(tensor, number, dtype=dtype, requires_grad=False)
+
         self[tensor] = state
         return state
 
@@ -55,7 +57,8 @@ class FirstState(dict[Tensor, dict[str, Any]]):
 def first_state(optimizer: Optimizer) -> FirstState | None:
     """Return the state that a fresh optimizer gives each tensor.
 
-    None where it gives none, or what other tensors cannot be given (``replaced_problem`` says why).
+    None where it has none, or where it cannot be given to other tensors (``replaced_problem`` says
+    why).
     """
     try:
         return _read(optimizer)
@@ -64,9 +67,7 @@ def first_state(optimizer: Optimizer) -> FirstState | None:
 
 
 def replaced_problem(optimizer: Optimizer) -> str:
-    """Say why other tensors cannot take the place of an optimizer's parameters; empty where they
-    can.
-    """
+    """Return why an optimizer's parameters cannot be replaced; empty where they can."""
     try:
         _read(optimizer)
     except ValueError as error:
@@ -75,33 +76,44 @@ def replaced_problem(optimizer: Optimizer) -> str:
 
 
 def _read(optimizer: Optimizer) -> FirstState | None:
-    found: dict[str, Any] = {}
-    numbers: dict[str, tuple[complex, torch.dtype | None]] = {}
+    """Read the state of a fresh optimizer; ``ValueError`` where it depends on the parameter."""
+    numbers: dict[str, Any] = {}
+    fills: dict[str, _Fill] = {}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
-            number = _number(parameter, key, value)
+            number = _one_number(parameter, key, value)
             if parameter.dim() and isinstance(value, Tensor) and value.dim():
-                numbers[key] = number, None if value.dtype == parameter.dtype else value.dtype
-            if found.setdefault(key, number) != number:
+                dtype = None if value.dtype == parameter.dtype else value.dtype
+                fills[key] = number, dtype
+            if numbers.setdefault(key, number) != number:
                 raise ValueError(f"{key!r}, which is not the same for all parameters")
-    if not found:
+
+    if not numbers:
         return None
-    last = next(iter(reversed(optimizer.state.values())))
-    values = {key: value for key, value in last.items() if key not in numbers}
+
+    last = list(optimizer.state.values())[-1]
+    values = {key: value for key, value in last.items() if key not in fills}
     group = optimizer.param_groups[0]
-    return FirstState(numbers, values, beside=bool(group.get("fused") or group.get("capturable")))
+    on_device = bool(group.get("fused") or group.get("capturable"))
+    return FirstState(fills, values, on_device=on_device)
 
 
-def _number(parameter: Tensor, key: str, value: Any) -> Any:
-    """Return the one number that fills a state, or a plain value."""
+def _one_number(parameter: Tensor, key: str, value: Any) -> Any:
+    """Return the number that all elements of a state have; a plain value as it is.
+
+    Raises:
+        ValueError: the state cannot be described by one number.
+    """
     if not isinstance(value, Tensor):
         return value
+
     if value.is_meta:
         raise ValueError(
             f"{key!r}, whose values are not there, since the model was built on the meta device"
         )
     if value.dim() and value.shape != parameter.shape:
         raise ValueError(f"{key!r}, whose shape is not the parameter's")
+
     number = value.reshape(-1)[0].item() if value.numel() else 0
     if not bool((value == number).all()):
         raise ValueError(f"{key!r}, whose elements are not all the same")

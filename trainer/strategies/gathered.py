@@ -1,4 +1,8 @@
-"""The whole parameters that FSDP2 gathers a layer to, while the layer computes."""
+"""The whole parameters that FSDP2 gathers a layer to, while the layer computes.
+
+``fully_shard`` replaces each parameter by its shard, a DTensor. In the forward and the backward
+pass of a unit the modules see another object: the gathered parameter, which is always the same one.
+"""
 
 from __future__ import annotations
 
@@ -8,50 +12,54 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import LaunchError
+from .private_torch import gathered_by
 
 
 def gathered_parameters(
     model: nn.Module, without: Collection[tuple[int, str]]
-) -> list[tuple[Any, Any]]:
-    """List what FSDP2 gathers layers to, by name; it is freed after each layer, and its shards stay
-    as they were.
+) -> list[tuple[str, nn.Parameter | None]]:
+    """List the gathered parameters of all FSDP2 units by name; None where there is none yet.
 
     Args:
-        without: modules' ids and names in them of parameters that are left out.
+        model: sharded by ``fully_shard``.
+        without: parameters that are left out, by the id of their module and their name in it.
     """
     from torch.distributed.fsdp import FSDPModule
 
-    found: list[Any] = []
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            for group in getattr(
-                state, "_fsdp_param_groups", (state._fsdp_param_group,)
-            ):  # one in torch 2.11
-                found += group.fsdp_params if group else []
-    places = ((one, one._module_info) for one in found)
-    kept = [one for one, place in places if (id(place.module), place.param_name) not in without]
-    return [(one._param_fqn, getattr(one, "_unsharded_param", None)) for one in kept]
+    found = []
+    for unit in model.modules():
+        if not isinstance(unit, FSDPModule):
+            continue
+        for parameter in gathered_by(unit):
+            if (id(parameter.module), parameter.key) not in without:
+                found.append((parameter.name, parameter.unsharded))
+    return found
 
 
 def carry_hooks(
     model: nn.Module, hooks: Mapping[str, Mapping[int, Callable[[Tensor], Any]]]
 ) -> None:
-    """Hang hooks on gradients, by the parameter's name, on what FSDP2 gathers it to, always the
-    same. Collective.
+    """Register hooks on gradients again, on the gathered parameters.
 
-    They hung on what ``fully_shard`` has replaced, and would never be called.
+    Collective: call on every rank. They were registered on the parameters that ``fully_shard`` has replaced, and would never be
+    called.
+
+    Args:
+        model: sharded by ``fully_shard``.
+        hooks: by the name of the parameter.
     """
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    units = {
-        f"{path}." if path else "": one
-        for path, one in model.named_modules()
-        if isinstance(one, FSDPModule)
-    }
+    units = {}
+    for path, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            units[f"{path}." if path else ""] = module
+
     for name, of_parameter in hooks.items():
-        unit = units[max((path for path in units if name.startswith(path)), key=len)]
+        innermost = max((path for path in units if name.startswith(path)), key=len)
+        unit = units[innermost]
+
         unit.unshard()
         gathered = model.get_parameter(name)
         if of_parameter and isinstance(gathered, DTensor):

@@ -1,5 +1,8 @@
-"""What a prepared model's tensors are called in the task's own words, and what of them lies on this
-rank.
+"""The tensors of a prepared model: their names in the task's model, and this rank's part of them.
+
+A strategy wraps or shards the model; parameters become DTensors (FSDP2) or flat slices (ZeRO-3),
+and their names get prefixes. The functions here look behind that. Norm and clipping are here too,
+since they work on this rank's parts.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..text import listed
+from .private_torch import multiply_all, norms_of
 
-# What others put around a model to spread it over processes.
+# The classes that packages wrap a model in to spread it over processes.
 WRAPPERS = (
     "DataParallel",
     "DistributedDataParallel",
@@ -22,20 +26,23 @@ WRAPPERS = (
     "DeepSpeedEngine",
 )
 
-# Elements of a row, whose squares a CPU adds one after the other in float32: its norm errs by 6e-8
-# on average.
+# Long tensors are summed in rows of so many elements on a CPU, which adds the squares of a row one
+# after the other in float32: the norm of such a row is off by 6e-8 on average.
 _ROW = 4096
+
+# What compiling and activation checkpointing add to the names of parameters.
+_NAMES_OF_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
-    part = (
-        None if type(tensor) is Tensor else getattr(tensor, "to_local", None)
-    )  # gradients of DDP are many
-    if part is None:
+    if type(tensor) is Tensor:  # most gradients are, and there are many
         return tensor
-    with torch.no_grad():  # 13 us less
-        return part()  # type: ignore[no-any-return]
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():  # saves 13 us
+        return to_local()  # type: ignore[no-any-return]
 
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
@@ -45,53 +52,57 @@ def local_bytes(tensors: Iterable[Tensor]) -> int:
 
 def full(tensor: Tensor) -> Tensor:
     """Return the whole of a possibly distributed tensor. Collective for a DTensor."""
-    whole = getattr(tensor, "full_tensor", None)
-    return whole() if whole is not None else tensor
+    full_tensor = getattr(tensor, "full_tensor", None)
+    if full_tensor is None:
+        return tensor
+    return full_tensor()  # type: ignore[no-any-return]
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the global norm of gradients, some of which may be distributed in other ways than
-    others. Collective.
+    """Return the global norm of gradients. Collective: call on every rank.
 
-    Each rank takes the norm of its own parts, and one number goes around for each way. torch's own
-    asks its distributed tensors one by one, at 150 microseconds each, and takes those of one mesh
-    only ("found multiple meshes").
+    The gradients may be distributed over different groups of ranks. Each rank computes the norm of
+    its own parts, and one number is reduced for each set of groups. torch's ``get_total_norm`` asks
+    its distributed tensors one by one, at 150 microseconds each, and takes those of one mesh only
+    ("found multiple meshes").
     """
-    ways: dict[Any, list[Tensor]] = {}
+    by_groups: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
-        way = None if type(gradient) is Tensor else _way(gradient)
-        ways.setdefault(way, []).append(local(gradient))
-    norms = [_norm(parts, way) for way, parts in ways.items()]
-    norm = (
-        norms[0]
-        if len(norms) == 1
-        else torch.linalg.vector_norm(torch.stack([one.double() for one in norms]))
-    )
-    return norm.float()  # rounded once
+        groups = None if type(gradient) is Tensor else _groups(gradient)
+        by_groups.setdefault(groups, []).append(local(gradient))
+
+    norms = []
+    for groups, parts in by_groups.items():
+        norm = _norm_over(groups, parts)
+        norms.append(norm)
+
+    if len(norms) == 1:
+        return norms[0].float()
+    total = torch.linalg.vector_norm(torch.stack([norm.double() for norm in norms]))
+    return total.float()  # rounded once
 
 
-def _way(tensor: Any) -> Any:
-    """Return the groups of ranks that have other parts of a tensor each; None for one that this
-    rank has whole.
-    """
-    if (mesh := getattr(tensor, "device_mesh", None)) is None:
+def _groups(tensor: Any) -> tuple[Any, ...] | None:
+    """Return the process groups over which a tensor is divided; None where it is whole."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
         return None
-    assert not any(placement.is_partial() for placement in tensor.placements), (
-        "gradients are summed by now"
-    )
-    return tuple(
-        mesh.get_group(at)
-        for at, placement in enumerate(tensor.placements)
-        if not placement.is_replicate()
-    )
+
+    groups = []
+    for dimension, placement in enumerate(tensor.placements):
+        assert not placement.is_partial(), "gradients are summed by now"
+        if not placement.is_replicate():
+            groups.append(mesh.get_group(dimension))
+    return tuple(groups)
 
 
-def _norm(parts: list[Tensor], way: Any) -> Tensor:
+def _norm_over(groups: tuple[Any, ...] | None, parts: list[Tensor]) -> Tensor:
+    """Return the norm of tensors of which each rank of ``groups`` has a part. Collective."""
     norm = local_norm(parts)
-    if not way:
+    if not groups:
         return norm
     square = norm.double().square()
-    for group in way:
+    for group in groups:
         dist.all_reduce(square, group=group)
     return square.sqrt()
 
@@ -99,49 +110,53 @@ def _norm(parts: list[Tensor], way: Any) -> Tensor:
 def local_norm(parts: list[Tensor]) -> Tensor:
     """Return the norm of all elements of tensors on one device, in float32 or float64.
 
-    On a CPU torch adds up the squares of a tensor one after the other in float32: the norm of a
-    million elements is 1e-5 too small, that of 30 million 1.6e-3 (torch 2.13). So long tensors go
-    as rows, which takes as long. A GPU adds up in a tree.
+    On a CPU torch adds the squares of a tensor one after the other in float32: the norm of a
+    million elements is 1e-5 too small, that of 30 million 1.6e-3 (torch 2.13). So long tensors are
+    cut into rows, whose norms are combined in float64; it takes the same time. A GPU adds in a
+    tree and does not need it.
     """
-    long = [part for part in parts if part.numel() > _ROW] if parts[0].device.type == "cpu" else []
+    on_cpu = parts[0].device.type == "cpu"
+    long = [part for part in parts if part.numel() > _ROW] if on_cpu else []
     if not long:
-        # Without a look for devices and dtypes, 20 us of torch's own.
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(parts)))
+        norm: Tensor = torch.linalg.vector_norm(norms_of(parts))
         return norm
+
     short = [part for part in parts if part.numel() <= _ROW]
     norms = []
     for part in long:
         in_rows = part.numel() // _ROW * _ROW
         if in_rows < part.numel():
             flat = part.reshape(-1)
-            part, rest = flat[:in_rows], flat[in_rows:]
-            short.append(rest)
+            part = flat[:in_rows]
+            short.append(flat[in_rows:])
         norms.append(torch.linalg.vector_norm(part.reshape(-1, _ROW), dim=1))
     if short:
-        norms.append(torch.stack(torch._foreach_norm(short)))
+        norms.append(norms_of(short))
+
     norm = torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64)
     return norm
 
 
 def clip(gradients: Iterable[Tensor], limit: float, norm: Tensor) -> None:
-    """Scale gradients down to the limit, as ``nn.utils.clip_grads_with_norm_`` does, but for those
-    of one mesh.
+    """Scale gradients in place so that their global norm is at most ``limit``.
 
-    A norm that lies on the host is looked at first: what is below the limit is not written again.
+    As ``nn.utils.clip_grads_with_norm_``, which takes gradients of one mesh only. A norm on the
+    host is compared first: gradients clearly below the limit are not written again.
     """
     if norm.device.type == "cpu" and norm.item() < 0.999 * limit:
         return
     parts = [local(gradient) for gradient in gradients]
-    torch._foreach_mul_(parts, torch.clamp(limit / (norm + 1e-6), max=1.0).to(parts[0].device))
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    multiply_all(parts, factor.to(parts[0].device))
 
 
 def keep_in_step(model: nn.Module) -> None:
-    """Tell transformers that no rank may run layers without the others: some of a layer's weights
-    lie on each.
+    """Mark a sharded model, so that ``generate`` of transformers runs every layer on every rank.
 
-    It then goes on with empty steps where other ranks generate longer texts, and drops layers of no
-    rank alone. Asked without this it takes only FSDP1 and its own Trainer's ZeRO-3 for such models:
-    ranks would wait for ever.
+    Each rank has some of a layer's weights: none can run a layer without the others. A rank whose
+    texts end early then continues with empty steps until all have ended, and no rank drops a layer
+    alone. Without the mark transformers recognizes FSDP1 and its own Trainer's ZeRO-3 only, and
+    ranks would wait forever.
     """
     for module in model.modules():
         module._is_fsdp_managed_module = True  # type: ignore[assignment]
@@ -149,70 +164,73 @@ def keep_in_step(model: nn.Module) -> None:
 
 def _canonical(name: str) -> str:
     """Return a parameter's name without what compiling and activation checkpointing add."""
-    return ".".join(
-        part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module")
-    )
+    parts = [part for part in name.split(".") if part not in _NAMES_OF_WRAPPERS]
+    return ".".join(parts)
 
 
 def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
-    """Yield parameters and persistent buffers under the task's names, shared ones under each of
-    theirs.
+    """Yield parameters and persistent buffers by their names in the task's model.
+
+    A shared one is yielded under each of its names.
     """
     inner = unwrapped(model)
-    for prefix, module in inner.named_modules(remove_duplicate=False):
-        hidden = module._non_persistent_buffers_set
-        own = [
-            *module._parameters.items(),
-            *((k, b) for k, b in module._buffers.items() if k not in hidden),
-        ]
-        for key, tensor in own:
+    for path, module in inner.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        tensors = list(module._parameters.items())
+        for key, buffer in module._buffers.items():
+            if key not in module._non_persistent_buffers_set:
+                tensors.append((key, buffer))
+
+        for key, tensor in tensors:
             if tensor is not None:
-                yield _canonical(f"{prefix}.{key}" if prefix else key), tensor
+                yield _canonical(prefix + key), tensor
 
 
 def canonical_names(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and file dtype of each tensor of the unprepared model; parameters are kept in
-    full precision.
+    """Return shape and dtype in files of each tensor of a model that is not prepared yet.
+
+    Trainable parameters are written in full precision, everything else as it is.
     """
-    return {
-        name: (tuple(tensor.shape), torch.float32 if _learns(tensor) else tensor.dtype)
-        for name, tensor in canonical_state(model)
-    }
+    found = {}
+    for name, tensor in canonical_state(model):
+        dtype = torch.float32 if _is_trained(tensor) else tensor.dtype
+        found[name] = (tuple(tensor.shape), dtype)
+    return found
 
 
-def _learns(tensor: Tensor) -> bool:
+def _is_trained(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) and tensor.is_floating_point() and tensor.requires_grad
 
 
 def hold_scalars_as_vectors(model: nn.Module) -> None:
     """Keep scalar parameters as vectors of one element, for strategies that cannot cut a scalar.
 
-    The model's own code still sees a scalar under the parameter's name. FSDP2 refuses scalars,
+    The model's own code still sees a scalar under the parameter's name. FSDP2 refuses scalars, and
     DeepSpeed 0.19 fails on them; CLIP's ``logit_scale`` is one.
     """
-    scalars = [
-        (module, name, parameter)
-        for module in model.modules()
-        for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.dim() == 0
-    ]
+    scalars = []  # all of them first: a shared one is a scalar until it is reshaped
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.dim() == 0:
+                scalars.append((module, name, parameter))
+
     for module, name, parameter in scalars:
         kind = type(module)
-        module.__class__ = type(
-            kind.__name__, (kind,), {name: _scalar(name), "__module__": kind.__module__}
-        )
+        members = {name: _scalar(name), "__module__": kind.__module__}
+        module.__class__ = type(kind.__name__, (kind,), members)
         parameter.data = parameter.data.reshape(1)
 
 
 def _scalar(name: str) -> property:
+    """Return a property that reads a parameter of one element as a scalar."""
+
     def value(module: nn.Module) -> Tensor | None:
         parameter = module._parameters[name]
-        # A sharded one is not looked at by the model, but by the engine.
-        return (
-            parameter
-            if parameter is None or hasattr(parameter, "to_local")
-            else parameter.reshape(())
-        )
+        # The engine reads the shard, the model what is gathered.
+        is_shard = hasattr(parameter, "to_local")
+        if parameter is None or is_shard:
+            return parameter
+        return parameter.reshape(())
 
     return property(value)
 
@@ -232,6 +250,6 @@ def changed_trainable(names: Sequence[str]) -> str:
     """Return the message for parameters that were frozen, thawed or replaced during a run."""
     return (
         f"{listed(names)}: frozen, thawed or replaced, while the optimizer has the parameters that "
-        "were trainable when training began. End this run, and resume with a build_model that gives "
-        "the other layers (resume, allow_config_change: true)"
+        "were trainable when training began. End this run, and resume with a build_model that "
+        "gives the other layers (resume, allow_config_change: true)"
     )
