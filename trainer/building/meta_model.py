@@ -1,6 +1,4 @@
-"""A model that was built on the meta device: how it gets its values once each rank has its own
-parts of it.
-"""
+"""A model that was built on the meta device: how it gets its values once it is sharded."""
 
 from __future__ import annotations
 
@@ -13,60 +11,80 @@ from ..checkpoint import Parts
 from ..checkpoint.checksums import check_dtypes
 from ..checkpoint.restore import load_weights
 from ..distributed.agreement import Agreement
-from ..strategies.meta_device import Blank, is_on_meta
+from ..strategies.meta_device import InitialValues, is_on_meta
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained, Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetaModel:
-    """A model that was built without values, on the meta device: how it gets them once it is
-    divided over the ranks.
+    """Where a model on the meta device gets its values from.
+
+    Args:
+        initial_values: draws those that no file has.
+        source: the folder of a pretrained model; None where all values are drawn.
     """
 
-    blank: Blank
+    initial_values: InitialValues
     source: Pretrained | None
 
     @classmethod
     def of(cls, model: nn.Module, task: Task, seed: int, *, resumes: bool) -> MetaModel | None:
-        """Give the buffers of a model that is not prepared yet their values; None where nothing
-        else is to be done.
+        """Give the buffers of a model that is not prepared yet their values.
 
         Args:
+            model: any model that the task built.
+            task: names the pretrained model, and initializes modules.
+            seed: of the whole training.
             resumes: the parameters' values come from a checkpoint.
 
+        Returns:
+            None where nothing else has to be done: the model has values, or a checkpoint has them.
+
         Raises:
-            CheckpointError: there is no such folder, or reading its files would round what stands
-                there.
+            CheckpointError: the pretrained folder is missing, or reading its files would round
+                their values.
         """
         if not is_on_meta(model):
             return None
+
         source = None if resumes else task.pretrained(model)
         if source is not None:
             check_dtypes(Path(source.folder), source.names, dict(canonical_state(model)))
-        blank = Blank(model, task.initialize, seed, stored=resumes or source is not None)
-        return None if resumes else cls(source=source, blank=blank)
+
+        stored = resumes or source is not None
+        initial_values = InitialValues(model, task.initialize, seed, stored=stored)
+        if resumes:
+            return None
+        return cls(initial_values=initial_values, source=source)
 
     def fill(self, parts: Parts, agreement: Agreement) -> list[str]:
-        """Give the prepared model its values. Collective; returns notices.
+        """Give the prepared model its values. Collective: call on every rank.
+
+        Returns:
+            Notices about the pretrained model.
 
         Raises:
-            CheckpointError: the folder of the task does not hold this model.
-            LaunchError: nobody gives a parameter a value.
+            CheckpointError: the pretrained folder does not hold this model.
+            LaunchError: nothing gives a parameter its values.
         """
-        names = {
-            name
-            for name, *_, tensor in parts.strategy.named_tensors()
-            if isinstance(tensor, nn.Parameter)
-        }
-        source = self.source
-        parts.strategy.fill(
-            self.blank.first_values(names if source is None else names.intersection(source.new))
-        )
+        names = set()
+        for name, _, _, tensor in parts.strategy.named_tensors():
+            if isinstance(tensor, nn.Parameter):
+                names.add(name)
+        if self.source is not None:
+            names = names.intersection(self.source.new)
+
+        parts.strategy.fill(self.initial_values.draw(names))
         for shard, average in parts.averages or ():
             average.copy_(shard.tensor)
-        if source is None:
+
+        if self.source is None:
             return []
         return load_weights(
-            parts, Path(source.folder), agreement, names=source.names, without=source.new
+            parts,
+            Path(self.source.folder),
+            agreement,
+            names=self.source.names,
+            without=self.source.new,
         )

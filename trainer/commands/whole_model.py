@@ -36,7 +36,7 @@ def build_whole(task: Task, seed: int = 0) -> nn.Module:
     tensors = dict(canonical_state(model))
     source = on_meta.source
     initialized = tensors if source is None else set(source.new)
-    for name, value in on_meta.blank.first_values(initialized):
+    for name, value in on_meta.initial_values.draw(initialized):
         tensors[name].data.copy_(value)
 
     if source is not None:

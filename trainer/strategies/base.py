@@ -1,8 +1,19 @@
-"""The seam: everything that differs between strategies, and only that.
+"""The base class of strategies: everything that differs between DDP, FSDP2 and ZeRO, and only that.
 
-The loop talks to a ``Strategy``; a strategy knows no loop. To add one: subclass, implement the
-abstract methods, add it to ``STRATEGIES`` in ``__init__.py`` and to the launch files' reader.
-Every method below is entered by every rank; guards live inside.
+The training loop calls the methods of ``Strategy`` and does not know which engine is behind them; a
+strategy does not know the loop. Every method is called on every rank, in the same order.
+
+To add a strategy:
+
+1. Subclass ``Strategy`` in a module of this folder. Implement ``accelerator_arguments`` (how
+   Accelerate is built), ``verify`` (that it did what was asked), and ``shard``, ``write_back`` and
+   ``full_tensor`` (which part of a parameter this rank has). Override ``wrap`` where
+   ``Accelerator.prepare`` is not enough, and ``backward`` and ``finish_step`` where an engine has
+   its own.
+2. Add its name to ``STRATEGIES`` in ``__init__.py``.
+3. Let ``trainer.launching`` read the launch files that ask for it.
+4. Add its launch files to ``accel_configs/`` and its name to ``tests/support/launchers.py``: the
+   tests then compare it with the other strategies.
 """
 
 from __future__ import annotations
@@ -24,7 +35,7 @@ from ..errors import ConfigError, Problem
 from .buffers import sync
 from .finite import step_if_finite
 from .first_state import first_state, replaced_problem
-from .meta_device import allocate, renew
+from .meta_device import allocate, replace_in_optimizer
 from .optimizer_probe import divided_step_problem, state_slots
 from .tensors import (
     canonical_names,
@@ -53,13 +64,13 @@ class Shard:
         start: first element of the range within the flattened parameter.
         tensor: live 1-D view of the full-precision values; changes reach the model after
             ``write_back``.
-        state_key: the tensor that the optimizer keeps this parameter's state under; None for one
-            that does not learn.
+        state_key: the tensor that the optimizer keeps this parameter's state under; None for a
+            frozen parameter.
         state_offset: where the range begins within the flattened ``state_key`` (this rank's part,
             if distributed).
-        copy, copies: which of the ranks that have this same range this one is, and how many have
-            it.
-        columns: of a part that is some columns of a matrix, how they lie in the whole; None for one
+        copy: the number of this rank among those that have this same range.
+        copies: how many ranks have it.
+        columns: where in the matrix a part is that consists of some of its columns; None for one
             range.
     """
 
@@ -75,34 +86,55 @@ class Shard:
     def cut(self, whole: Tensor) -> Tensor:
         """Return this part of a whole tensor, flat."""
         count = self.tensor.numel()
+        flat = whole.reshape(-1)
         if self.columns is None or not count:
-            return whole.reshape(-1)[self.start : self.start + count]
-        return self.columns.within(whole.reshape(-1)[self.start :], count).reshape(-1)
+            return flat[self.start : self.start + count]
+        return self.columns.within(flat[self.start :], count).reshape(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one optimizer step gave; ``grad_norm`` stays on the device, so reading it is a sync."""
+    """The outcome of one optimizer step.
+
+    Args:
+        grad_norm: the global norm of the gradient before clipping. It stays on the device, so
+            reading it makes the host wait.
+        skipped: whether the scaler of fp16's loss has left the step out.
+    """
 
     grad_norm: Tensor
     skipped: bool = False
 
     @property
     def left_out(self) -> Tensor:
-        """Tell whether the step changed no weight, as a truth value that stays on the device."""
-        lost = self.grad_norm.isfinite().logical_not()
-        return torch.ones_like(lost) if self.skipped else lost
+        """Return whether the step changed no weight, as a truth value that stays on the device."""
+        not_finite = self.grad_norm.isfinite().logical_not()
+        if self.skipped:
+            return torch.ones_like(not_finite)
+        return not_finite
 
 
 class Strategy(ABC):
     """One way to spread a model over processes.
 
     Args:
-        plan: what was asked for and resolved.
+        plan: the resolved settings.
         accelerator: built by ``launch`` for this strategy.
 
     Attributes:
-        held: what each process has of the parameters, and steps; empty where that is all.
+        held: which part of the parameters a rank has and its optimizer steps, in words for
+            messages; empty where each rank has all.
+        model: the prepared model; set by ``prepare``, as the others below.
+        optimizer: torch's optimizer, which has the parameter groups.
+        prepared_optimizer: Accelerate's wrapper of it.
+        trainable: the trainable parameters of the prepared model.
+        slots: how many tensors the optimizer keeps beside each parameter.
+        notices: lines for the user about what ``prepare`` did.
+        fingerprint: of the gradients so far, in the order in which they were reduced; it must be
+            the same on every rank. 0 where the engine makes sure of the order.
+        writes: how often the engine itself has written to parameters, outside of its optimizer
+            step.
+        on_nan: what is done about a gradient that is not finite; "" where nothing looks at it.
     """
 
     held = ""
@@ -113,22 +145,16 @@ class Strategy(ABC):
         self.model: nn.Module
         self.optimizer: Optimizer
         self.prepared_optimizer: Any
-        # Of the gradients that came so far, in their order; it must be the same on every rank. 0:
-        # nobody has to look.
         self.fingerprint = 0
-        self.notices: list[str] = []  # of what ``prepare`` did
-        # How often the engine itself has written to parameters, outside of its optimizer step.
+        self.notices: list[str] = []
         self.writes = 0
-        # What is done about a gradient that is not finite; "": nothing, in loops that do not look.
         self.on_nan = ""
 
     # -- set-up -----------------------------------------------------------------------------------
 
     @classmethod
     def prepare_process(cls, plan: Plan) -> None:
-        """Set what an engine asks for before this process is connected to the others; connect it
-        where that is ours.
-        """
+        """Set what an engine needs, and connect this process to the others."""
         connect_attempt(cls.backend(plan))
 
     @classmethod
@@ -139,15 +165,11 @@ class Strategy(ABC):
     @classmethod
     @abstractmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
-        """Return the plugins and handlers that make ``Accelerator`` run this strategy as the plan
-        says.
-        """
+        """Return the arguments that make ``Accelerator`` run this strategy as the plan says."""
 
     @classmethod
     def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
-        """Hold what launch files say of the model's modules against a model that is built but not
-        prepared yet.
-        """
+        """Check what launch files say of the model's modules; the model is not prepared yet."""
         return []
 
     @property
@@ -156,39 +178,55 @@ class Strategy(ABC):
         return torch.device("cpu" if self.steps_on_cpu(self.plan) else self.accelerator.device)
 
     def optimizer_problem(self, optimizer: Optimizer) -> str:
-        """Return why a fresh optimizer cannot step what this strategy gives it; empty where it can.
-        Collective.
+        """Return why a fresh optimizer cannot step what it will be given; empty where it can.
+
+        Collective: call on every rank.
         """
-        blank = any(
-            parameter.is_meta for group in optimizer.param_groups for parameter in group["params"]
-        )
-        if (self.held or blank) and (problem := replaced_problem(optimizer)):
-            return problem
-        problem = self.held and divided_step_problem(optimizer, self.step_device, self.divide)
-        return problem and f"each process holds {self.held} here, and {problem}"
+        if self.held or _has_meta_parameters(optimizer):
+            problem = replaced_problem(optimizer)
+            if problem:
+                return problem
+
+        if not self.held:
+            return ""
+        problem = divided_step_problem(optimizer, self.step_device, self.divide)
+        if not problem:
+            return ""
+        return f"each process holds {self.held} here, and {problem}"
 
     @classmethod
     def optimizer_problem_alone(cls, plan: Plan, optimizer: Optimizer) -> str:
-        """Return as much of ``optimizer_problem`` as one process can find out that is connected to
-        no others.
-        """
-        return replaced_problem(optimizer) if cls.held else ""
+        """Return what one process alone can find out of ``optimizer_problem``."""
+        if not cls.held:
+            return ""
+        return replaced_problem(optimizer)
 
     def divide(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Divide whole tensors as those of an optimizer's group are; for a strategy that has
-        ``held``. Collective.
+        """Divide whole tensors as this strategy divides those of a parameter group.
+
+        Collective: call on every rank. Used where ``held`` is not empty.
         """
         return tensors
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Shard or wrap; afterwards ``self.model`` and ``self.optimizer`` are what trains."""
-        if problems := self.model_problems(self.plan, model):
+        """Shard or wrap the model, and set ``self.model`` and ``self.optimizer``.
+
+        Collective: call on every rank.
+
+        Raises:
+            ConfigError: a launch file names modules that the model does not have.
+        """
+        problems = self.model_problems(self.plan, model)
+        if problems:
             raise ConfigError(problems)
+
+        # Names, shapes and the optimizer's state are read before the engine changes them.
         self._names = canonical_names(model)
         self.slots = state_slots(optimizer, self.step_device)
         first = first_state(optimizer)
         if first is not None:
             optimizer.state = first  # type: ignore[assignment]
+
         self.wrap(model, optimizer)
         if first is not None:  # Accelerate has made a plain dictionary of it
             optimizer.state = first  # type: ignore[assignment]
@@ -202,21 +240,25 @@ class Strategy(ABC):
             self.compile(dict(self.plan.dynamo))
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Set ``model`` and ``prepared_optimizer`` to what trains."""
-        renew(optimizer, allocate(model.modules(), self.accelerator.device))
+        """Set ``model`` and ``prepared_optimizer``. Collective: call on every rank."""
+        replaced = allocate(model.modules(), self.accelerator.device)
+        replace_in_optimizer(optimizer, replaced)
         self.model, self.prepared_optimizer = self.accelerator.prepare(model, optimizer)
 
     def compile(self, settings: dict[str, Any]) -> None:
-        """Apply ``torch.compile`` in place, so that names stay: layer by layer where the model
-        repeats layers.
+        """Apply ``torch.compile`` in place, so that the names of parameters stay.
 
-        One layer is compiled then, and its code serves all. ``settings`` are the launch file's
-        (``dynamo_config``), which may also say whether it goes by layers.
+        Where the model repeats layers, one layer is compiled and its code serves all.
+
+        Args:
+            settings: the launch file's ``dynamo_config``, for ``torch.compile``;
+                ``use_regional_compilation`` in it says whether to compile by layers.
         """
         from accelerate.utils.other import compile_regions_fsdp2, has_repeated_blocks
 
         model = unwrapped(self.model)
-        if settings.pop("use_regional_compilation", has_repeated_blocks(model)):
+        by_layers = settings.pop("use_regional_compilation", has_repeated_blocks(model))
+        if by_layers:
             compile_regions_fsdp2(model, **settings)  # nothing in it is particular to FSDP2
         else:
             self.compile_whole(model, settings)
@@ -224,9 +266,9 @@ class Strategy(ABC):
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         """Compile a model that repeats no layers.
 
-        Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and what of
-        the model lies in torch's own files (an nn.Sequential) is then run as it is, without a word:
-        so the model's own forward is compiled, inside of the wrapper and its hooks.
+        Accelerate compiles from the wrapper on. Tracing ends at the wrapper's hooks, and modules of
+        torch itself (an nn.Sequential) then silently run uncompiled. So the model's own forward is
+        compiled, inside of the wrapper and its hooks.
         """
         model.forward = torch.compile(model.forward, **settings)
 
@@ -236,24 +278,27 @@ class Strategy(ABC):
 
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
-        """Tell whether the optimizer's state is kept off the GPU, so that the CPU steps it."""
+        """Return whether the optimizer's state is kept off the GPU, so that the CPU steps it."""
         return False
 
     # -- one step ---------------------------------------------------------------------------------
 
     def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
-        """Surround forward and backward of one micro-batch; gradients are exchanged at the boundary
-        only.
+        """Return the context of the forward and backward pass of one micro-batch.
+
+        Args:
+            boundary: whether it is the last one of its window (the micro-batches of one optimizer
+                step). Only then gradients are exchanged.
         """
         if boundary:
             return contextlib.nullcontext()
         return self.accelerator.no_sync(self.model)  # type: ignore[no-any-return]
 
     def to_device(self, batch: Any) -> Any:
-        """Send a batch to where the model is, in a container of its own.
+        """Send a batch to the model's device, in a new container.
 
-        A task may take labels out of it. On a CPU its tensors are there, and looking for them would
-        cost as much as a layer.
+        A task may take labels out of the container. On a CPU the tensors are there already, and
+        looking for them would cost as much as a layer.
         """
         device = self.accelerator.device
         if device.type != "cpu":
@@ -263,10 +308,13 @@ class Strategy(ABC):
         return batch
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate gradients.
+        """Accumulate the gradients of a micro-batch.
 
-        They are averaged over ranks, so ``loss`` carries its share of the global mean times the
-        world size.
+        Collective in a window's last micro-batch, and in each under ZeRO-2, ZeRO-3 and FSDP2.
+
+        Args:
+            loss: its share of the global mean, times the world size; for gradients are averaged
+                over the ranks.
         """
         scaler = self.accelerator.scaler
         if scaler is not None:
@@ -274,12 +322,11 @@ class Strategy(ABC):
         loss.backward()  # type: ignore[no-untyped-call]
 
     def finish_step(self) -> StepResult:
-        """Clip by global norm, step, zero the gradients. Skips the step where the scaler found inf
-        or NaN.
+        """Clip by global norm, step, and drop the gradients. Collective: call on every rank.
 
-        A parameter that the step did not reach has the gradient zero, as the mean over the global
-        batch says, under every strategy: flat groups of parameters cannot leave one out, as torch
-        does with a gradient of None.
+        The step is skipped where the scaler found inf or NaN. A parameter that no sample of the
+        global batch used has a gradient of zero, not None, so that the optimizer steps it: the flat
+        groups of ZeRO cannot leave a parameter out, and all strategies do the same.
         """
         scaler = self.accelerator.scaler
         if scaler is not None:
@@ -301,7 +348,7 @@ class Strategy(ABC):
             scaler.update()
             skipped = bool(scaler.get_scale() < before)
 
-        # All that it steps. zero_grad() would enter the profiler and dynamo, which costs 20 us.
+        # zero_grad() would enter the profiler and dynamo, which costs 20 us.
         for parameter in self.trainable:
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped)
@@ -316,8 +363,9 @@ class Strategy(ABC):
     # -- weights ----------------------------------------------------------------------------------
 
     def sync_buffers(self) -> None:
-        """Make buffers the same on every rank before they are used or written: means, and rank 0's
-        whole numbers.
+        """Make buffers the same on every rank. Collective: call on every rank.
+
+        Called before they are used in an evaluation or written: ``buffers.sync``.
         """
         sync(self.model, self.accelerator)
 
@@ -325,35 +373,41 @@ class Strategy(ABC):
         """Bring parameters into the state between steps, in which they can be read and changed."""
 
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
-        """List the parameters whose values the engine keeps elsewhere, by name.
+        """List the parameters that are copies of values that the engine has elsewhere, by name.
 
-        An edit in place of one of them would be lost. None stands for one that is not there now.
+        An edit in place of one of them would be lost. None for one that does not exist now.
         """
         return ()
 
     def missed_exchange(self) -> str:
-        """Return why the gradients of this step were not averaged over the ranks, or nothing."""
+        """Return why the gradients of this step were not averaged over the ranks; "" normally."""
         return ""
 
     @abstractmethod
     def shard(self, name: str, parameter: nn.Parameter) -> Shard | None:
-        """Return what this rank owns of a parameter; None if nothing.
+        """Return this rank's part of a parameter; None if it has none.
 
-        In full precision where it learns, else in the dtype that the model computes with.
+        In full precision if it is trainable, else in the dtype that the model computes with.
         """
 
     def shards(self, *, trainable: bool | None = True) -> Iterator[Shard]:
-        """Yield what this rank owns of the parameters that learn, of the others, or of all (None);
-        of some nothing.
+        """Yield this rank's parts of the trainable parameters, the frozen ones, or all (None).
+
+        A parameter of which this rank has no part is left out.
         """
         for name, parameter in self.parameters(trainable=trainable):
-            if (shard := self.shard(name, parameter)) is not None:
+            shard = self.shard(name, parameter)
+            if shard is not None:
                 yield shard
 
     @torch.no_grad()
     def fill(self, values: Iterable[tuple[str, Tensor]]) -> None:
-        """Set parameters to whole tensors by name, of which this rank takes its part. Collective,
-        as ``write_back``.
+        """Set parameters to values that are given whole; each rank takes its parts.
+
+        Collective where ``write_back`` is: call on every rank.
+
+        Args:
+            values: names and whole tensors. Names that the model does not have are passed over.
         """
         shards = {shard.name: shard for shard in self.shards(trainable=None)}
         for name, whole in values:
@@ -364,18 +418,14 @@ class Strategy(ABC):
 
     @abstractmethod
     def write_back(self) -> None:
-        """Make the model compute with what the shards now hold. A collective where the strategy
-        shards.
-        """
+        """Make the model compute with what the shards now hold. Collective: call on every rank."""
 
     @abstractmethod
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """Return one whole parameter in full precision. Collective where the strategy shards."""
+        """Return one whole parameter in full precision. Collective: call on every rank."""
 
     def _tensors(self) -> Iterator[tuple[str, Tensor | nn.Parameter]]:
-        """Yield the prepared model's parameters and persistent buffers under the task's names,
-        shared ones once.
-        """
+        """Yield the prepared model's parameters and persistent buffers, shared ones once."""
         self.settle()
         seen: set[int] = set()
         for name, tensor in canonical_state(self.model):
@@ -384,7 +434,7 @@ class Strategy(ABC):
                 yield name, tensor
 
     def parameters(self, *, trainable: bool | None = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters that learn, those that do not, or all (None), by name."""
+        """Yield the trainable parameters, the frozen ones, or all (None), by name."""
         for name, tensor in self._tensors():
             if isinstance(tensor, nn.Parameter) and trainable in (None, tensor.requires_grad):
                 yield name, tensor
@@ -417,71 +467,86 @@ class Strategy(ABC):
     def named_tensors(
         self,
     ) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, Tensor | nn.Parameter]]:
-        """Yield ``(name, shape, dtype, handle)`` of what a model file holds, in the model's order,
-        shared ones once.
+        """Yield ``(name, shape, dtype, handle)`` of what a model file holds, in the model's order.
+
+        Shared tensors are yielded once. ``gather`` makes a whole tensor of a handle.
         """
         for name, tensor in self._tensors():
             if name in self._names:
                 yield name, *self._names[name], tensor
 
     def gather(self, name: str, handle: Tensor | nn.Parameter) -> Tensor:
-        """Return one whole tensor for a model file; parameters in full precision.
+        """Return one whole tensor for a model file. Collective: call on every rank.
 
-        It is on the CPU of the main process, which writes; the others have it where it was
-        gathered, without a copy.
+        Parameters are in full precision. The main process, which writes, gets the tensor on the
+        CPU; the others get it where it was gathered, without a copy.
         """
-        tensor = (
-            self.full_tensor(name, handle) if isinstance(handle, nn.Parameter) else full(handle)
-        )
+        if isinstance(handle, nn.Parameter):
+            tensor = self.full_tensor(name, handle)
+        else:
+            tensor = full(handle)
+
         device = "cpu" if self.accelerator.is_main_process else tensor.device
-        return tensor.detach().to(device).reshape(self._names[name][0])
+        shape, _ = self._names[name]
+        return tensor.detach().to(device).reshape(shape)
 
     # -- what it holds ----------------------------------------------------------------------------
 
     def state_bytes(self) -> int:
-        """Measure the model states of this rank in bytes, wherever they lie: what is there, and
-        what a step adds.
+        """Return the bytes of this rank's model states, on any device, as they are within a step.
 
         Counts the prepared model's parameters, the optimizer's own full-precision copies of them,
         ``slots`` tensors for each that it steps, and ``gradient_bytes``; no buffers, no
         activations.
         """
         stepped = {shard.state_key for shard in self.shards() if shard.state_key is not None}
-        kept = stepped.union(self.model.parameters())
-        return local_bytes(kept) + round(self.slots * local_bytes(stepped)) + self.gradient_bytes()
+        parameters = local_bytes(stepped.union(self.model.parameters()))
+        optimizer_state = round(self.slots * local_bytes(stepped))
+        return parameters + optimizer_state + self.gradient_bytes()
 
     def gradient_bytes(self) -> int:
         """Return the bytes of all gradients that this rank keeps at once within a step."""
         return local_bytes(self.trainable)
 
     def close(self) -> None:
-        """Give back what holds the process at exit. Called once, by every rank."""
+        """Free what would keep the process from ending. Called once, on every rank."""
         self.accelerator.free_memory()
 
 
+def _has_meta_parameters(optimizer: Optimizer) -> bool:
+    for group in optimizer.param_groups:
+        if any(parameter.is_meta for parameter in group["params"]):
+            return True
+    return False
+
+
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    if (gradient := parameter.grad) is None:
-        gradient = parameter.grad = torch.zeros_like(parameter)
-    return gradient
+    """Return a parameter's gradient; zeros, which are set as its gradient, where it has none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Give a model floating-point inputs in ``dtype`` (None: as they are), and its outputs in full
-    precision.
+    """Cast a model's floating-point inputs, and its outputs to full precision.
 
-    What autocast does at a model's edges, for strategies that keep a whole model in the compute
-    dtype.
+    Autocast does the same at a model's edges; this is for strategies that keep a whole model in the
+    compute dtype.
+
+    Args:
+        model: gets hooks.
+        dtype: of the inputs; None leaves them as they are.
     """
     from accelerate.utils import convert_to_fp32, recursively_apply
 
-    def into(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        def is_float(value: object) -> bool:
-            return isinstance(value, Tensor) and value.is_floating_point()
+    def is_float(value: object) -> bool:
+        return isinstance(value, Tensor) and value.is_floating_point()
 
+    def cast_inputs(module: nn.Module, args: Any, kwargs: Any) -> Any:
         return recursively_apply(
             lambda tensor: tensor.to(dtype), (args, kwargs), test_type=is_float
         )
 
     if dtype is not None:
-        model.register_forward_pre_hook(into, with_kwargs=True)
+        model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
     model.register_forward_hook(lambda module, args, output: convert_to_fp32(output))

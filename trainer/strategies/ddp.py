@@ -1,6 +1,11 @@
-"""One process, and replicas on several that exchange gradients (DDP).
+"""One process, and replicas on several processes that exchange gradients (DDP).
 
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
+
+Every rank holds the whole model, its gradients and its optimizer state. torch averages gradients in
+buckets during the last backward pass of a step; then every rank makes the same optimizer step.
+Private: the rebuilding of the buckets (``rebuild_buckets``), so that a resumed run adds up in the
+order of the unbroken one.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from torch.nn.parallel import distributed as torch_ddp
 
 from ..errors import LaunchError
 from .base import Shard, Strategy
+from .private_torch import rebuild_buckets
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -22,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class DistributedDataParallel(torch_ddp.DistributedDataParallel):
-    """DDP whose model can be asked for what is its own (``model.config``), as everywhere else.
+    """DDP whose attributes are those of the model (``model.config``), as under other strategies.
 
-    Its methods too, where nothing is trained (``model.generate`` in ``evaluation_step``). In
-    training only a call of the wrapper itself exchanges gradients, and torch does not notice where
-    it was passed by.
+    Methods too, where nothing is trained (``model.generate`` in ``evaluation_step``). In training
+    only a call of the wrapper itself exchanges gradients, and torch does not notice where a method
+    of the model is called instead.
     """
 
     called = False
@@ -41,7 +47,9 @@ class DistributedDataParallel(torch_ddp.DistributedDataParallel):
         except AttributeError:
             model = super().__getattr__("module")
             found = getattr(model, name)
-        if self.training and getattr(found, "__self__", None) is model:
+
+        is_method_of_model = getattr(found, "__self__", None) is model
+        if self.training and is_method_of_model:
             raise AttributeError(
                 "training begins with a call of the model itself: model(...), "
                 f"not model.{name}(...)"
@@ -56,13 +64,14 @@ class DDP(Strategy):
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import DistributedDataParallelKwargs
 
-        # Views into the exchange buckets save one copy of the gradients (99 ms against 106 ms a
-        # step). Buffers are not sent around before each forward: ranks agree on them when they are
-        # used, under every strategy. torch 2.13 has another word for it, which Accelerate does not
-        # know yet; one line a rank.
+        # torch 2.13 has another name for broadcast_buffers, which Accelerate does not know yet. The
+        # warning is one line a rank.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+
         ddp = DistributedDataParallelKwargs(
+            # Saves one copy of the gradients (99 ms against 106 ms a step).
             gradient_as_bucket_view=True,
+            # Under every strategy ranks agree on buffers when these are used.
             broadcast_buffers=False,
             find_unused_parameters=plan.find_unused_parameters,
             bucket_cap_mb=plan.bucket_cap_mb or 25,  # Accelerate's default, and torch's
@@ -71,13 +80,16 @@ class DDP(Strategy):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().prepare(model, optimizer)
-        if isinstance(self.model, torch_ddp.DistributedDataParallel):
-            self.model.__class__ = DistributedDataParallel  # Accelerate makes torch's own
-            if not self.plan.find_unused_parameters:
-                _settle_buckets(self.model)
+        if not isinstance(self.model, torch_ddp.DistributedDataParallel):
+            return  # one process
+
+        self.model.__class__ = DistributedDataParallel  # Accelerate makes torch's own
+        if not self.plan.find_unused_parameters:
+            _arrange_buckets(self.model)
 
     def verify(self) -> None:
-        if isinstance(self.model, DistributedDataParallel) != (self.plan.strategy == "ddp"):
+        is_ddp = isinstance(self.model, DistributedDataParallel)
+        if is_ddp != (self.plan.strategy == "ddp"):
             raise LaunchError(
                 f"asked for {self.plan.strategy}, but the model became {type(self.model).__name__}"
             )
@@ -88,7 +100,8 @@ class DDP(Strategy):
         return "training_step did not call the model that it was given"
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
-        return self.replicated(name, parameter.data, parameter if parameter.requires_grad else None)
+        state_key = parameter if parameter.requires_grad else None
+        return self.replicated(name, parameter.data, state_key)
 
     def write_back(self) -> None:
         """Do nothing: the shards are the parameters."""
@@ -97,24 +110,29 @@ class DDP(Strategy):
         return parameter.data
 
     def gradient_bytes(self) -> int:
-        # The exchange buckets stay; before the boundary (no_sync) gradients gather beside them.
-        copies = 2 if self.plan.strategy == "ddp" and self.plan.accumulation_steps > 1 else 1
+        # Gradients are views of the exchange buckets. Before the last micro-batch (no_sync) they
+        # are added up beside the buckets.
+        accumulates = self.plan.strategy == "ddp" and self.plan.accumulation_steps > 1
+        copies = 2 if accumulates else 1
         return copies * super().gradient_bytes()
 
 
-def _settle_buckets(model: torch_ddp.DistributedDataParallel) -> None:
-    """Have the buckets arranged before the first step, with one backward of zeros (one all-reduce
-    of the model's size).
+def _arrange_buckets(model: torch_ddp.DistributedDataParallel) -> None:
+    """Make DDP arrange its buckets before the first step. Collective: call on every rank.
 
-    DDP arranges them anew after its first backward, in the order in which gradients came. Three
+    DDP rearranges them after its first backward pass, in the order in which gradients came. Three
     ranks and more then add in another order: the first step after a resume would differ in its last
-    bits from that of the unbroken run.
+    bits from that of the unbroken run. So a backward pass of zeros comes first (it costs one
+    all-reduce of the model's size).
     """
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.reducer.prepare_for_backward([])
-    # The last made comes first in a backward pass, so this is the order of a model whose layers
-    # follow each other.
-    (torch.stack([parameter.sum().float() for parameter in learning]).sum() * 0.0).backward()  # type: ignore[no-untyped-call]
-    model.reducer._rebuild_buckets()
-    for parameter in learning:
+
+    # The parameter that was used last comes first in a backward pass, so this is the order of a
+    # model whose layers follow each other.
+    sums = torch.stack([parameter.sum().float() for parameter in trainable])
+    (sums.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+
+    rebuild_buckets(model)
+    for parameter in trainable:
         parameter.grad = None

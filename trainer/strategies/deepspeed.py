@@ -1,6 +1,15 @@
 """ZeRO stages 1, 2 and 3 on DeepSpeed's engine.
 
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
+
+What a rank holds: in stage 1 its part of the optimizer state, in stage 2 also of the gradients, in
+stage 3 also of the parameters. A part is a slice of all parameters of a group laid end to end, so
+it may begin within a row of a matrix. The engine averages gradients during each backward pass
+(stage 1: the last one of a step), clips and steps; what the optimizer steps are float32 copies,
+from which the engine sets the parameters that the model computes with.
+
+The engine has no public names for these copies, for which range of them a parameter has, and for
+when a backward pass begins: ``private_deepspeed.py`` has what is used of it, and why.
 DeepSpeed is imported only where one of these strategies runs (3 s).
 """
 
@@ -18,12 +27,13 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ..errors import LaunchError
+from . import private_deepspeed
 from .adapters import set_by_adapters
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
-from .gradient_order import GradientOrder
-from .meta_device import Made, allocate, is_on_meta, renew
+from .gradient_order import OrderedReducer
+from .meta_device import Replaced, allocate, is_on_meta, replace_in_optimizer
 from .optimizer_probe import divided_step_problem
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
 
@@ -36,11 +46,26 @@ if TYPE_CHECKING:
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+# DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand.
+_LARGEST_BUCKET = 500_000_000
+
 
 class ZeRO(Strategy):
-    """Optimizer state (1), gradients (2) and parameters (3) divided over the ranks."""
+    """Optimizer state (1), gradients (2) and parameters (3) sharded over the ranks."""
 
     held = "flat slices of all parameters"
+
+    def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
+        super().__init__(plan, accelerator)
+        # Accelerate puts the configuration where transformers finds it, whatever zero3_init_flag
+        # says: from_pretrained and from_config would then give parameters that are sharded already,
+        # of shape [0].
+        accelerator.state.deepspeed_plugin.dschf = None
+        self._stage = STAGES[plan.strategy]
+        self._reducer: OrderedReducer | None = None  # one process needs none
+        self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
+
+    # -- set-up -----------------------------------------------------------------------------------
 
     @classmethod
     def prepare_process(cls, plan: Plan) -> None:
@@ -63,30 +88,84 @@ class ZeRO(Strategy):
         )
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
 
-    def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
-        super().__init__(plan, accelerator)
-        # Accelerate puts the configuration where transformers finds it, whatever zero3_init_flag
-        # says: from_pretrained and from_config would then give parameters that are divided already,
-        # of shape [0].
-        accelerator.state.deepspeed_plugin.dschf = None
-        self._order: GradientOrder | None = None  # one process has no need of it
-        self._window = contextlib.ExitStack()
-
     @classmethod
     def optimizer_problem_alone(cls, plan: Plan, optimizer: Optimizer) -> str:
-        if problem := super().optimizer_problem_alone(plan, optimizer):
+        problem = super().optimizer_problem_alone(plan, optimizer)
+        if problem:
             return problem
+
         device = torch.device("cpu" if cls.steps_on_cpu(plan) else plan.device)
         problem = divided_step_problem(optimizer, device, _slices)
-        return problem and f"each process holds {cls.held} here, and {problem}"
+        if not problem:
+            return ""
+        return f"each process holds {cls.held} here, and {problem}"
 
     def divide(self, tensors: list[Tensor]) -> list[Tensor]:
         return _slices(tensors)
 
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        # Before the engine is built: it casts the model, and makes its float32 copies of what that
+        # leaves of the weights.
+        put_back_buffers = keep_buffers_fp32(model)
+        weights = self._weights_before_cast(model)
+        self._limit_bucket(model)
+        if self.plan.find_unused_parameters:
+            self._gather_whole_model(model)
+
+        super().prepare(model, optimizer)
+
+        self._take_engine()
+        self._accumulate_in_configured_dtype()
+        self._begin_backward = private_deepspeed.take_over_backward_start(self.engine)
+        self._gather_persistent()
+        if self.plan.find_unused_parameters:
+            private_deepspeed.remove_leaf_hooks(self.zero)
+        elif self.accelerator.num_processes > 1:
+            self._reduce_in_order()
+
+        # What the cast has rounded gets its values back. The engine leaves the model's inputs as
+        # they are, so these are cast as well.
+        dtype = self._compute_dtype()
+        if dtype is not None:
+            put_back_buffers(self.accelerator.device)
+            self.fill(weights.items())
+            compute_in(self.engine.module, dtype)
+
+        self._temporary = self._copies_of_the_engine()
+
+    def _compute_dtype(self) -> torch.dtype | None:
+        """Return the dtype that the engine casts the model to; None for full precision."""
+        if self.plan.mixed_precision == "no":
+            return None
+        return DTYPES[self.plan.mixed_precision]
+
+    def _weights_before_cast(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the weights that the engine's cast will round; they stay in host memory."""
+        if self._compute_dtype() is None or is_on_meta(model):
+            return {}
+        return {name: tensor.detach() for name, tensor in canonical_state(model)}
+
+    def _limit_bucket(self, model: nn.Module) -> None:
+        """Make the exchange bucket no larger than the model, unless the user gave a size."""
+        elements = sum(parameter.numel() for parameter in model.parameters())
+        config = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        config.setdefault("reduce_bucket_size", min(_LARGEST_BUCKET, elements))
+
+    def _gather_whole_model(self, model: nn.Module) -> None:
+        """Make stage 3 gather all parameters together, and keep them until the step.
+
+        A layer that one rank leaves out could not be gathered by the others.
+        """
+        from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
+
+        config = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        config["stage3_param_persistence_threshold"] = sys.maxsize
+        set_z3_leaf_module(model, True)
+
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         hold_scalars_as_vectors(model)
-        if self.plan.strategy == "zero3":
-            self._partition(model, optimizer)
+        if self._stage == 3:
+            self._shard_parameters(model, optimizer)
             keep_in_step(model)
             # In evaluation torch's encoder layers would read the weights of layers inside, which
             # nobody has gathered.
@@ -94,245 +173,198 @@ class ZeRO(Strategy):
         with engine_start(model):
             super().wrap(model, optimizer)
 
-    def _partition(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Divide the parameters over the ranks, one at a time: the engine would put the model on
-        each device first.
+    def _shard_parameters(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Shard the parameters over the ranks, one at a time. Collective: call on every rank.
+
+        The engine would put the whole model on each device first.
         """
         import deepspeed
 
         # Of a module without parameters it takes the settings only; given the model it would not
-        # cast what it divides.
+        # cast what it shards.
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         init: Any = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=config)
-        made: Made = {}
+        replaced: Replaced = {}
         for module in model.modules():
-            allocate([module], self.accelerator.device, made)
+            allocate([module], self.accelerator.device, replaced)
             for parameter in module.parameters(recurse=False):
-                if not hasattr(parameter, "ds_id"):  # a shared one is divided already
-                    if parameter.is_floating_point():
-                        parameter.data = parameter.data.to(init.dtype)
-                    init._convert_to_zero_parameters([parameter])
-        renew(optimizer, made)
+                if private_deepspeed.is_sharded(parameter):  # a shared one
+                    continue
+                if parameter.is_floating_point():
+                    parameter.data = parameter.data.to(init.dtype)
+                private_deepspeed.shard_parameter(init, parameter)
+
+        replace_in_optimizer(optimizer, replaced)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self.accelerator.device)
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
-
-        put_back = keep_buffers_fp32(model)
-        precision = self.plan.precision
-        dtype = None if self.plan.mixed_precision == "no" else DTYPES[self.plan.mixed_precision]
-        # The engine casts the model and starts from what that leaves: until then the weights stay
-        # in host memory.
-        rounded = dtype is not None and not is_on_meta(model)
-        built = (
-            {name: tensor.detach() for name, tensor in canonical_state(model)} if rounded else {}
-        )
-        # A bucket of the default 5e8 gradients is 2 GB also for a model of a thousand.
-        zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-        zero.setdefault(
-            "reduce_bucket_size", min(500_000_000, sum(p.numel() for p in model.parameters()))
-        )
-        if self.plan.find_unused_parameters:
-            # A layer that one rank leaves out cannot be gathered by the others: all are gathered
-            # together, and stay.
-            zero["stage3_param_persistence_threshold"] = sys.maxsize
-            set_z3_leaf_module(model, True)
-        super().prepare(model, optimizer)
+    def _take_engine(self) -> None:
+        """Set the engine, its ZeRO optimizer, and torch's optimizer, which has the groups."""
         engine: Any = self.model
-        self.engine, self.zero = engine, engine.optimizer
-        if hasattr(
-            engine.module, "config"
-        ):  # what a task asks for; the engine's own was read while it started
+        self.engine = engine
+        self.zero = engine.optimizer
+        self.optimizer = engine.basic_optimizer
+        # A task asks for the model's ``config``. The engine has read its own by now.
+        if hasattr(engine.module, "config"):
             engine.config = engine.module.config
-        self.optimizer = (
-            engine.basic_optimizer
-        )  # the torch optimizer inside, which holds the groups
-        if self.plan.strategy == "zero1" and precision["gradients"] != precision["compute"]:
-            self.zero.gradient_accumulation_dtype = DTYPES[precision["gradients"]]
-            self.zero.use_separate_grad_accum = self.zero.use_grad_accum_attribute = True
-        # Its backward pass begins with the loss, not where a gradient first passes the model's
-        # output: a task may take gradients itself (torch.autograd.grad), which the engine would
-        # divide by the accumulation, and end the pass.
-        self._begin_backward = engine._backward_prologue
-        engine._backward_prologue, engine._backward_prologue_per_tensor = (
-            (lambda: None),
-            (lambda gradient: gradient),
-        )
-        self._gather_persistent()
-        if self.plan.find_unused_parameters:
-            for hook in getattr(self.zero, "_leaf_module_hooks", ()):
-                # they would look for missing gradients before those of the model have come
-                hook.remove()
-        elif self.accelerator.num_processes > 1:
-            reduce = (
-                "reduce_ready_partitions_and_remove_grads"
-                if self.plan.strategy == "zero3"
-                else "process_gradients"
-            )
-            self._order = GradientOrder(
-                dict(self.parameters()), getattr(self.zero, reduce), gather_object
-            )
-            setattr(self.zero, reduce, self._order.take)
-            self.zero.register_grad_acc_post_hook(self._order.take_rest)
-        if dtype is not None:
-            put_back(self.accelerator.device)
-            self.fill(built.items())
-            compute_in(
-                engine.module, dtype
-            )  # the engine casts the model, and leaves its inputs as they are
-        self._temporary = self._copies_of_the_engine()
+
+    def _accumulate_in_configured_dtype(self) -> None:
+        """Make stage 1 add up gradients in another dtype than it computes in, where configured."""
+        precision = self.plan.precision
+        if self._stage == 1 and precision["gradients"] != precision["compute"]:
+            private_deepspeed.accumulate_in(self.zero, DTYPES[precision["gradients"]])
+
+    def _reduce_in_order(self) -> None:
+        """Put an ``OrderedReducer`` between autograd and the engine."""
+        method = private_deepspeed.REDUCE_METHODS[self._stage]
+        reduce = getattr(self.zero, method)
+        self._reducer = OrderedReducer(dict(self.parameters()), reduce, gather_object)
+        setattr(self.zero, method, self._reducer.reduce)
+        self.zero.register_grad_acc_post_hook(self._reducer.finish_backward)
 
     def _copies_of_the_engine(self) -> list[tuple[str, nn.Parameter]]:
-        """List the parameters whose full-precision values are the engine's, by name."""
-        set_anew = {id(parameter) for parameter in set_by_adapters(self.engine.module).values()}
-        # Frozen ones are whole, and the values themselves, but in stage 3.
-        trainable = None if self.plan.strategy == "zero3" else True
-        named = self.parameters(trainable=trainable)
-        return [(name, parameter) for name, parameter in named if id(parameter) not in set_anew]
+        """List the parameters whose full-precision values the engine keeps elsewhere, by name."""
+        by_adapters = {id(parameter) for parameter in set_by_adapters(self.engine.module).values()}
+        # In stages 1 and 2 frozen parameters are the values themselves.
+        trainable = None if self._stage == 3 else True
+        found = []
+        for name, parameter in self.parameters(trainable=trainable):
+            if id(parameter) not in by_adapters:
+                found.append((name, parameter))
+        return found
 
     def temporary_parameters(self) -> Sequence[tuple[str, nn.Parameter]]:
         return self._temporary
 
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         # The engine has switches of its own to set.
-        self.model.compile(backend=settings.pop("backend"), compile_kwargs=settings)
+        backend = settings.pop("backend")
+        self.model.compile(backend=backend, compile_kwargs=settings)
 
     def verify(self) -> None:
+        kind = type(self.engine).__name__
         stage = self.engine.zero_optimization_stage()
-        if type(self.engine).__name__ != "DeepSpeedEngine" or stage != STAGES[self.plan.strategy]:
-            raise LaunchError(
-                f"asked for {self.plan.strategy}, but {type(self.engine).__name__} runs stage {stage}"
-            )
+        if kind != "DeepSpeedEngine" or stage != self._stage:
+            raise LaunchError(f"asked for {self.plan.strategy}, but {kind} runs stage {stage}")
+
         clip = self.engine.gradient_clipping()
         if clip != (self.plan.max_grad_norm or 0.0):
             raise LaunchError(
                 f"asked for max_grad_norm {self.plan.max_grad_norm}, but the engine clips at {clip}"
             )
 
+    # -- one step ---------------------------------------------------------------------------------
+
     @contextlib.contextmanager
     def micro_step(self, *, boundary: bool) -> Iterator[None]:
-        # The engine counts micro-batches by itself, which is wrong for a short last window: the
-        # boundary is ours.
-        self.engine.set_gradient_accumulation_boundary(boundary or self.plan.find_unused_parameters)
-        if not self.plan.find_unused_parameters:
+        # The engine counts micro-batches itself, which is wrong for a short last window: so it is
+        # told where a window ends.
+        delays = self.plan.find_unused_parameters
+        self.engine.set_gradient_accumulation_boundary(boundary or delays)
+        if not delays:
             yield
             return
-        if self.plan.strategy == "zero3":
-            for parameter in self.zero.persistent_parameters:
-                parameter.ds_active_sub_modules.add(
-                    -1
-                )  # in use: released by the step only, not after each layer
-        # Ranks may use different parameters: gradients wait, whole, and are reduced in a fixed
-        # order at the end.
+
+        if self._stage == 3:
+            private_deepspeed.keep_gathered(self.zero)
+        # Ranks may use different parameters: gradients are kept whole, and reduced in a fixed order
+        # at the end of the window.
         if not self.engine.inside_no_sync_ctxt:
-            self._window.enter_context(self.engine.coalesce_grad_reduction())
+            self._delayed_reduction.enter_context(self.engine.coalesce_grad_reduction())
         yield
         if boundary:
-            self._fill_gradients()
-            self._window.close()
+            self._add_missing_gradients()
+            self._delayed_reduction.close()
 
-    def _fill_gradients(self) -> None:
-        """Give zeros to the parameters that this rank's micro-batches did not reach."""
+    def _add_missing_gradients(self) -> None:
+        """Give gradients of zero to the parameters that this rank's micro-batches did not reach."""
         for _, parameter in self.parameters():
-            if parameter.grad is None and getattr(parameter, "grad_accum", None) is None:
-                shape, kept = getattr(parameter, "ds_shape", parameter.shape), parameter.data
-                parameter.data = kept.new_empty(
-                    shape
-                )  # torch wants the gradient in the parameter's shape
-                parameter.grad = torch.zeros_like(parameter)
-                parameter.data = kept
+            if parameter.grad is not None or private_deepspeed.has_accumulated(parameter):
+                continue
+            # torch wants the gradient in the parameter's shape, which is empty while it is sharded.
+            sharded = parameter.data
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            parameter.data = sharded.new_empty(shape)
+            parameter.grad = torch.zeros_like(parameter)
+            parameter.data = sharded
 
     def backward(self, loss: Tensor) -> None:
-        if self._order:
-            self._order.begin(loss)
+        if self._reducer is not None:
+            self._reducer.start_backward(loss)
         loss.register_hook(lambda gradient: self._begin_backward())  # type: ignore[no-untyped-call]
         # The loss carries its exact weight already; the engine would divide by the accumulation
         # steps once more.
         self.engine.backward(loss, scale_wrt_gas=False)
-        self.fingerprint = self._order.fingerprint if self._order else 0
+        if self._reducer is not None:
+            self.fingerprint = self._reducer.fingerprint
 
     def finish_step(self) -> StepResult:
-        # Accelerate steps the engine inside backward; on its own, code can run between the two. In
-        # every precision it makes no step with a gradient that is not finite, and says that its
-        # norm is infinite.
+        # Accelerate would step the engine inside of backward; here code can run between the two.
+        # In every precision the engine makes no step with a gradient that is not finite, and
+        # reports an infinite norm.
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
-        skipped = self.plan.mixed_precision == "fp16" and bool(
-            getattr(self.zero, "overflow", False)
-        )
         if not isinstance(norm, Tensor):
-            norm = torch.full(
-                (), float("nan") if norm is None else float(norm), device=self.accelerator.device
-            )
+            value = float("nan") if norm is None else float(norm)
+            norm = torch.full((), value, device=self.accelerator.device)
+
+        overflow = bool(getattr(self.zero, "overflow", False))
+        skipped = self.plan.mixed_precision == "fp16" and overflow
         return StepResult(grad_norm=norm, skipped=skipped)
 
+    # -- weights ----------------------------------------------------------------------------------
+
     def shard(self, name: str, parameter: Any) -> Shard | None:
-        zero, learns = self.zero, parameter.requires_grad
-        if self.plan.strategy == "zero3":
-            flat, state_key, offset = parameter.ds_tensor.data, None, 0
-            if learns:
-                flat, group = zero._get_fp32_opt_state_partition(
-                    parameter, release_swap_buffers=False
-                )
-                state_key = zero.fp32_partitioned_groups_flat[group]
-                _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
-            # Slices of ceil(numel / world); the last one is padded, and the padding is not ours to
-            # show.
-            start = min(self.accelerator.process_index * flat.numel(), parameter.ds_numel)
-            values = flat[: max(0, min(flat.numel(), parameter.ds_numel - start))]
-            return Shard(
-                name=name, start=start, tensor=values, state_key=state_key, state_offset=int(offset)
-            )
-        if not learns:
+        if self._stage == 3:
+            return self._shard_of_stage_3(name, parameter)
+        if not parameter.requires_grad:
             return self.replicated(name, parameter.data)
-        if (mapping := parameter._hp_mapping) is None:
+
+        part = private_deepspeed.flat_range(self.zero, parameter)
+        if part is None:
             return None
+        assert part.start is not None
         return Shard(
             name=name,
-            start=mapping.lp_fragment_address.start,
-            tensor=mapping.hp_fragment.view(-1),
-            state_key=zero.single_partition_of_fp32_groups[mapping.param_group_index],
-            state_offset=mapping.hp_fragment_address.start,
+            start=part.start,
+            tensor=part.values,
+            state_key=part.flat_group,
+            state_offset=part.offset,
         )
 
-    def scaler_state(self) -> dict[str, float]:
-        scaler = self.zero.loss_scaler
-        if not scaler.dynamic:
-            return {}
-        good = scaler.cur_iter - scaler.last_overflow_iter - 1
-        return {"scale": scaler.cur_scale, "good_steps": good, "hysteresis": scaler.cur_hysteresis}
+    def _shard_of_stage_3(self, name: str, parameter: Any) -> Shard:
+        flat: Tensor = parameter.ds_tensor.data
+        state_key = None
+        offset = 0
+        if parameter.requires_grad:
+            part = private_deepspeed.flat_range_stage_3(self.zero, parameter)
+            flat, state_key, offset = part.values, part.flat_group, part.offset
 
-    def load_scaler_state(self, state: Mapping[str, float]) -> None:
-        scaler = self.zero.loss_scaler
-        if scaler.dynamic and state:
-            scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = (
-                state["scale"],
-                int(state["good_steps"]),
-                -1,
-            )
-            scaler.cur_hysteresis = int(state.get("hysteresis", scaler.cur_hysteresis))
+        # Each rank has ceil(numel / world) elements; the last ones are padding, and left out.
+        start = min(self.accelerator.process_index * flat.numel(), parameter.ds_numel)
+        count = min(flat.numel(), parameter.ds_numel - start)
+        return Shard(
+            name=name,
+            start=start,
+            tensor=flat[:count],
+            state_key=state_key,
+            state_offset=offset,
+        )
 
     def write_back(self) -> None:
-        # DeepSpeed computes with copies; its own setters leave them stale until the next step.
-        if self.plan.strategy != "zero3":
-            self.zero.update_lp_params()
-        # as its own step does: small parameters stay whole between steps, are let go first and
-        # fetched again
-        else:
-            self.zero._partition_all_parameters()
-            for group in range(len(self.zero.fp32_partitioned_groups_flat)):
-                self.zero._reassign_or_swap_out_partitioned_parameters(group)
+        # The engine's own functions that set a value (safe_set_full_fp32_param) leave the copies
+        # that the model computes with stale until the next step.
+        if self._stage == 3:
+            private_deepspeed.copy_to_model_stage_3(self.zero)
             self._gather_persistent()
+        else:
+            self.zero.update_lp_params()
         self.writes += 1
 
     def _gather_persistent(self) -> None:
-        """Fetch the small parameters that stay whole; by all ranks together, before any of them
-        leaves a layer out.
-        """
-        kept = self.zero.persistent_parameters if self.plan.strategy == "zero3" else []
-        if kept:
-            kept[0].all_gather(kept)
+        """Gather the small parameters that stage 3 keeps whole. Collective: call on every rank."""
+        if self._stage == 3:
+            private_deepspeed.gather_persistent(self.zero)
 
     def full_tensor(self, name: str, parameter: nn.Parameter) -> Tensor:
         import deepspeed
@@ -342,37 +374,62 @@ class ZeRO(Strategy):
             whole = safe_get_full_fp32_param(parameter)
             assert isinstance(whole, Tensor), f"no full-precision copy of {name}"
             return whole
-        with deepspeed.zero.GatheredParameters([parameter]):  # whole already but under ZeRO-3
+        with deepspeed.zero.GatheredParameters([parameter]):  # it is whole already but in stage 3
             return parameter.data.clone()
 
+    # -- the scaler of fp16's loss ----------------------------------------------------------------
+
+    def scaler_state(self) -> dict[str, float]:
+        scaler = self.zero.loss_scaler
+        if not scaler.dynamic:
+            return {}
+        good_steps = scaler.cur_iter - scaler.last_overflow_iter - 1
+        return {
+            "scale": scaler.cur_scale,
+            "good_steps": good_steps,
+            "hysteresis": scaler.cur_hysteresis,
+        }
+
+    def load_scaler_state(self, state: Mapping[str, float]) -> None:
+        scaler = self.zero.loss_scaler
+        if not scaler.dynamic or not state:
+            return
+        scaler.cur_scale = state["scale"]
+        scaler.cur_iter = int(state["good_steps"])
+        scaler.last_overflow_iter = -1
+        scaler.cur_hysteresis = int(state.get("hysteresis", scaler.cur_hysteresis))
+
+    # -- what it holds ----------------------------------------------------------------------------
+
     def state_bytes(self) -> int:
-        # Stage 3 keeps slices of all parameters, beside the small ones that stay whole. With
-        # offload the optimizer's gradients are there from the start, and in stages 1 and 2 what
-        # goes back to the device.
-        beside = [getattr(parameter, "ds_tensor", None) for parameter in self.model.parameters()]
-        beside += [
-            key.grad for key in {shard.state_key for shard in self.shards()} if key is not None
-        ]
-        beside += getattr(self.zero, "param_buffer_of_bit16_for_cpu_offload_groups", [])
-        return super().state_bytes() + local_bytes(
-            tensor for tensor in beside if tensor is not None
-        )
+        beside: list[Tensor] = []
+        # Stage 3 has slices of all parameters, beside the small ones that stay whole.
+        parameters: list[Any] = list(self.model.parameters())
+        for parameter in parameters:
+            if private_deepspeed.is_sharded(parameter):
+                beside.append(parameter.ds_tensor)
+        # With offload the gradients that the optimizer steps with are there from the start, and in
+        # stages 1 and 2 what goes back to the device.
+        for key in {shard.state_key for shard in self.shards()}:
+            if key is not None and key.grad is not None:
+                beside.append(key.grad)
+        beside += private_deepspeed.offload_buffers(self.zero)
+        return super().state_bytes() + local_bytes(beside)
 
     def gradient_bytes(self) -> int:
+        precision = self.plan.precision
+        in_buffer = precision["gradients"] != precision["compute"]  # for this rank's part
         kept: list[Any] = self.trainable
-        apart = (
-            self.plan.precision["gradients"] != self.plan.precision["compute"]
-        )  # in a buffer for this rank's part
-        if self.plan.strategy == "zero3":
+        if self._stage == 3:
             kept = [parameter.ds_tensor for parameter in kept]
-        elif self.plan.strategy == "zero2" and apart:
+        elif self._stage == 2 and in_buffer:
             kept = [shard.tensor for shard in self.shards()]
-        elif (
-            self.plan.strategy == "zero2"
-        ):  # whole, also those that lie across a border between two ranks
-            kept = [parameter for parameter in kept if parameter._hp_mapping is not None]
+        elif self._stage == 2:
+            # Whole ones, also those that lie across the border between two ranks.
+            kept = [parameter for parameter in kept if private_deepspeed.has_part(parameter)]
+
         elements: int = sum(tensor.numel() for tensor in kept)
-        return elements * DTYPES[self.plan.precision["gradients"]].itemsize
+        return elements * DTYPES[precision["gradients"]].itemsize
 
     def close(self) -> None:
         self.engine.destroy()
@@ -380,37 +437,39 @@ class ZeRO(Strategy):
 
 
 def _slices(tensors: list[Tensor]) -> list[Tensor]:
-    """Cut a flat group of tensors as the engine does for two ranks: within a row."""
+    """Cut a group of tensors as the engine does for two ranks: laid end to end, within a row."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     return list(torch.split(flat, len(flat) // 2))
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:
-    """Return the DeepSpeed configuration with nothing left to guess: no ``auto``, no value that
-    stands twice.
-    """
+    """Return DeepSpeed's configuration with every value set: no ``auto``, and no engine default."""
     config = copy.deepcopy(dict(plan.deepspeed))
+
     zero = config.setdefault("zero_optimization", {})
     assert zero.get("stage") == STAGES[plan.strategy], "the reader of launch files sets the stage"
-    if STAGES[plan.strategy] == 3:
+    if zero["stage"] == 3:
         zero.setdefault("stage3_gather_16bit_weights_on_model_save", True)
-    config |= {
-        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
-        "gradient_accumulation_steps": plan.accumulation_steps,
-        "train_batch_size": plan.global_batch_size,
-        # Left out, Accelerate fills in 1.0 and clips without a word.
-        "gradient_clipping": plan.max_grad_norm or 0.0,
-        "zero_allow_untested_optimizer": True,
-    }
-    # Asked for float32 beside bf16 in stage 1, it takes another optimizer, of another layout:
-    # ``prepare`` sets it then.
-    added_up_in = plan.precision["compute" if plan.strategy == "zero1" else "gradients"]
-    config.setdefault("data_types", {})["grad_accum_dtype"] = added_up_in
-    # Its own clock would wait for the device before and after each forward pass and step.
-    config.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
-    # torch's fused AdamW serves offloaded state as well, and gives the same numbers as without
-    # offload.
+
+    config["train_micro_batch_size_per_gpu"] = plan.micro_batch_size
+    config["gradient_accumulation_steps"] = plan.accumulation_steps
+    config["train_batch_size"] = plan.global_batch_size
+    # Left out, Accelerate fills in 1.0 and clips silently.
+    config["gradient_clipping"] = plan.max_grad_norm or 0.0
+    config["zero_allow_untested_optimizer"] = True
+    # torch's fused AdamW steps offloaded state as well, with the same numbers as without offload.
     config.setdefault("zero_force_ds_cpu_optimizer", False)
+
+    # Asked for float32 beside bf16 in stage 1, the engine takes another optimizer, of another
+    # layout: there ``prepare`` sets it, and the configuration has the compute dtype.
+    kind = "compute" if zero["stage"] == 1 else "gradients"
+    data_types = config.setdefault("data_types", {})
+    data_types["grad_accum_dtype"] = plan.precision[kind]
+
+    # The engine's own clock would wait for the device before and after each forward pass and step.
+    throughput = config.setdefault("timers", {}).setdefault("throughput", {})
+    throughput.setdefault("enabled", False)
+
     for dtype in ("bf16", "fp16"):
         config[dtype] = {**config.get(dtype, {}), "enabled": plan.mixed_precision == dtype}
     if plan.mixed_precision != "no":

@@ -1,4 +1,8 @@
-"""What DeepSpeed asks of a process before it is connected to the others."""
+"""What DeepSpeed needs of a process before it is connected to the others.
+
+DeepSpeed reads environment variables instead of arguments, logs to standard output, and does some
+work at its start that costs time and memory for nothing. All of that is dealt with here.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,17 @@ import logging
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import ConfigError, LaunchError, Origin, Problem
 from ..plan import Plan
+from . import private_deepspeed
 
 
 def prepare_process(plan: Plan) -> None:
-    """Set the environment that Accelerate and DeepSpeed read, and let DeepSpeed read its
-    configuration.
+    """Set the environment that Accelerate and DeepSpeed read, and check DeepSpeed's configuration.
 
     Raises:
         LaunchError, ConfigError: as ``check_engine_config``.
@@ -27,83 +30,93 @@ def prepare_process(plan: Plan) -> None:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "0")
+
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     if plan.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     else:
-        # Where each process sees a GPU of its own only, it is number 0; DeepSpeed takes the local
-        # rank as it is, and wants mpirun's to be the same.
+        # A process that sees only one GPU has to use number 0, and DeepSpeed takes the local rank
+        # as the number. It also wants mpirun's local rank to be the same.
         os.environ["LOCAL_RANK"] = str(torch.cuda.current_device())
         os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)
+
     check_engine_config(plan)
     if plan.device == "cpu":
         without_compiled_op()
 
 
 def check_engine_config(plan: Plan) -> None:
-    """Let DeepSpeed read its configuration, so that what only it refuses is named like any other
-    mistake.
+    """Let DeepSpeed read its configuration, and report what it refuses like any other mistake.
 
     Raises:
-        LaunchError: DeepSpeed is not installed, or transformers, which Accelerate asks for beside
-            it.
+        LaunchError: DeepSpeed is not installed, or transformers, which Accelerate needs for it.
         ConfigError: DeepSpeed refuses a value.
     """
     if find_spec("transformers") is None:
         raise LaunchError(
             "Accelerate runs DeepSpeed with transformers only: pip install 'samecurve[deepspeed]'"
         )
-    before = logging.root.manager.disable
-    logging.disable(
-        logging.WARNING
-    )  # it logs to standard output, while it is imported and with every reading
-    try:
-        from deepspeed.runtime.config import DeepSpeedConfig
 
-        DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **plan.deepspeed})
+    try:
+        with _quiet():
+            from deepspeed.runtime.config import DeepSpeedConfig
+
+            DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **plan.deepspeed})
     except ImportError:
         raise LaunchError(
             "DeepSpeed is not installed: pip install 'samecurve[deepspeed]'"
         ) from None
     except Exception as error:  # asserts, ValueErrors and its own
-        details = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
-        said = details.strip().partition("\n")[0].removeprefix("Value error, ").rstrip(". ")
         origin = Origin(plan.files[-1]) if plan.files else plan.origin("strategy")
-        raise ConfigError(Problem(origin=origin, rule=f"DeepSpeed: {said}")) from None
+        rule = f"DeepSpeed: {_first_line(error)}"
+        raise ConfigError(Problem(origin=origin, rule=rule)) from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what DeepSpeed logs to standard output, at its import and each time it reads."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
     finally:
         logging.disable(before)
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message; of pydantic's errors, the first one's."""
+    details = str(error)
+    if hasattr(error, "errors"):
+        details = error.errors()[0]["msg"]
+    first_line = details.strip().partition("\n")[0]
+    return first_line.removeprefix("Value error, ").rstrip(". ")
 
 
 def without_compiled_op() -> None:
     """Keep DeepSpeed from compiling an operator that serves inference only.
 
-    It wants a C++ compiler and 20 s at its first use; and whoever is killed in the meantime leaves
-    a lock behind, on which every later job waits for ever, without a word.
+    It needs a C++ compiler, and 20 s at its first use. A process that is killed meanwhile leaves a
+    lock behind, on which every later job waits forever and silently.
     """
-    import deepspeed.ops
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    private_deepspeed.switch_off_op("deepspeed_shm_comm")
 
 
 @contextlib.contextmanager
 def engine_start(model: nn.Module) -> Iterator[None]:
-    """Leave out what the engine does for nothing while it is built.
+    """Leave out two things that the engine does while it is built.
 
-    Under ZeRO-3 it would fetch each parameter whole to hang a hook on it, which needs no values. In
-    the place of torch's Adagrad it would put another one, with a single group of the default
-    settings, so that its state is that of the flat groups; ours has that already (``FirstState``).
+    Under ZeRO-3 it would gather each parameter to register a hook on it, which needs no values.
+    In place of torch's Adagrad it would create another one, with a single group of the default
+    settings, to get the initial state of the flat groups; the optimizer has that already
+    (``FirstState``).
     """
-    divided: list[Any] = [
-        parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")
-    ]
-    own = [(parameter, parameter.all_gather, parameter.partition) for parameter in divided]
+    sharded = [p for p in model.parameters() if private_deepspeed.is_sharded(p)]
+    methods = [private_deepspeed.stop_gathering(parameter) for parameter in sharded]
     adagrad = torch.optim.Adagrad
     torch.optim.Adagrad = type("NotAdagrad", (), {})  # type: ignore[misc, assignment]
-    for parameter in divided:
-        parameter.all_gather = parameter.partition = lambda *_, **__: None
     try:
         yield
     finally:
         torch.optim.Adagrad = adagrad  # type: ignore[misc]
-        for parameter, all_gather, partition in own:
-            parameter.all_gather, parameter.partition = all_gather, partition
+        for parameter, (all_gather, partition) in zip(sharded, methods, strict=True):
+            private_deepspeed.gather_again(parameter, all_gather, partition)

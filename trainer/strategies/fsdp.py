@@ -1,14 +1,23 @@
 """Fully sharded parameters, gradients and optimizer state with torch's ``fully_shard`` (FSDP2).
 
 Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
+
+A rank holds some rows of every parameter, of its gradient and of its optimizer state, as DTensors.
+The model is cut into units (its layers). A unit is gathered before it computes and freed
+afterwards; its gradients are averaged right after its backward pass, each rank keeping its own
+rows. With several micro-batches a step, whole gradients are added up first and averaged in the
+last one, unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model; tensor
+parallelism divides some matrices once more, inside of a group.
+
+Private (``private_torch.py``): what a unit is gathered to, since edits of it would be lost, and
+where in a parameter a rank's rows are.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,6 +32,13 @@ from .base import Shard, Strategy, compute_in
 from .buffers import keep_buffers_fp32
 from .gathered import carry_hooks, gathered_parameters
 from .meta_device import allocate
+from .private_torch import (
+    gradient_hooks,
+    local_shape_and_offset,
+    recomputed,
+    register_model,
+    silence_redistribution,
+)
 from .tensor_parallel import Columns, divide, problems_of, refuse_without_transformers
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
@@ -32,17 +48,24 @@ if TYPE_CHECKING:
 
     from ..plan import Plan
 
+# Settings of a launch file that Accelerate's plugin does not take.
+_NOT_OF_THE_PLUGIN = ("dp_replicate_size", "tp_size")
+
 
 class FSDP2(Strategy):
     """Each rank keeps rows of every parameter; whole layers exist only while they compute."""
 
     held = "rows of the parameters"
 
+    # -- set-up -----------------------------------------------------------------------------------
+
     @classmethod
     def backend(cls, plan: Plan) -> str:
-        # Offloaded gradients lie on the CPU, where their norm is added up over ranks: NCCL alone
-        # cannot.
-        return "cuda:nccl,cpu:gloo" if plan.fsdp.get("cpu_offload") else super().backend(plan)
+        # Offloaded gradients are on the CPU, where their norm is added up over ranks: NCCL alone
+        # cannot do that.
+        if plan.fsdp.get("cpu_offload"):
+            return "cuda:nccl,cpu:gloo"
+        return super().backend(plan)
 
     @classmethod
     def steps_on_cpu(cls, plan: Plan) -> bool:
@@ -58,94 +81,128 @@ class FSDP2(Strategy):
         from accelerate import FullyShardedDataParallelPlugin
 
         # It tells Accelerate which strategy runs; the sharding is done below, by the plan.
-        settings = {
-            key: value
-            for key, value in plan.fsdp.items()
-            if key not in ("dp_replicate_size", "tp_size")
-        }
-        plugin = FullyShardedDataParallelPlugin(
-            **{**settings, "auto_wrap_policy": "NO_WRAP", "cpu_offload": False}
-        )
-        return {"fsdp_plugin": plugin}
+        settings = {key: value for key, value in plan.fsdp.items() if key not in _NOT_OF_THE_PLUGIN}
+        settings["auto_wrap_policy"] = "NO_WRAP"
+        settings["cpu_offload"] = False
+        return {"fsdp_plugin": FullyShardedDataParallelPlugin(**settings)}
+
+    @classmethod
+    def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
+        found = problems_of(plan, model)
+
+        classes = {type(module).__name__ for module in model.modules()}
+        origin = plan.origin("fsdp.transformer_cls_names_to_wrap")
+        for name in plan.fsdp.get("transformer_cls_names_to_wrap") or ():
+            if name not in classes:
+                rule = f"the model has no module of this class; {did_you_mean(name, classes)}"
+                found.append(Problem(origin=origin, value=name, rule=rule))
+
+        pattern = plan.fsdp.get("ignored_modules")
+        if pattern:
+            rule = _pattern_problem(str(pattern), model)
+            if rule:
+                origin = plan.origin("fsdp.ignored_modules")
+                found.append(Problem(origin=origin, value=pattern, rule=rule))
+        return found
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
-        put_back = keep_buffers_fp32(model)
+        put_back_buffers = keep_buffers_fp32(model)
         super().prepare(model, optimizer)
         self._set_by_adapters = set_by_adapters(self.model)
         if self.plan.mixed_precision != "no":
-            put_back(self.accelerator.device)
+            put_back_buffers(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
 
         Accelerate 1.15 does this too, but shards the input embedding and the last norm as units of
-        their own: it fails on models whose embedding lies in a unit already (BERT) and on heads
-        that are not called.
+        their own: it fails on models whose embedding is in a unit already (BERT) and on heads that
+        are not called.
         """
-        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-
+        # FSDP2 cannot cut a scalar.
         hold_scalars_as_vectors(model)
+
+        # ``fully_shard`` replaces the parameters: names and hooks are read before.
         names = {id(tensor): name for name, tensor in canonical_state(model)}
-        hooks = {
-            name: hooks
-            for name, one in model.named_parameters()
-            if (hooks := dict(one._backward_hooks or {}))
-        }
-        device = self.accelerator.device
+        hooks = _hooks_by_name(model)
+
+        # Tensor parallelism comes first, since FSDP2 then cuts what is left of each matrix.
         if self.plan.tensor_parallel_size > 1:
-            self.notices = divide(model, self._mesh["tensor"])
-            # Logits are a view of a distributed tensor: changed in place they raise, whatever this
-            # warns of.
-            warnings.filterwarnings(
-                "ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning
-            )
+            self._divide_matrices(model)
+
+        # The wrapper that recomputes a unit becomes the unit: it is gathered once for the second
+        # pass and the backward pass together.
         units = self._units(model)
         if self.plan.fsdp.get("activation_checkpointing"):
             units = self._checkpointed(model, units)
-        replicates = "replicate" in (self._mesh.mesh_dim_names or ())
-        options: dict[str, Any] = {
-            "mesh": self._mesh["replicate", "shard"] if replicates else self._mesh["shard"],
-            "mp_policy": self._precision(),
-            "offload_policy": CPUOffloadPolicy()
-            if self.plan.fsdp.get("cpu_offload")
-            else OffloadPolicy(),
-            "ignored_params": self._ignored(model),
-        }
-        for unit in units:
-            allocate(unit.modules(), device)
-            fully_shard(
-                unit, **options, reshard_after_forward=self.plan.fsdp["reshard_after_forward"]
-            )
-        allocate(model.modules(), device)
-        root = fully_shard(
-            model, **options
-        )  # the root stays whole until its backward pass, which follows at once
-        for module in model.modules():
-            # Ranks that use different parameters reduce the same ones; torch before 2.13 has no
-            # word for it.
-            if isinstance(module, FSDPModule) and hasattr(
-                module, "set_reduce_scatter_unused_params"
-            ):
-                module.set_reduce_scatter_unused_params(True)
-        # Layers that stay whole after the forward pass do so until the whole backward pass has
-        # ended, which may lead through them twice (the gradient of a gradient).
-        root.set_reshard_after_backward(self.plan.fsdp["reshard_after_forward"])
-        sharded = {name: tensor for name, tensor in canonical_state(model)}
-        for group in optimizer.param_groups:
-            group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
+
+        self._shard_units(model, units)
+
+        # The optimizer was built over the parameters that were replaced.
+        _step_instead(optimizer, names, model)
         carry_hooks(model, hooks)
         keep_in_step(model)
-        self.model, self.prepared_optimizer = model, self.accelerator.prepare_optimizer(optimizer)
-        self.accelerator._models.append(model)
+
+        self.model = model
+        self.prepared_optimizer = self.accelerator.prepare_optimizer(optimizer)
+        register_model(self.accelerator, model)
+
+    def _divide_matrices(self, model: nn.Module) -> None:
+        """Divide the matrices of layers over the ranks of each tensor-parallel group."""
+        self.notices = divide(model, self._mesh["tensor"])
+        # Logits are a view of a distributed tensor. Changed in place they raise, so the warning
+        # that they are a view says nothing more.
+        warnings.filterwarnings(
+            "ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning
+        )
+
+    def _shard_units(self, model: nn.Module, units: list[nn.Module]) -> None:
+        """Shard the units and then the rest of the model. Collective: call on every rank."""
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        reshard = self.plan.fsdp["reshard_after_forward"]
+        options = self._sharding_options(model)
+
+        # One after the other, so that of a model on the meta device only one unit is whole.
+        for unit in units:
+            allocate(unit.modules(), self.accelerator.device)
+            fully_shard(unit, **options, reshard_after_forward=reshard)
+        allocate(model.modules(), self.accelerator.device)
+        # The root stays whole until its backward pass, which follows at once.
+        root = fully_shard(model, **options)
+
+        # Ranks that use different parameters then reduce the same ones. (torch before 2.13 does not
+        # have it.)
+        for module in model.modules():
+            has_setting = hasattr(module, "set_reduce_scatter_unused_params")
+            if isinstance(module, FSDPModule) and has_setting:
+                module.set_reduce_scatter_unused_params(True)
+
+        # Layers that stay whole after the forward pass stay whole until the whole backward pass has
+        # ended: it may lead through them twice (the gradient of a gradient).
+        root.set_reshard_after_backward(reshard)
+
+    def _sharding_options(self, model: nn.Module) -> dict[str, Any]:
+        """Return the arguments of ``fully_shard`` that all units have in common."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+
+        has_copies = "replicate" in (self._mesh.mesh_dim_names or ())
+        mesh = self._mesh["replicate", "shard"] if has_copies else self._mesh["shard"]
+        offloads = self.plan.fsdp.get("cpu_offload")
+        return {
+            "mesh": mesh,
+            "mp_policy": self._precision(),
+            "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
+            "ignored_params": self._ignored(model),
+        }
 
     def divide(self, tensors: list[Tensor]) -> list[Tensor]:
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-        placements = [
-            Replicate() if name == "replicate" else Shard(0)
-            for name in self._mesh.mesh_dim_names or ()
-        ]
+        placements = []
+        for dimension in self._mesh.mesh_dim_names or ():
+            placements.append(Replicate() if dimension == "replicate" else Shard(0))
         return [
             distribute_tensor(tensor, self._mesh, placements, src_data_rank=None)
             for tensor in tensors
@@ -153,28 +210,24 @@ class FSDP2(Strategy):
 
     @cached_property
     def _mesh(self) -> DeviceMesh:
-        """The ranks in order: groups with the whole model (HSDP), rows within, and parts of layers
-        within.
+        """The ranks as a grid: copies of the model (HSDP), rows within, parts of matrices within.
+
+        Dimensions of size 1 are left out, but for ``shard``.
         """
         from torch.distributed.device_mesh import init_device_mesh
 
-        copies, parts = (
-            int(self.plan.fsdp.get("dp_replicate_size", 1)),
-            self.plan.tensor_parallel_size,
-        )
-        sizes = {
-            "replicate": copies,
-            "shard": self.plan.world_size // copies // parts,
-            "tensor": parts,
-        }
-        sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
-        if (
-            parts > 1
-        ):  # whole tensors are gathered by one dimension after the other, which cannot be helped
-            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-        return init_device_mesh(
-            self.accelerator.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
-        )
+        copies = int(self.plan.fsdp.get("dp_replicate_size", 1))
+        parts = self.plan.tensor_parallel_size
+        sizes = {}
+        if copies > 1:
+            sizes["replicate"] = copies
+        sizes["shard"] = self.plan.world_size // copies // parts
+        if parts > 1:
+            sizes["tensor"] = parts
+            silence_redistribution()
+
+        device = self.accelerator.device.type
+        return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def _precision(self) -> Any:
         from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -189,115 +242,105 @@ class FSDP2(Strategy):
     def _units(self, model: nn.Module) -> list[nn.Module]:
         """List the modules that are gathered one at a time, inner ones first.
 
-        A module that shares a parameter with another part of the model (a tied embedding) stays in
-        the unit around it.
+        A module that shares a parameter with another part of the model (a tied embedding) belongs
+        to the unit around it.
         """
-        settings, policy = self.plan.fsdp, self.plan.fsdp.get("auto_wrap_policy", "NO_WRAP")
-        classes = set(settings.get("transformer_cls_names_to_wrap") or _layer_classes(model))
-        places: dict[int, list[str]] = {}
+        classes = set(self.plan.fsdp.get("transformer_cls_names_to_wrap") or _layer_classes(model))
+        names: dict[int, list[str]] = {}  # of each parameter, by its id; a shared one has several
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            places.setdefault(id(parameter), []).append(name)
-        paths: dict[nn.Module, list[str]] = {}
+            names.setdefault(id(parameter), []).append(name)
+        prefixes: dict[nn.Module, list[str]] = {}  # of the parameters in a module
         for path, module in model.named_modules(remove_duplicate=False):
-            paths.setdefault(module, []).append(f"{path}.")
+            prefixes.setdefault(module, []).append(f"{path}.")
+
         units: list[nn.Module] = []
-        taken: set[int] = set()
-        for module in reversed(list(paths)):
-            own = {
-                id(parameter): parameter.numel()
-                for parameter in module.parameters()
-                if id(parameter) not in taken
-            }
-            wanted = (policy == "TRANSFORMER_BASED_WRAP" and type(module).__name__ in classes) or (
-                policy == "SIZE_BASED_WRAP"
-                and sum(own.values()) > settings["min_num_params"]
-                and not isinstance(module, nn.ModuleList | nn.ModuleDict)
-            )
-            shared = any(
-                not name.startswith(tuple(paths[module])) for key in own for name in places[key]
-            )
-            if wanted and own and not shared and module is not model:
+        in_a_unit: set[int] = set()
+        for module in reversed(list(prefixes)):
+            sizes = {}
+            for parameter in module.parameters():
+                if id(parameter) not in in_a_unit:
+                    sizes[id(parameter)] = parameter.numel()
+            if module is model or not sizes:
+                continue
+            if not self._is_unit(module, classes, sum(sizes.values())):
+                continue
+            all_names = [name for key in sizes for name in names[key]]
+            if all(name.startswith(tuple(prefixes[module])) for name in all_names):
                 units.append(module)
-                taken.update(own)
+                in_a_unit.update(sizes)
         return units
+
+    def _is_unit(self, module: nn.Module, classes: set[str], elements: int) -> bool:
+        """Return whether the launch file's policy makes a module a unit.
+
+        Args:
+            module: of the model.
+            classes: the names of the classes of its layers.
+            elements: of its parameters that are in no unit yet.
+        """
+        settings = self.plan.fsdp
+        policy = settings.get("auto_wrap_policy", "NO_WRAP")
+        if policy == "TRANSFORMER_BASED_WRAP":
+            return type(module).__name__ in classes
+        if policy == "SIZE_BASED_WRAP":
+            is_container = isinstance(module, nn.ModuleList | nn.ModuleDict)
+            return bool(elements > settings["min_num_params"]) and not is_container
+        return False
 
     def _checkpointed(self, model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
         """Recompute the units in the backward pass, with the random numbers of the forward pass.
 
-        Accelerate 1.15 leaves these out (preserve_rng_state=False): gradients under dropout were
-        wrong.
+        Accelerate 1.15 leaves these out (preserve_rng_state=False), so that gradients under dropout
+        are wrong.
         """
-        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-            checkpoint_wrapper,
-            offload_wrapper,
-        )
-
         if not units:
             raise LaunchError(
                 "fsdp_activation_checkpointing needs units to recompute: set fsdp_auto_wrap_policy"
             )
+
+        offload = bool(self.plan.fsdp.get("activation_checkpointing_offload"))
         paths = {module: path for path, module in model.named_modules()}
         wrapped = []
         for unit in units:
-            module: nn.Module = checkpoint_wrapper(unit)
-            if self.plan.fsdp.get("activation_checkpointing_offload"):
-                module = offload_wrapper(module)
+            module = recomputed(unit, offload=offload)
             model.set_submodule(paths[unit], module)
             wrapped.append(module)
         return wrapped
 
-    @classmethod
-    def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
-        found = problems_of(plan, model)
-        classes = {type(module).__name__ for module in model.modules()}
-        origin = plan.origin("fsdp.transformer_cls_names_to_wrap")
-        for name in plan.fsdp.get("transformer_cls_names_to_wrap") or ():
-            if name not in classes:
-                rule = f"the model has no module of this class; {did_you_mean(name, classes)}"
-                found.append(Problem(origin=origin, value=name, rule=rule))
-        if pattern := plan.fsdp.get("ignored_modules"):
-            names = [name for name, _ in model.named_modules() if name]
-            try:
-                matched = any(re.fullmatch(str(pattern), name) for name in names)
-                rule = (
-                    ""
-                    if matched
-                    else f"matches the name of no module, such as {names[0] if names else 'none'!r}"
-                )
-            except re.error as error:
-                rule = f"not a regular expression: {error}"
-            if rule:
-                found.append(
-                    Problem(origin=plan.origin("fsdp.ignored_modules"), value=pattern, rule=rule)
-                )
-        return found
-
     def _ignored(self, model: nn.Module) -> set[nn.Parameter]:
-        """Return the parameters of ``fsdp_ignored_modules``, which stay whole on every rank; they
-        must not learn.
+        """Return the parameters of ``fsdp_ignored_modules``, which stay whole on every rank.
+
+        Raises:
+            ConfigError: one of them is trainable. Nothing would average its gradient.
         """
         pattern = self.plan.fsdp.get("ignored_modules")
-        modules = [
-            module
-            for name, module in model.named_modules()
-            if pattern and re.fullmatch(str(pattern), name)
-        ]
-        for module in modules:
-            allocate(module.modules(), self.accelerator.device)
-        found = {parameter for module in modules for parameter in module.parameters()}
-        if learns := [
-            name for name, p in model.named_parameters() if p in found and p.requires_grad
-        ]:
-            rule = f"{listed(learns)} would learn on each rank alone; freeze them, or shard them"
-            raise ConfigError(
-                Problem(origin=self.plan.origin("fsdp.ignored_modules"), value=pattern, rule=rule)
-            )
+        if not pattern:
+            return set()
+
+        found: set[nn.Parameter] = set()
+        for name, module in list(model.named_modules()):
+            if re.fullmatch(str(pattern), name):
+                allocate(module.modules(), self.accelerator.device)
+                found.update(module.parameters())
+
+        trainable = []
+        for name, parameter in model.named_parameters():
+            if parameter in found and parameter.requires_grad:
+                trainable.append(name)
+        if trainable:
+            origin = self.plan.origin("fsdp.ignored_modules")
+            rule = f"{listed(trainable)} would be trained on each rank alone; freeze or shard them"
+            raise ConfigError(Problem(origin=origin, value=pattern, rule=rule))
+
         for parameter in found:
             parameter.data = parameter.data.to(self.accelerator.device)
         return found
 
+    # -- one step ---------------------------------------------------------------------------------
+
     def micro_step(self, *, boundary: bool) -> AbstractContextManager[None]:
-        # Reduced and cut in each micro-batch, gradients add up as this rank's rows.
+        # With sync_each_batch gradients are averaged in each micro-batch, and add up as this rank's
+        # rows.
         return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
 
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
@@ -311,8 +354,8 @@ class FSDP2(Strategy):
     def compile_whole(self, model: nn.Module, settings: dict[str, Any]) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        # Tracing ends at the hooks that gather a layer's parameters: so it starts anew inside of
-        # each.
+        # Tracing ends at the hooks that gather a unit's parameters: so each unit is compiled for
+        # itself, inside of its hooks.
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.forward = torch.compile(module.forward, **settings)
@@ -323,35 +366,26 @@ class FSDP2(Strategy):
         if not isinstance(self.model, FSDPModule):
             raise LaunchError(f"asked for fsdp, but the model became {type(self.model).__name__}")
 
+    # -- weights ----------------------------------------------------------------------------------
+
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
         from torch.distributed.tensor import DTensor
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-        values, state_key = (
-            local(parameter).detach().view(-1),
-            parameter if parameter.requires_grad else None,
-        )
+        values = local(parameter).detach().view(-1)
+        state_key = parameter if parameter.requires_grad else None
         if not isinstance(parameter, DTensor):
             return self.replicated(name, values, state_key)
-        mesh = parameter.device_mesh
-        placed = zip(_dimensions_of(parameter), parameter.placements, strict=True)
-        divided = {dim for dim, placement in placed if not placement.is_replicate()}
-        copy, copies = 0, 1
-        for dim in self._mesh.mesh_dim_names or ():
-            if dim not in divided:
-                copy = copy * self._mesh[dim].size() + self._mesh.get_local_rank(dim)
-                copies *= self._mesh[dim].size()
-        # Rows of some columns: how they lie is torch's to say, since tensor parallelism divides the
-        # rows first.
-        shape, offset = compute_local_shape_and_global_offset(
-            parameter.shape, mesh, parameter.placements
-        )
+
+        copy, copies = self._copy_of(parameter)
+        shape, offset = local_shape_and_offset(parameter)
         row = parameter.numel() // parameter.shape[0] if parameter.numel() else 0
+        start = offset[0] * row
         columns = None
         if parameter.dim() > 1 and shape[1] < parameter.shape[1]:
             assert parameter.dim() == 2, "layers of a plan are matrices"
             columns = Columns(shape[1], parameter.shape[1])
-        start = offset[0] * row + (offset[1] if columns else 0)
+            start += offset[1]
+
         return Shard(
             name=name,
             start=start,
@@ -362,13 +396,30 @@ class FSDP2(Strategy):
             columns=columns,
         )
 
+    def _copy_of(self, parameter: Any) -> tuple[int, int]:
+        """Return which of the copies of this rank's part it has, and how many copies there are."""
+        divided = set()
+        placed = zip(_dimensions_of(parameter), parameter.placements, strict=True)
+        for dimension, placement in placed:
+            if not placement.is_replicate():
+                divided.add(dimension)
+
+        copy = 0
+        copies = 1
+        for dimension in self._mesh.mesh_dim_names or ():
+            if dimension not in divided:
+                size = self._mesh[dimension].size()
+                copy = copy * size + self._mesh.get_local_rank(dimension)
+                copies *= size
+        return copy, copies
+
     def write_back(self) -> None:
         self.settle()
 
     def settle(self) -> None:
-        # The root keeps its layers whole after a forward without backward (evaluation); what is
-        # whole would be read as the parameter, and used again in the next forward, instead of the
-        # shards.
+        # After a forward pass without a backward pass (evaluation) the root is still gathered. The
+        # gathered values would be read as the parameters, and used again in the next forward pass,
+        # instead of the shards.
         super().settle()
         self._reshard()
 
@@ -384,30 +435,66 @@ class FSDP2(Strategy):
         return full(parameter.detach().to(self.accelerator.device))
 
     def gradient_bytes(self) -> int:
-        # Before the boundary (no_sync) gradients are neither reduced nor cut.
-        accumulating = self.plan.accumulation_steps > 1 and not self.plan.sync_each_batch
-        if not accumulating:
+        # Before the window's last micro-batch (no_sync) gradients are neither averaged nor cut.
+        accumulates = self.plan.accumulation_steps > 1 and not self.plan.sync_each_batch
+        if not accumulates:
             return super().gradient_bytes()
-        parts = self.plan.tensor_parallel_size
-        return sum(
-            p.nbytes // (parts if "tensor" in _dimensions_of(p) else 1) for p in self.trainable
-        )
+
+        total = 0
+        for parameter in self.trainable:
+            is_divided = "tensor" in _dimensions_of(parameter)
+            parts = self.plan.tensor_parallel_size if is_divided else 1
+            total += parameter.nbytes // parts
+        return total
+
+
+def _pattern_problem(pattern: str, model: nn.Module) -> str:
+    """Return why a regular expression names no module of a model; empty where it names one."""
+    names = [name for name, _ in model.named_modules() if name]
+    try:
+        matches = any(re.fullmatch(pattern, name) for name in names)
+    except re.error as error:
+        return f"not a regular expression: {error}"
+    if matches:
+        return ""
+    example = names[0] if names else "none"
+    return f"matches the name of no module, such as {example!r}"
+
+
+def _hooks_by_name(model: nn.Module) -> dict[str, Mapping[int, Any]]:
+    """Return the hooks on the gradients of a model's parameters, of those that have any."""
+    found: dict[str, Mapping[int, Any]] = {}
+    for name, parameter in model.named_parameters():
+        hooks = gradient_hooks(parameter)
+        if hooks:
+            found[name] = hooks
+    return found
+
+
+def _step_instead(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) -> None:
+    """Make an optimizer step a model's parameters of now instead of those of the same names.
+
+    Args:
+        optimizer: built over other parameters.
+        names: of these parameters, by their ids.
+        model: has the new ones.
+    """
+    sharded = dict(canonical_state(model))
+    for group in optimizer.param_groups:
+        group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
 
 
 def _dimensions_of(parameter: Tensor) -> Sequence[str]:
-    """Name the dimensions of the mesh over which a parameter lies; none for one that is no
-    distributed tensor.
-    """
+    """Return the dimensions of the mesh that a parameter is on; none for an ordinary tensor."""
     mesh: DeviceMesh | None = getattr(parameter, "device_mesh", None)
-    return (mesh.mesh_dim_names or ()) if mesh is not None else ()
+    if mesh is None:
+        return ()
+    return mesh.mesh_dim_names or ()
 
 
 def _layer_classes(model: nn.Module) -> set[str]:
-    """Return the classes that transformers models name as their layers, wherever in the model they
-    are.
-    """
-    return {
-        name
-        for module in model.modules()
-        for name in getattr(module, "_no_split_modules", None) or ()
-    }
+    """Return the classes that transformers models within a model name as their layers."""
+    found: set[str] = set()
+    for module in model.modules():
+        found.update(getattr(module, "_no_split_modules", None) or ())
+    return found

@@ -41,8 +41,8 @@ def carry_hooks(
 ) -> None:
     """Register hooks on gradients again, on the gathered parameters.
 
-    Collective: call on every rank. They were registered on the parameters that ``fully_shard`` has replaced, and would never be
-    called.
+    Collective: call on every rank. The hooks were registered on the parameters that
+    ``fully_shard`` has replaced, and would never be called.
 
     Args:
         model: sharded by ``fully_shard``.

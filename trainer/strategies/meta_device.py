@@ -1,8 +1,12 @@
-"""Models that are built without values, on the meta device: they are sharded first and filled
-afterwards.
+"""Models that are built without values, on the meta device: sharded first and filled afterwards.
 
-So no rank ever holds more of one than its own shards and what it is working on: a layer, or one
-large tensor.
+So no rank ever holds more of the model than its own shards and what it is working on: a layer, or
+one large tensor. The steps, in their order:
+
+1. The task builds the model on the meta device, where tensors have shapes and no memory.
+2. ``InitialValues`` gives the buffers their values, since every rank has them whole.
+3. The strategy shards the model; ``allocate`` gives each parameter memory just before.
+4. The shards are filled, from files or by ``InitialValues.draw``.
 """
 
 from __future__ import annotations
@@ -16,53 +20,65 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import LaunchError
+from .private_torch import share_gradient_hooks
 from .tensors import canonical_state
+
+# New parameters, by those that they have replaced.
+Replaced = dict[nn.Parameter, nn.Parameter]
 
 
 def is_on_meta(model: nn.Module) -> bool:
-    """Tell whether a model was built on the meta device."""
+    """Return whether a model was built on the meta device."""
     return any(parameter.is_meta for parameter in model.parameters())
 
 
-Made = dict[nn.Parameter, nn.Parameter]  # new parameters, by those whose place they took
-
-
-def allocate(modules: Iterable[nn.Module], device: torch.device, made: Made | None = None) -> Made:
-    """Put parameters that have memory, but no values, in the place of those on the meta device;
-    return them.
+def allocate(
+    modules: Iterable[nn.Module], device: torch.device, replaced: Replaced | None = None
+) -> Replaced:
+    """Replace parameters on the meta device by parameters with memory, but without values yet.
 
     Args:
-        modules: whose own parameters are meant.
-        made: what was made before: a shared parameter stays one.
+        modules: their own parameters are replaced, not those of the modules within.
+        device: where the memory is.
+        replaced: what earlier calls returned, so that a shared parameter stays one.
+
+    Returns:
+        ``replaced`` with the new parameters added.
     """
-    return _replace(
-        modules,
-        lambda parameter: torch.empty_like(parameter, device=device),
-        {} if made is None else made,
-    )
+    if replaced is None:
+        replaced = {}
+    for module in modules:
+        _replace(
+            module,
+            lambda parameter: parameter.is_meta,
+            lambda parameter: torch.empty_like(parameter, device=device),
+            replaced,
+        )
+    return replaced
 
 
-def renew(optimizer: Optimizer, made: Made) -> None:
-    """Have an optimizer step the parameters that were made."""
+def replace_in_optimizer(optimizer: Optimizer, replaced: Replaced) -> None:
+    """Make an optimizer step the new parameters instead of those that they have replaced."""
     for group in optimizer.param_groups:
-        group["params"] = [made.get(parameter, parameter) for parameter in group["params"]]
+        group["params"] = [replaced.get(parameter, parameter) for parameter in group["params"]]
 
 
-class Blank:
-    """The form of a model without values, and how its modules get their first ones.
+class InitialValues:
+    """The initial values of a model on the meta device, drawn a layer at a time.
 
-    What is drawn for a module depends on the seed and its name alone: it is the same on every
-    layout. The buffers of ``model`` get their values at once, since every rank has them whole.
+    What is drawn for a module depends on the seed and its name alone, so it is the same under every
+    strategy and number of processes. Creating one gives the buffers of ``model`` their values at
+    once.
 
     Args:
         model: with parameters on the meta device, not prepared yet.
-        initialize: gives a module its own parameters and buffers, all that it has and those of the
-            modules within.
+        initialize: gives a module's own parameters and buffers, and those of the modules within,
+            their values: ``initialize(model, module)``.
         seed: of the whole training.
         stored: persistent buffers get their values from files later.
 
     Raises:
-        LaunchError: nobody gives a buffer a value.
+        LaunchError: nothing gives a buffer its values.
     """
 
     def __init__(
@@ -73,93 +89,123 @@ class Blank:
         *,
         stored: bool,
     ) -> None:
-        self._initialize, self._seed = initialize, seed
+        self._initialize = initialize
+        self._seed = seed
         for path, module in model.named_modules():
-            blank = {
-                key: buffer
-                for key, buffer in module._buffers.items()
-                if buffer is not None and buffer.is_meta
-            }
-            found: list[list[Tensor]] = []
-            for before in (
-                (0, 1) if blank else ()
-            ):  # what is the same both times was given, a mask or a count too
-                own = {
-                    key: torch.full_like(buffer, before, device="cpu")
-                    for key, buffer in blank.items()
-                }
-                module._buffers.update(own)
-                self._draw(
-                    model, {path: module}
-                )  # its parameters are on the meta device, where nothing happens
-                found.append(list(own.values()))
-            for key, one, other in zip(blank, *found, strict=True) if blank else ():
-                if not torch.equal(one, other) and not (
-                    stored and key not in module._non_persistent_buffers_set
-                ):
-                    raise _nobody_fills(_join(path, key))
-        # What has values already is not copied.
-        self._form = copy.deepcopy(
-            model, {id(one): one for one in model.parameters() if not one.is_meta}
-        )
+            self._fill_buffers(model, path, module, stored=stored)
 
-    def first_values(self, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the first values of parameters by name, whole and on the CPU; a layer at a time is
-        in memory.
+        # A copy of the model without values, since sharding changes the model's own modules. What
+        # has values already is shared, not copied.
+        with_values = {id(one): one for one in model.parameters() if not one.is_meta}
+        self._model = copy.deepcopy(model, with_values)
+
+    def _fill_buffers(
+        self, model: nn.Module, path: str, module: nn.Module, *, stored: bool
+    ) -> None:
+        """Give a module's own buffers on the meta device their values.
+
+        To find the elements that nothing sets, the buffers are filled with zeros, initialized,
+        filled with ones, and initialized again: an element that was set is the same both times.
+        That works for masks and counts as well, which have no NaN.
+        """
+        on_meta = {
+            key: buffer
+            for key, buffer in module._buffers.items()
+            if buffer is not None and buffer.is_meta
+        }
+        if not on_meta:
+            return
+
+        results = []
+        for filler in (0, 1):
+            buffers = {}
+            for key, buffer in on_meta.items():
+                buffers[key] = torch.full_like(buffer, filler, device="cpu")
+            module._buffers.update(buffers)
+            # The parameters are on the meta device, where nothing happens.
+            self._initialize_all(model, {path: module})
+            results.append(buffers)
+
+        from_zeros, from_ones = results
+        for key in on_meta:
+            is_stored = stored and key not in module._non_persistent_buffers_set
+            if not is_stored and not torch.equal(from_zeros[key], from_ones[key]):
+                raise _without_values(_join(path, key))
+
+    def draw(self, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield initial values of parameters by name, whole and on the CPU.
+
+        Args:
+            wanted: the names of the parameters.
 
         Raises:
-            LaunchError: nobody gives one a value.
+            LaunchError: nothing gives one its values.
         """
-        names = {id(tensor): name for name, tensor in reversed([*canonical_state(self._form)])}
-        for modules in _portions("", self._form):
-            here = (
-                parameter
-                for module in modules.values()
-                for parameter in module.parameters(recurse=False)
-            )
-            blank = dict.fromkeys(parameter for parameter in here if parameter.is_meta)
-            own = {
-                names[id(parameter)]: parameter
-                for parameter in blank
-                if names[id(parameter)] in wanted
-            }
-            if not own:
+        names: dict[int, str] = {}  # the first name of a shared parameter
+        for name, tensor in canonical_state(self._model):
+            names.setdefault(id(tensor), name)
+
+        remaining = set(wanted)
+        for modules in _initialized_together("", self._model):
+            parameters = {}
+            for module in modules.values():
+                for parameter in module.parameters(recurse=False):
+                    name = names[id(parameter)]
+                    if parameter.is_meta and name in remaining:
+                        parameters[name] = parameter
+            if not parameters:
                 continue
-            made = _replace(modules.values(), _unset, {}, only=set(own.values()))
-            self._draw(self._form, modules)
-            values = {name: made[parameter].detach() for name, parameter in own.items()}
-            _check_filled(values)
-            yield from values.items()
-            back = {new: parameter for parameter, new in made.items()}  # the memory goes
-            _replace(modules.values(), lambda new: new, back, only=set(back))
-            wanted = set(wanted).difference(own)
+
+            yield from self._draw_together(modules, parameters)
+            remaining.difference_update(parameters)
+
+    def _draw_together(
+        self, modules: dict[str, nn.Module], parameters: dict[str, nn.Parameter]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield initial values of parameters of these modules, and free their memory afterwards."""
+        replaced: Replaced = {}
+        on_meta = set(parameters.values())
+        for module in modules.values():
+            _replace(module, lambda parameter: parameter in on_meta, _marked_empty, replaced)
+
+        self._initialize_all(self._model, modules)
+        values = {name: replaced[parameter].detach() for name, parameter in parameters.items()}
+        _check_filled(values)
+        yield from values.items()
+
+        back = {new: old for old, new in replaced.items()}
+        for module in modules.values():
+            _replace(module, lambda parameter: parameter in back, lambda new: new, back)
 
     @torch.no_grad()
-    def _draw(self, model: nn.Module, modules: dict[str, nn.Module]) -> None:
+    def _initialize_all(self, model: nn.Module, modules: dict[str, nn.Module]) -> None:
+        """Initialize modules by name, each with random numbers of its own."""
         for path, module in modules.items():
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(
-                    zlib.crc32(f"{self._seed} {path}".encode())
-                )  # of a seed it takes 32 bits
+                # crc32, since of a seed torch's generator takes 32 bits.
+                torch.manual_seed(zlib.crc32(f"{self._seed} {path}".encode()))
                 self._initialize(model, module)
 
 
-def _portions(path: str, module: nn.Module) -> Iterator[dict[str, nn.Module]]:
-    """Yield modules by name that are initialized together, inner ones first: a parent may want its
-    children's weights.
+def _initialized_together(path: str, module: nn.Module) -> Iterator[dict[str, nn.Module]]:
+    """Yield modules by name in portions that are in memory at the same time.
 
-    What stands in a list (layers, experts) is a portion each.
+    Each element of a list of modules (layers, experts) is a portion. Inner modules come first: a
+    parent may use the weights of its children.
     """
-    if any(isinstance(inner, nn.ModuleList) for inner in module.modules()):
-        for name, child in module.named_children():
-            yield from _portions(_join(path, name), child)
-        if next(module.parameters(recurse=False), None) is not None:
-            yield {path: module}
-    else:
-        found = {
-            _join(path, name) if name else path: inner for name, inner in module.named_modules()
-        }
+    has_list = any(isinstance(inner, nn.ModuleList) for inner in module.modules())
+    if not has_list:
+        found = {}
+        for name, inner in module.named_modules():
+            found[_join(path, name) if name else path] = inner
         yield dict(reversed(found.items()))
+        return
+
+    for name, child in module.named_children():
+        yield from _initialized_together(_join(path, name), child)
+    has_parameters = next(module.parameters(recurse=False), None) is not None
+    if has_parameters:
+        yield {path: module}
 
 
 def _join(path: str, name: str) -> str:
@@ -167,45 +213,50 @@ def _join(path: str, name: str) -> str:
 
 
 def _replace(
-    modules: Iterable[nn.Module],
+    module: nn.Module,
+    is_chosen: Callable[[nn.Parameter], bool],
     make: Callable[[nn.Parameter], Tensor],
-    made: Made,
-    *,
-    only: Collection[nn.Parameter] | None = None,
-) -> Made:
-    """Put others in the place of parameters, by default of those on the meta device, a shared one
-    once.
+    replaced: Replaced,
+) -> None:
+    """Replace a module's own parameters by new ones.
 
-    Not by swapping what is in them: whoever has weak references to one (nn.LSTM) does not allow it.
+    Swapping the data inside of the parameters would be simpler, but torch forbids it where a module
+    has weak references to them (nn.LSTM).
+
+    Args:
+        module: the module.
+        is_chosen: whether to replace a parameter.
+        make: returns the data of a new parameter.
+        replaced: parameters that were replaced already; new ones are added.
     """
-    for module in modules:
-        for key, parameter in list(module._parameters.items()):
-            if parameter is not None and (parameter.is_meta if only is None else parameter in only):
-                if parameter not in made:
-                    made[parameter] = nn.Parameter(make(parameter), parameter.requires_grad)
-                    made[parameter]._backward_hooks = parameter._backward_hooks
-                setattr(
-                    module, key, made[parameter]
-                )  # some modules keep a list of their own up to date by it
-    return made
+    for key, parameter in list(module._parameters.items()):
+        if parameter is None or not is_chosen(parameter):
+            continue
+        if parameter not in replaced:
+            new = nn.Parameter(make(parameter), parameter.requires_grad)
+            share_gradient_hooks(new, parameter)
+            replaced[parameter] = new
+        # By setattr: some modules keep a list of their parameters up to date in it.
+        setattr(module, key, replaced[parameter])
 
 
-def _unset(tensor: Tensor) -> Tensor:
-    """Return memory on the CPU in which every value that nobody sets can be seen, for
-    floating-point numbers.
-    """
+def _marked_empty(tensor: Tensor) -> Tensor:
+    """Return memory on the CPU in which elements that nothing sets can be found later: NaN."""
     empty = torch.zeros_like(tensor, device="cpu")
-    return empty.fill_(float("nan")) if empty.is_floating_point() else empty
+    if empty.is_floating_point():
+        empty.fill_(float("nan"))
+    return empty
 
 
 def _check_filled(parameters: Mapping[str, Tensor]) -> None:
+    """Raise ``LaunchError`` where an element has no value yet."""
     for name, tensor in parameters.items():
         if tensor.is_floating_point() and bool(tensor.isnan().any()):
-            raise _nobody_fills(name)
+            raise _without_values(name)
 
 
-def _nobody_fills(name: str) -> LaunchError:
+def _without_values(name: str) -> LaunchError:
     return LaunchError(
-        f"{name} was built on the meta device, and nobody gives it values: its module needs a reset_parameters() that "
-        "does, or the task an initialize(model, module)"
+        f"{name} was built on the meta device, and nobody gives it values: its module needs a "
+        "reset_parameters() that does, or the task an initialize(model, module)"
     )

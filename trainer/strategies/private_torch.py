@@ -7,7 +7,6 @@ Each function says why no public name serves, and in which release the attribute
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -151,7 +150,7 @@ def mark_stepped(optimizer: Any) -> None:
     optimizer._opt_called = True
 
 
-def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+def norms_of(tensors: list[Tensor]) -> Tensor:
     """Return the norm of each tensor, by one kernel for all.
 
     ``torch.nn.utils.get_total_norm`` does it too, and looks for devices and dtypes before (20 us).
@@ -160,12 +159,12 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors))
 
 
-def multiply_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
+def multiply_all(tensors: list[Tensor], factor: Tensor) -> None:
     """Multiply tensors in place by one number (``torch._foreach_mul_``, torch 2.13)."""
     torch._foreach_mul_(tensors, factor)
 
 
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy each source into its target (``torch._foreach_copy_``, torch 2.13)."""
     torch._foreach_copy_(targets, sources)
 

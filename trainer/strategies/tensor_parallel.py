@@ -101,8 +101,8 @@ def problem_of(model: nn.Module, ranks: int) -> str:
     layers = list(_planned(model))
     if not layers:
         return (
-            f"{class_name} has no plan by which its layers are divided; those of transformers have, "
-            "whose configuration has a base_model_tp_plan (Llama, Mistral, Qwen2, ...), "
+            f"{class_name} has no plan by which its layers are divided; those of transformers "
+            "have, whose configuration has a base_model_tp_plan (Llama, Mistral, Qwen2, ...), "
             "and models with adapters have not"
         )
 

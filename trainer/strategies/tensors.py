@@ -55,7 +55,8 @@ def full(tensor: Tensor) -> Tensor:
     full_tensor = getattr(tensor, "full_tensor", None)
     if full_tensor is None:
         return tensor
-    return full_tensor()  # type: ignore[no-any-return]
+    whole: Tensor = full_tensor()
+    return whole
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -78,7 +79,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
     if len(norms) == 1:
         return norms[0].float()
-    total = torch.linalg.vector_norm(torch.stack([norm.double() for norm in norms]))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.double() for norm in norms]))
     return total.float()  # rounded once
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainer.errors import LaunchError
-from trainer.strategies.gradient_order import GradientOrder
+from trainer.strategies.gradient_order import OrderedReducer
 
 Gather = Callable[[list[list[str]]], list[list[str]]]
 
@@ -18,11 +18,11 @@ def parameters(*names: str) -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(torch.ones(())) for name in names}
 
 
-def order(own: dict[str, nn.Parameter], gather: Gather = list) -> tuple[GradientOrder, list[str]]:
+def order(own: dict[str, nn.Parameter], gather: Gather = list) -> tuple[OrderedReducer, list[str]]:
     """Build the order of ``own`` and the list of what was reduced."""
     reduced: list[str] = []
     names = {id(parameter): name for name, parameter in own.items()}
-    return GradientOrder(
+    return OrderedReducer(
         own, lambda parameter, *_: reduced.append(names[id(parameter)]), gather
     ), reduced
 
@@ -42,10 +42,10 @@ def test_the_order_is_that_of_the_backward_pass() -> None:
     for name, parameter in own.items():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
     loss = chain(own) + own["c"]  # c is used once more; its gradient waits for its first use
-    row.begin(loss)
+    row.start_backward(loss)
     loss.backward()
     for name in own:
-        row.take(own[name], 7)
+        row.reduce(own[name], 7)
     assert reduced == came == ["c", "b", "a"]
 
 
@@ -54,21 +54,21 @@ def test_what_comes_early_waits(came: str) -> None:
     own = parameters("a", "b", "c")
     (row, reduced), (other, _) = order(own), order(own)
     for _ in range(2):
-        row.begin(chain(own))
+        row.start_backward(chain(own))
         for name in came:
-            row.take(own[name])
-        other.begin(chain(own))
+            row.reduce(own[name])
+        other.start_backward(chain(own))
         for name in "cba":
-            other.take(own[name])
+            other.reduce(own[name])
     assert reduced == list("cbacba") and row.fingerprint == other.fingerprint != 0
 
 
 def test_all_ranks_take_the_order_of_rank_0() -> None:
     own = parameters("a", "b", "c")
     row, reduced = order(own, lambda mine: [["b", "a", "c"], *mine])
-    row.begin(chain(own))
+    row.start_backward(chain(own))
     for name in "cba":
-        row.take(own[name])
+        row.reduce(own[name])
     assert reduced == ["b", "a", "c"]
 
 
@@ -77,43 +77,43 @@ def test_a_gradient_that_never_comes_holds_nobody_up() -> None:
     own = parameters("a", "b", "c")
     row, reduced = order(own)
     for _ in range(3):
-        row.begin(chain(own))
+        row.start_backward(chain(own))
         for name in "ba":
-            row.take(own[name])
-        row.take_rest()
+            row.reduce(own[name])
+        row.finish_backward()
     assert reduced == list("bababa")
 
 
 def test_a_gradient_that_came_and_comes_no_more_is_refused_before_others_are_reduced() -> None:
     own = parameters("a", "b", "c", "d")
     row, reduced = order(own)
-    row.begin(chain(own))
+    row.start_backward(chain(own))
     for name in "dcba":
-        row.take(own[name])
-    row.take_rest()
-    row.begin((own["a"] * own["d"]).sin())
+        row.reduce(own[name])
+    row.finish_backward()
+    row.start_backward((own["a"] * own["d"]).sin())
     for name in "da":
-        row.take(own[name])
+        row.reduce(own[name])
     with pytest.raises(
         LaunchError, match="only some micro-batches use b, c; set find_unused_parameters: true"
     ):
-        row.take_rest()
+        row.finish_backward()
     assert reduced == list("dcbad")
 
 
 def test_a_gradient_that_came_in_no_earlier_micro_batch_is_refused() -> None:
     own = parameters("a", "b", "c")
     row, reduced = order(own)
-    row.begin((own["a"] * own["c"]).sin())
+    row.start_backward((own["a"] * own["c"]).sin())
     for name in "ca":
-        row.take(own[name])
-    row.take_rest()
-    row.begin(chain(own))
-    row.take(own["c"])
+        row.reduce(own[name])
+    row.finish_backward()
+    row.start_backward(chain(own))
+    row.reduce(own["c"])
     with pytest.raises(
         LaunchError, match="only some micro-batches use b; set find_unused_parameters: true"
     ):
-        row.take(own["b"])
+        row.reduce(own["b"])
     assert "b" not in reduced
 
 
@@ -121,38 +121,38 @@ def test_the_graph_is_walked_once() -> None:
     """It takes some microseconds an operation."""
     own = parameters("a", "b", "c")
     row, _ = order(own)
-    row.begin(chain(own))
+    row.start_backward(chain(own))
     for name in "cba":
-        row.take(own[name])
-    row.begin(torch.ones(()))  # has no graph that could be walked
+        row.reduce(own[name])
+    row.start_backward(torch.ones(()))  # has no graph that could be walked
 
 
 def test_a_graph_that_does_not_show_all_is_walked_each_time() -> None:
     own = parameters("a", "inside", "c")
     row, reduced = order(own)
     for _ in range(2):
-        row.begin((own["a"].sin() * own["c"]).sin())
+        row.start_backward((own["a"].sin() * own["c"]).sin())
         for name in ("a", "inside", "c"):
-            row.take(own[name])
-        row.take_rest()
+            row.reduce(own[name])
+        row.finish_backward()
     assert reduced == ["inside", "c", "a"] * 2
     with pytest.raises(LaunchError, match="only some micro-batches use a, c, inside; set"):
-        row.begin(own["inside"].sin())
+        row.start_backward(own["inside"].sin())
 
 
 def test_a_gradient_that_does_not_come_holds_nobody_up_and_shows() -> None:
     own = parameters("a", "b", "c")
     (row, reduced), (other, _) = order(own), order(own)
-    row.begin(chain(own))
+    row.start_backward(chain(own))
     for name in "ba":
-        row.take(own[name])
+        row.reduce(own[name])
     assert reduced == []
-    row.take_rest()
+    row.finish_backward()
     assert reduced == ["b", "a"]
-    other.begin(chain(own))
+    other.start_backward(chain(own))
     for name in "cba":
-        other.take(own[name])
-    other.take_rest()
+        other.reduce(own[name])
+    other.finish_backward()
     assert row.fingerprint != other.fingerprint
 
 
@@ -162,4 +162,4 @@ def test_ranks_that_use_other_parameters_are_refused() -> None:
     with pytest.raises(
         LaunchError, match="only some ranks use c; set find_unused_parameters: true"
     ):
-        row.begin(chain(own))
+        row.start_backward(chain(own))

@@ -1,0 +1,207 @@
+"""The private and undocumented attributes of DeepSpeed that the strategy depends on.
+
+DeepSpeed documents ``initialize``, the engine's ``forward, backward, step`` and a few functions
+that read one parameter. A checkpoint that any layout reads needs more: which range of which flat
+tensor belongs to a parameter. All names here were last seen in DeepSpeed 0.19.8;
+``tests/unit/strategies/test_private_deepspeed.py`` names the one that a new release has removed.
+
+``zero`` below is the engine's ZeRO optimizer (``engine.optimizer``): ``DeepSpeedZeroOptimizer`` in
+stages 1 and 2, ``DeepSpeedZeroOptimizer_Stage3`` in stage 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+# The method of the ZeRO optimizer that takes one gradient, by stage.
+REDUCE_METHODS = {
+    1: "process_gradients",
+    2: "process_gradients",
+    3: "reduce_ready_partitions_and_remove_grads",
+}
+
+
+def switch_off_op(name: str) -> None:
+    """Make DeepSpeed treat an operator as one that cannot be compiled on this machine.
+
+    ``deepspeed.ops.__compatible_ops__``. Its environment variables (``DS_BUILD_...``) act when it
+    is installed only.
+    """
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__[name] = False
+
+
+# -- stage 3: parameters --------------------------------------------------------------------------
+
+
+def is_sharded(parameter: Any) -> bool:
+    """Return whether ZeRO-3 has sharded a parameter, by the attribute ``ds_id``."""
+    return hasattr(parameter, "ds_id")
+
+
+def shard_parameter(init: Any, parameter: nn.Parameter) -> None:
+    """Shard one parameter over the ranks. Collective: call on every rank.
+
+    ``zero.Init._convert_to_zero_parameters``. The public way, the context ``zero.Init``, shards
+    what is built within it, and a task builds its model before the strategy sees it.
+    """
+    init._convert_to_zero_parameters([parameter])
+
+
+def stop_gathering(parameter: Any) -> tuple[Any, Any]:
+    """Make ``all_gather`` and ``partition`` of a parameter do nothing; return the methods."""
+    methods = parameter.all_gather, parameter.partition
+    parameter.all_gather = _do_nothing
+    parameter.partition = _do_nothing
+    return methods
+
+
+def gather_again(parameter: Any, all_gather: Any, partition: Any) -> None:
+    """Give a sharded parameter back the methods that ``stop_gathering`` returned."""
+    parameter.all_gather = all_gather
+    parameter.partition = partition
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def keep_gathered(zero: Any) -> None:
+    """Keep the persistent parameters gathered until the step, not only while their layer computes.
+
+    ``ds_active_sub_modules`` holds the modules that use a parameter now; -1 is none of them.
+    """
+    for parameter in zero.persistent_parameters:
+        parameter.ds_active_sub_modules.add(-1)
+
+
+def gather_persistent(zero: Any) -> None:
+    """Gather the small parameters that stay whole. Collective: call on every rank.
+
+    ``persistent_parameters``. The engine gathers each where it is first used; a rank that leaves
+    its layer out would not take part.
+    """
+    persistent = zero.persistent_parameters
+    if persistent:
+        persistent[0].all_gather(persistent)
+
+
+def copy_to_model_stage_3(zero: Any) -> None:
+    """Copy the full-precision values to the parameters, in the way the engine's own step does it.
+
+    ``_partition_all_parameters`` frees the persistent ones, which are stale afterwards, and
+    ``_reassign_or_swap_out_partitioned_parameters`` copies group by group.
+    """
+    zero._partition_all_parameters()
+    for group in range(len(zero.fp32_partitioned_groups_flat)):
+        zero._reassign_or_swap_out_partitioned_parameters(group)
+
+
+# -- where the full-precision values are ----------------------------------------------------------
+
+
+class FlatRange(NamedTuple):
+    """This rank's full-precision values of one trainable parameter.
+
+    Args:
+        values: flat, a view; in stage 3 with the padding of the last rank.
+        start: of ``values`` within the flattened parameter; None in stage 3, where the parts of
+            all ranks have the same size.
+        flat_group: the tensor that torch's optimizer steps and keeps state for.
+        offset: of ``values`` within ``flat_group``.
+    """
+
+    values: Tensor
+    start: int | None
+    flat_group: Tensor
+    offset: int
+
+
+def flat_range(zero: Any, parameter: Any) -> FlatRange | None:
+    """Return this rank's part of a trainable parameter in stage 1 or 2; None if it has none.
+
+    ``_hp_mapping`` (high precision) of the parameter, and ``single_partition_of_fp32_groups``.
+    """
+    mapping = parameter._hp_mapping
+    if mapping is None:
+        return None
+    return FlatRange(
+        values=mapping.hp_fragment.view(-1),
+        start=mapping.lp_fragment_address.start,
+        flat_group=zero.single_partition_of_fp32_groups[mapping.param_group_index],
+        offset=mapping.hp_fragment_address.start,
+    )
+
+
+def flat_range_stage_3(zero: Any, parameter: Any) -> FlatRange:
+    """Return this rank's part of a trainable parameter in stage 3.
+
+    ``_get_fp32_opt_state_partition``, ``fp32_partitioned_groups_flat`` and ``grad_position``.
+    """
+    values, group = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
+    _, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
+    return FlatRange(
+        values=values,
+        start=None,
+        flat_group=zero.fp32_partitioned_groups_flat[group],
+        offset=int(offset),
+    )
+
+
+def has_part(parameter: Any) -> bool:
+    """Return whether this rank has a part of a parameter in stage 1 or 2 (``_hp_mapping``)."""
+    return parameter._hp_mapping is not None
+
+
+def offload_buffers(zero: Any) -> list[Tensor]:
+    """Return what stages 1 and 2 keep for the way back to the device, where the CPU steps.
+
+    ``param_buffer_of_bit16_for_cpu_offload_groups``; it is there with offload only.
+    """
+    return list(getattr(zero, "param_buffer_of_bit16_for_cpu_offload_groups", []))
+
+
+# -- gradients ------------------------------------------------------------------------------------
+
+
+def accumulate_in(zero: Any, dtype: torch.dtype) -> None:
+    """Make stage 1 add up gradients of micro-batches in a dtype of its own.
+
+    The engine sets these three attributes for fp16. Asked for float32 beside bf16 in its
+    configuration, it takes another optimizer, of another layout.
+    """
+    zero.gradient_accumulation_dtype = dtype
+    zero.use_separate_grad_accum = True
+    zero.use_grad_accum_attribute = True
+
+
+def has_accumulated(parameter: Any) -> bool:
+    """Return whether a parameter has a gradient of earlier micro-batches (``grad_accum``)."""
+    return getattr(parameter, "grad_accum", None) is not None
+
+
+def take_over_backward_start(engine: Any) -> Callable[[], None]:
+    """Keep the engine from beginning its backward pass by itself; return what begins it.
+
+    ``_backward_prologue`` and ``_backward_prologue_per_tensor`` are called by a hook on the model's
+    output. A task may take gradients itself (``torch.autograd.grad``): the engine would divide
+    them by the accumulation steps, and end the pass.
+    """
+    begin: Callable[[], None] = engine._backward_prologue
+    engine._backward_prologue = lambda: None
+    engine._backward_prologue_per_tensor = lambda gradient: gradient
+    return begin
+
+
+def remove_leaf_hooks(zero: Any) -> None:
+    """Remove the hooks that look for missing gradients of a leaf module (``_leaf_module_hooks``).
+
+    The whole model is the leaf module here: they would look before its gradients have come.
+    """
+    for hook in getattr(zero, "_leaf_module_hooks", ()):
+        hook.remove()
