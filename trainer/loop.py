@@ -130,7 +130,7 @@ class Trainer:
     def _begin_total_weight(self, window: Window) -> Callable[[], float]:
         """Return a function that waits for the weight of the step over all ranks. Collective.
 
-        The sum over ranks goes on during the first forward pass. Examples are counted by the plan
+        The sum over ranks runs during the first forward pass. Examples are counted by the plan
         of the data; tokens are known to each rank for its own part only.
         """
         run = self.run

@@ -1,4 +1,4 @@
-"""What users write: one class that says what to learn."""
+"""What users write: a task, one class with data, model and loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Data:
     (iteration only).
 
     Args:
-        train: items to learn from.
+        train: items to train on.
         evaluation: items to measure on, or None.
         collate: turns a list of items into a batch; None for torch's ``default_collate``.
         augment: ``augment(item, generator) -> item``, for training only. What it draws from the
@@ -59,25 +59,24 @@ class Pretrained:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What to learn. Subclass it as a frozen dataclass; the fields are its settings.
+    """Data, model and loss. Subclass it as a frozen dataclass; the fields are its settings.
 
     The same task runs in one process and on many GPUs: nothing here knows how it is distributed.
     ``build_data`` and ``build_model`` are called once on every rank, under the same seed.
 
     Attributes:
-        counts_tokens: whether ``weight`` counts tokens; then speed is told in tokens a second as
-            well.
+        counts_tokens: whether ``weight`` counts tokens; speed is then also given in tokens a
+            second.
     """
 
     counts_tokens: ClassVar[bool] = False
 
     def fine_tuning_defaults(self) -> Mapping[str, Any]:
-        """Return values of config keys, where the task starts from pretrained weights; {}: the
-        config's defaults hold.
+        """Return defaults of config keys for a task that starts from pretrained weights.
 
-        They hold for keys that neither the config file nor the command line nor a launch file sets;
-        banner, plan.json and ``--print_config`` say which. A ``TrainConfig`` made in code is taken
-        as it is: nobody can tell there what was set.
+        They apply to keys that neither the config file nor the command line nor a launch file sets;
+        banner, plan.json and ``--print_config`` show which. A ``TrainConfig`` made in code is taken
+        as it is, since it does not show what was set. By default the config's own apply.
         """
         return {}
 
@@ -86,44 +85,45 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.build_data")
 
     def build_model(self) -> nn.Module:
-        """Build the model on the CPU, with its initial or pretrained weights; what learns is kept
-        in float32.
+        """Build the model on the CPU, with its initial or pretrained weights.
 
-        Or, for a model that no process can hold whole, build its form alone, under ``with
-        torch.device("meta")``: it is divided over the ranks first, and then gets what
-        ``pretrained`` or ``initialize`` gives.
+        Trainable weights are kept in float32. A model that no process can hold whole is built
+        without values, under ``with torch.device("meta")``: it is divided over the ranks first, and
+        then filled by ``pretrained`` or ``initialize``.
         """
         raise NotImplementedError(f"{type(self).__name__}.build_model")
 
     def pretrained(self, model: nn.Module) -> Pretrained | None:
-        """Say where the values of a model on the meta device stand; None: ``initialize`` draws
-        them.
+        """Return where the values of a model on the meta device are stored.
+
+        None where ``initialize`` draws them.
         """
         return None
 
     def initialize(self, model: nn.Module, module: nn.Module) -> None:
-        """Give a module of a model on the meta device the first values of its own parameters and
-        buffers.
+        """Give a module's own parameters and buffers their first values, on the meta device's model.
 
-        Called on modules from the inside out, with values that are the same on every layout; by
-        default as transformers and torch's layers do it.
+        Called on modules from the inside out, under seeds that are the same on every layout; by
+        default it does what transformers and torch's layers do.
         """
-        if draw := getattr(model, "_init_weights", None):
-            draw(module)
-        elif reset := getattr(module, "reset_parameters", None) or getattr(
-            module, "_reset_parameters", None
-        ):
-            reset()  # nn.MultiheadAttention has the second one
+        if hasattr(model, "_init_weights"):
+            model._init_weights(module)
+            return
+        for name in ("reset_parameters", "_reset_parameters"):  # nn.MultiheadAttention's
+            if hasattr(module, name):
+                getattr(module, name)()
+                return
 
     def notices(self) -> Sequence[str]:
-        """Return lines for the banner about what was built; asked for once data and model are."""
+        """Return lines for the banner about what was built, once data and model are."""
         return ()
 
     def training_step(
         self, model: nn.Module, batch: Any
     ) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
-        """Return the scalar mean loss over the items of one micro-batch; ``weight`` says over how
-        many.
+        """Return the mean loss over the items of one micro-batch, as one number.
+
+        ``weight`` returns over how many items it is.
 
         ``(loss, {name: value})`` reports more: a number is a mean over the same items, and 1-D
         tensors and ``(sum, weight)`` mean what they mean in ``evaluation_step``. Logged steps show
@@ -132,11 +132,10 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.training_step")
 
     def weight(self, batch: Any) -> Tensor | float:
-        """Count the items that the mean of ``training_step`` is over; by default the number of
-        examples.
+        """Count the items of a batch that the mean of ``training_step`` is over.
 
-        A language model returns the number of unmasked target tokens, and sets ``counts_tokens``.
-        The batch is still on the CPU.
+        By default the number of examples. A language model returns the number of unmasked target
+        tokens, and sets ``counts_tokens``. The batch is still on the CPU.
         """
         return batch_size(batch)
 
@@ -153,58 +152,55 @@ class Task:
         return weighted(self.training_step(model, batch), float(self.weight(batch)))
 
     def build_metrics(self) -> Mapping[str, Metric]:
-        """Make torchmetrics by name, anew for each evaluation; ``evaluation_step`` returns what
-        updates them.
+        """Make torchmetrics by name, anew for each evaluation.
 
-        Their states are gathered over all ranks once, when all batches are through.
+        ``evaluation_step`` returns the arguments of their ``update``. Their states are gathered
+        over all ranks once, after the last batch.
         """
         return {}
 
     def summarize(self, metrics: dict[str, float]) -> Mapping[str, float]:
-        """Return what is reported, from the metrics over all examples: the place for what is
-        derived from a mean.
+        """Return the metrics to report, from those over all examples.
 
-        A perplexity is exp of the mean loss, not the mean of exp: ``{**metrics, "perplexity":
-        exp(metrics["loss"])}``.
+        The place for a metric that is derived from a mean. A perplexity is exp of the mean loss,
+        not the mean of exp: ``{**metrics, "perplexity": exp(metrics["loss"])}``.
         """
         return metrics
 
     def build_optimizer(self, model: nn.Module, plan: Plan) -> Optimizer:
         """Build the optimizer; its lr must be ``plan.lr``.
 
-        By default the one that the config names, over two groups: weights decay, biases and norms
-        (below 2-D) do not; over one without ``weight_decay``. What a class for matrices alone
-        (torch.optim.Muon) does not take is AdamW's.
+        By default the config's, with two groups: weights decay, biases and norms (below 2-D) do
+        not; with one group where there is no ``weight_decay``. AdamW steps what a class for
+        matrices alone (torch.optim.Muon) does not take.
         """
         from .optim.optimizers import build_optimizer
 
         return build_optimizer(model, plan)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what a checkpoint should keep of the task: JSON with tensors in it, the same on
-        every rank.
+        """Return what a checkpoint keeps of the task: JSON with tensors, the same on every rank.
 
         Asked for once before the first step as well, so that what cannot be saved is known then.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state_dict`` gave. Called before training goes on."""
+        """Take back what ``state_dict`` returned. Called before training continues."""
 
     def build_schedule(
         self, optimizer: Optimizer, plan: Plan, total_steps: int
     ) -> LRScheduler | None:
-        """Build a schedule of your own, stepped once per optimizer step; None for the one that the
-        config names.
-        """
+        """Build a schedule, which is stepped once per optimizer step; None for the config's."""
         return None
 
     def save_extras(self, directory: Path) -> None:
         """Write what belongs beside an exported model (a tokenizer). Called on the main process."""
 
     def model_card(self, run: Mapping[str, Any]) -> str:
-        """Return the ``README.md`` of an exported model; empty for none. Called on the main
-        process.
+        """Return the ``README.md`` of an exported model; empty for none.
+
+        Called on the main process.
 
         Args:
             run: the plan as in plan.json with ``versions`` and ``machine``, and until now ``step``,

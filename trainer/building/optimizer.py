@@ -94,7 +94,7 @@ def _freeze_the_rest(optimizer: Optimizer, model: nn.Module) -> list[str]:
             parameter.requires_grad_(False)
             left_out.append(name)
     if not optimizer.param_groups:
-        raise LaunchError("the optimizer holds no parameter that learns")
+        raise LaunchError("the optimizer holds no trainable parameter")
     return left_out
 
 

@@ -1,4 +1,4 @@
-"""What the building methods of a task return, held to what they must return."""
+"""What the building methods of a task return, checked."""
 
 from __future__ import annotations
 
