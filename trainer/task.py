@@ -101,17 +101,19 @@ class Task:
         return None
 
     def initialize(self, model: nn.Module, module: nn.Module) -> None:
-        """Give a module's own parameters and buffers their first values, on the meta device's model.
+        """Give a module of a model on the meta device its first values.
 
-        Called on modules from the inside out, under seeds that are the same on every layout; by
+        These are its own parameters and buffers. Called on modules from the inside out, under seeds that are the same on every layout; by
         default it does what transformers and torch's layers do.
         """
-        if hasattr(model, "_init_weights"):
-            model._init_weights(module)
+        draw: Any = getattr(model, "_init_weights", None)
+        if draw is not None:
+            draw(module)
             return
-        for name in ("reset_parameters", "_reset_parameters"):  # nn.MultiheadAttention's
-            if hasattr(module, name):
-                getattr(module, name)()
+        for name in ("reset_parameters", "_reset_parameters"):  # the second is MultiheadAttention's
+            reset: Any = getattr(module, name, None)
+            if reset is not None:
+                reset()
                 return
 
     def notices(self) -> Sequence[str]:
