@@ -103,8 +103,8 @@ class Task:
     def initialize(self, model: nn.Module, module: nn.Module) -> None:
         """Give a module of a model on the meta device its first values.
 
-        These are its own parameters and buffers. Called on modules from the inside out, under seeds that are the same on every layout; by
-        default it does what transformers and torch's layers do.
+        These are its own parameters and buffers. Called on modules from the inside out, under seeds
+        that are the same on every layout; by default as transformers and torch's layers do it.
         """
         draw: Any = getattr(model, "_init_weights", None)
         if draw is not None:
