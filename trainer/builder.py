@@ -228,13 +228,14 @@ def _prepare(run: Run, model: nn.Module, optimizer: Optimizer) -> None:
     strategy.prepare(model, optimizer)
     strategy.verify()
     run.agreement.limit_waits()
-    run.note(*run.task.notices(), *strategy.notices)
+    run.note(*strategy.notices)
 
     set_seed(seed_of(config.seed, run.layout.rank))  # dropout differs between batches
     run.schedule, told = build_schedule(
         run.task, config, run.plan, strategy.optimizer, run.total_steps
     )
     run.optimizer_facts |= told
+    run.note(*run.task.notices())
 
     # Live views: taken once, they follow the weights.
     run.averaged = []

@@ -229,28 +229,22 @@ def counted(self, parameters, **more):
 partition_parameters.Init._allgather_params_sequential = counted
 config = TrainConfig(task="brought_tasks:Plain", max_steps=2, output_dir=sys.argv[1])
 trainer = Trainer(Plain(), config, launch(config, deepspeed="ds_configs/zero3.json"))
-print("START", len(fetched), "torch._inductor.select_algorithm" in sys.modules, flush=True)
+print("START", len(fetched), flush=True)
 trainer.fit()
-from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
-print("MUON", MuonWithAuxAdam.__module__, trainer.step)
+print("STEPS", trainer.run.step)
 trainer.close()
 """
 
 
-@pytest.mark.parametrize(("start", "found"), [("bare", "4 True"), ("ours", "0 False")])
-def test_the_engine_fetches_every_parameter_and_imports_a_compiler(
-    start: str, found: str, tmp_path: Path
-) -> None:
-    """Four parameters, with the engine's start as it is and as ours; its Muon can be imported later
-    on.
-    """
+@pytest.mark.parametrize(("start", "found"), [("bare", 4), ("ours", 0)])
+def test_the_engine_fetches_every_parameter(start: str, found: int, tmp_path: Path) -> None:
+    """Four parameters, with the engine's start as it is and as ours."""
     done = subprocess.run(
         [sys.executable, "-c", STARTED, str(tmp_path / "run"), start],
         **{"cwd": ROOT, "env": clean_environment(), "capture_output": True, "text": True},
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("START", "MUON"))]
-    muon = "deepspeed.runtime.zero.muon.muon_optimizer"
-    assert lines == [f"START {found}", f"MUON {muon} 2"], done.stdout[-2000:] + done.stderr[-4000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("START", "STEPS"))]
+    assert lines == [f"START {found}", "STEPS 2"], done.stdout[-2000:] + done.stderr[-4000:]
 
 
 # Optimizer and data

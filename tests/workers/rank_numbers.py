@@ -216,9 +216,9 @@ def objects(accel: str, folder: Path) -> dict[str, Any]:
     """Measured on 11 samples, and on one, of which the second rank has none."""
     eleven, one = (train(Scored(measured=n), accel, folder / str(n), max_steps=1) for n in (11, 1))
     return {
-        "eleven": eleven.last_evaluation,
-        "one": one.last_evaluation,
-        "folder": str(eleven.directory.path),
+        "eleven": eleven.run.last_evaluation,
+        "one": one.run.last_evaluation,
+        "folder": str(eleven.run.directory.path),
     }
 
 

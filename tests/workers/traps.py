@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from trap_models import MODELS, Heads, Line, Scaled
 
 import trainer
-from trainer import ConfigError, Data, Task, TrainConfig, Trainer, launch
+from trainer import ConfigError, Data, Run, Task, TrainConfig, Trainer, launch
 from trainer.metrics import WeightedSums, agreed
 from trainer.strategies.deepspeed_start import without_compiled_op
 
@@ -70,7 +70,7 @@ def made(accel_config: str, folder: Path, **settings: Any) -> Trainer:
 
 def trained(
     accel_config: str, folder: Path, **settings: Any
-) -> tuple[Trainer, list[float], list[float]]:
+) -> tuple[Run, list[float], list[float]]:
     """Ours: the trainer after its steps, the norm of each step's gradient, and how far each step
     went at lr 1.
     """
@@ -84,7 +84,7 @@ def trained(
         ways.append(now - before)
         before = now
     ours.run.agreement.close()
-    return ours, norms, ways
+    return ours.run, norms, ways
 
 
 def forget() -> None:

@@ -31,7 +31,7 @@ class EditedParameters(Callback):
     """
 
     def __init__(self) -> None:
-        self._counts: list[int] = []
+        self._counts: list[int] | None = None  # not read before the first step
         self._writes = 0
 
     def on_start(self, run: Run) -> None:
@@ -62,7 +62,7 @@ class EditedParameters(Callback):
     def _compare(self, run: Run) -> None:
         """Raise ``LaunchError`` where a parameter was edited since its count was read."""
         counts = _edits(run)
-        if counts == self._counts:
+        if self._counts is None or counts == self._counts:
             return
 
         names = set()

@@ -105,7 +105,7 @@ def test_a_job_that_fails_saves_the_trackers_data_until_the_tracker_has_finished
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registered: list[Any] = []
-    monkeypatch.setattr(exit_module, "_failing", registered)
+    monkeypatch.setattr(exit_module, "_last_work", registered)
     client = Client()
     tracker = tolerant(client, [])
     tracker.start()

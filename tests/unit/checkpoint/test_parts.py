@@ -64,7 +64,7 @@ class Second(Callback):
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_what_a_rank_writes_is_known_before_the_first_step(tmp_path: Path) -> None:
     trainer = fit(tmp_path, Odd(), Second(), Second(), max_steps=2)
-    parts = trainer._parts()
+    parts = trainer.parts()
     written = [*parts.pieces(), *parts.buffer_pieces()]
     state_values = [tensor for key, tensor in written if key.kind == "optimizer.step"]
     total = sum(tensor.nbytes for _, tensor in written)
@@ -75,7 +75,7 @@ def test_what_a_rank_writes_is_known_before_the_first_step(tmp_path: Path) -> No
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
     trainer = fit(tmp_path, Odd(), max_steps=2, ema_decay=0.9)
-    parts = trainer._parts()
+    parts = trainer.parts()
     assert parts.not_finite() == []
 
     model = trainer.model

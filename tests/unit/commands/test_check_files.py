@@ -131,10 +131,6 @@ def test_files_and_settings_in_any_order() -> None:
     assert done.stdout.count("4 x 2 x 4 = 32 ") == 2
     assert done.stdout.count("device      cpu (rehearsal: the real strategy over gloo)\n") == 2
     assert "longer than the run: the rate never reaches its full value" in done.stdout
-    assert (
-        "ds_configs/zero3_offload.json:4 (zero_optimization.offload_optimizer.device): no effect in a rehearsal"
-        in (done.stdout)
-    )
     assert "[WARNING]" not in done.stdout, "nothing that DeepSpeed logs"
 
 
