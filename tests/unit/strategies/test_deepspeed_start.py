@@ -1,18 +1,72 @@
-"""What only DeepSpeed itself refuses is one line at the launch."""
+"""What the process gets before DeepSpeed's engine, and what is left out while it is built.
+
+What only DeepSpeed itself refuses is one line at the launch.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from plans import plan, request
 
 from trainer.distributed.launcher import Launcher
 from trainer.errors import ConfigError, LaunchError
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
 from trainer.launching.resolve import resolve
 from trainer.plan import Plan
-from trainer.strategies.deepspeed_start import check_engine_config
+from trainer.strategies import deepspeed_start
+from trainer.strategies.deepspeed_start import (
+    _first_line,
+    _quiet,
+    check_engine_config,
+    engine_start,
+    prepare_process,
+)
+
+
+def test_the_environment_of_a_cpu_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed_start, "check_engine_config", lambda plan: None)
+    monkeypatch.setattr(deepspeed_start, "without_compiled_op", lambda: None)
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(deepspeed_start.os, "environ", environment)
+    prepare_process(plan(request("zero2")))
+    assert environment["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert environment["DS_ACCELERATOR"] == "cpu"
+
+
+def test_parameters_are_not_gathered_and_adagrad_is_hidden_while_the_engine_is_built() -> None:
+    parameter: Any = SimpleNamespace(ds_id=0, all_gather=lambda: "whole", partition=lambda: "cut")
+    model: Any = SimpleNamespace(parameters=lambda: [parameter])
+    adagrad = torch.optim.Adagrad
+    with engine_start(model):
+        assert parameter.all_gather() is None
+        assert torch.optim.Adagrad is not adagrad
+    assert parameter.all_gather() == "whole" and torch.optim.Adagrad is adagrad
+
+
+def test_logging_is_quiet_only_meanwhile() -> None:
+    log = logging.getLogger("deepspeed_test")
+    with _quiet():
+        assert not log.isEnabledFor(logging.WARNING)
+    assert log.isEnabledFor(logging.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("Value error, no such stage.\nfor further information"), "no such stage"),
+        (AssertionError(""), ""),
+    ],
+)
+def test_an_error_is_one_line(error: Exception, line: str) -> None:
+    assert _first_line(error) == line
+
 
 ZERO = '{"zero_optimization": {"stage": 2}'
 

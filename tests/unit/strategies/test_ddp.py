@@ -1,0 +1,104 @@
+"""DDP: whose call exchanges gradients, whose attributes are seen, what a rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from plans import plan, request
+from torch import Tensor, nn
+
+from trainer.errors import LaunchError
+from trainer.strategies.ddp import DDP, DistributedDataParallel, _arrange_buckets
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = "of the model"
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, value: Tensor) -> Tensor:
+        output: Tensor = self.layer(value)
+        return output
+
+    def generate(self) -> str:
+        return "text"
+
+
+@pytest.fixture
+def wrapped() -> Iterator[DistributedDataParallel]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield DistributedDataParallel(Model())
+    dist.destroy_process_group()
+
+
+def strategy(name: str = "ddp", **settings: Any) -> DDP:
+    accelerator: Any = SimpleNamespace(process_index=1, num_processes=2, device="cpu")
+    world = 1 if name == "single" else 2
+    return DDP(plan(request(name), world=world, **settings), accelerator)
+
+
+def test_attributes_are_those_of_the_model(wrapped: DistributedDataParallel) -> None:
+    assert wrapped.config == "of the model"
+    with pytest.raises(AttributeError, match="missing"):
+        wrapped.missing  # noqa: B018
+
+
+def test_methods_of_the_model_are_for_evaluation_only(wrapped: DistributedDataParallel) -> None:
+    with pytest.raises(AttributeError, match=r"begins with a call of the model itself.*generate"):
+        wrapped.generate()
+    wrapped.eval()
+    assert wrapped.generate() == "text"
+
+
+def test_a_step_that_did_not_call_the_wrapper_exchanged_nothing(
+    wrapped: DistributedDataParallel,
+) -> None:
+    ddp = strategy()
+    ddp.model = wrapped
+    wrapped.module(torch.ones(1, 2))
+    assert ddp.missed_exchange() == "training_step did not call the model that it was given"
+    wrapped.eval()(torch.ones(1, 2))
+    assert ddp.missed_exchange(), "an evaluation exchanges nothing"
+    wrapped.train()(torch.ones(1, 2))
+    assert ddp.missed_exchange() == ""
+
+
+def test_one_process_exchanges_nothing() -> None:
+    single = strategy("single")
+    single.model = Model()
+    assert single.missed_exchange() == ""
+
+
+def test_arranging_buckets_leaves_no_gradient(wrapped: DistributedDataParallel) -> None:
+    before = [parameter.detach().clone() for parameter in wrapped.parameters()]
+    _arrange_buckets(wrapped)
+    assert all(parameter.grad is None for parameter in wrapped.parameters())
+    assert all(map(torch.equal, before, wrapped.parameters()))
+
+
+def test_a_model_that_was_not_wrapped_is_refused() -> None:
+    ddp = strategy()
+    ddp.model = Model()
+    with pytest.raises(LaunchError, match="asked for ddp, but the model became Model"):
+        ddp.verify()
+
+
+def test_every_rank_has_a_copy_of_the_whole_parameter() -> None:
+    parameter = nn.Parameter(torch.ones(2, 3))
+    shard = strategy().shard("weight", parameter)
+    assert (shard.start, shard.copy, shard.copies) == (0, 1, 2)
+    assert shard.tensor.shape == (6,) and shard.state_key is parameter
+    assert strategy().shard("weight", parameter.requires_grad_(False)).state_key is None
+
+
+def test_accelerate_is_told_bucket_sizes_and_unused_parameters() -> None:
+    made = plan(request("ddp"), world=2, find_unused_parameters=True, bucket_cap_mb=7)
+    [handler] = DDP.accelerator_arguments(made)["kwargs_handlers"]
+    assert (handler.bucket_cap_mb, handler.find_unused_parameters) == (7, True)
+    assert handler.gradient_as_bucket_view and not handler.broadcast_buffers

@@ -1,0 +1,124 @@
+"""What can be known of ZeRO without an engine: its configuration, and how groups are cut."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from plans import plan, request
+from torch import Tensor, nn
+
+from trainer.errors import LaunchError
+from trainer.strategies.deepspeed import ZeRO, _slices, engine_config
+
+
+def zero(strategy: str, **settings: Any) -> ZeRO:
+    """Build the strategy without a process group."""
+    plugin = SimpleNamespace(deepspeed_config={"zero_optimization": {}}, dschf="registered")
+    state = SimpleNamespace(deepspeed_plugin=plugin)
+    accelerator: Any = SimpleNamespace(
+        device=torch.device("cpu"), state=state, process_index=1, num_processes=2
+    )
+    return ZeRO(plan(request(strategy), **settings), accelerator)
+
+
+def test_the_configuration_says_batch_sizes_and_clipping() -> None:
+    made = plan(request("zero2"), micro_batch_size=3, max_grad_norm=0.5)
+    config = engine_config(made)
+    assert config["train_micro_batch_size_per_gpu"] == 3
+    assert config["train_batch_size"] == made.global_batch_size
+    assert config["gradient_accumulation_steps"] == made.accumulation_steps
+    assert config["gradient_clipping"] == 0.5
+
+
+@pytest.mark.parametrize(("strategy", "stage"), [("zero1", 1), ("zero2", 2), ("zero3", 3)])
+def test_the_configuration_has_the_stage_and_half_precision(strategy: str, stage: int) -> None:
+    config = engine_config(plan(request(strategy), mixed_precision="bf16"))
+    assert config["zero_optimization"]["stage"] == stage
+    assert config["bf16"]["enabled"] is True and config["fp16"]["enabled"] is False
+    gathers = config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", False)
+    assert gathers is (stage == 3)
+
+
+def test_the_configuration_keeps_what_the_user_wrote() -> None:
+    written = {
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 7},
+        "communication_data_type": "bf16",
+        "timers": {"throughput": {"enabled": True}},
+    }
+    made = plan(request("zero2", deepspeed=written), mixed_precision="bf16")
+    config = engine_config(made)
+    assert config["zero_optimization"]["reduce_bucket_size"] == 7
+    assert config["communication_data_type"] == "bf16"
+    assert config["timers"]["throughput"]["enabled"] is True
+    assert "gradient_clipping" not in made.deepspeed, "the plan's own dictionary is not changed"
+
+
+def test_the_bucket_is_no_larger_than_the_model() -> None:
+    strategy = zero("zero2")
+    strategy._limit_bucket(nn.Linear(3, 2))
+    config = strategy.accelerator.state.deepspeed_plugin.deepspeed_config
+    assert config["zero_optimization"] == {"reduce_bucket_size": 8}
+
+
+def test_the_configuration_is_not_left_to_transformers() -> None:
+    assert zero("zero3").accelerator.state.deepspeed_plugin.dschf is None
+
+
+def test_slices_of_a_group_cut_within_a_row() -> None:
+    first, second = _slices([torch.arange(6.0).reshape(2, 3), torch.tensor([6.0, 7.0])])
+    assert first.tolist() == [0.0, 1.0, 2.0, 3.0] and second.tolist() == [4.0, 5.0, 6.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "clip", "told"),
+    [(1, 1.0, "asked for zero2, but DeepSpeedEngine runs stage 1"), (2, 9.0, "clips at 9.0")],
+)
+def test_an_engine_that_runs_otherwise_is_refused(stage: int, clip: float, told: str) -> None:
+    class DeepSpeedEngine:
+        def zero_optimization_stage(self) -> int:
+            return stage
+
+        def gradient_clipping(self) -> float:
+            return clip
+
+    strategy = zero("zero2", max_grad_norm=1.0)
+    strategy.engine = DeepSpeedEngine()
+    with pytest.raises(LaunchError, match=told):
+        strategy.verify()
+
+
+def test_the_shard_of_the_last_rank_ends_before_the_padding() -> None:
+    """Five elements over two ranks: three each, of which the last one is padding."""
+    frozen: Any = SimpleNamespace(
+        requires_grad=False,
+        ds_numel=5,
+        ds_tensor=SimpleNamespace(data=torch.tensor([3.0, 4.0, 0.0])),
+    )
+    shard = zero("zero3").shard("weight", frozen)
+    assert shard is not None and shard.start == 3 and shard.tensor.tolist() == [3.0, 4.0]
+
+
+def test_missing_gradients_are_zeros_in_the_whole_shape() -> None:
+    strategy = zero("zero3")
+    strategy.model = nn.Linear(2, 3, bias=False)
+    weight: Any = strategy.model.weight
+    weight.ds_shape, weight.data = weight.shape, torch.empty(0)
+    strategy._add_missing_gradients()
+    assert weight.shape == (0,)
+    gradient: Tensor = weight.grad
+    assert gradient.shape == (3, 2) and not gradient.any()
+
+
+def test_the_scaler_counts_good_steps() -> None:
+    strategy = zero("zero2")
+    scaler = SimpleNamespace(
+        dynamic=True, cur_scale=8.0, cur_iter=7, last_overflow_iter=2, cur_hysteresis=1
+    )
+    strategy.zero = SimpleNamespace(loss_scaler=scaler)
+    state = strategy.scaler_state()
+    assert state == {"scale": 8.0, "good_steps": 4, "hysteresis": 1}
+    strategy.load_scaler_state(state)
+    assert strategy.scaler_state() == state

@@ -1,0 +1,126 @@
+"""FSDP2: which modules become units, what launch files may name, what a rank holds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from origins import origin
+from plans import FOUR_GPUS, launched, plan, request
+from torch import nn
+
+from trainer.errors import ConfigError, LaunchError
+from trainer.strategies.fsdp import FSDP2
+
+
+class Block(nn.Module):
+    _no_split_modules = ("Block",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+
+class Model(nn.Module):
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2, 2)
+        self.layers = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(2, 2, bias=False)
+        if tied:
+            self.head.weight = self.layers[1].inner.weight  # type: ignore[union-attr,assignment]
+
+
+def fsdp(**settings: Any) -> FSDP2:
+    accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
+    return FSDP2(
+        plan(request("fsdp", fsdp={"reshard_after_forward": True, **settings})), accelerator
+    )
+
+
+def units(model: nn.Module, **settings: Any) -> list[str]:
+    names = {module: name for name, module in model.named_modules()}
+    return [names[unit] for unit in fsdp(**settings)._units(model)]
+
+
+def test_layers_that_the_model_names_are_units() -> None:
+    assert units(Model(), auto_wrap_policy="TRANSFORMER_BASED_WRAP") == ["layers.1", "layers.0"]
+
+
+def test_layers_that_the_launch_file_names_are_units() -> None:
+    named = {"transformer_cls_names_to_wrap": ["Embedding"]}
+    assert units(Model(), auto_wrap_policy="TRANSFORMER_BASED_WRAP", **named) == ["embedding"]
+
+
+def test_a_layer_that_shares_a_parameter_with_another_part_is_no_unit() -> None:
+    model = Model(tied=True)
+    assert units(model, auto_wrap_policy="TRANSFORMER_BASED_WRAP") == ["layers.0"]
+
+
+def test_modules_above_a_size_are_units_without_what_inner_ones_took() -> None:
+    found = units(Model(), auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=4)
+    assert found == ["layers.1.inner", "layers.0.inner"], "six elements each; blocks have no more"
+
+
+def test_without_a_policy_the_model_is_one_unit() -> None:
+    assert units(Model()) == []
+
+
+def test_activation_checkpointing_needs_units() -> None:
+    with pytest.raises(LaunchError, match="needs units to recompute: set fsdp_auto_wrap_policy"):
+        fsdp()._checkpointed(Model(), [])
+
+
+def test_checkpointed_units_take_the_place_of_the_modules() -> None:
+    model = Model()
+    blocks = list(model.layers)
+    wrapped = fsdp()._checkpointed(model, blocks)
+    assert list(model.layers) == wrapped
+    assert [name for name, _ in wrapped[0].named_modules()][1] == "_checkpoint_wrapped_module"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"transformer_cls_names_to_wrap": ["Blok"]},
+            "the model has no module of this class; did you mean 'Block'?",
+        ),
+        ({"ignored_modules": "nothing"}, "matches the name of no module, such as 'embedding'"),
+        ({"ignored_modules": "("}, "not a regular expression: "),
+    ],
+)
+def test_modules_that_the_model_does_not_have_are_named(
+    settings: dict[str, Any], told: str
+) -> None:
+    made = plan(request("fsdp", fsdp=settings))
+    [problem] = FSDP2.model_problems(made, Model())
+    assert told in str(problem)
+
+
+def test_ignored_modules_must_be_frozen() -> None:
+    model = Model()
+    with pytest.raises(ConfigError, match=r"embedding\.weight would be trained on each rank alone"):
+        fsdp(ignored_modules="embedding")._ignored(model)
+    model.embedding.requires_grad_(False)
+    assert fsdp(ignored_modules="embedding")._ignored(model) == {model.embedding.weight}
+    assert fsdp()._ignored(model) == set()
+
+
+def test_offloaded_gradients_need_a_backend_for_the_cpu() -> None:
+    origins = {"fsdp.cpu_offload": origin("a.yaml:5 (fsdp_offload_params)")}
+    asks = request("fsdp", fsdp={"cpu_offload": True}, origins=origins)
+    offloading = plan(asks, launcher=launched(4), machine=FOUR_GPUS)
+    assert FSDP2.backend(offloading) == "cuda:nccl,cpu:gloo"
+    assert FSDP2.steps_on_cpu(offloading)
+    assert FSDP2.backend(plan(request("fsdp", fsdp={}))) == "gloo"
+
+
+def test_gradients_are_reduced_in_full_precision() -> None:
+    assert fsdp()._precision().reduce_dtype is None
+    accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
+    made = plan(request("fsdp", fsdp={}), mixed_precision="bf16")
+    policy = FSDP2(made, accelerator)._precision()
+    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)

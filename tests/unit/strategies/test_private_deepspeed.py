@@ -1,0 +1,137 @@
+"""Private attributes of DeepSpeed: a release that removes one is named here.
+
+Most of them exist on a running engine only, which the jobs in ``tests/jobs/`` have; so the source
+of the class is searched for the name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import deepspeed
+import pytest
+import torch
+from torch import nn
+
+from trainer.strategies import private_deepspeed
+from trainer.strategies.private_deepspeed import REDUCE_METHODS
+
+ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
+STAGES_1_AND_2 = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer"
+STAGE_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
+INIT = "deepspeed.runtime.zero.partition_parameters:Init"
+LINKAGE = "deepspeed.utils.mixed_precision_linkage"
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (ENGINE, "_backward_prologue"),
+        (ENGINE, "_backward_prologue_per_tensor"),
+        (ENGINE, "basic_optimizer"),
+        (ENGINE, "coalesce_grad_reduction"),
+        (ENGINE, "inside_no_sync_ctxt"),
+        (ENGINE, "set_gradient_accumulation_boundary"),
+        (INIT, "_convert_to_zero_parameters"),
+        (INIT, "ds_active_sub_modules"),
+        (INIT, "ds_id"),
+        (INIT, "ds_numel"),
+        (INIT, "ds_tensor"),
+        (LINKAGE, "_hp_mapping"),
+        (STAGES_1_AND_2, REDUCE_METHODS[1]),
+        (STAGES_1_AND_2, REDUCE_METHODS[2]),
+        (STAGES_1_AND_2, "gradient_accumulation_dtype"),
+        (STAGES_1_AND_2, "grad_accum"),
+        (STAGES_1_AND_2, "param_buffer_of_bit16_for_cpu_offload_groups"),
+        (STAGES_1_AND_2, "single_partition_of_fp32_groups"),
+        (STAGES_1_AND_2, "update_lp_params"),
+        (STAGES_1_AND_2, "use_grad_accum_attribute"),
+        (STAGES_1_AND_2, "use_separate_grad_accum"),
+        (STAGE_3, REDUCE_METHODS[3]),
+        (STAGE_3, "_get_fp32_opt_state_partition"),
+        (STAGE_3, "_leaf_module_hooks"),
+        (STAGE_3, "_partition_all_parameters"),
+        (STAGE_3, "_reassign_or_swap_out_partitioned_parameters"),
+        (STAGE_3, "fp32_partitioned_groups_flat"),
+        (STAGE_3, "get_param_id"),
+        (STAGE_3, "grad_position"),
+        (STAGE_3, "persistent_parameters"),
+    ],
+)
+def test_deepspeed_has_the_attribute(place: str, name: str) -> None:
+    module, _, class_name = place.partition(":")
+    found: Any = importlib.import_module(module)
+    if class_name:
+        found = getattr(found, class_name)
+    assert name in inspect.getsource(found), (
+        f"deepspeed {deepspeed.__version__} has no {name} in {place}: "
+        "see trainer/strategies/private_deepspeed.py"
+    )
+
+
+def test_deepspeed_takes_hooks_for_the_end_of_a_backward_pass() -> None:
+    from deepspeed.runtime.base_optimizer import ZeROOptimizer
+
+    assert hasattr(ZeROOptimizer, "register_grad_acc_post_hook"), (
+        f"deepspeed {deepspeed.__version__} has no register_grad_acc_post_hook"
+    )
+
+
+def test_an_operator_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    import deepspeed.ops
+
+    assert "deepspeed_shm_comm" in deepspeed.ops.__compatible_ops__, (
+        f"deepspeed {deepspeed.__version__} has no deepspeed_shm_comm in __compatible_ops__"
+    )
+    monkeypatch.setitem(deepspeed.ops.__compatible_ops__, "deepspeed_shm_comm", True)
+    private_deepspeed.switch_off_op("deepspeed_shm_comm")
+    assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
+
+
+def test_a_parameter_is_not_gathered_until_it_gets_its_methods_back() -> None:
+    parameter = SimpleNamespace(ds_id=0, all_gather=lambda: "whole", partition=lambda: "sharded")
+    assert private_deepspeed.is_sharded(parameter)
+    assert not private_deepspeed.is_sharded(nn.Parameter(torch.ones(1)))
+
+    methods = private_deepspeed.stop_gathering(parameter)
+    assert (
+        parameter.all_gather() is None and parameter.partition(None, has_been_updated=True) is None
+    )
+    private_deepspeed.gather_again(parameter, *methods)
+    assert (parameter.all_gather(), parameter.partition()) == ("whole", "sharded")
+
+
+def test_the_range_of_a_parameter_in_stages_1_and_2() -> None:
+    group = torch.arange(8.0)
+    mapping = SimpleNamespace(
+        hp_fragment=group[2:5],
+        lp_fragment_address=SimpleNamespace(start=7),
+        hp_fragment_address=SimpleNamespace(start=2),
+        param_group_index=1,
+    )
+    zero = SimpleNamespace(single_partition_of_fp32_groups=[None, group])
+    part = private_deepspeed.flat_range(zero, SimpleNamespace(_hp_mapping=mapping))
+    assert part is not None
+    assert part.values.tolist() == [2.0, 3.0, 4.0]
+    assert (part.start, part.offset) == (7, 2)
+    assert part.flat_group is group
+
+    elsewhere = SimpleNamespace(_hp_mapping=None)
+    assert private_deepspeed.flat_range(zero, elsewhere) is None
+    assert not private_deepspeed.has_part(elsewhere)
+
+
+def test_the_backward_pass_begins_only_when_it_is_told_to() -> None:
+    begun: list[str] = []
+    engine = SimpleNamespace(
+        _backward_prologue=lambda: begun.append("begun"),
+        _backward_prologue_per_tensor=lambda gradient: gradient / 2,
+    )
+    begin = private_deepspeed.take_over_backward_start(engine)
+    engine._backward_prologue()
+    assert begun == [] and engine._backward_prologue_per_tensor(4.0) == 4.0
+    begin()
+    assert begun == ["begun"]

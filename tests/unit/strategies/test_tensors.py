@@ -1,0 +1,85 @@
+"""Names of a prepared model's tensors, this rank's part of them, and scalars kept as vectors.
+
+Norm and clipping are in ``tests/unit/test_step.py``, and over meshes in ``test_tensor_parallel.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trainer.strategies.tensors import (
+    canonical_names,
+    canonical_state,
+    hold_scalars_as_vectors,
+    keep_in_step,
+    local,
+    unwrapped,
+)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.layer = nn.Linear(2, 2, bias=False)
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("hidden", torch.ones(1), persistent=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        output: Tensor = self.layer(value) * self.scale
+        return output
+
+
+def test_names_are_those_of_the_task_behind_torch_compile() -> None:
+    model = Scaled()
+    compiled = nn.ModuleDict({"_orig_mod": model})  # as torch.compile names it
+    assert unwrapped(compiled) is model
+    assert [name for name, _ in canonical_state(compiled)] == ["scale", "count", "layer.weight"]
+
+
+def test_a_shared_parameter_has_each_of_its_names() -> None:
+    model = nn.ModuleDict(
+        {"first": nn.Linear(2, 2, bias=False), "last": nn.Linear(2, 2, bias=False)}
+    )
+    model["last"].weight = model["first"].weight
+    assert [name for name, _ in canonical_state(model)] == ["first.weight", "last.weight"]
+
+
+def test_trainable_parameters_are_written_in_full_precision() -> None:
+    model = Scaled().bfloat16()
+    model.layer.requires_grad_(False)
+    assert canonical_names(model) == {
+        "scale": ((), torch.float32),
+        "count": ((), torch.int64),
+        "layer.weight": ((2, 2), torch.bfloat16),
+    }
+
+
+def test_the_model_sees_a_scalar_where_a_vector_is_kept() -> None:
+    model = Scaled()
+    before = model(torch.ones(1, 2))
+    hold_scalars_as_vectors(model)
+    assert dict(model.named_parameters())["scale"].shape == (1,)
+    assert model.scale.shape == () and type(model).__name__ == "Scaled"
+    assert torch.equal(model(torch.ones(1, 2)), before)
+
+
+def test_a_scalar_that_two_modules_share_stays_shared() -> None:
+    first, second = Scaled(), Scaled()
+    second.scale = first.scale
+    model = nn.ModuleList([first, second])
+    hold_scalars_as_vectors(model)
+    assert first.scale.shape == second.scale.shape == ()
+    assert len([name for name, _ in model.named_parameters() if "scale" in name]) == 1
+
+
+def test_an_ordinary_tensor_is_its_own_part() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    assert local(parameter) is parameter
+
+
+def test_every_module_is_marked_for_generate() -> None:
+    model = Scaled()
+    keep_in_step(model)
+    assert all(module._is_fsdp_managed_module for module in model.modules())
