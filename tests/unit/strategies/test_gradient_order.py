@@ -1,4 +1,4 @@
-"""Gradients that come in any order are reduced in one, on every rank."""
+"""Gradients that arrive in any order are reduced in one order, on every rank."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def parameters(*names: str) -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(torch.ones(())) for name in names}
 
 
-def order(own: dict[str, nn.Parameter], gather: Gather = list) -> tuple[OrderedReducer, list[str]]:
-    """Build the order of ``own`` and the list of what was reduced."""
+def reducer_of(
+    own: dict[str, nn.Parameter], gather: Gather = list
+) -> tuple[OrderedReducer, list[str]]:
+    """Build the reducer of ``own`` and the list of what it has reduced, by name."""
     reduced: list[str] = []
     names = {id(parameter): name for name, parameter in own.items()}
     return OrderedReducer(
@@ -37,129 +39,129 @@ def chain(own: dict[str, nn.Parameter]) -> torch.Tensor:
 
 def test_the_order_is_that_of_the_backward_pass() -> None:
     own = parameters("a", "b", "c")
-    row, reduced = order(own)
-    came: list[str] = []
+    reducer, reduced = reducer_of(own)
+    arrived: list[str] = []
     for name, parameter in own.items():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.append(name))
     loss = chain(own) + own["c"]  # c is used once more; its gradient waits for its first use
-    row.start_backward(loss)
+    reducer.start_backward(loss)
     loss.backward()
     for name in own:
-        row.reduce(own[name], 7)
-    assert reduced == came == ["c", "b", "a"]
+        reducer.reduce(own[name], 7)
+    assert reduced == arrived == ["c", "b", "a"]
 
 
-@pytest.mark.parametrize("came", ["cba", "abc", "bac", "acb"])
-def test_what_comes_early_waits(came: str) -> None:
+@pytest.mark.parametrize("arriving", ["cba", "abc", "bac", "acb"])
+def test_a_gradient_that_arrives_early_waits_for_its_turn(arriving: str) -> None:
     own = parameters("a", "b", "c")
-    (row, reduced), (other, _) = order(own), order(own)
+    (reducer, reduced), (other, _) = reducer_of(own), reducer_of(own)
     for _ in range(2):
-        row.start_backward(chain(own))
-        for name in came:
-            row.reduce(own[name])
+        reducer.start_backward(chain(own))
+        for name in arriving:
+            reducer.reduce(own[name])
         other.start_backward(chain(own))
         for name in "cba":
             other.reduce(own[name])
-    assert reduced == list("cbacba") and row.fingerprint == other.fingerprint != 0
+    assert reduced == list("cbacba") and reducer.fingerprint == other.fingerprint != 0
 
 
 def test_all_ranks_take_the_order_of_rank_0() -> None:
     own = parameters("a", "b", "c")
-    row, reduced = order(own, lambda mine: [["b", "a", "c"], *mine])
-    row.start_backward(chain(own))
+    reducer, reduced = reducer_of(own, lambda mine: [["b", "a", "c"], *mine])
+    reducer.start_backward(chain(own))
     for name in "cba":
-        row.reduce(own[name])
+        reducer.reduce(own[name])
     assert reduced == ["b", "a", "c"]
 
 
-def test_a_gradient_that_never_comes_holds_nobody_up() -> None:
+def test_a_parameter_that_never_gets_a_gradient_delays_no_other() -> None:
     """Its operation gives none back, though the graph leads there."""
     own = parameters("a", "b", "c")
-    row, reduced = order(own)
+    reducer, reduced = reducer_of(own)
     for _ in range(3):
-        row.start_backward(chain(own))
+        reducer.start_backward(chain(own))
         for name in "ba":
-            row.reduce(own[name])
-        row.finish_backward()
+            reducer.reduce(own[name])
+        reducer.finish_backward()
     assert reduced == list("bababa")
 
 
-def test_a_gradient_that_came_and_comes_no_more_is_refused_before_others_are_reduced() -> None:
+def test_a_gradient_that_is_missing_later_is_refused_before_others_are_reduced() -> None:
     own = parameters("a", "b", "c", "d")
-    row, reduced = order(own)
-    row.start_backward(chain(own))
+    reducer, reduced = reducer_of(own)
+    reducer.start_backward(chain(own))
     for name in "dcba":
-        row.reduce(own[name])
-    row.finish_backward()
-    row.start_backward((own["a"] * own["d"]).sin())
+        reducer.reduce(own[name])
+    reducer.finish_backward()
+    reducer.start_backward((own["a"] * own["d"]).sin())
     for name in "da":
-        row.reduce(own[name])
+        reducer.reduce(own[name])
     with pytest.raises(
         LaunchError, match="only some micro-batches use b, c; set find_unused_parameters: true"
     ):
-        row.finish_backward()
+        reducer.finish_backward()
     assert reduced == list("dcbad")
 
 
-def test_a_gradient_that_came_in_no_earlier_micro_batch_is_refused() -> None:
+def test_a_gradient_that_is_new_in_a_later_micro_batch_is_refused() -> None:
     own = parameters("a", "b", "c")
-    row, reduced = order(own)
-    row.start_backward((own["a"] * own["c"]).sin())
+    reducer, reduced = reducer_of(own)
+    reducer.start_backward((own["a"] * own["c"]).sin())
     for name in "ca":
-        row.reduce(own[name])
-    row.finish_backward()
-    row.start_backward(chain(own))
-    row.reduce(own["c"])
+        reducer.reduce(own[name])
+    reducer.finish_backward()
+    reducer.start_backward(chain(own))
+    reducer.reduce(own["c"])
     with pytest.raises(
         LaunchError, match="only some micro-batches use b; set find_unused_parameters: true"
     ):
-        row.reduce(own["b"])
+        reducer.reduce(own["b"])
     assert "b" not in reduced
 
 
-def test_the_graph_is_walked_once() -> None:
+def test_the_graph_is_walked_in_the_first_micro_batch_only() -> None:
     """It takes some microseconds an operation."""
     own = parameters("a", "b", "c")
-    row, _ = order(own)
-    row.start_backward(chain(own))
+    reducer, _ = reducer_of(own)
+    reducer.start_backward(chain(own))
     for name in "cba":
-        row.reduce(own[name])
-    row.start_backward(torch.ones(()))  # has no graph that could be walked
+        reducer.reduce(own[name])
+    reducer.start_backward(torch.ones(()))  # has no graph that could be walked
 
 
-def test_a_graph_that_does_not_show_all_is_walked_each_time() -> None:
+def test_a_graph_that_hides_parameters_is_walked_in_each_micro_batch() -> None:
     own = parameters("a", "inside", "c")
-    row, reduced = order(own)
+    reducer, reduced = reducer_of(own)
     for _ in range(2):
-        row.start_backward((own["a"].sin() * own["c"]).sin())
+        reducer.start_backward((own["a"].sin() * own["c"]).sin())
         for name in ("a", "inside", "c"):
-            row.reduce(own[name])
-        row.finish_backward()
+            reducer.reduce(own[name])
+        reducer.finish_backward()
     assert reduced == ["inside", "c", "a"] * 2
     with pytest.raises(LaunchError, match="only some micro-batches use a, c, inside; set"):
-        row.start_backward(own["inside"].sin())
+        reducer.start_backward(own["inside"].sin())
 
 
-def test_a_gradient_that_does_not_come_holds_nobody_up_and_shows() -> None:
+def test_a_missing_gradient_delays_no_other_and_changes_the_fingerprint() -> None:
     own = parameters("a", "b", "c")
-    (row, reduced), (other, _) = order(own), order(own)
-    row.start_backward(chain(own))
+    (reducer, reduced), (other, _) = reducer_of(own), reducer_of(own)
+    reducer.start_backward(chain(own))
     for name in "ba":
-        row.reduce(own[name])
+        reducer.reduce(own[name])
     assert reduced == []
-    row.finish_backward()
+    reducer.finish_backward()
     assert reduced == ["b", "a"]
     other.start_backward(chain(own))
     for name in "cba":
         other.reduce(own[name])
     other.finish_backward()
-    assert row.fingerprint != other.fingerprint
+    assert reducer.fingerprint != other.fingerprint
 
 
-def test_ranks_that_use_other_parameters_are_refused() -> None:
+def test_ranks_that_use_different_parameters_are_refused() -> None:
     own = parameters("a", "b", "c")
-    row, _ = order(own, lambda mine: [["a", "b"], *mine])
+    reducer, _ = reducer_of(own, lambda mine: [["a", "b"], *mine])
     with pytest.raises(
         LaunchError, match="only some ranks use c; set find_unused_parameters: true"
     ):
-        row.start_backward(chain(own))
+        reducer.start_backward(chain(own))

@@ -36,7 +36,7 @@ def test_models_of_transformers_with_a_plan_can_be_divided() -> None:
         )
 
 
-def test_what_cannot_be_divided_is_named() -> None:
+def test_models_that_cannot_be_divided_are_refused_with_the_reason() -> None:
     assert problem_of(nn.Linear(2, 2), 2).startswith(
         "Linear has no plan by which its layers are divided"
     )
@@ -65,7 +65,7 @@ def test_a_model_with_adapters_is_refused() -> None:
     assert "PeftModelForCausalLM has no plan" in problem_of(adapted, 2)
 
 
-def test_what_was_not_held_to_the_numbers_is_refused_beside_it() -> None:
+def test_compile_and_fp16_are_refused_beside_tensor_parallelism() -> None:
     """What no model has a part in is known before one is built."""
     asks = request("fsdp", fsdp={"tp_size": 2}, origins={"fsdp.tp_size": origin("a.yaml:6 (tp)")})
     assert refusal(lambda: plan(asks, compile=True, mixed_precision="fp16")).splitlines() == [
