@@ -448,9 +448,7 @@ class Strategy(ABC):
     # -- the scaler of fp16's loss ----------------------------------------------------------------
 
     def scaler_state(self) -> dict[str, float]:
-        """Return ``scale``, and ``good_steps`` since it last changed; empty where the loss is not
-        scaled.
-        """
+        """Return ``scale``, and ``good_steps`` since it last changed; empty without a scaler."""
         scaler = self.accelerator.scaler
         if scaler is None:
             return {}

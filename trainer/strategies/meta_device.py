@@ -96,7 +96,7 @@ class InitialValues:
 
         # A copy of the model without values, since sharding changes the model's own modules. What
         # has values already is shared, not copied.
-        with_values = {id(one): one for one in model.parameters() if not one.is_meta}
+        with_values = {id(p): p for p in model.parameters() if not p.is_meta}
         self._model = copy.deepcopy(model, with_values)
 
     def _fill_buffers(

@@ -10,9 +10,7 @@ from trainer.strategies.buffers import BuffersBefore, restored_buffers
 
 
 class Kinds(nn.Module):
-    """Buffers of each kind: written to, replaced, of another form later, absent at first, shared,
-    constant.
-    """
+    """Buffers that are written to, replaced, grown, absent at first, shared, or constant."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""State that optimizers have before their first step: given to the tensors that take their
-parameters' place.
-"""
+"""State that optimizers have before their first step, given to the tensors that they will step."""
 
 from __future__ import annotations
 

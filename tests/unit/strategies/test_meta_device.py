@@ -13,9 +13,7 @@ from trainer.commands.whole_model import build_whole
 
 
 class Layers(nn.Module):
-    """What torch itself has: layers with lists of their weights, with other names for what draws
-    them, tied ones.
-    """
+    """Layers of torch: with lists of their weights, own names for what draws them, tied ones."""
 
     def __init__(self) -> None:
         super().__init__()
