@@ -388,7 +388,7 @@ class Flips(Callback):
 
 FLIPPED: dict[str, dict[str, Any]] = {
     "every": {"replica_check_every": 3},
-    "saved": {"save_every": 3},
+    "saved": {"save_every": 3, "replica_check_every": 1000},
     "off": {"replica_check_every": None},
 }
 

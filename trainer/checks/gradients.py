@@ -5,23 +5,19 @@ from __future__ import annotations
 from ..errors import LaunchError
 from ..hooks import Callback
 from ..run import Run
+from ..strategies.tensors import unwrapped
+from .parameters import refuse_changed
 
 
 class ExchangedGradients(Callback):
-    """Looks whether the first step's gradients were averaged: later ones are made the same way."""
-
-    def __init__(self) -> None:
-        self._looked = False
+    """Looks, at each step, whether its gradients were averaged."""
 
     def before_update(self, run: Run) -> None:
         """Raise ``LaunchError`` where the loss went past the exchange of gradients."""
-        if self._looked:
-            return
-        self._looked = True
-
         reason = run.strategy.missed_exchange()
-        if reason:
-            raise LaunchError(
-                f"{reason}, so no gradient was averaged over the ranks: begin with model(...); "
-                "a method of it, or its .module, goes past the exchange"
-            )
+        if not reason:
+            return
+
+        # Layers that were frozen since training began would have the same effect.
+        refuse_changed(run.strategy.trainable, list(unwrapped(run.model).named_parameters()))
+        raise LaunchError(reason)

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import distributed as torch_ddp
 
 from ..errors import LaunchError
+from ..text import listed
 from .base import Shard, Strategy
-from .private_torch import rebuild_buckets
+from .private_torch import numbers_without_gradient, rebuild_buckets
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -95,9 +96,27 @@ class DDP(Strategy):
             )
 
     def missed_exchange(self) -> str:
-        if not isinstance(self.model, DistributedDataParallel) or self.model.called:
+        if not isinstance(self.model, DistributedDataParallel):
             return ""
-        return "training_step did not call the model that it was given"
+        if not self.model.called:
+            return (
+                "training_step did not call the model that it was given, so no gradient was "
+                "averaged over the ranks: begin with model(...); a method of it, or its .module, "
+                "goes past the exchange"
+            )
+        self.model.called = False
+
+        # Numbered in the order of the trainable parameters. torch itself says so only at the next
+        # forward pass, after a step with the rank's own gradients.
+        unused = numbers_without_gradient(self.model)
+        if not unused:
+            return ""
+        names = [name for name, _ in self.parameters()]
+        return (
+            f"the loss of this step does not depend on {listed([names[n] for n in unused])}: no "
+            "gradient was averaged over the ranks; set find_unused_parameters: true if that is "
+            "meant, or freeze them (requires_grad_(False))"
+        )
 
     def shard(self, name: str, parameter: nn.Parameter) -> Shard:
         state_key = parameter if parameter.requires_grad else None

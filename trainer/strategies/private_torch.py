@@ -7,11 +7,13 @@ Each function says why no public name serves, and in which release the attribute
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
 
 # The base class of BatchNorm and InstanceNorm, which keep running statistics. torch has no public
 # class for both. Last seen in torch 2.13.
@@ -176,3 +178,19 @@ def register_model(accelerator: Any, model: nn.Module) -> None:
     ``prepare_model`` would wrap the model again.
     """
     accelerator._models.append(model)
+
+
+def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
+    """Return the numbers of the parameters that DDP still waits for after a backward pass.
+
+    ``reducer._check_reducer_finalized`` is all that says so before the next forward pass. Seen in
+    torch 2.13.
+    """
+    try:
+        model.reducer._check_reducer_finalized()
+    except RuntimeError as error:
+        found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        if found is None:
+            raise
+        return [int(number) for number in found[1].split()]
+    return []
