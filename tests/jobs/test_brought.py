@@ -30,10 +30,10 @@ REFUSED = {
     "outside": "LaunchError: parameter group 0 of the optimizer holds a parameter of shape (3,) that is not the",
     "frozen_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
     "thawed_later": "LaunchError: 0.weight, 0.bias: frozen, thawed or replaced, while",
-    "sparse": "LaunchError: 0 gives sparse gradients, which are neither clipped nor divided; build it with",
+    "compiled": "LaunchError: the model is compiled already: build it without torch.compile, and set",
     "no_loss": "DataError: training_step must return the loss, one number, or (loss, {name: value}); it returned",
     "independent": "DataError: training_step returned a loss that no parameter has a part in: compute it from what the",
-    "backward_itself": "DataError: the gradient of this loss was computed before: training_step returns the loss, and",
+    "backward_itself": "RuntimeError: Trying to backward through the graph a second time",  # fit() explains it
 }
 UNSAID = {
     **{
@@ -48,22 +48,6 @@ UNSAID = {
         ("changed_in_forward", name): "LaunchError: teacher.0.bias, teacher"
         for name in ("fsdp", "zero3")
     },
-    (
-        "penalty_unsaid",
-        "fsdp",
-    ): "takes gradients itself (torch.autograd.grad), wants fsdp_reshard_after_forward: false",
-    (
-        "penalty_unsaid",
-        "zero3",
-    ): "takes gradients itself (torch.autograd.grad), wants find_unused_parameters: true, or",
-    (
-        "penalty_in_blocks_unsaid",
-        "fsdp",
-    ): "LaunchError: FSDP2 brings a layer's values when the model's forward reaches",
-    (
-        "penalty_in_blocks_unsaid",
-        "zero3",
-    ): "takes gradients itself (torch.autograd.grad), wants find_unused_parameters",
     (
         "past_the_wrapper",
         "ddp",

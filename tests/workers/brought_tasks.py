@@ -264,13 +264,6 @@ class Compiled(Plain):
         return torch.compile(model, backend="eager")  # type: ignore[return-value]
 
 
-class SparseGradients(Plain):
-    """An embedding whose gradient holds the rows of a batch only."""
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(4, 1))
-
-
 class OnSomeRanks(Plain):
     """Two heads of one shape: a few samples go through the second, the others through the first."""
 
