@@ -75,7 +75,8 @@ def entry(name: str, order: list[str]) -> str:
     members = public_members(thing) if inspect.isclass(thing) else {}
     if order and set(order) != set(members):
         raise ValueError(
-            f"docs/api.md: {name} has the members {sorted(members)}, its marker says {sorted(order)}"
+            f"docs/api.md: {name} has the members {sorted(members)}, "
+            f"its marker says {sorted(order)}"
         )
     for member in order or members:
         value, full = members[member], f"{name}.{member}"
@@ -209,7 +210,8 @@ def errors() -> str:
     for error in sorted(found, key=lambda error: len(error.__mro__)):
         bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
         rows.append(
-            f"| `{error.__name__}` | {bases} | {error.exit_code} | {described(error.__name__, error)} |"
+            f"| `{error.__name__}` | {bases} | {error.exit_code} "
+            f"| {described(error.__name__, error)} |"
         )
     return "\n".join(rows)
 

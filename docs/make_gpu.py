@@ -22,7 +22,8 @@ def page(results: dict[str, Any]) -> str:
     failed = [name for name, told in tests.items() if told["outcome"] != "passed"]
     names = sorted({name for name, _ in machine["gpus"]}) or ["no GPU"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    where = f"{machine['visible']} x {', '.join(names)}, driver {machine['driver'] or 'none'}, {versions}"
+    driver = machine["driver"] or "none"
+    where = f"{machine['visible']} x {', '.join(names)}, driver {driver}, {versions}"
     lines = [
         f"Measured {results['date']}, {where}; {results['seconds']} s; device {results['device']}.",
         "",

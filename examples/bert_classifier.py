@@ -187,7 +187,8 @@ class BertClassifier(Task):
         for name in NAMES:
             if importlib.util.find_spec(name) is None:
                 raise DataError(
-                    f"{name} is not installed; its docstrings are data here: pip install {LIBRARIES[name]}"
+                    f"{name} is not installed; its docstrings are data here: "
+                    f"pip install {LIBRARIES[name]}"
                 )
         versions = {name: version(distribution) for name, distribution in LIBRARIES.items()}
         made_of = [

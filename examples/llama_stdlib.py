@@ -243,7 +243,7 @@ def _predictions(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _files(folder: Path, suffix: str) -> Iterator[bytes]:
-    """Contents of the files below a folder in the order of their names; of code, without its tests."""
+    """Contents of the files below a folder, by name; of code, without its tests."""
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(set(folders) - NOT_SOURCE)
         for name in sorted(files):

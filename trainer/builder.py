@@ -54,7 +54,7 @@ def build(
     callbacks: Sequence[Callback] | None = None,
     origins: Mapping[str, Origin] | None = None,
 ) -> Run:
-    """Build a run: data, model, optimizer and schedule, prepared under the strategy that was launched.
+    """Build a run: data, model, optimizer and schedule, prepared under a strategy.
 
     It claims ``config.output_dir``, and continues from a checkpoint where ``config.resume`` asks
     for it. Collective: call it on every rank.

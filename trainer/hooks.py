@@ -104,7 +104,7 @@ class Callback:
         """
 
     def summary(self) -> Mapping[str, Any]:
-        """Return what summary.json holds of it, the same on every rank; asked after the last step."""
+        """Return what summary.json holds of it, the same on every rank."""
         return {}
 
     def state_dict(self) -> Mapping[str, Any]:

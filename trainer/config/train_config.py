@@ -256,9 +256,7 @@ class TrainConfig:
 
     resume: Annotated[
         LocalPath,
-        Field(
-            description="'auto': continue from the newest complete checkpoint in output_dir; or a path"
-        ),
+        Field(description="'auto': continue from the newest complete checkpoint; or a path"),
     ] = "none"
     weights: Annotated[
         LocalPath | None,
