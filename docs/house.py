@@ -5,7 +5,7 @@
 
 A room is a file or a folder directly in ``trainer/``. An arrow leads from a room to one that it
 imports, for types or at run time, at the top of a file or inside a function. A floor is the length
-of the longest way down.
+of the longest way down. Neither rooms nor files may import each other in a circle.
 """
 
 from __future__ import annotations
@@ -60,6 +60,42 @@ def arrows() -> Arrows:
     return found
 
 
+def imported_files(path: Path) -> Iterator[Path]:
+    """Yield the files of the package that a file imports; a package is its ``__init__.py``."""
+    own = path.relative_to(PACKAGE).parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not (isinstance(node, ast.ImportFrom) and node.level):
+            continue
+        module = PACKAGE.joinpath(*own[: len(own) - node.level], *(node.module or "").split("."))
+        for alias in node.names:
+            # A name is a module of the package, or is defined in the module or its __init__.
+            found = file_of(module / alias.name) or file_of(module)
+            if found is not None:
+                yield found
+
+
+def file_of(module: Path) -> Path | None:
+    """Return the file of a module or package; None where there is no such module."""
+    for path in (module.with_suffix(".py"), module / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+def circle_of_files() -> list[str]:
+    """Return the files of a circle of imports, of which each imports the next; empty without one.
+
+    Imports for types and inside of functions count.
+    """
+    graph = {path: set(imported_files(path)) - {path} for path in modules()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        # graphlib gives each file before the one that imports it.
+        return [str(path.relative_to(PACKAGE)) for path in reversed(error.args[1])]
+    return []
+
+
 def floors(graph: Arrows) -> dict[str, int]:
     """Return the floor of each room, 1 at the bottom.
 
@@ -84,6 +120,9 @@ def main() -> None:
         floor = floors(graph)
     except CycleError as error:
         raise SystemExit(f"a circle: {' <- '.join(error.args[1])}") from None
+    circle = circle_of_files()
+    if circle:
+        raise SystemExit(f"a circle of files: {' -> '.join(circle)}")
     for number in range(1, max(floor.values()) + 1):
         print(f"{number:2}  {', '.join(sorted(room for room in floor if floor[room] == number))}")
     print(

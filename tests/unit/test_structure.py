@@ -185,6 +185,48 @@ def test_a_circle_and_a_way_up_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
         house.floors(house.arrows())
 
 
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert house.circle_of_files() == []
+
+
+@pytest.mark.parametrize(
+    ("files", "circle"),
+    [
+        (
+            {"a.py": "from .b import name", "b.py": "def f():\n    from .a import other"},
+            {"a.py", "b.py"},
+        ),
+        (
+            {"a.py": "if TYPE_CHECKING:\n    from .b import Name", "b.py": "from . import a"},
+            {"a.py", "b.py"},
+        ),
+        (
+            {"room/__init__.py": "from .one import f", "room/one.py": "from . import g"},
+            {"room/__init__.py", "room/one.py"},
+        ),
+        (
+            {
+                "a.py": "from .room.one import f",
+                "room/one.py": "from .two import f",
+                "room/two.py": "from ..a import g",
+            },
+            {"a.py", "room/one.py", "room/two.py"},
+        ),
+        ({"room/__init__.py": "from .one import f", "room/one.py": "from . import two"}, set()),
+        ({"a.py": "from .b import name", "b.py": "from .c import name"}, set()),
+    ],
+)
+def test_a_circle_of_files_is_seen(
+    files: dict[str, str], circle: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house, "PACKAGE", tmp_path)
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "two.py").touch()
+    for name, code in files.items():
+        (tmp_path / name).write_text(code)
+    assert {*house.circle_of_files()} == circle
+
+
 def test_a_plain_training_loads_what_it_uses(tmp_path: Path) -> None:
     """The digits on one process, with a checkpoint: nothing of other strategies, trackers, streams
     or commands.
