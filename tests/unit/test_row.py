@@ -1,0 +1,92 @@
+"""The order of the hooks of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer import Callback, ConfigError, TrainConfig
+from trainer.callbacks.evaluation import Evaluation
+from trainer.row import row_of
+
+PLAIN = [
+    "Clock",
+    "Stopping",
+    "Log",
+    "Evaluation",
+    "SameSettings",
+    "SameData",
+    "SupportedModel",
+    "SameModel",
+    "DivisibleOptimizer",
+    "ExchangedGradients",
+    "EditedParameters",
+    "TrainableSet",
+    "TrainingMode",
+    "MetricsFile",
+    "Progress",
+    "FiniteNumbers",
+    "SaveCheckpoints",
+]
+
+
+class Mine(Callback):
+    """A hook of a user."""
+
+
+def row(*added: Callback, **settings: Any) -> list[Callback]:
+    return row_of(TrainConfig(task="m:T", max_steps=4, **settings), added, {})
+
+
+def names(*added: Callback, **settings: Any) -> list[str]:
+    return [type(hook).__name__ for hook in row(*added, **settings)]
+
+
+def test_the_built_in_hooks_have_one_order() -> None:
+    assert names() == PLAIN
+
+
+def test_without_checks_the_other_hooks_stay() -> None:
+    assert names(checks="none") == PLAIN[:4] + PLAIN[13:]
+
+
+def test_buffers_of_steps_that_are_left_out_come_first() -> None:
+    assert names(on_nan="skip") == ["SkippedBuffers", *PLAIN]
+
+
+@pytest.mark.parametrize(
+    ("settings", "hook"),
+    [
+        ({"best_metric": "eval/loss", "eval_every": 1}, "Best"),
+        ({"max_time": "1h"}, "TimeLimit"),
+        ({"trackers": ["tensorboard"]}, "Tracking"),
+        ({"profile_steps": "2-3"}, "Profile"),
+    ],
+)
+def test_a_key_adds_its_hook_behind_what_a_run_writes(settings: dict[str, Any], hook: str) -> None:
+    assert names(**settings) == [*PLAIN[:-1], hook, PLAIN[-1]]
+
+
+def test_added_hooks_come_behind_all_others_but_the_one_that_saves() -> None:
+    settings: dict[str, Any] = {"max_time": "1h", "replica_check_every": 5}
+    assert names(Mine(), **settings)[-4:] == [
+        "TimeLimit",
+        "Mine",
+        "ReplicaCheck",
+        "SaveCheckpoints",
+    ]
+    assert names(Mine()) == [*PLAIN[:-1], "Mine", PLAIN[-1]]
+
+
+def test_an_evaluation_that_is_made_up_is_shown_to_the_hooks_behind_it() -> None:
+    mine = Mine()
+    whole = row(mine)
+    [evaluation] = [hook for hook in whole if isinstance(hook, Evaluation)]
+    assert evaluation.behind.row == whole[whole.index(evaluation) + 1 :]
+    assert mine in evaluation.behind.row
+
+
+def test_an_unknown_tracker_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(ConfigError, match="'wandbb': no tracker of Accelerate"):
+        row(trackers=["wandbb"])
