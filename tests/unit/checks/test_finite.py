@@ -1,8 +1,7 @@
-"""Steps that are left out where a device decides, samples by name, and losses that jump."""
+"""Steps that are left out where a device decides, and samples by their numbers."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import pytest
 import torch
 from brought_tasks import Numbers, Plain
 from one_process import fit
-from resuming import Odd
 from torch import nn
 
-from trainer import Callback, Data, LossSpikes, Run, StepInfo, TrainerError
+from trainer import Data, TrainerError
 from trainer.checks.finite import samples_of
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
@@ -88,31 +86,3 @@ def test_a_run_that_skips_every_step_ends(tmp_path: Path) -> None:
         TrainerError, match=r"^step 32: the loss on rank 0 is inf, .*; 32 steps in a row were left"
     ):
         fit(tmp_path, LosesAll(), max_steps=50, on_nan="skip", save_every=None)
-
-
-class Jumps(Callback):
-    """Makes the logged loss of one step a hundred times larger."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_step(self, trainer: Run, info: StepInfo) -> None:
-        assert info.metrics is not None
-        if info.step == self.at:
-            info.metrics["loss"] *= 100
-
-
-@fresh
-def test_a_spike_is_told_or_ends_the_run_before_it_is_saved(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"max_steps": 30, "save_every": 26, "keep_last": 1}
-    spikes = LossSpikes()
-    made = fit(tmp_path / "warns", Odd(), Jumps(26), spikes, **settings)
-    log = (tmp_path / "warns" / "log.txt").read_text()
-    assert log.count(" is a spike: ") == 1 and "note: step 26: the loss " in log and made.step == 30
-    kept = copy.deepcopy(spikes.state_dict())
-    assert kept["count"] == 29, "the spike is not learnt from"
-    with pytest.raises(
-        TrainerError, match=r"^step 26: the loss .* is a spike: .* before; lower lr"
-    ):
-        fit(tmp_path / "fails", Odd(), Jumps(26), LossSpikes(fail=True), **settings)
-    assert not list((tmp_path / "fails").glob("checkpoints/step-*"))
