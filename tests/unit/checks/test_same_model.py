@@ -1,15 +1,14 @@
-"""What ranks compare of settings and models, and how the first difference is told."""
+"""What ranks compare of models and optimizers before anything is divided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from fake_run import TwoRanks
 from torch import nn
 
-from trainer.checks.differences import described, differences
 from trainer.checks.same_model import (
     _form,
     _groups,
@@ -19,34 +18,6 @@ from trainer.checks.same_model import (
     check_model,
 )
 from trainer.errors import LaunchError
-
-
-class Gathered:
-    """An agreement of two ranks, of which the other one answers as it is told."""
-
-    distributed = True
-
-    def __init__(self, other: Callable[[Any], Any]) -> None:
-        self.other, self.sent = other, 0
-
-    def gather(self, value: Any) -> list[Any]:
-        self.sent += 1
-        return [value, self.other(value)]
-
-
-def test_one_number_is_sent_where_nothing_differs() -> None:
-    same: Any = Gathered(lambda value: value)
-    assert differences({"lr": "0.1"}, same) == ([], []) and same.sent == 1
-
-
-def test_the_first_difference_in_order_is_described() -> None:
-    other: Any = Gathered(
-        lambda value: 0 if isinstance(value, int) else {"lr": "0.1", "seed": "1", "more": "2"}
-    )
-    found, of_ranks = differences({"seed": "0", "lr": "0.1"}, other)
-    assert found == ["seed", "more"]
-    assert described("seed", of_ranks) == "rank 1: seed is 1, rank 0: 0"
-    assert described("more", of_ranks) == "rank 1: more is 2, rank 0: missing"
 
 
 def test_a_model_is_told_by_order_shape_dtype_and_what_learns() -> None:
@@ -116,6 +87,6 @@ def test_values_that_are_read_later_do_not_count() -> None:
         LaunchError,
         match=r"^rank 1: the first weights of weight differ: .* here, .* on rank 0: build",
     ):
-        check_model(model, optimizer, Gathered(other_rank), values_come_later=False)  # type: ignore[arg-type]
+        check_model(model, optimizer, TwoRanks(other_rank), values_come_later=False)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match=r"^rank 1: the first weights of drawn differ"):
-        check_model(model, optimizer, Gathered(other_rank), values_come_later=True)  # type: ignore[arg-type]
+        check_model(model, optimizer, TwoRanks(other_rank), values_come_later=True)  # type: ignore[arg-type]

@@ -1,0 +1,172 @@
+"""Parameters that were edited, frozen or replaced behind the optimizer's back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_run import fake_run, step_info
+from torch import nn
+
+from trainer import LaunchError
+from trainer.checks.parameters import EditedParameters, TrainableSet
+
+WINDOW: Any = None
+STEP = step_info()
+
+
+class Engine:
+    """A strategy whose parameters are copies of what it steps, as under ZeRO."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.named: list[tuple[str, nn.Parameter | None]] = list(model.named_parameters())
+        self.writes = 0
+
+    def temporary_parameters(self) -> list[tuple[str, nn.Parameter | None]]:
+        return self.named
+
+    def write(self) -> None:
+        """Give the parameters new values, as an engine does behind its step."""
+        edit(self)
+        self.writes += 1
+
+
+@torch.no_grad()
+def edit(engine: Engine) -> None:
+    for _, parameter in engine.named:
+        if parameter is not None:
+            parameter.mul_(0.5)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine(nn.Linear(2, 1))
+
+
+@pytest.fixture
+def run(engine: Engine) -> Any:
+    return fake_run(strategy=engine)
+
+
+@pytest.fixture
+def check(run: Any) -> EditedParameters:
+    """A check that has seen a run begin."""
+    check = EditedParameters()
+    check.on_start(run)
+    return check
+
+
+def test_parameters_that_only_the_engine_writes_pass(
+    check: EditedParameters, run: Any, engine: Engine
+) -> None:
+    for _ in range(3):
+        check.on_window(run, WINDOW)
+        check.before_update(run)
+        engine.write()
+        check.on_step(run, STEP)
+        check.on_save(run)
+
+
+def test_an_edit_in_the_forward_pass_is_found_before_the_update(
+    check: EditedParameters, run: Any, engine: Engine
+) -> None:
+    check.on_window(run, WINDOW)
+    edit(engine)
+    with pytest.raises(LaunchError) as error:
+        check.before_update(run)
+    assert str(error.value).startswith("bias, weight: changed in place, while this strategy keeps")
+
+
+@pytest.mark.parametrize("look", ["on_window", "on_save"])
+def test_an_edit_in_a_callback_is_found_at_the_next_window_or_save(
+    look: str, check: EditedParameters, run: Any, engine: Engine
+) -> None:
+    engine.write()
+    check.on_step(run, STEP)
+    edit(engine)
+    arguments = [WINDOW] if look == "on_window" else []
+    with pytest.raises(LaunchError, match=r"^bias, weight: changed in place"):
+        getattr(check, look)(run, *arguments)
+
+
+@pytest.mark.parametrize("look", ["on_window", "on_save"])
+def test_what_the_engine_wrote_after_a_step_is_no_edit(
+    look: str, check: EditedParameters, run: Any, engine: Engine
+) -> None:
+    """As behind ``whole_parameters``, and behind an evaluation with the moving average."""
+    check.on_step(run, STEP)
+    engine.write()
+    arguments = [WINDOW] if look == "on_window" else []
+    getattr(check, look)(run, *arguments)
+
+
+def test_an_edit_behind_a_write_of_the_engine_is_found_in_the_next_step(
+    check: EditedParameters, run: Any, engine: Engine
+) -> None:
+    engine.write()
+    check.on_window(run, WINDOW)
+    edit(engine)
+    with pytest.raises(LaunchError):
+        check.before_update(run)
+
+
+def test_parameters_that_are_not_gathered_now_do_not_count(run: Any, engine: Engine) -> None:
+    [first, (name, _)] = engine.named
+    engine.named = [first, (name, None)]
+    check = EditedParameters()
+    check.on_start(run)
+    check.before_update(run)
+
+
+def trained(change: Callable[[nn.Module], object], *, logged: bool = True) -> None:
+    """Train a layer beside a frozen one, change the model, and look at a step."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[1].requires_grad_(False)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    run = fake_run(model=model, strategy=SimpleNamespace(trainable=trainable))
+    change(model)
+    TrainableSet().on_step(run, step_info(metrics={"loss": 1.0} if logged else None))
+
+
+def replace_layer(model: nn.Module) -> None:
+    model[0] = nn.Linear(2, 2)  # type: ignore[operator]
+
+
+def test_the_parameters_of_the_beginning_pass() -> None:
+    trained(lambda model: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda model: model[0].bias.requires_grad_(False), "0.bias"),
+        (lambda model: model[1].weight.requires_grad_(True), "1.weight"),
+        (replace_layer, "0.bias, 0.weight"),
+        (lambda model: model.append(nn.Linear(1, 1)), "2.bias, 2.weight"),
+    ],
+)
+def test_layers_that_are_frozen_thawed_replaced_or_added_later_are_refused(
+    change: Callable[[Any], object], named: str
+) -> None:
+    with pytest.raises(LaunchError) as error:
+        trained(change)
+    for name in named.split(", "):
+        assert name in str(error.value)
+
+
+def test_only_logged_steps_are_looked_at() -> None:
+    trained(replace_layer, logged=False)
+
+
+def test_a_hook_on_the_gradient_of_a_divided_parameter_is_refused() -> None:
+    def add_hook(model: Any) -> None:
+        model[0].weight.placements = ()  # as a DTensor has them
+        model[0].weight.register_hook(lambda gradient: gradient)
+
+    with pytest.raises(
+        LaunchError, match=r"^0\.weight: a hook on its gradient would not be called"
+    ):
+        trained(add_hook)
