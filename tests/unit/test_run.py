@@ -1,0 +1,203 @@
+"""The live parts of a training between its steps: position, notices, saves and evaluations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from brought_tasks import Plain
+from one_process import log_of, steps
+from torch import nn
+
+from trainer import Callback, CheckpointError, Run, Task, TrainConfig, TrainerError, build
+from trainer.run import COUNTERS
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def run_in(folder: Path, task: Task | None = None, *callbacks: Callback, **settings: Any) -> Run:
+    """Build a run of four steps of eight samples out of 64."""
+    given = {"max_steps": 4, "micro_batch_size": 8, **settings}
+    config = TrainConfig(task="brought_tasks:Plain", output_dir=str(folder), **given)
+    return build(task or Plain(), config, callbacks=callbacks)
+
+
+def train(run: Run) -> None:
+    """Train to the end, with plain Accelerate around the run."""
+    for window in run.windows():
+        for micro in window.micros:
+            run.accelerator.backward(run.task.training_step(run.model, micro.batch))
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        run.advance(window)
+
+
+def test_windows_begin_at_the_position_and_advance_moves_it(tmp_path: Path) -> None:
+    run = run_in(tmp_path, keep_last=0, schedule="linear", lr=0.1)
+    seen = []
+    for window in run.windows():
+        seen.append(window.micros[0].batch["at"].tolist())
+        run.optimizer.step()
+        run.advance(window)
+        if run.step == 2:
+            break
+    assert (run.step, run.step_began, run.samples) == (2, 8, 16)
+    assert run.rates == pytest.approx([0.075, 0.075]), "of the step before, not of the next one"
+
+    rest = [window.micros[0].batch["at"].tolist() for window in run.windows()]
+    assert len(rest) == 2, "the steps that are left"
+    indices = [index for batch in seen + rest for index in batch]
+    assert len(set(indices)) == 32, "no sample comes twice"
+
+
+def test_a_skipped_step_moves_the_data_but_not_the_schedule(tmp_path: Path) -> None:
+    run = run_in(tmp_path, keep_last=0, schedule="linear", lr=0.1)
+    first, second, third, _ = run.windows()
+    run.advance(first, skipped=True)
+    run.advance(second, skipped=True)
+    assert (run.skipped_steps, run.skipped_in_a_row, run.samples) == (2, 2, 16)
+    assert run.schedule.get_last_lr() == pytest.approx([0.1, 0.1])
+    run.optimizer.step()
+    run.advance(third)
+    assert (run.skipped_steps, run.skipped_in_a_row, run.samples) == (2, 0, 24)
+
+
+def test_notes_stand_in_the_banner_and_in_plan_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Notes(Callback):
+        def on_launch(self, run: Run) -> None:
+            run.note("first", "second")
+
+    run = run_in(tmp_path, None, Notes())
+    assert run.notices[:2] == ["first", "second"]
+    notices = json.loads((tmp_path / "plan.json").read_text())["notices"]
+    assert {"first", "second"} <= set(notices)
+    assert "second" in capsys.readouterr().out
+
+
+def test_what_is_said_is_printed_and_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_in(tmp_path)
+    run.say("a line")
+    assert capsys.readouterr().out.endswith("a line\n")
+    assert log_of(tmp_path).endswith("a line\n")
+    monkeypatch.setattr(Run, "is_main", False)
+    run.say("a line of another rank")
+    assert "another rank" not in log_of(tmp_path) + capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("save_every", "expected"),
+    [(None, []), (2, [2, 4, 6, 8]), (3, [3, 6]), ("1 epochs", [8])],
+)
+def test_a_checkpoint_is_due_every_few_steps(
+    save_every: Any, expected: list[int], tmp_path: Path
+) -> None:
+    run = run_in(tmp_path, save_every=save_every)
+    assert [step for step in range(1, 9) if run.saves_at(step)] == expected
+
+
+def test_a_failing_run_waits_for_the_save_in_flight(tmp_path: Path) -> None:
+    run = run_in(tmp_path, keep_last=1)
+    train(run)
+    run.save()
+    with pytest.raises(TrainerError, match=r"^the loss is lost; lower lr, set max_grad_norm"):
+        run.fail("the loss is lost")
+    assert steps(tmp_path) == [4], "complete, though nobody else waited for it"
+
+
+def test_a_save_that_fails_as_well_does_not_hide_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish() -> None:
+        raise CheckpointError("no room")
+
+    run = run_in(tmp_path)
+    monkeypatch.setattr(run.saver, "finish", finish)
+    with pytest.raises(TrainerError, match=r"^the loss is lost; "):
+        run.fail("the loss is lost")
+
+
+def test_hooks_look_at_a_run_before_it_is_saved(tmp_path: Path) -> None:
+    class Looks(Callback):
+        saved_before: Any = None
+
+        def on_save(self, run: Run) -> None:
+            self.saved_before = steps(tmp_path)
+
+    hook = Looks()
+    run = run_in(tmp_path, None, hook, keep_last=1)
+    train(run)
+    run.save()
+    run.close()
+    assert hook.saved_before == [] and steps(tmp_path) == [4]
+
+
+def test_an_evaluation_measures_in_evaluation_mode_and_trains_on(tmp_path: Path) -> None:
+    modes = []
+
+    class Watched(Plain):
+        def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+            modes.append((model.training, torch.is_grad_enabled()))
+            return {"at": batch["at"].double()}
+
+    run = run_in(tmp_path, Watched(), evaluation_batch_size=4)
+    run.train_mode()
+    assert run.evaluate() == {"eval/at": 4.5}, "the mean over ten samples in batches of 4, 4 and 2"
+    assert modes == [(False, False)] * 3
+    assert run.model.training
+    assert run.last_evaluation == {"eval/at": 4.5}
+
+
+def test_the_default_evaluation_is_the_mean_loss_over_all_examples(tmp_path: Path) -> None:
+    run = run_in(tmp_path, evaluation_batch_size=4)
+    data = run.data.evaluation
+    whole = {name: torch.stack([item[name] for item in data]) for name in ("x", "y")}
+    with torch.no_grad():
+        expected = float(run.task.training_step(run.model, whole))
+    assert run.evaluate()["eval/loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_layers_that_build_model_put_into_evaluation_mode_stay_there(tmp_path: Path) -> None:
+    class Held(Plain):
+        def build_model(self) -> nn.Module:
+            model = nn.Sequential(nn.Linear(8, 1), nn.BatchNorm1d(1))
+            model[1].eval()
+            return model
+
+    run = run_in(tmp_path, Held())
+    run.evaluate()
+    modes = [module.training for module in run.model.modules()]
+    assert modes == [True, True, False]
+
+
+def test_a_checkpoint_is_made_of_the_counters_and_the_position(tmp_path: Path) -> None:
+    run = run_in(tmp_path, keep_last=0)
+    train(run)
+    parts = run.parts()
+    assert parts.step == 4 and parts.counters["samples"] == 32
+    assert set(parts.counters) == {*COUNTERS, "spent"}
+    assert parts.averages is None, "without ema_decay there is nothing to keep"
+    assert parts.callbacks is run.callbacks
+
+
+def test_parts_have_the_average_that_is_kept(tmp_path: Path) -> None:
+    run = run_in(tmp_path, keep_last=0, ema_decay=0.5)
+    averages = run.parts().averages
+    assert averages is not None
+    shapes = [shard.tensor.shape for shard, _ in averages]
+    assert shapes == [average.shape for _, average in averages]
+    assert sum(average.numel() for _, average in averages) == run.trainable
+
+
+def test_a_stop_is_said_with_its_reason_and_agreed_on_at_a_boundary(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    run.stop("enough", agreed=True)
+    assert run.stop_reason == "enough" and not run.stopping
+    assert "stopping: enough" in log_of(tmp_path)
+    assert run.agreement.poll() == 0
