@@ -1,64 +1,162 @@
-"""Which models are filled after they are sharded, and what they get at once."""
+"""Models that are built on the meta device, and where they get their values from."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from brought_tasks import Plain
+from one_process import checkpoint, fit
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
-from trainer import CheckpointError, Task
+from trainer import CheckpointError, LaunchError, Pretrained, Run, TrainConfig, build
 from trainer.building.meta_model import MetaModel
-from trainer.task import Pretrained
+
+NAMES = ["0.bias", "0.weight", "1.bias", "1.weight"]
 
 
-class Built(Task):
+class Shifted(nn.Linear):
+    """A layer with a buffer that no file holds; reset_parameters gives it its value."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("shift", torch.empty(8), persistent=False)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(self, "shift"):
+            nn.init.constant_(self.shift, 3.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnMeta(Plain):
+    """A model without values, which a folder may have.
+
+    Args:
+        folder: of a pretrained model; "" for none.
+        new: parameters that the folder does not have.
+    """
+
+    folder: str = ""
+    new: tuple[str, ...] = ()
+
     def build_model(self) -> nn.Module:
-        raise AssertionError("the model is built by the test")
+        with torch.device("meta"):
+            return nn.Sequential(Shifted(), nn.Linear(8, 1))
+
+    def pretrained(self, model: nn.Module) -> Pretrained | None:
+        return Pretrained(folder=self.folder, new=self.new) if self.folder else None
 
 
-class Stored(Built):
-    """Has a folder of pretrained files, which is empty."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def pretrained(self, model: nn.Module) -> Pretrained:
-        names = {name: name for name, _ in model.named_parameters()}
-        return Pretrained(folder=self.folder, names=names)
+def built(folder: Path, task: Plain, **settings: Any) -> Run:
+    config = TrainConfig(
+        task="m:T", output_dir=str(folder), max_steps=2, micro_batch_size=8, **settings
+    )
+    return build(task, config)
 
 
-def on_meta() -> nn.Module:
-    with torch.device("meta"):
-        return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+def values(run: Run) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
 
 
-def test_a_model_with_values_has_nothing_to_be_filled() -> None:
-    assert MetaModel.of(nn.Linear(2, 3), Built(), 0, resumes=False) is None
+def written(folder: Path, *names: str) -> dict[str, Tensor]:
+    """Write a model folder with these parameters, and return them."""
+    shapes = {name: value.shape for name, value in OnMeta().build_model().state_dict().items()}
+    tensors = {name: torch.randn(shapes[name]) for name in names}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
 
 
-@pytest.mark.parametrize("resumes", [False, True])
-def test_buffers_get_their_values_before_the_model_is_sharded(resumes: bool) -> None:
-    model = on_meta()
-    made = MetaModel.of(model, Built(), 0, resumes=resumes)
-    assert (made is None) == resumes, "a checkpoint has the parameters"
-    assert not any(buffer.is_meta for buffer in model.buffers())
-    assert all(parameter.is_meta for parameter in model.parameters())
+def test_a_model_that_has_values_needs_none() -> None:
+    model = Plain().build_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert MetaModel.of(model, Plain(), 0, resumes=False) is None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_values_are_drawn_by_name_and_seed() -> None:
-    made = MetaModel.of(on_meta(), Built(), 0, resumes=False)
-    assert made is not None and made.source is None
-    drawn = dict(made.initial_values.draw(["0.weight", "1.bias"]))
-    assert {name: tuple(value.shape) for name, value in drawn.items()} == {
-        "0.weight": (3, 2),
-        "1.bias": (3,),
-    }
-    [(_, again)] = made.initial_values.draw(["0.weight"])
-    assert torch.equal(again, drawn["0.weight"])
+def test_buffers_that_no_file_holds_have_values_before_the_model_is_sharded() -> None:
+    for resumes in (False, True):
+        model = OnMeta().build_model()
+        meta = MetaModel.of(model, OnMeta(), 0, resumes=resumes)
+        assert (meta is None) == resumes, "a checkpoint has all parameters"
+        assert model[0].shift.tolist() == [3.0] * 8  # type: ignore[index]
+        assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_a_pretrained_folder_without_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError):
-        MetaModel.of(on_meta(), Stored(tmp_path), 0, resumes=False)
+def test_a_pretrained_folder_that_is_missing_is_refused_at_once(tmp_path: Path) -> None:
+    task = OnMeta(folder=str(tmp_path / "gone"))
+    with pytest.raises(CheckpointError, match="gone"):
+        MetaModel.of(task.build_model(), task, 0, resumes=False)
+    assert MetaModel.of(task.build_model(), task, 0, resumes=True) is None, "it is not read then"
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_values_are_drawn_by_the_seed_of_the_training(tmp_path: Path) -> None:
+    first = values(built(tmp_path / "first", OnMeta(), keep_last=0))
+    again = values(built(tmp_path / "again", OnMeta(), keep_last=0))
+    other = values(built(tmp_path / "other", OnMeta(), keep_last=0, seed=1))
+    assert sorted(first) == NAMES
+    assert all(torch.equal(first[name], again[name]) for name in NAMES)
+    assert not any(torch.equal(first[name], other[name]) for name in NAMES)
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_the_moving_average_begins_with_the_values(tmp_path: Path) -> None:
+    run = built(tmp_path, OnMeta(), keep_last=0, ema_decay=0.5)
+    averages = list(run.parts().averages or ())
+    assert len(averages) == 4
+    for shard, average in averages:
+        assert torch.equal(shard.tensor, average)
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_pretrained_folder_gives_what_is_not_new(tmp_path: Path) -> None:
+    drawn = values(built(tmp_path / "drawn", OnMeta(), keep_last=0))
+    files = written(tmp_path / "model", "0.bias", "0.weight")
+    task = OnMeta(folder=str(tmp_path / "model"), new=("1.bias", "1.weight"))
+    found = values(built(tmp_path / "run", task, keep_last=0))
+    for name in NAMES:
+        assert torch.equal(found[name], files.get(name, drawn[name]))
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_pretrained_folder_of_another_model_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "model", "0.bias", "0.weight", "1.bias")
+    with pytest.raises(CheckpointError, match=r"1\.weight"):
+        built(tmp_path / "run", OnMeta(folder=str(tmp_path / "model")), keep_last=0)
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_resumed_model_has_the_values_of_its_checkpoint(tmp_path: Path) -> None:
+    run = fit(tmp_path / "run", OnMeta(), max_steps=2, save_every=1)
+    trained = values(run)
+    exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    resume = str(checkpoint(tmp_path / "run", 2))
+    branch = fit(tmp_path / "branch", OnMeta(), max_steps=2, save_every=1, resume=resume)
+    assert branch.step == 2
+    for name, value in values(branch).items():
+        assert torch.equal(value, trained[name]) and torch.equal(value, exported[name])
+
+
+def test_a_parameter_that_nothing_initializes_is_named(tmp_path: Path) -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.empty(2))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Task(Plain):
+        def build_model(self) -> nn.Module:
+            with torch.device("meta"):
+                return Bare()
+
+    model = Task().build_model()
+    meta = MetaModel.of(model, Task(), 0, resumes=False)
+    assert meta is not None
+    with pytest.raises(LaunchError, match="scale"):
+        list(meta.initial_values.draw({"scale"}))

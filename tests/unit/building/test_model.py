@@ -1,0 +1,106 @@
+"""The model of a run, built as every strategy can take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from plans import plan
+from torch import nn
+
+from trainer import LaunchError, Task, TrainConfig
+from trainer.building.model import build_model, count_parameters, held_in_evaluation
+
+
+class Builds(Task):
+    """A task that builds what a test gives it."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        super().__init__()
+        object.__setattr__(self, "build_model", build)
+
+
+def built(
+    build: Callable[[], Any], mixed_precision: str = "no", **settings: Any
+) -> tuple[Any, list[str]]:
+    config = TrainConfig(task="m:T", max_steps=4, **settings)
+    return build_model(Builds(build), config, plan(mixed_precision=mixed_precision))
+
+
+def with_frozen(dtype: torch.dtype) -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).to(dtype)
+    model[1].requires_grad_(False)
+    return model
+
+
+def test_the_weights_depend_on_the_seed_alone() -> None:
+    first, _ = built(lambda: nn.Linear(4, 4))
+    torch.rand(100)  # as building the data may draw
+    again, _ = built(lambda: nn.Linear(4, 4))
+    other, _ = built(lambda: nn.Linear(4, 4), seed=1)
+    assert torch.equal(first.weight, again.weight)
+    assert not torch.equal(first.weight, other.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_trainable_weights_are_kept_in_float32_and_a_notice_says_so(dtype: torch.dtype) -> None:
+    model, notices = built(lambda: with_frozen(dtype), mixed_precision="bf16")
+    assert model[0].weight.dtype == torch.float32
+    assert model[1].weight.dtype == dtype, "frozen layers compute in mixed precision anyway"
+    name = str(dtype).removeprefix("torch.")
+    assert notices == [f"2 parameters of {name} are kept in float32"]
+
+
+def test_without_mixed_precision_frozen_layers_compute_in_float32_too() -> None:
+    model, notices = built(lambda: with_frozen(torch.bfloat16), mixed_precision="no")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert notices == ["4 parameters of bfloat16 are kept in float32"]
+    assert model(torch.ones(1, 2, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_narrow_buffers_and_the_models_own_config_follow() -> None:
+    def build() -> nn.Module:
+        model = nn.Linear(2, 1).bfloat16()
+        model.register_buffer("scale", torch.ones(1, dtype=torch.bfloat16))
+        model.register_buffer("count", torch.ones(1, dtype=torch.int64))
+        object.__setattr__(model, "config", SimpleNamespace(dtype=torch.bfloat16))
+        return model
+
+    model, _ = built(build)
+    assert (model.scale.dtype, model.count.dtype) == (torch.float32, torch.int64)
+    assert model.config.dtype == torch.float32
+
+
+def test_a_model_in_float32_is_taken_as_it_is() -> None:
+    assert built(lambda: with_frozen(torch.float32))[1] == []
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(LaunchError, match="the model has no trainable parameters"):
+        built(lambda: nn.Linear(2, 1).requires_grad_(False))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_batch_norms_are_made_synchronous_where_the_config_asks(asked: bool) -> None:
+    model, _ = built(lambda: nn.Sequential(nn.BatchNorm1d(2)), sync_batchnorm=asked)
+    assert isinstance(model[0], nn.SyncBatchNorm) == asked
+
+
+def test_packed_parameters_count_for_the_elements_that_they_stand_for() -> None:
+    model = nn.Linear(4, 2, bias=False)
+    assert count_parameters(model) == 8
+    model.weight = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+    model.weight.quant_state = SimpleNamespace(shape=torch.Size([2, 4]))  # type: ignore[attr-defined]
+    assert count_parameters(model) == 8
+
+
+def test_layers_in_evaluation_mode_stay_there_but_not_a_whole_model() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert held_in_evaluation(model) == []
+    model[1].eval()
+    assert held_in_evaluation(model) == [model[1]]
+    model.eval()  # as from_pretrained leaves it
+    assert held_in_evaluation(model) == []
