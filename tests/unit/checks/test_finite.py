@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from brought_tasks import Numbers, Plain
+from fake_run import TwoRanks, fake_run, step_info
 from one_process import fit
 from torch import nn
 
 from trainer import Data, TrainerError
-from trainer.checks.finite import samples_of
+from trainer.checks.finite import FiniteNumbers, samples_of
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
 from trainer.data.order import epoch_order
@@ -70,6 +71,76 @@ def test_samples_of_a_step_are_those_of_its_window() -> None:
     assert samples_of(data, 0, 8) == [order[2:4].tolist(), order[6:8].tolist()]
     assert samples_of(data, 16, 19) == [order[17:19].tolist()], "a short last step"
     assert samples_of(data, 19, 27)[0] == epoch_order(19, 3, 1)[2:4].tolist()
+
+
+NAN = torch.tensor(float("nan"))
+
+
+def run_of_two(lost_by_the_other: list[Any], skipped_in_a_row: int = 0) -> Any:
+    """Return rank 0 of two, at the third step of eight samples; ``fail`` raises."""
+    cut = Layout(rank=0, world_size=2, micro_batch_size=4, accumulation_steps=1)
+
+    def fail(text: str) -> None:
+        raise TrainerError(text)
+
+    return fake_run(
+        agreement=TwoRanks(lambda mine: lost_by_the_other),
+        train_data=IndexedData(Numbers(64), cut, seed=3),
+        step_began=16,
+        skipped_steps=0,
+        skipped_in_a_row=skipped_in_a_row,
+        saves_at=lambda step: False,
+        fail=fail,
+    )
+
+
+def judge(on_nan: str, lost: list[Any], skipped_in_a_row: int = 0, **values: Any) -> Any:
+    run = run_of_two(lost, skipped_in_a_row)
+    info = step_info(3, **{"shares": [torch.tensor(1.0)], **values})
+    FiniteNumbers(on_nan).on_step(run, info)
+    return run
+
+
+def test_a_lost_loss_is_named_with_rank_and_samples() -> None:
+    expected = r"^step 3: the loss on rank 1 is nan, of samples 5, 7 of Data\.train$"
+    with pytest.raises(TrainerError, match=expected):
+        judge("stop", [(float("nan"), [5, 7])], grad_norm=NAN)
+
+
+def test_the_samples_of_this_rank_are_those_of_its_micro_batch() -> None:
+    own = epoch_order(64, 3, 0)[16:20].tolist()
+    with pytest.raises(TrainerError) as error:
+        judge("stop", [(float("inf"), [5])], shares=[NAN], grad_norm=NAN)
+    text = ", ".join(map(str, own))
+    assert f"rank 0 is nan, of samples {text} of Data.train, and others on rank 1" in str(
+        error.value
+    )
+
+
+def test_a_gradient_may_be_lost_though_no_loss_is() -> None:
+    with pytest.raises(TrainerError, match="the gradient is not finite, though the losses of all"):
+        judge("stop", [], grad_norm=NAN)
+
+
+def test_a_logged_loss_without_a_value_ends_the_run_though_its_gradient_has_one() -> None:
+    lost = [(float("nan"), [5])]
+    with pytest.raises(TrainerError, match=r"^step 3: the loss on rank 1 is nan"):
+        judge("stop", lost, metrics={"loss": float("nan")})
+    assert judge("skip", lost, metrics={"loss": float("nan")}).said == []
+
+
+def test_a_step_that_is_left_out_is_counted_and_reported() -> None:
+    run = judge("skip", [(float("nan"), [5])], grad_norm=NAN)
+    assert run.skipped_steps == 1
+    [line] = run.said
+    assert line.startswith("note: step 3: the loss on rank 1 is nan")
+    assert line.endswith("; the step is left out")
+
+
+def test_steps_that_the_fp16_scaler_skips_are_its_own_until_it_skips_too_many() -> None:
+    assert judge("stop", [], skipped_in_a_row=31, grad_norm=NAN).said == []
+    with pytest.raises(TrainerError, match=r"^step 3: "):
+        judge("stop", [], skipped_in_a_row=32, grad_norm=NAN)
 
 
 class LosesAll(Plain):

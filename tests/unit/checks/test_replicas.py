@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from fake_run import TwoRanks, fake_run, step_info
+from torch import nn
 
-from trainer.checks.replicas import _sum, first_difference
+from trainer.checks.replicas import ReplicaCheck, _sum, first_difference
+from trainer.errors import TrainerError
 
 
 @pytest.mark.parametrize(
@@ -44,3 +49,48 @@ def test_the_rarer_copy_is_the_one_to_look_at() -> None:
 def test_parts_are_compared_with_copies_of_the_same_part_only() -> None:
     ranks = [{("a", 0): 1}, {("a", 8): 2}, {("a", 0): 1}, {("a", 8): 5}, {}]
     assert first_difference(ranks) == ("a", [1, 3])
+
+
+class Replicated:
+    """A strategy under which every rank has the whole model."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(2, 1)
+
+    def parameters(self, *, trainable: bool | None) -> Any:
+        return self.model.named_parameters()
+
+    def shards(self, *, trainable: bool | None) -> Any:
+        return ()
+
+
+def flipped(value: Any) -> Any:
+    """What a rank gives whose bias is another one."""
+    _, sums = value
+    return "machine-b", {**sums, ("bias", 0): sums["bias", 0] + 1}
+
+
+def test_copies_are_compared_every_few_steps_and_once_before_a_save() -> None:
+    ranks = TwoRanks()
+    run, check = fake_run(agreement=ranks, strategy=Replicated(), step=0), ReplicaCheck(4)
+    for run.step in range(1, 9):
+        check.on_step(run, step_info(run.step))
+    assert ranks.sent == 2
+    check.on_save(run)
+    assert ranks.sent == 2, "compared at this very step already"
+    run.step = 9
+    check.on_save(run)
+    assert ranks.sent == 3
+
+
+def test_a_copy_that_differs_is_named_with_its_machine_and_the_last_equal_step() -> None:
+    ranks = TwoRanks()
+    run, check = fake_run(agreement=ranks, strategy=Replicated(), step=4), ReplicaCheck(4)
+    check.on_step(run, step_info(4))
+    ranks.other = flipped
+    run.step = 8
+    with pytest.raises(TrainerError) as error:
+        check.on_step(run, step_info(8))
+    line = str(error.value)
+    assert line.startswith("step 8: the copies of bias are not the same bits on all ranks")
+    assert "which they were at step 4" in line and "rank 1 (machine-b)" in line
