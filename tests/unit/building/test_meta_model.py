@@ -15,20 +15,23 @@ from torch import Tensor, nn
 
 from trainer import CheckpointError, LaunchError, Pretrained, Run, TrainConfig, build
 from trainer.building.meta_model import MetaModel
+from trainer.strategies.meta_device import InitialValues
 
-NAMES = ["0.bias", "0.weight", "1.bias", "1.weight"]
+DRAWN = ["0.bias", "0.weight", "1.bias", "1.weight"]
 
 
 class Shifted(nn.Linear):
-    """A layer with a buffer that no file holds; reset_parameters gives it its value."""
+    """A layer with a buffer in files and one that no file holds; reset_parameters fills both."""
 
     def __init__(self) -> None:
         super().__init__(8, 8)
+        self.register_buffer("kept", torch.empty(8))
         self.register_buffer("shift", torch.empty(8), persistent=False)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         if hasattr(self, "shift"):
+            nn.init.constant_(self.kept, 2.0)
             nn.init.constant_(self.shift, 3.0)
 
 
@@ -100,9 +103,10 @@ def test_values_are_drawn_by_the_seed_of_the_training(tmp_path: Path) -> None:
     first = values(built(tmp_path / "first", OnMeta(), keep_last=0))
     again = values(built(tmp_path / "again", OnMeta(), keep_last=0))
     other = values(built(tmp_path / "other", OnMeta(), keep_last=0, seed=1))
-    assert sorted(first) == NAMES
-    assert all(torch.equal(first[name], again[name]) for name in NAMES)
-    assert not any(torch.equal(first[name], other[name]) for name in NAMES)
+    assert sorted(first) == [DRAWN[0], "0.kept", *DRAWN[1:]]
+    assert first["0.kept"].tolist() == [2.0] * 8
+    assert all(torch.equal(first[name], again[name]) for name in DRAWN)
+    assert not any(torch.equal(first[name], other[name]) for name in DRAWN)
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
@@ -115,18 +119,29 @@ def test_the_moving_average_begins_with_the_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-def test_a_pretrained_folder_gives_what_is_not_new(tmp_path: Path) -> None:
+def test_a_pretrained_folder_gives_what_is_not_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn = values(built(tmp_path / "drawn", OnMeta(), keep_last=0))
-    files = written(tmp_path / "model", "0.bias", "0.weight")
+    names: list[str] = []
+    real = InitialValues.draw
+
+    def draw(self: InitialValues, wanted: Any) -> Any:
+        names.extend(wanted)
+        return real(self, wanted)
+
+    monkeypatch.setattr(InitialValues, "draw", draw)
+    files = written(tmp_path / "model", "0.bias", "0.kept", "0.weight")
     task = OnMeta(folder=str(tmp_path / "model"), new=("1.bias", "1.weight"))
     found = values(built(tmp_path / "run", task, keep_last=0))
-    for name in NAMES:
-        assert torch.equal(found[name], files.get(name, drawn[name]))
+    for name, value in found.items():
+        assert torch.equal(value, files.get(name, drawn[name]))
+    assert sorted(names) == ["1.bias", "1.weight"], "no time is spent on what files have"
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_a_pretrained_folder_of_another_model_is_refused(tmp_path: Path) -> None:
-    written(tmp_path / "model", "0.bias", "0.weight", "1.bias")
+    written(tmp_path / "model", "0.bias", "0.kept", "0.weight", "1.bias")
     with pytest.raises(CheckpointError, match=r"1\.weight"):
         built(tmp_path / "run", OnMeta(folder=str(tmp_path / "model")), keep_last=0)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from brought_tasks import Plain
+from fake_run import fake_run
 from from_launcher import configured
 from torch import nn
 
 from trainer import Callback, Run, StepInfo, Trainer
-from trainer.strategies.tensors import unwrapped
+from trainer.checks.training_mode import TrainingMode
+from trainer.data.batches import Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +38,36 @@ class Held(Plain):
 class Evaluates(Callback):
     """Measures something, and forgets to put the model back into training mode."""
 
-    def __init__(self, *, wrapped: bool) -> None:
-        self.wrapped = wrapped
-
     def on_step(self, trainer: Run, info: StepInfo) -> None:
-        model = trainer.model if self.wrapped else unwrapped(trainer.model)
-        model.eval()
+        trainer.model.eval()
+
+
+class DistributedDataParallel(nn.Module):
+    """A wrapper by the name of torch's, which needs no processes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_the_next_step_trains_again_except_for_layers_held_in_evaluation(
-    wrapped: bool, tmp_path: Path
-) -> None:
+def test_the_next_step_trains_again_except_for_layers_held_in_evaluation(tmp_path: Path) -> None:
     task, config = Held(), replace(configured(tmp_path), max_steps=5, keep_last=0)
-    Trainer(task, config, callbacks=[Evaluates(wrapped=wrapped)]).fit()
+    Trainer(task, config, callbacks=[Evaluates()]).fit()
     assert task.modes == [(True, False)] * 5
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
 def test_without_checks_the_model_stays_as_the_callback_left_it(tmp_path: Path) -> None:
     task, config = Held(), replace(configured(tmp_path), max_steps=3, keep_last=0)
-    Trainer(task, replace(config, checks="none"), callbacks=[Evaluates(wrapped=True)]).fit()
+    Trainer(task, replace(config, checks="none"), callbacks=[Evaluates()]).fit()
     assert task.modes == [(True, False), (False, False), (False, False)]
+
+
+def test_a_model_that_was_put_into_evaluation_mode_inside_its_wrapper_trains_again() -> None:
+    wrapper = DistributedDataParallel(nn.Linear(2, 1))
+    run, window = fake_run(model=wrapper, train_mode=wrapper.train), cast(Window, None)
+    wrapper.module.eval()
+    assert wrapper.training
+    TrainingMode().on_window(run, window)
+    assert wrapper.module.training
