@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import torch
 from brought_tasks import Plain
 from one_process import log_of, steps
 from torch import nn
+from torch.utils.data import default_collate
 
-from trainer import Callback, CheckpointError, Run, Task, TrainConfig, TrainerError, build
+from trainer import Callback, CheckpointError, Data, Run, Task, TrainConfig, TrainerError, build
 from trainer.run import COUNTERS
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -155,7 +158,16 @@ def test_an_evaluation_measures_in_evaluation_mode_and_trains_on(tmp_path: Path)
 
 
 def test_the_default_evaluation_is_the_mean_loss_over_all_examples(tmp_path: Path) -> None:
-    run = run_in(tmp_path, evaluation_batch_size=4)
+    def with_table(items: Sequence[Any]) -> Any:
+        return {"table": torch.ones(3, 1), **default_collate(items)}
+
+    class Tables(Plain):
+        """Its batches begin with a tensor that has no row for each example."""
+
+        def build_data(self) -> Data:
+            return replace(super().build_data(), collate=with_table)
+
+    run = run_in(tmp_path, Tables(), evaluation_batch_size=4)
     data = run.data.evaluation
     whole = {name: torch.stack([item[name] for item in data]) for name in ("x", "y")}
     with torch.no_grad():

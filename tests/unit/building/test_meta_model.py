@@ -158,7 +158,17 @@ def test_a_resumed_model_has_the_values_of_its_checkpoint(tmp_path: Path) -> Non
         assert torch.equal(value, trained[name]) and torch.equal(value, exported[name])
 
 
-def test_a_parameter_that_nothing_initializes_is_named(tmp_path: Path) -> None:
+def test_a_buffer_that_nothing_initializes_is_left_to_files_or_named() -> None:
+    with torch.device("meta"):
+        models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+        for model in models:
+            model.register_buffer("kept", torch.empty(2))
+    assert MetaModel.of(models[0], OnMeta(), 0, resumes=True) is None
+    with pytest.raises(LaunchError, match="kept was built on the meta device"):
+        MetaModel.of(models[1], OnMeta(), 0, resumes=False)
+
+
+def test_a_parameter_that_nothing_initializes_is_named() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
