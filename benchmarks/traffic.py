@@ -1,12 +1,9 @@
-"""Bytes that a rank really sends in one optimizer step, beside the planner's formula: gloo over
-loopback, counted by the kernel. Needs a network namespace of its own, so that nothing else is
-counted:
+"""Bytes that a rank really sends in one optimizer step, beside the planner's formula: gloo over loopback, counted by
+the kernel. Needs a network namespace of its own, so that nothing else is counted:
 
-    unshare -n sh -c 'ip link set lo up && torchrun --nproc_per_node 2 benchmarks/traffic.py
-    accel_configs/zero2.yaml'
+    unshare -n sh -c 'ip link set lo up && torchrun --nproc_per_node 2 benchmarks/traffic.py accel_configs/zero2.yaml'
 
-Prints one JSON object: means over ten steps of a Llama of 2.6 million parameters, in bytes a rank
-and step.
+Prints one JSON object: means over ten steps of a Llama of 2.6 million parameters, in bytes a rank and step.
 """
 
 from __future__ import annotations

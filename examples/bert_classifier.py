@@ -1,11 +1,12 @@
-"""A BERT that tells from which Python library the first paragraph of a docstring is: five libraries
-that are installed.
+r"""A BERT that tells from which Python library the first paragraph of a docstring is.
+
+The libraries are five that are installed.
 
 Small and from scratch, or fine-tuned from a pretrained folder or a name on the Hugging Face Hub:
 
-    torchrun --nproc_per_node 2 examples/train.py --accel_config accel_configs/zero2.yaml \\
-        --config examples/configs/bert_classifier.yaml --task_settings.pretrained bert-base-uncased
-        --lr 5e-5
+    torchrun --nproc_per_node 2 examples/train.py --accel_config accel_configs/zero2.yaml \
+        --config examples/configs/bert_classifier.yaml \
+        --task_settings.pretrained bert-base-uncased --lr 5e-5
 
 Needs the extras ``examples`` and ``llm``; without ``pretrained`` nothing is downloaded. The texts
 differ between versions of the libraries: training on several nodes wants the same ones on all of

@@ -1,10 +1,9 @@
-"""A GAN on real handwritten digits: two models and two optimizers on one launch, in a loop of your
-own.
+r"""A GAN on handwritten digits: two models and two optimizers on one launch, in your own loop.
 
-accelerate launch --config_file accel_configs/fsdp.yaml examples/gan.py --config
-examples/configs/gan.yaml
+    accelerate launch --config_file accel_configs/fsdp.yaml examples/gan.py \
+        --config examples/configs/gan.yaml
 
-`--resume auto` goes on from the newest checkpoint of each; a path would be one for both.
+`--resume auto` continues from the newest checkpoint of each; a path would be one for both.
 """
 
 from __future__ import annotations

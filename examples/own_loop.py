@@ -1,17 +1,17 @@
-"""A loop of your own: take the verified launch, the data order and the checkpoints, and write plain
-Accelerate around.
+r"""Your own loop: the verified launch, the data order and the checkpoints, in plain Accelerate.
 
-    accelerate launch --config_file accel_configs/zero2.yaml examples/own_loop.py --config FILE
-    --save_every 20 torchrun --nproc_per_node 2 examples/own_loop.py --accel_config
-    accel_configs/fsdp.yaml --config FILE --resume auto deepspeed --num_gpus 2 examples/own_loop.py
-    --deepspeed ds_configs/zero3.json --config FILE python examples/own_loop.py --config FILE
+    accelerate launch --config_file accel_configs/zero2.yaml examples/own_loop.py \
+        --config FILE --save_every 20
+    torchrun --nproc_per_node 2 examples/own_loop.py --accel_config accel_configs/fsdp.yaml \
+        --config FILE --resume auto
+    deepspeed --num_gpus 2 examples/own_loop.py --deepspeed ds_configs/zero3.json --config FILE
+    python examples/own_loop.py --config FILE
 
 What the files ask for is what runs, or an error before the first step; the same files work on CPUs.
-A run that was killed goes on under any strategy and number of processes.
+A run that was killed resumes under any strategy and number of processes.
 
 Measured: the first command with examples/configs/digits_cnn.yaml takes 15 s and ends at a loss of
-    0.0021
-(2026-11-21, two processes on two x86 CPU cores, torch 2.13, gloo).
+0.0021 (2026-11-21, two processes on two x86 CPU cores, torch 2.13, gloo).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The one script: the training config says what is learnt, the launch files say how it runs.
+r"""The one script: the training config says what is trained, the launch files say how it runs.
 
-    accelerate launch --config_file accel_configs/ddp.yaml examples/train.py --config
-    examples/configs/digits_cnn.yaml accelerate launch --config_file accel_configs/zero3.yaml
-    examples/train.py \\
-        --config examples/configs/llama_stdlib.yaml --lr 3e-4
-    torchrun --nproc_per_node 2 examples/train.py --accel_config accel_configs/fsdp.yaml \\
+    accelerate launch --config_file accel_configs/ddp.yaml examples/train.py \
         --config examples/configs/digits_cnn.yaml
-    deepspeed --num_gpus 2 examples/train.py --deepspeed ds_configs/zero3.json \\
+    accelerate launch --config_file accel_configs/zero3.yaml examples/train.py \
+        --config examples/configs/llama_stdlib.yaml --lr 3e-4
+    torchrun --nproc_per_node 2 examples/train.py --accel_config accel_configs/fsdp.yaml \
+        --config examples/configs/digits_cnn.yaml
+    deepspeed --num_gpus 2 examples/train.py --deepspeed ds_configs/zero3.json \
         --config examples/configs/llama_stdlib.yaml
     python examples/train.py --config examples/configs/digits_cnn.yaml
 

@@ -98,7 +98,7 @@ class Trainer:
             losses = StepLosses()
             for micro in window.micros:
                 is_last = micro is window.micros[-1]
-                with self._micro_step(micro, is_last):  # gradients meet at the last one
+                with self._micro_step(micro, is_last):  # averaged over ranks at the last one
                     loss, values = self._forward(micro)
                     share = micro.weight / total_weight()
                     strategy.backward(_times(loss, share * run.plan.data_parallel_size))

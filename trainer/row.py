@@ -48,12 +48,13 @@ def row_of(
     row.append(log)
     row.append(evaluation)
 
-    # Checks come before anything of the step is written.
+    # Checks of the code come before anything of the step is written.
     row.extend(checks_of(config))
 
     # What a run writes and shows.
     row.append(MetricsFile())
     row.append(Progress())
+    # After the metrics, so that metrics.jsonl shows the NaN; the checkpoint comes after both.
     row.append(FiniteNumbers(config.on_nan))
     if config.best_metric is not None:
         row.append(Best(config.best_metric, config.best_mode, config.early_stop_patience))

@@ -196,6 +196,7 @@ class Run:
 
         Args:
             skipped: the fp16 scaler left the step out; then neither schedule nor average moves.
+                (After a step that ``on_nan: skip`` left out they do.)
 
         Raises:
             CheckpointError: a save failed on some rank, and ``on_save_error`` is ``stop``.

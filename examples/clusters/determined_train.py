@@ -1,10 +1,11 @@
-"""The training script of a trial of Determined (HPE MLDE): metrics, checkpoints and preemption
-through its Core API.
+r"""The training script of a trial of Determined (HPE MLDE).
+
+Metrics, checkpoints and preemption go through its Core API.
 
     pip install determined
-    torchrun --nproc_per_node 2 examples/clusters/determined_train.py --checkpoint_storage DIR \\
-        --accel_config examples/clusters/accel_configs/fsdp.yaml --config
-        examples/configs/digits_cnn.yaml
+    torchrun --nproc_per_node 2 examples/clusters/determined_train.py --checkpoint_storage DIR \
+        --accel_config examples/clusters/accel_configs/fsdp.yaml \
+        --config examples/configs/digits_cnn.yaml
 
 Off the cluster the Core API keeps checkpoints in the folder that is named, logs the metrics and
 never preempts.
@@ -98,11 +99,11 @@ def main() -> None:
     with det.core.init(distributed=distributed, checkpoint_storage=own.checkpoint_storage) as core:
         bring_back(core, Path(config.output_dir))
         launched = trainer.launch(config, origins=loaded.origins, accel_config=loaded.accel_config)
-        run = trainer.Trainer(
+        training = trainer.Trainer(
             task, config, launched, callbacks=[CoreAPI(core)], origins=loaded.origins
         )
-        run.fit()
-        run.run.close()
+        training.fit()
+        training.close()
 
 
 if __name__ == "__main__":

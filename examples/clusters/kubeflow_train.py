@@ -1,7 +1,7 @@
-"""The training script of a TrainJob: it tells Kubeflow Trainer how far it is.
+r"""The training script of a TrainJob: it tells Kubeflow Trainer how far it is.
 
-    torchrun --nproc_per_node 2 examples/clusters/kubeflow_train.py --config
-    examples/configs/digits_cnn.yaml
+    torchrun --nproc_per_node 2 examples/clusters/kubeflow_train.py \
+        --config examples/configs/digits_cnn.yaml
 
 Where the cluster has the feature gate TrainJobStatus, each pod is given
 KUBEFLOW_TRAINER_SERVER_URL, the path of a token and that of a certificate; `kubectl get trainjob -o
@@ -77,11 +77,11 @@ def train(argv: Sequence[str]) -> None:
     launched = trainer.launch(
         config, origins=loaded.origins, accel_config=loaded.accel_config, deepspeed=loaded.deepspeed
     )
-    run = trainer.Trainer(
+    training = trainer.Trainer(
         task, config, launched, callbacks=[KubeflowProgress()], origins=loaded.origins
     )
-    run.fit()
-    run.run.close()
+    training.fit()
+    training.close()
 
 
 if __name__ == "__main__":

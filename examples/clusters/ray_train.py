@@ -39,9 +39,9 @@ def work(settings: dict[str, Any]) -> None:
     loaded = trainer.load_config(settings["arguments"])
     task, config = trainer.load_task(loaded)
     launched = trainer.launch(config, origins=loaded.origins, accel_config=loaded.accel_config)
-    run = trainer.Trainer(task, config, launched, callbacks=[Report()], origins=loaded.origins)
-    run.fit()
-    run.run.close()
+    training = trainer.Trainer(task, config, launched, callbacks=[Report()], origins=loaded.origins)
+    training.fit()
+    training.close()
 
 
 def main() -> None:

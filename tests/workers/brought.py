@@ -1,12 +1,9 @@
-"""Run by torchrun under one layout: models and tasks as users bring them, one training after the
-other.
+"""Run by torchrun under one layout: models and tasks as users bring them, one training after the other.
 
-    torchrun ... tests/workers/brought.py '{"file": {"accel_config": ...}, "folder": ..., "names":
-    [...]}'
+    torchrun ... tests/workers/brought.py '{"file": {"accel_config": ...}, "folder": ..., "names": [...]}'
 
-Each leaves ``<folder>/<name>.json`` with its losses, norms, evaluation and notices, or the error
-that ended it, and its exported model. All in one process: a launch costs more than a training of
-this size.
+Each leaves ``<folder>/<name>.json`` with its losses, norms, evaluation and notices, or the error that ended it, and
+its exported model. All in one process: a launch costs more than a training of this size.
 """
 
 from __future__ import annotations

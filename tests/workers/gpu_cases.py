@@ -1,10 +1,9 @@
 """Trainings for `make gpu`, several in one process: a GPU's set-up costs seconds.
 
-    ... tests/workers/gpu_cases.py '{"file": {"accel_config": ...}, "folder": ..., "cases":
-    [["curve", "bf16"], ...]}'
+    ... tests/workers/gpu_cases.py '{"file": {"accel_config": ...}, "folder": ..., "cases": [["curve", "bf16"], ...]}'
 
-Each case leaves ``<folder>/<case>.json``: what its function returns, or ``{"error": ...}``.
-``hand`` trains without the package under test, for comparison.
+Each case leaves ``<folder>/<case>.json``: what its function returns, or ``{"error": ...}``. ``hand`` trains without the
+package under test, for comparison.
 """
 
 from __future__ import annotations

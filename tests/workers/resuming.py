@@ -1,8 +1,6 @@
-"""Run by torchrun under one layout: checkpoints of others are resumed, saved again and trained on;
-and its own.
+"""Run by torchrun under one layout: checkpoints of others are resumed, saved again and trained on; and its own.
 
-    torchrun ... tests/workers/resuming.py '{"accel_config": ..., "folder": ..., "sources": {name:
-    path}, ...}'
+    torchrun ... tests/workers/resuming.py '{"accel_config": ..., "folder": ..., "sources": {name: path}, ...}'
 
 All in one process: a launch costs more than a training of this size.
 """

@@ -7,7 +7,10 @@ from ..run import Run
 
 
 class Stopping(Callback):
-    """Has the ranks agree, at each step, whether it is the last one. The first hook of the row."""
+    """Has the ranks agree, at each step, whether it is the last one.
+
+    It comes before every hook that reads ``info.is_last``.
+    """
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Set ``info.is_last``. Collective, but no step waits for it (``distributed/votes.py``)."""

@@ -21,8 +21,8 @@ class FiniteNumbers(Callback):
 
     The global norm of the gradient shows it, which is the same on every rank: all act at the same
     step, without a vote. On a GPU it is read one step late, so that no step waits for the device,
-    and at once where a step is logged, evaluated or saved. The weights have not moved by then
-    (``strategies/finite.py``). A loss without a value whose gradient has one is found when it is
+    and at once where a step is logged, evaluated or saved; what the weights do meanwhile is in
+    ``strategies/finite.py``. A loss without a value whose gradient has one is found when it is
     logged or saved.
 
     Args:

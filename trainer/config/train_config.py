@@ -230,7 +230,7 @@ class TrainConfig:
         int | None,
         Field(
             description=(
-                "steps after which ranks' copies of weights are compared bit by bit; saves too"
+                "steps between comparisons of ranks' copies of the weights; saves too; null: never"
             ),
             ge=1,
         ),

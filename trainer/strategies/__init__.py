@@ -1,4 +1,7 @@
-"""The strategies by name: where gradients are averaged, and what part of the model a rank holds.
+"""The strategies by name.
+
+Gradients are averaged inside of ``Strategy.backward``: by torch's DDP reducer, by FSDP2's
+reduce-scatter, or by DeepSpeed's engine. Each file says at its top what a rank holds.
 
 This package and ``trainer.launching`` are the only ones that know what strategies are called.
 """

@@ -288,7 +288,8 @@ class Strategy(ABC):
 
         Args:
             boundary: whether it is the last one of its window (the micro-batches of one optimizer
-                step). Only then gradients are exchanged.
+                step). DDP, FSDP2 and ZeRO-1 average gradients only then; ZeRO-2, ZeRO-3 and
+                FSDP2 with ``sync_each_batch`` do so in each micro-batch.
         """
         if boundary:
             return contextlib.nullcontext()
