@@ -180,8 +180,10 @@ class Hooks:
             hook.before_update(run)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
+        step = info.step
         for hook in self._step:
-            if info.is_last or info.step % hook.every == 0:
+            # An earlier hook of the row decides whether the step is the last one.
+            if hook.every == 1 or info.is_last or step % hook.every == 0:
                 hook.on_step(run, info)
 
     def on_save(self, run: Run) -> None:

@@ -89,7 +89,7 @@ def test_what_is_said_is_printed_and_logged(
     run.say("a line")
     assert capsys.readouterr().out.endswith("a line\n")
     assert log_of(tmp_path).endswith("a line\n")
-    monkeypatch.setattr(Run, "is_main", False)
+    monkeypatch.setattr(run, "is_main", False)
     run.say("a line of another rank")
     assert "another rank" not in log_of(tmp_path) + capsys.readouterr().out
 

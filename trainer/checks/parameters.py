@@ -31,14 +31,18 @@ class EditedParameters(Callback):
     """
 
     def __init__(self) -> None:
-        self._counts: list[int] | None = None  # not read before the first step
+        self._looks = False  # not before the first step
+        self._counts: list[int] = []
         self._writes = 0
 
     def on_start(self, run: Run) -> None:
         self._read(run)
+        self._looks = bool(self._counts)  # under DDP the parameters are the values
 
     def on_window(self, run: Run, window: Window) -> None:
         """Look at what callbacks did since the last step."""
+        if not self._looks:
+            return
         if run.strategy.writes == self._writes:
             self._compare(run)
         else:
@@ -46,13 +50,15 @@ class EditedParameters(Callback):
 
     def before_update(self, run: Run) -> None:
         """Look at what ``training_step`` did."""
-        self._compare(run)
+        if self._looks:
+            self._compare(run)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        self._read(run)
+        if self._looks:
+            self._read(run)
 
     def on_save(self, run: Run) -> None:
-        if run.strategy.writes == self._writes:
+        if self._looks and run.strategy.writes == self._writes:
             self._compare(run)
 
     def _read(self, run: Run) -> None:
@@ -62,7 +68,7 @@ class EditedParameters(Callback):
     def _compare(self, run: Run) -> None:
         """Raise ``LaunchError`` where a parameter was edited since its count was read."""
         counts = _edits(run)
-        if self._counts is None or counts == self._counts:
+        if counts == self._counts:
             return
 
         names = set()
