@@ -55,6 +55,7 @@ _UNSUPPORTED_DIMENSIONS = {
 
 # Sections that belong to one distributed type; the others are read for none that can run.
 _OWNERS = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED"}
+_SWITCHES = {"fsdp_config": "--use_fsdp", "deepspeed_config": "--use_deepspeed"}
 _OPTIONAL_SECTIONS = ("fp8_config", "megatron_lm_config", "mpirun_config", *_OWNERS)
 
 # Arguments of Accelerate's TorchDynamoPlugin, and the key of each.
@@ -297,9 +298,18 @@ def _parallel_sizes(entries: Entries, kind: str, check: Validator) -> Entries:
 
 
 def _note_unused_sections(entries: dict[str, Entries], kind: str, check: Validator) -> None:
+    """Note sections of other strategies; refuse typed flags of them, which ask for another run."""
     for section in _OPTIONAL_SECTIONS:
-        if kind != _OWNERS.get(section):
-            check.idle(list(entries[section].values()), f"{section}: no effect under {kind}")
+        if kind == _OWNERS.get(section):
+            continue
+        switch = _SWITCHES.get(section)
+        in_file = []
+        for entry in entries[section].values():
+            if switch and entry.origin.source == COMMAND_LINE:
+                check.refuse(entry, f"has no effect without {switch}; add that, or remove this")
+            else:
+                in_file.append(entry)
+        check.idle(in_file, f"{section}: no effect under {kind}")
 
 
 def _fsdp_request(

@@ -72,8 +72,22 @@ def test_sections_of_other_strategies_are_notices(write: Write) -> None:
         "a.yaml:4: fp8_config: no effect under MULTI_GPU: backend",
         "a.yaml:6: fsdp_config: no effect under MULTI_GPU: fsdp_version",
     )
-    typed = read_accelerate_file("a.yaml", overrides=flag(2, "zero_stage")).notices
-    assert "command line: deepspeed_config: no effect under MULTI_GPU: --zero_stage" in typed
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "switch"),
+    [("zero_stage", 2, "--use_deepspeed"), ("fsdp_version", "2", "--use_fsdp")],
+)
+def test_typed_flags_of_another_strategy_are_refused(
+    name: str, value: Any, switch: str, write: Write
+) -> None:
+    """Who types them asks for that strategy, and the file runs another one."""
+    write("a.yaml", DDP)
+    line = complaint(lambda: read_accelerate_file("a.yaml", overrides=flag(value, name)))
+    assert line == (
+        f"command line: --{name}: {value!r}: has no effect without {switch}; "
+        "add that, or remove this"
+    )
 
 
 @pytest.mark.parametrize(
