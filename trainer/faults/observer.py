@@ -18,10 +18,10 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 PERIOD_SECONDS = 0.5
-WATCH_THREAD = "watch"  # the name of the threads that watch, which run for a moment twice a second
 
 # A process that has been idle for so long is looked at with its threads and children.
 _CLOSELY_AFTER_SECONDS = 1.0
@@ -30,6 +30,9 @@ _CLOSELY_AFTER_SECONDS = 1.0
 _IDLE_SHARE = 0.05
 _IDLE_SECONDS = 0.02
 _IDLE_BYTES = 1 << 20
+# How often, and for how long, a look that finds a thread runnable makes sure that it stays so.
+_GLANCES = 4
+_GLANCES_SECONDS = 0.2
 # After a longer gap between two looks this process was stopped itself, and saw nothing.
 _SLOWEST_LOOK_SECONDS = 4 * PERIOD_SECONDS
 
@@ -41,9 +44,8 @@ class Stat:
 
     def __init__(self, path: str) -> None:
         with open(path, encoding="utf-8", errors="replace") as file:
-            head, _, tail = file.read().rpartition(")")
+            _, _, tail = file.read().rpartition(")")
         fields = tail.split()
-        self.name = head.partition("(")[2]
         self.state = fields[0]
         self.parent = int(fields[1])
         # Of user and system, its own and those of its children that ended.
@@ -52,10 +54,14 @@ class Stat:
         self.started = int(fields[19])
 
 
-def stat_of(pid: int) -> Stat | None:
-    """Read what the system knows of a process; None where it has just ended."""
+def stat_of(process: int | str) -> Stat | None:
+    """Read what the system knows of a process, or of a thread; None where it has just ended.
+
+    Args:
+        process: its number, or "PID/task/TID" of a thread.
+    """
     with contextlib.suppress(OSError, IndexError, ValueError):
-        return Stat(f"/proc/{pid}/stat")
+        return Stat(f"/proc/{process}/stat")
     return None
 
 
@@ -128,9 +134,9 @@ class Activity:
             self._family.setdefault(process, stat.core_seconds if is_first_look else 0.0)
         used = sum(stat.core_seconds - self._family[process] for process, stat in family.items())
 
-        # Runnable: other processes may have the cores. Twice in a row, for whatever waits wakes up
-        # now and then.
-        is_runnable = any(_has_runnable_thread(pid) for pid, _ in family)
+        # Other processes may have the cores. Twice in a row: with much to do a machine is slow to
+        # serve what wakes up for a moment.
+        is_runnable = _stays_runnable([pid for pid, _ in family])
         self._runnable_looks = self._runnable_looks + 1 if is_runnable else 0
 
         transferred = sum(_disk_bytes(pid) for pid, _ in family)
@@ -180,14 +186,26 @@ def _descendants(ancestor: int) -> dict[_Process, Stat]:
     return found
 
 
+def _stays_runnable(pids: Sequence[int]) -> bool:
+    """Return whether some thread of processes wants a core, or waits for a disk, for a while.
+
+    One glance does not tell: what serves the other ranks' questions wakes up for a moment twice a
+    second, and just when this process looks.
+    """
+    for _ in range(_GLANCES):
+        if not any(_has_runnable_thread(pid) for pid in pids):
+            return False
+        time.sleep(_GLANCES_SECONDS / _GLANCES)
+    return True
+
+
 def _has_runnable_thread(pid: int) -> bool:
     """Return whether a thread of a process has a core or waits for one, or waits for a disk."""
     with contextlib.suppress(OSError):  # it just ended
         for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                stat = Stat(f"/proc/{pid}/task/{task}/stat")
-                if stat.state == "D" or (stat.state == "R" and stat.name != WATCH_THREAD):
-                    return True
+            stat = stat_of(f"{pid}/task/{task}")
+            if stat is not None and stat.state in ("R", "D"):
+                return True
     return False
 
 

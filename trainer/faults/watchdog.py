@@ -35,7 +35,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from types import TracebackType
 
 from ..distributed.exit import claim_first_error, end_at_once, is_lost_peer
@@ -46,7 +45,7 @@ from .evidence import Evidence
 from .identity import Identity
 from .judge import Fault, Finding, judge
 from .observation import Report, ask, own_observer, report_of
-from .observer import PERIOD_SECONDS, WATCH_THREAD
+from .observer import PERIOD_SECONDS
 from .own_row import OwnRow
 from .report import GONE, report_text
 
@@ -222,7 +221,6 @@ class _Watch:
 
     def run(self) -> None:
         """Watch until the block ends."""
-        _name_thread()
         woke = time.monotonic()
         asked = woke
         looking: threading.Thread | None = None
@@ -441,9 +439,3 @@ class _Watch:
         if self.has_store and self.rank == rank_of_store():
             # The store goes with this process: the others read the verdict first.
             time.sleep(4 * PERIOD_SECONDS)
-
-
-def _name_thread() -> None:
-    """Name this thread, and those that it starts from now on, as threads of the watch."""
-    with contextlib.suppress(OSError):
-        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(WATCH_THREAD)
