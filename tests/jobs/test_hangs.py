@@ -58,12 +58,14 @@ def quick_or_slow(quick: int, *cases: tuple[object, ...]) -> list[object]:
 @pytest.mark.parametrize(
     ("strategy", "does", "at", "after", "rank", "guilty", "said"),
     quick_or_slow(
-        4,
+        5,
+        ("ddp", "waits for ever, rank 0 spins", "step", 3, -1, 1, STUCK),
         ("zero3", "is stopped", "step", 5, 1, 1, STOPPED),
         ("fsdp", "is stopped", "model", 1, 0, 0, STORE),
         ("ddp", "waits for ever, rank 0 for it", "step", 3, -1, 1, STUCK),
         ("zero1", "waits for ever", "state", 2, 0, 0, STUCK),
         ("ddp", "is stopped, rank 0 waits for it", "step", 3, -1, 1, STOPPED),
+        ("fsdp", "is stopped, rank 0 spins", "step", 3, -1, 1, STOPPED),
         ("ddp", "is stopped in an answer", "step", 3, 1, 1, STOPPED),
         ("zero2", "is stopped", "data", 1, 1, 1, STOPPED),
         ("zero3", "is stopped", "step", 5, 0, 0, STORE),

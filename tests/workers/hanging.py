@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import math
 import multiprocessing
@@ -133,6 +134,22 @@ def wait_for_others(fault: Callable[[float], None]) -> Callable[[float], None]:
     return work
 
 
+def spin_for_others(fault: Callable[[float], None]) -> Callable[[float], None]:
+    """Let rank 0 wait as for its GPU, and the others have a fault.
+
+    Collectives of GPUs return at once. The main thread waits later, in a call of C that uses a
+    whole core (``cudaEventSynchronize``), and in no frame of a collective.
+    """
+
+    def work(seconds: float) -> None:
+        if dist.get_rank() > 0:
+            fault(seconds)
+        dist.all_reduce(torch.ones(1), async_op=True)
+        hashlib.pbkdf2_hmac("sha256", b"a core", b"for half a minute", 40_000_000)
+
+    return work
+
+
 def use_an_uncounted_group(seconds: float) -> None:
     importlib.import_module(
         "torch.testing._internal.distributed.fake_pg"
@@ -188,6 +205,8 @@ DOES: dict[str, Callable[[float], None]] = {
     "waits for ever": wait_for_ever,
     "waits for ever, rank 0 for it": wait_for_others(wait_for_ever),
     "is stopped, rank 0 waits for it": wait_for_others(stop),
+    "is stopped, rank 0 spins": spin_for_others(stop),
+    "waits for ever, rank 0 spins": spin_for_others(wait_for_ever),
     "has a group that counts nothing": use_an_uncounted_group,
     "stops its loaders": stop_loaders,
     "computes": compute,
