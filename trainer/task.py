@@ -106,11 +106,14 @@ class Task:
         These are its own parameters and buffers. Called on modules from the inside out, under seeds
         that are the same on every layout; by default as transformers and torch's layers do it.
         """
-        draw: Any = getattr(model, "_init_weights", None)
+        from .private.torch import RESET_METHODS
+        from .private.transformers import initializer_of
+
+        draw = initializer_of(model)
         if draw is not None:
             draw(module)
             return
-        for name in ("reset_parameters", "_reset_parameters"):  # the second is MultiheadAttention's
+        for name in RESET_METHODS:
             reset: Any = getattr(module, name, None)
             if reset is not None:
                 reset()

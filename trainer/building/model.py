@@ -10,6 +10,7 @@ from torch import nn
 
 from ..checkpoint.export import set_config_dtype
 from ..errors import LaunchError
+from ..private.torch import own_buffers, set_buffer
 from ..strategies.base import compute_in
 from ..task import Task
 from .normalize import make_contiguous, refuse_compiled
@@ -64,9 +65,9 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
     for parameter in narrow:
         parameter.data = parameter.data.float()
     for module in model.modules():
-        for key, buffer in module._buffers.items():
+        for key, buffer in own_buffers(module).items():
             if buffer is not None and buffer.dtype in (torch.bfloat16, torch.float16):
-                module._buffers[key] = buffer.float()
+                set_buffer(module, key, buffer.float())
     set_config_dtype(getattr(model, "config", None), torch.float32)
     if plan.mixed_precision == "no":
         compute_in(model, torch.float32)  # inputs that were meant for the narrow weights

@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from ..private.torch import set_schedule
+
 
 def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
     """Return its class, its steps, the groups' rates, and what JSON can hold of its own state."""
@@ -35,9 +37,7 @@ def restore_schedule(schedule: LRScheduler, state: Mapping[str, Any]) -> list[st
         rates = []
         for base_rate, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True):
             rates.append(base_rate * factor(steps))
-        schedule.last_epoch = steps
-        schedule._step_count = steps + 1
-        schedule._last_lr = rates
+        set_schedule(schedule, steps, rates)
         _set_rates(groups, rates)
         return []
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from ..errors import LaunchError
 from ..hooks import Callback
+from ..private.torch import has_accumulation_hooks
 from ..run import Run
 from ..strategies.tensors import WRAPPERS
 
@@ -63,7 +64,7 @@ def has_extra_state(module: nn.Module) -> bool:
 
 def refuse_accumulation_hooks(name: str, parameter: nn.Parameter) -> None:
     """Raise ``LaunchError`` for hooks that would see a gradient before it is averaged."""
-    if getattr(parameter, "_post_accumulate_grad_hooks", None):
+    if has_accumulation_hooks(parameter):
         raise LaunchError(
             f"{name} has a hook behind its gradient (register_post_accumulate_grad_hook), which "
             "would run before the gradient is averaged over micro-batches and ranks; "

@@ -15,6 +15,7 @@ from torch import nn
 from ..data.batches import Window
 from ..errors import LaunchError
 from ..hooks import Callback, StepInfo
+from ..private.torch import edit_count, gradient_hooks
 from ..run import Run
 from ..strategies.tensors import changed_trainable, unwrapped
 from ..text import listed
@@ -86,7 +87,7 @@ class EditedParameters(Callback):
 def _edits(run: Run) -> list[int]:
     """Return how often each parameter was edited in place; 0 for one that is not gathered now."""
     named = run.strategy.temporary_parameters()
-    return [0 if parameter is None else parameter._version for _, parameter in named]
+    return [0 if parameter is None else edit_count(parameter) for _, parameter in named]
 
 
 class TrainableSet(Callback):
@@ -104,7 +105,7 @@ class TrainableSet(Callback):
         named = list(unwrapped(run.model).named_parameters())
         refuse_changed(run.strategy.trainable, named)
         for name, parameter in named:
-            if hasattr(parameter, "placements") and parameter._backward_hooks:
+            if hasattr(parameter, "placements") and gradient_hooks(parameter):
                 raise LaunchError(
                     f"{name}: a hook on its gradient would not be called: "
                     "register it in build_model"

@@ -120,7 +120,15 @@ def _nudge(value: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _count_dropouts(model: nn.Module) -> int:
-    from torch.nn.modules.dropout import _DropoutNd
+    from torch import nn
 
-    dropouts = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    kinds = (
+        nn.Dropout,
+        nn.Dropout1d,
+        nn.Dropout2d,
+        nn.Dropout3d,
+        nn.AlphaDropout,
+        nn.FeatureAlphaDropout,
+    )
+    dropouts = [module for module in model.modules() if isinstance(module, kinds)]
     return sum(dropout.p > 0 for dropout in dropouts)

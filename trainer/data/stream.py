@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from ..errors import ConfigError, DataError, Origin, Problem
+from ..private.datasets import has_shuffle_buffer
 from .batches import Layout, TrainData, Window, copied, share
 from .blocks import blocks
 from .digest import digest
@@ -252,26 +253,6 @@ def _next_epoch(state: Mapping[str, Any]) -> dict[str, Any]:
         "stream": None,
         "began": 0,
     }
-
-
-def has_shuffle_buffer(stream: Any) -> bool:
-    """Return whether a Hugging Face stream shuffles in a buffer, which its state does not contain.
-
-    ``datasets`` has no public sign of it. Without this, a resumed run would train some samples
-    twice and others never (6 of 320, datasets 5.2).
-    """
-    stages = [getattr(stream, "_ex_iterable", None)]
-    while stages:
-        stage = stages.pop()
-        if type(stage).__name__ == "BufferShuffledExamplesIterable":
-            return True
-
-        # A stage reads from another one; that of interleaved streams from several.
-        stages.extend(getattr(stage, "ex_iterables", ()))
-        inner = getattr(stage, "ex_iterable", None)
-        if inner is not None:
-            stages.append(inner)
-    return False
 
 
 def _unchanged(item: Any) -> Any:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError, TrainerError
+from ..private.torch import process_groups, set_timeout
 from .launcher import LauncherWatch
 from .signals import signals_watched
 from .votes import Votes, check_same
@@ -217,8 +218,8 @@ class Agreement:
         Engines take torch's default for theirs: 10 minutes for NCCL.
         """
         if self.distributed and self.timeout is not None:
-            for group in list(dist.distributed_c10d._world.pg_map):
-                dist.distributed_c10d._set_pg_timeout(self.timeout, group)
+            for group in process_groups():
+                set_timeout(group, self.timeout)
 
     def close(self) -> None:
         """Finish the vote in flight, and wait for all ranks. Collective: call on every rank.

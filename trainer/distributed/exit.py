@@ -220,10 +220,12 @@ def claim_first_error(store: Any = None, *, take: bool = True) -> str | None:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
+    from ..private.torch import default_store  # imports torch, which is there
+
     answers: list[str] = []
 
     def ask() -> None:
-        shared = store or dist.distributed_c10d._get_default_store()
+        shared = store or default_store()
         if take:
             answers.append(shared.compare_set(_CLAIM, "", str(dist.get_rank())).decode())
         elif shared.check([_CLAIM]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -118,14 +117,17 @@ class Board:
 
     def introduce(self, who: Who) -> None:
         """Connect to the store, and tell the others who this rank is."""
-        c10d = sys.modules["torch.distributed"].distributed_c10d
-        shared = c10d._get_default_store().clone()
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        from ..private.torch import default_store
+
+        shared = default_store().clone()
         shared.set_timeout(timedelta(seconds=self._answer_seconds))
 
         self.who[self.rank] = who
         shared.set(f"{_WHO}/{self.rank}", json.dumps(asdict(who)))
         self.shared = shared
-        self._store = c10d.PrefixStore(f"samecurve/watch/{self._name}", shared)
+        self._store = PrefixStore(f"samecurve/watch/{self._name}", shared)
 
     def read_who(self) -> None:
         """Read who the others are, as far as they have come."""

@@ -10,7 +10,6 @@ which rank is behind is counted (``judge.py``).
 from __future__ import annotations
 
 import contextlib
-import multiprocessing.process
 import os
 import platform
 import sys
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from ..distributed import agreement, votes
+from ..private.python import child_processes
 
 _HERE = Path(__file__).parent
 _STDLIB = os.path.dirname(os.__file__)
@@ -28,8 +28,6 @@ _LIBRARIES = ("site-packages", "dist-packages", _STDLIB)
 _WATCH_FILES = tuple(str(_HERE / name) for name in ("watchdog.py", "own_row.py", "waits.py"))
 _AGREEMENT_FILES = (agreement.__file__, votes.__file__)
 _DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
-# Waits for the gradients of other ranks, which no frame of Python shows.
-_BACKWARD = "_engine_run_backward"
 _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 
 # Debuggers, and clients that wait on a lock for threads of their own, which wait for a network.
@@ -147,7 +145,10 @@ def _is_library(frame: FrameType) -> bool:
 
 
 def _is_in_collective(frames: Sequence[FrameType]) -> bool:
-    if any(_name(frame) == _BACKWARD for frame in frames[:3]):
+    from ..private.torch import BACKWARD_FUNCTION
+
+    # It waits for the gradients of other ranks, which no frame of Python shows.
+    if any(_name(frame) == BACKWARD_FUNCTION for frame in frames[:3]):
         return True
     for depth, frame in enumerate(frames):
         file = frame.f_code.co_filename
@@ -186,7 +187,7 @@ def _is_of_client(file: str) -> bool:
 
 def _outside_of_loaders() -> str:
     """Return what loader processes wait for; "" where they work, have no work, or are stuck."""
-    workers = list(multiprocessing.process._children)  # type: ignore[attr-defined]
+    workers = child_processes()
     for worker in workers:
         call = system_call(f"/proc/{worker.pid}/syscall")
         # Those that have no work wait for it in poll.
@@ -222,10 +223,12 @@ def collectives_begun() -> dict[str, tuple[str, int]]:
         A name to show and the number, by the group's own name. Own names are the same on all ranks
         of a group; several groups of a mesh are shown by one name.
     """
+    from ..private import torch as private_torch
+
     begun = {}
-    for group in list(sys.modules["torch.distributed"].distributed_c10d._world.pg_map):
+    for group in private_torch.process_groups():
         with contextlib.suppress(RuntimeError):
-            number = int(group._get_sequence_number_for_group())
+            number = private_torch.collectives_begun(group)
             begun[str(group.group_name)] = (_shown_name(group), number)
     return begun
 

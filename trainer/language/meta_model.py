@@ -17,6 +17,7 @@ import torch
 
 from ..checkpoint.ranges import Ranges, of_model_folder
 from ..data.cache import prepare_once
+from ..private.transformers import attention_of, model_from_config
 from ..strategies.tensors import canonical_state
 from ..task import Pretrained
 from ..text import listed
@@ -335,4 +336,4 @@ def small_copy(model: Any) -> Any:
         setattr(config, key, None)
 
     with torch.random.fork_rng(devices=[]):
-        return type(model)._from_config(config, attn_implementation=config._attn_implementation)
+        return model_from_config(type(model), config, attn_implementation=attention_of(config))

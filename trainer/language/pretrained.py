@@ -11,15 +11,12 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
+from ..private.transformers import may_be_missing, may_be_unused
 from ..text import did_you_mean, listed
 from .meta_model import StoredWeights, converted, find_stored, matches
 from .problems import first_line, setting_error
 
 CAUSAL = "AutoModelForCausalLM"
-# Attributes of a model's class with patterns of tensors that only the model, or only its files,
-# may have.
-MISSING = "_keys_to_ignore_on_load_missing"
-UNEXPECTED = "_keys_to_ignore_on_load_unexpected"
 # Buffers in the files of former versions, which from_pretrained ignores in all models.
 FORMER_BUFFERS = [r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]
 FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -82,7 +79,7 @@ def _empty_model(
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(str(folder), **options)
-    config._name_or_path = name
+    config.name_or_path = name
     with torch.device("meta"):
         model = getattr(transformers, auto_class).from_config(config, attn_implementation=attention)
 
@@ -233,8 +230,9 @@ def _check_tensors(
     Raises:
         ConfigError: another tensor is missing or unused.
     """
-    missing = [key for key in missing if not _class_ignores(model, MISSING, key)]
-    unused = [key for key in unused if not _class_ignores(model, UNEXPECTED, key)]
+    missing = [key for key in missing if not _matches_any(may_be_missing(model), key)]
+    known = [*may_be_unused(model), *FORMER_BUFFERS]
+    unused = [key for key in unused if not _matches_any(known, key)]
     unused = [key for key in unused if not matches(key, ignored)]
     if auto_class != CAUSAL:
         # An encoder's pooling and its last layers belong to one task each.
@@ -258,11 +256,8 @@ def _check_tensors(
         raise setting_error("model", name, rule)
 
 
-def _class_ignores(model: Any, attribute: str, key: str) -> bool:
-    """Return whether a pattern of a model's class matches a tensor's name."""
-    patterns = list(getattr(model, attribute, None) or ())
-    if attribute == UNEXPECTED:
-        patterns += FORMER_BUFFERS
+def _matches_any(patterns: Sequence[str], key: str) -> bool:
+    """Return whether one of the regular expressions is found in a tensor's name."""
     return any(re.search(pattern, key) for pattern in patterns)
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from ..checkpoint.ranges import of_model_folder
+from ..private.accelerate import is_connected
+from ..private.transformers import mark_initialized
 from .meta_model import StoredWeights, bare_name
 from .problems import first_line, setting_error
 
@@ -97,14 +99,14 @@ def quantize_weights(model: nn.Module, stored: StoredWeights | None) -> None:
             store.read("parameter", bare_name(f"{name}.weight"), 0, values.view(-1))
             weight = Params4bit(values, quant_type=weight.quant_type, module=layer)
         layer.weight = weight.to(device)
-        layer.weight._is_hf_initialized = True  # transformers draws no first values for it
+        mark_initialized(layer.weight)
 
 
 def _device() -> torch.device:
     """Return where a model will be trained; the CPU where nothing is launched, as in a check."""
     from accelerate import PartialState
 
-    return PartialState().device if PartialState._shared_state else torch.device("cpu")
+    return PartialState().device if is_connected() else torch.device("cpu")
 
 
 def _set_compute_dtype(layer: Any, inputs: tuple[torch.Tensor]) -> None:

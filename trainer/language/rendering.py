@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..private.transformers import compile_template, with_reasoning_aliases
 from .templates import GENERATION
 
 if TYPE_CHECKING:
@@ -97,12 +98,10 @@ class Renderer:
         Raises:
             Unclear: the template processes its own output, so that marks in it change the text.
         """
-        from transformers.utils.chat_template_utils import _alias_reasoning_fields
-
         if self._with_marks is None:
             self._with_marks = _compile_with_marks(self.text)
 
-        given = _alias_reasoning_fields(_without_none(messages))
+        given = with_reasoning_aliases(_without_none(messages))
         beside = {**self.tokenizer.special_tokens_map, "tools": None, "documents": None, **settings}
         marked = self._with_marks.render(
             messages=given,
@@ -185,10 +184,8 @@ def _functions_that_mark(messages: list[Any]) -> dict[str, Callable[..., str]]:
 def _compile_with_marks(text: str) -> Template:
     """Compile a template whose loops write marks."""
     from jinja2 import nodes
-    from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    # The environment of transformers, with its tags, filters and sandbox.
-    environment = _compile_jinja_template(text).environment
+    environment = compile_template(text).environment
     tree = environment.parse(text)
     loops = [loop for loop in tree.find_all(nodes.For) if isinstance(loop.target, nodes.Name)]
 

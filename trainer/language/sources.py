@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.disk import hash_file
+from ..private.datasets import fingerprint
 from .folders import files_of_folder, kind_of
 from .problems import first_line, setting_error
 
@@ -261,7 +262,7 @@ def _hub_source(name: str, key: str) -> Source:
         dataset = load_dataset(path, subset or None, split=split or "train")
     except Exception as error:  # no such name or no network: each library raises its own
         raise setting_error(key, name, f"cannot be loaded: {first_line(error)}") from None
-    return Source(name=name, digest=dataset._fingerprint, read=lambda: _rows_of(dataset, name))
+    return Source(name=name, digest=fingerprint(dataset), read=lambda: _rows_of(dataset, name))
 
 
 def _rows_of(dataset: Any, name: str) -> Rows:

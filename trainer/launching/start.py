@@ -19,6 +19,7 @@ from ..distributed.launcher import RANKS, Launcher, detect
 from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
 from ..faults.watchdog import Watchdog
 from ..plan import Plan
+from ..private.accelerate import forget_states
 from ..strategies import Strategy, strategy_class
 from .request import Request, visible_gpus
 from .resolve import resolve
@@ -247,13 +248,11 @@ def _take_gpu(plan: Plan, launcher: Launcher) -> None:
 def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     """Prepare this process for its strategy and device, and connect it to the others."""
     from accelerate import PartialState
-    from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import DistributedType
 
     # Accelerate keeps its settings for the whole process: those of an earlier launch must not reach
     # this one. The process group stays.
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget_states()
 
     for name in list(os.environ):
         if name.startswith(_MADE_BY_LAUNCH) and name not in _KEPT:
@@ -274,7 +273,7 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
             kind = DistributedType.MULTI_GPU
             if plan.strategy == "ddp":
                 kind = DistributedType.MULTI_CPU
-            state._shared_state["distributed_type"] = kind
+            state.distributed_type = kind
 
 
 def _watched(plan: Plan, config: TrainConfig) -> AbstractContextManager[object]:
@@ -296,8 +295,11 @@ def _watched(plan: Plan, config: TrainConfig) -> AbstractContextManager[object]:
 
 def _accelerator(plan: Plan) -> Accelerator:
     import torch
-    import torch._dynamo  # every optimizer of torch imports it when it is made
     from accelerate import Accelerator
+
+    from ..private.torch import import_dynamo
+
+    import_dynamo()  # every optimizer of torch imports it when it is made
 
     tf32 = plan.float32 == "tf32" and plan.device == "cuda"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ..private.torch import interpolate_all
+
 
 class Average:
     """An average of the weights: ``average = decay * average + (1 - decay) * weight`` each step.
@@ -38,7 +40,7 @@ class Average:
     def update(self) -> None:
         """Add the weights after an optimizer step that was not skipped."""
         if self.average and self.decay is not None:
-            torch._foreach_lerp_(self.average, self.live, 1.0 - self.decay)
+            interpolate_all(self.average, self.live, 1.0 - self.decay)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
-from .private_torch import BatchNormBase, copy_all
+from ..private.torch import BatchNormBase, copy_all, own_buffers, own_parameters, set_buffer
 from .tensors import local
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def restored_buffers(model: nn.Module) -> Iterator[None]:
     yield
 
     for module, key, buffer, value in before:
-        module._buffers[key] = buffer.copy_(value)
+        set_buffer(module, key, buffer.copy_(value))
 
 
 class BuffersBefore:
@@ -57,7 +57,7 @@ class BuffersBefore:
         alike: dict[tuple[torch.device, torch.dtype], list[_Place]] = {}
         self._absent = []
         for module in self._modules:
-            for key, buffer in module._buffers.items():
+            for key, buffer in own_buffers(module).items():
                 if buffer is None:
                     self._absent.append((module, key))
                 elif _can_change(buffer):
@@ -83,14 +83,14 @@ class BuffersBefore:
 
         replaced: list[tuple[nn.Module, str, Tensor | None]] = []
         for module, key in self._absent:
-            if module._buffers.get(key) is not None:
+            if own_buffers(module).get(key) is not None:
                 replaced.append((module, key, None))
         for places, copies in self._copies:
             replaced += _choose(places, copies, left_out)
 
         if replaced and left_out:
             for module, key, value in replaced:
-                module._buffers[key] = value
+                set_buffer(module, key, value)
 
 
 def _choose(
@@ -111,7 +111,7 @@ def _choose(
     before: list[Tensor] = []
     parts = torch.split(copies, [buffer.numel() for _, _, buffer in places])
     for (module, key, buffer), part in zip(places, parts, strict=True):
-        now = module._buffers.get(key)
+        now = own_buffers(module).get(key)
         if now is not None and _form(now) == _form(buffer):
             current.append(local(now).detach())
             before.append(part)
@@ -151,7 +151,7 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 def _places(model: nn.Module) -> Iterator[_Place]:
     """Yield each buffer with the module that has it and its name there; a shared one repeatedly."""
     for module in model.modules():
-        for key, buffer in module._buffers.items():
+        for key, buffer in own_buffers(module).items():
             if buffer is not None:
                 yield module, key, buffer
 
@@ -234,7 +234,7 @@ def keep_buffers_fp32(model: nn.Module) -> Callable[[torch.device], None]:
     def put_back(device: torch.device) -> None:
         on_device = {id(copy): copy.to(device) for copy in copies.values()}
         for module, key, copy in places:
-            module._buffers[key] = on_device[id(copy)]
+            set_buffer(module, key, on_device[id(copy)])
         for module, kind in norms:
             module.forward = _with_full_parameters(module, kind)
 
@@ -250,7 +250,7 @@ def _with_full_parameters(module: nn.Module, kind: type[nn.Module]) -> Callable[
 
     def forward(value: Tensor) -> Tensor:
         shadow.training = module.training
-        for key, parameter in module._parameters.items():
+        for key, parameter in own_parameters(module).items():
             shadow.__dict__[key] = None if parameter is None else parameter.float()
         return kind.forward(shadow, value)  # type: ignore[no-any-return]
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import distributed as torch_ddp
 
 from ..errors import LaunchError
+from ..private.torch import numbers_without_gradient, rebuild_buckets
 from ..text import listed
 from .base import Shard, Strategy
-from .private_torch import numbers_without_gradient, rebuild_buckets
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

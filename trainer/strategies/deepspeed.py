@@ -9,7 +9,7 @@ it may begin within a row of a matrix. The engine averages gradients during each
 from which the engine sets the parameters that the model computes with.
 
 The engine has no public names for these copies, for which range of them a parameter has, and for
-when a backward pass begins: ``private_deepspeed.py`` has what is used of it, and why.
+when a backward pass begins: ``private/deepspeed.py`` has what is used of it, and why.
 DeepSpeed is imported only where one of these strategies runs (3 s).
 """
 
@@ -27,7 +27,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ..errors import LaunchError
-from . import private_deepspeed
+from ..private import deepspeed as private_deepspeed
 from .adapters import set_by_adapters
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import keep_buffers_fp32

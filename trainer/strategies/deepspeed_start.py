@@ -17,7 +17,7 @@ from torch import nn
 
 from ..errors import ConfigError, LaunchError, Origin, Problem
 from ..plan import Plan
-from . import private_deepspeed
+from ..private import deepspeed as private_deepspeed
 
 
 def prepare_process(plan: Plan) -> None:

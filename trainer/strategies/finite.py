@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .private_torch import mark_stepped, reads_found_inf
+from ..private.torch import mark_stepped, reads_found_inf
 
 
 def step_if_finite(optimizer: Any, norm: Tensor, on_nan: str) -> None:

@@ -9,7 +9,7 @@ rows. With several micro-batches a step, whole gradients are added up first and 
 last one, unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model; tensor
 parallelism divides some matrices once more, inside of a group.
 
-Private (``private_torch.py``): what a unit is gathered to, since edits of it would be lost, and
+Private (``private/torch.py``): what a unit is gathered to, since edits of it would be lost, and
 where in a parameter a rank's rows are.
 """
 
@@ -26,19 +26,20 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, LaunchError, Problem
+from ..private.accelerate import register_model
+from ..private.torch import (
+    gradient_hooks,
+    local_shape_and_offset,
+    recomputed,
+    silence_redistribution,
+)
+from ..private.transformers import layer_classes
 from ..text import did_you_mean, listed
 from .adapters import set_by_adapters
 from .base import Shard, Strategy, compute_in
 from .buffers import keep_buffers_fp32
 from .gathered import carry_hooks, gathered_parameters
 from .meta_device import allocate
-from .private_torch import (
-    gradient_hooks,
-    local_shape_and_offset,
-    recomputed,
-    register_model,
-    silence_redistribution,
-)
 from .tensor_parallel import Columns, divide, problems_of, refuse_without_transformers
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
@@ -496,5 +497,5 @@ def _layer_classes(model: nn.Module) -> set[str]:
     """Return the classes that transformers models within a model name as their layers."""
     found: set[str] = set()
     for module in model.modules():
-        found.update(getattr(module, "_no_split_modules", None) or ())
+        found.update(layer_classes(module))
     return found

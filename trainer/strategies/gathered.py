@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import LaunchError
-from .private_torch import gathered_by
+from ..private.torch import gathered_by
 
 
 def gathered_parameters(

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import LaunchError
+from ..private.torch import sequence_number
 from ..text import listed
-from .private_torch import sequence_number
 from .tensors import changed_trainable
 
 

@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import LaunchError
-from .private_torch import share_gradient_hooks
+from ..private.torch import (
+    is_persistent,
+    own_buffers,
+    own_parameters,
+    set_buffer,
+    share_gradient_hooks,
+)
 from .tensors import canonical_state
 
 # New parameters, by those that they have replaced.
@@ -110,7 +116,7 @@ class InitialValues:
         """
         on_meta = {
             key: buffer
-            for key, buffer in module._buffers.items()
+            for key, buffer in own_buffers(module).items()
             if buffer is not None and buffer.is_meta
         }
         if not on_meta:
@@ -121,14 +127,14 @@ class InitialValues:
             buffers = {}
             for key, buffer in on_meta.items():
                 buffers[key] = torch.full_like(buffer, filler, device="cpu")
-            module._buffers.update(buffers)
+                set_buffer(module, key, buffers[key])
             # The parameters are on the meta device, where nothing happens.
             self._initialize_all(model, {path: module})
             results.append(buffers)
 
         from_zeros, from_ones = results
         for key in on_meta:
-            is_stored = stored and key not in module._non_persistent_buffers_set
+            is_stored = stored and is_persistent(module, key)
             if not is_stored and not torch.equal(from_zeros[key], from_ones[key]):
                 raise _without_values(_join(path, key))
 
@@ -229,7 +235,7 @@ def _replace(
         make: returns the data of a new parameter.
         replaced: parameters that were replaced already; new ones are added.
     """
-    for key, parameter in list(module._parameters.items()):
+    for key, parameter in list(own_parameters(module).items()):
         if parameter is None or not is_chosen(parameter):
             continue
         if parameter not in replaced:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from ..errors import LaunchError, Problem
+from ..private.torch import own_parameters
 from ..text import listed
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _layer_problem(model: nn.Module, style: str, module: nn.Module, ranks: int) 
 
 def _has_parameter(module: nn.Module, parameter: Any) -> bool:
     """Return whether a module itself has a parameter, and not a module within it."""
-    return any(own is parameter for own in module._parameters.values())
+    return any(own is parameter for own in module.parameters(recurse=False))
 
 
 def problem_of(model: nn.Module, ranks: int) -> str:
@@ -162,7 +163,7 @@ def divide(model: nn.Module, mesh: DeviceMesh) -> list[str]:
             whole.append(f"{name} ({reason})")
             continue
 
-        for key in list(module._parameters):
+        for key in list(own_parameters(module)):
             ALL_PARALLEL_STYLES[style].shard_param(module, key, mesh)
         ALL_PARALLEL_STYLES[style].install_forward(module, mesh)
 

@@ -14,8 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..private.torch import (
+    NAMES_OF_WRAPPERS,
+    is_persistent,
+    module_within_compiled,
+    multiply_all,
+    norms_of,
+    own_buffers,
+    own_modules,
+    own_parameters,
+)
+from ..private.transformers import mark_sharded
 from ..text import listed
-from .private_torch import multiply_all, norms_of
 
 # The classes that packages wrap a model in to spread it over processes.
 WRAPPERS = (
@@ -29,9 +39,6 @@ WRAPPERS = (
 # Long tensors are summed in rows of so many elements on a CPU, which adds the squares of a row one
 # after the other in float32: the norm of such a row is off by 6e-8 on average.
 _ROW = 4096
-
-# What compiling and activation checkpointing add to the names of parameters.
-_NAMES_OF_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -160,12 +167,12 @@ def keep_in_step(model: nn.Module) -> None:
     ranks would wait forever.
     """
     for module in model.modules():
-        module._is_fsdp_managed_module = True  # type: ignore[assignment]
+        mark_sharded(module)
 
 
 def _canonical(name: str) -> str:
     """Return a parameter's name without what compiling and activation checkpointing add."""
-    parts = [part for part in name.split(".") if part not in _NAMES_OF_WRAPPERS]
+    parts = [part for part in name.split(".") if part not in NAMES_OF_WRAPPERS]
     return ".".join(parts)
 
 
@@ -177,9 +184,9 @@ def canonical_state(model: nn.Module) -> Iterator[tuple[str, Tensor | nn.Paramet
     inner = unwrapped(model)
     for path, module in inner.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
-        tensors = list(module._parameters.items())
-        for key, buffer in module._buffers.items():
-            if key not in module._non_persistent_buffers_set:
+        tensors: list[tuple[str, Tensor | None]] = [*own_parameters(module).items()]
+        for key, buffer in own_buffers(module).items():
+            if is_persistent(module, key):
                 tensors.append((key, buffer))
 
         for key, tensor in tensors:
@@ -211,7 +218,7 @@ def hold_scalars_as_vectors(model: nn.Module) -> None:
     """
     scalars = []  # all of them first: a shared one is a scalar until it is reshaped
     for module in model.modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in own_parameters(module).items():
             if parameter is not None and parameter.dim() == 0:
                 scalars.append((module, name, parameter))
 
@@ -226,7 +233,7 @@ def _scalar(name: str) -> property:
     """Return a property that reads a parameter of one element as a scalar."""
 
     def value(module: nn.Module) -> Tensor | None:
-        parameter = module._parameters[name]
+        parameter = own_parameters(module)[name]
         # The engine reads the shard, the model what is gathered.
         is_shard = hasattr(parameter, "to_local")
         if parameter is None or is_shard:
@@ -239,9 +246,9 @@ def _scalar(name: str) -> property:
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the task's own module behind a wrapper (DDP, an engine) or ``torch.compile``."""
     while True:
-        inner = model._modules.get("_orig_mod")
+        inner = module_within_compiled(model)
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
-            inner = model._modules["module"]
+            inner = own_modules(model)["module"]
         if inner is None:
             return model
         model = inner

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import LaunchError
+from ..private.torch import own_parameters
 from ..text import listed
 from .tensors import unwrapped
 
@@ -77,7 +78,8 @@ def _places_of(model: nn.Module, wholes: dict[int, tuple[str, nn.Parameter]]) ->
     places = []
     for module in model.modules():
         # DeepSpeed's own kind of dict gathers each parameter in its items().
-        for key, parameter in dict.items(module._parameters):
+        own = own_parameters(module)
+        for key, parameter in dict.items(own):
             if parameter is not None and id(parameter) in wholes:
-                places.append((module._parameters, key, parameter))
+                places.append((own, key, parameter))
     return places

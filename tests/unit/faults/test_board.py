@@ -6,7 +6,6 @@ import json
 import time
 from dataclasses import asdict, replace
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -65,16 +64,8 @@ def test_a_rank_introduces_itself_over_a_connection_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = dist.TCPStore("localhost", 0, 1, is_master=True, timeout=timedelta(seconds=5))
-    c10d = SimpleNamespace(
-        _get_default_store=lambda: store,
-        PrefixStore=dist.PrefixStore,  # type: ignore[attr-defined]
-    )
     monkeypatch.setattr(module, "_who", {})
-    monkeypatch.setattr(
-        module,
-        "sys",
-        SimpleNamespace(modules={"torch.distributed": SimpleNamespace(distributed_c10d=c10d)}),
-    )
+    monkeypatch.setattr("trainer.private.torch.default_store", lambda: store)
     first = Board("1", rank=0, world_size=2, answer_seconds=2.0)
     assert not first.is_connected
     first.introduce(who(17))

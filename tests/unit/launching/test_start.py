@@ -71,7 +71,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Calls]:
     def emulate(count: int) -> Calls:
         def connect(**arguments: Any) -> SimpleNamespace:
             calls.update(arguments, local_rank=os.environ.get("LOCAL_RANK"))
-            return SimpleNamespace(_shared_state={})
+            return SimpleNamespace()
 
         def build(**arguments: Any) -> SimpleNamespace:
             calls["seen"] = torch.cuda.device_count()

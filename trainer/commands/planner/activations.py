@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...private.torch import storage_id
+
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
@@ -93,7 +95,7 @@ class _Counter:
 
     def __init__(self, model: nn.Module) -> None:
         owned = [*model.parameters(), *model.buffers()]
-        self._owned = {_storage(tensor) for tensor in owned}
+        self._owned = {storage_id(tensor) for tensor in owned}
         # Kept alive, so that no later storage gets the address of one that was counted.
         self._alive: list[Tensor] = []
         self._is_inside_block = False
@@ -103,7 +105,7 @@ class _Counter:
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Count a tensor that is saved, and return it."""
-        storage = _storage(tensor)
+        storage = storage_id(tensor)
         if storage in self._owned or storage in self.saved:
             return tensor
 
@@ -139,8 +141,3 @@ class _Counter:
         finally:
             for hook in hooks:
                 hook.remove()
-
-
-def _storage(tensor: Tensor) -> int:
-    """Return what identifies the storage of a tensor, also of one without memory."""
-    return int(tensor.untyped_storage()._cdata)

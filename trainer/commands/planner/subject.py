@@ -140,7 +140,9 @@ def _measure_config(args: argparse.Namespace) -> Subject:
     """Measure the model of a Hugging Face config on tokens of one value."""
     import torch
     import transformers
-    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ...private.torch import fake_tensors
+    from ...private.transformers import model_from_config
 
     path = Path(args.what)
     try:
@@ -158,11 +160,9 @@ def _measure_config(args: argparse.Namespace) -> Subject:
     ids_shape = (args.micro_batch, args.sequence)
     names = getattr(config, "architectures", None) or ["AutoModelForCausalLM"]
     model_class = getattr(transformers, names[0], transformers.AutoModelForCausalLM)
-    # The classes for a task have from_config, those of an architecture _from_config.
-    from_config = getattr(model_class, "_from_config", None) or model_class.from_config
 
     def build(dtype: torch.dtype | None) -> tuple[nn.Module, Callable[[], Tensor]]:
-        model = from_config(config, dtype=dtype or torch.float32)
+        model = model_from_config(model_class, config, dtype=dtype or torch.float32)
         ids = torch.zeros(ids_shape, dtype=torch.long)
 
         def forward() -> Tensor:
@@ -173,7 +173,7 @@ def _measure_config(args: argparse.Namespace) -> Subject:
 
     # Fake tensors have shapes and no memory, so that 70 billion parameters take seconds on a
     # laptop.
-    with FakeTensorMode():
+    with fake_tensors():
         return _measure_model(f"{args.what} ({names[0]})", build, args)
 
 

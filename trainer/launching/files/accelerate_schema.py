@@ -12,6 +12,7 @@ import typing
 from typing import Annotated, Any, Literal
 
 from ...config.annotations import About
+from ...private.python import argument_groups_of, arguments_of
 
 TOP_LEVEL = "top_level"
 
@@ -132,11 +133,11 @@ def _arguments_of(section: str) -> list[argparse.Action]:
     Those for DeepSpeed share no prefix; they are the group of the parser that ``zero_stage`` is in.
     """
     if section == "deepspeed_config":
-        for group in _parser()._action_groups:
-            if any(action.dest == "zero_stage" for action in group._group_actions):
-                return list(group._group_actions)
+        for group in argument_groups_of(_parser()):
+            if any(action.dest == "zero_stage" for action in group):
+                return group
     prefix = f"{section}_" if section == "parallelism_config" else section.removesuffix("config")
-    return [action for action in _parser()._actions if action.dest.startswith(prefix)]
+    return [action for action in arguments_of(_parser()) if action.dest.startswith(prefix)]
 
 
 def _argument_type(action: argparse.Action) -> Any:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.strategies import private_deepspeed
-from trainer.strategies.private_deepspeed import REDUCE_METHODS
+from trainer.private import deepspeed as private_deepspeed
+from trainer.private.deepspeed import REDUCE_METHODS
 
 ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
 STAGES_1_AND_2 = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer"
@@ -68,7 +68,7 @@ def test_deepspeed_has_the_attribute(place: str, name: str) -> None:
         found = getattr(found, class_name)
     assert name in inspect.getsource(found), (
         f"deepspeed {deepspeed.__version__} has no {name} in {place}: "
-        "see trainer/strategies/private_deepspeed.py"
+        "see trainer.private.deepspeed.py"
     )
 
 

@@ -1,0 +1,318 @@
+"""Private attributes of torch: a release that removes one is named here.
+
+Each test uses the attribute as the package does. Where one fails, read the function of the same
+name in ``trainer/private/torch.py``: it says what the attribute is needed for.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from trainer.private import torch as private_torch
+
+TORCH = f"torch {torch.__version__}"
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_batch_norm_base_is_the_class_of_modules_with_running_statistics() -> None:
+    for module in (nn.BatchNorm1d(2), nn.SyncBatchNorm(2), nn.InstanceNorm2d(2)):
+        assert isinstance(module, private_torch.BatchNormBase), (
+            f"{TORCH} has no _NormBase of {type(module).__name__}"
+        )
+
+
+def test_a_unit_lists_the_parameters_that_it_gathers(process_group: None) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    assert isinstance(model, FSDPModule)
+    assert hasattr(model, "_get_fsdp_state"), f"{TORCH} has no FSDPModule._get_fsdp_state"
+    state: Any = model._get_fsdp_state()
+    assert hasattr(state, "_fsdp_param_groups") or hasattr(state, "_fsdp_param_group"), (
+        f"{TORCH} has no _fsdp_param_groups in the state of an FSDPModule"
+    )
+
+    model(torch.ones(1, 2))
+    weight, bias = private_torch.gathered_by(model)
+    assert (weight.name, bias.name) == ("0.weight", "0.bias"), (
+        f"{TORCH} has no FSDPParam._param_fqn"
+    )
+    assert (weight.module, weight.key) == (model[0], "weight"), (
+        f"{TORCH} has no FSDPParam._module_info"
+    )
+    assert weight.unsharded is not None, f"{TORCH} has no FSDPParam._unsharded_param"
+    assert weight.unsharded.shape == (3, 2)
+
+
+def test_shape_and_offset_of_a_distributed_tensor(process_group: None) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    tensor = distribute_tensor(torch.zeros(4, 3), mesh, [Shard(0)])
+    try:
+        shape, offset = private_torch.local_shape_and_offset(tensor)
+    except ImportError:
+        pytest.fail(f"{TORCH} has no compute_local_shape_and_global_offset")
+    assert (tuple(shape), tuple(offset)) == ((4, 3), (0, 0))
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_recomputed_module_draws_the_random_numbers_of_before(offload: bool) -> None:
+    try:
+        module = private_torch.recomputed(nn.Dropout(0.5), offload=offload)
+    except ImportError:
+        pytest.fail(
+            f"{TORCH} has no checkpoint_wrapper in torch.distributed.algorithms._checkpoint"
+        )
+    value = torch.ones(64, requires_grad=True)
+    output = module(value)
+    output.sum().backward()
+    assert torch.equal(value.grad, output.detach()), "the second pass dropped other elements"
+
+
+def test_redistribution_is_logged_under_the_name_that_is_silenced() -> None:
+    from torch.distributed.tensor import _redistribute
+
+    assert _redistribute.logger.name == "torch.distributed.tensor._redistribute", (
+        f"{TORCH} logs redistribution under another name"
+    )
+    private_torch.silence_redistribution()
+    assert not _redistribute.logger.isEnabledFor(logging.WARNING)
+
+
+def test_hooks_on_gradients_can_be_read_and_shared() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    assert hasattr(parameter, "_backward_hooks"), f"{TORCH} has no Tensor._backward_hooks"
+    assert private_torch.gradient_hooks(parameter) == {}
+
+    called: list[Tensor] = []
+    parameter.register_hook(called.append)  # type: ignore[no-untyped-call]
+    assert list(private_torch.gradient_hooks(parameter).values()) == [called.append]
+
+    other = nn.Parameter(torch.ones(2))
+    private_torch.share_gradient_hooks(other, parameter)
+    other.sum().backward()  # type: ignore[no-untyped-call]
+    assert len(called) == 1, f"{TORCH} does not call hooks that were set as _backward_hooks"
+
+
+def test_operations_are_numbered_in_the_order_in_which_they_were_recorded() -> None:
+    first = torch.ones(2, requires_grad=True).sin()
+    second = first.cos()
+    assert hasattr(first.grad_fn, "_sequence_nr"), f"{TORCH} has no _sequence_nr of graph nodes"
+    assert private_torch.sequence_number(first.grad_fn) < private_torch.sequence_number(
+        second.grad_fn
+    )
+
+
+def test_buckets_of_ddp_can_be_rebuilt(process_group: None) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    assert hasattr(model.reducer, "_rebuild_buckets"), f"{TORCH} has no Reducer._rebuild_buckets"
+    assert hasattr(model.reducer, "prepare_for_backward"), (
+        f"{TORCH} has no Reducer.prepare_for_backward"
+    )
+    model(torch.ones(1, 2)).sum().backward()
+    private_torch.rebuild_buckets(model)
+
+
+def test_fused_optimizers_say_that_they_read_found_inf() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    fused = torch.optim.AdamW([parameter], fused=True)
+    assert private_torch.reads_found_inf(fused), (
+        f"{TORCH} has no _step_supports_amp_scaling of fused optimizers"
+    )
+    assert not private_torch.reads_found_inf(torch.optim.SGD([parameter], lr=0.1))
+
+
+def test_a_step_that_was_left_out_on_purpose_gives_no_warning(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    private_torch.mark_stepped(optimizer)
+    schedule.step()
+    assert len(recwarn) == 0, f"{TORCH} does not read Optimizer._opt_called"
+
+
+@pytest.mark.parametrize(
+    "name", ["_foreach_norm", "_foreach_mul_", "_foreach_copy_", "_foreach_lerp_"]
+)
+def test_torch_has_operations_on_lists_of_tensors(name: str) -> None:
+    assert hasattr(torch, name), f"{TORCH} has no torch.{name}"
+
+
+def test_norms_products_and_copies_of_all_tensors() -> None:
+    tensors = [torch.tensor([3.0, 4.0]), torch.tensor([[2.0]])]
+    assert private_torch.norms_of(tensors).tolist() == [5.0, 2.0]
+    private_torch.multiply_all(tensors, torch.tensor(0.5))
+    assert [tensor.tolist() for tensor in tensors] == [[1.5, 2.0], [[1.0]]]
+    private_torch.copy_all(tensors, [torch.zeros(2), torch.ones(1, 1)])
+    assert [tensor.tolist() for tensor in tensors] == [[0.0, 0.0], [[1.0]]]
+    private_torch.interpolate_all(tensors, [torch.ones(2), torch.ones(1, 1)], 0.25)
+    assert [tensor.tolist() for tensor in tensors] == [[0.25, 0.25], [[1.0]]]
+
+
+class Buffers(nn.Module):
+    """A saved buffer, one that is not saved, one that is None, and a parameter that is None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_parameter("bias", None)
+        self.register_buffer("saved", torch.zeros(1))
+        self.register_buffer("temporary", torch.zeros(1), persistent=False)
+        self.register_buffer("absent", None)
+
+
+@pytest.mark.parametrize(
+    "name", ["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"]
+)
+def test_modules_have_the_attribute(name: str) -> None:
+    assert hasattr(nn.Module(), name), f"{TORCH} has no Module.{name}"
+
+
+def test_the_tensors_and_children_of_a_module_itself() -> None:
+    module = Buffers()
+    model = nn.Sequential(module, module)
+    assert private_torch.own_parameters(module) == {"weight": module.weight, "bias": None}
+    assert list(private_torch.own_buffers(module)) == ["saved", "temporary", "absent"]
+    assert private_torch.own_parameters(model) == private_torch.own_buffers(model) == {}
+    assert private_torch.own_modules(model) == {"0": module, "1": module}
+
+
+def test_a_buffer_is_replaced_and_stays_saved_or_not() -> None:
+    module = Buffers()
+    for key in ("saved", "temporary", "absent"):
+        private_torch.set_buffer(module, key, torch.ones(2))
+    assert [buffer.tolist() for buffer in module.buffers()] == [[1.0, 1.0]] * 3
+    saved = [
+        key for key in dict(module.named_buffers()) if private_torch.is_persistent(module, key)
+    ]
+    assert saved == ["saved", "absent"]
+    assert [*module.state_dict()] == ["weight", "saved", "absent"], (
+        f"{TORCH} does not read Module._non_persistent_buffers_set"
+    )
+
+
+# Importing what compiles.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_compiled_and_recomputed_modules_have_the_names_of_wrappers() -> None:
+    module = nn.Linear(1, 1)
+    compiled = torch.compile(module)
+    recomputed = private_torch.recomputed(module, offload=False)
+    for name, wrapper in zip(private_torch.NAMES_OF_WRAPPERS, (compiled, recomputed), strict=True):
+        assert [*dict(wrapper.named_children())] == [name], f"{TORCH} does not name it {name}"
+
+    assert private_torch.is_compiled(compiled), f"{TORCH} has no _orig_mod or no dynamo_ctx"
+    assert not private_torch.is_compiled(module)
+    assert private_torch.module_within_compiled(compiled) is module
+    assert private_torch.module_within_compiled(module) is None
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_dynamo_is_a_module_of_torch() -> None:
+    try:
+        private_torch.import_dynamo()
+    except ImportError:
+        pytest.fail(f"{TORCH} has no torch._dynamo")
+
+
+def test_layers_reset_their_parameters_by_one_of_the_methods() -> None:
+    public, private = private_torch.RESET_METHODS
+    assert hasattr(nn.Linear(1, 1), public)
+    assert hasattr(nn.MultiheadAttention(2, 1), private), (
+        f"{TORCH} has no MultiheadAttention.{private}"
+    )
+
+
+def test_hooks_behind_a_gradient_are_seen() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    assert not private_torch.has_accumulation_hooks(parameter)
+    parameter.register_post_accumulate_grad_hook(lambda parameter: None)
+    assert private_torch.has_accumulation_hooks(parameter), (
+        f"{TORCH} has no Tensor._post_accumulate_grad_hooks"
+    )
+
+
+def test_edits_in_place_are_counted() -> None:
+    tensor = torch.ones(2)
+    assert hasattr(tensor, "_version"), f"{TORCH} has no Tensor._version"
+    before = private_torch.edit_count(tensor)
+    tensor.add_(1)
+    assert private_torch.edit_count(tensor) == before + 1
+
+
+def test_a_backward_pass_shows_its_name_in_the_frames_of_the_thread() -> None:
+    names = []
+
+    def look(gradient: Tensor) -> None:
+        frame: Any = sys._getframe()
+        while frame is not None:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+
+    value = torch.ones(2, requires_grad=True)
+    value.register_hook(look)
+    value.sum().backward()
+    assert private_torch.BACKWARD_FUNCTION in names, (
+        f"{TORCH} runs a backward pass in another function than {private_torch.BACKWARD_FUNCTION}"
+    )
+
+
+def test_a_schedule_is_set_to_a_step() -> None:
+    def schedule() -> torch.optim.lr_scheduler.LambdaLR:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        optimizer.step()
+        return schedule
+
+    stepped, set_there = schedule(), schedule()
+    for _ in range(3):
+        stepped.step()
+    private_torch.set_schedule(set_there, 3, [0.125])
+    before, after = stepped.state_dict(), set_there.state_dict()
+    assert after == before, f"{TORCH} keeps a schedule's steps and rates under other names"
+
+
+def test_process_groups_their_time_outs_counts_and_store(process_group: None) -> None:
+    c10d = dist.distributed_c10d
+    for name in ("_world", "_set_pg_timeout", "_get_default_store"):
+        assert hasattr(c10d, name), f"{TORCH} has no torch.distributed.distributed_c10d.{name}"
+
+    [group] = private_torch.process_groups()
+    private_torch.set_timeout(group, timedelta(seconds=7))
+    private_torch.default_store().set("key", "value")
+    assert private_torch.default_store().get("key") == b"value"
+
+    assert hasattr(group, "_get_sequence_number_for_group"), (
+        f"{TORCH} has no ProcessGroup._get_sequence_number_for_group"
+    )
+    before = private_torch.collectives_begun(group)
+    dist.all_reduce(torch.ones(1))
+    assert private_torch.collectives_begun(group) == before + 1
+
+
+def test_tensors_without_memory_have_storages_of_their_own() -> None:
+    try:
+        context = private_torch.fake_tensors()
+    except ImportError:
+        pytest.fail(f"{TORCH} has no torch._subclasses.fake_tensor.FakeTensorMode")
+    with context:
+        first, second = torch.ones(1 << 50), torch.ones(1)
+    assert hasattr(first.untyped_storage(), "_cdata"), f"{TORCH} has no UntypedStorage._cdata"
+    assert private_torch.storage_id(first) == private_torch.storage_id(first[1:])
+    assert private_torch.storage_id(first) != private_torch.storage_id(second)

@@ -1,0 +1,40 @@
+"""The private attributes of Accelerate that this package depends on; last seen in accelerate 1.15.
+
+``tests/unit/private/test_accelerate.py`` names the one that a new release has removed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def forget_states() -> None:
+    """Make Accelerate forget the settings of an earlier ``Accelerator`` in this process.
+
+    ``_reset_state`` of its states. The process group stays; the public ``free_memory`` and
+    ``end_training`` leave the settings, or end the process group as well.
+    """
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def is_connected() -> bool:
+    """Return whether this process has a ``PartialState``, without making one.
+
+    ``PartialState._shared_state``. The public ``is_initialized`` of ``accelerate.state`` tells of
+    an ``Accelerator`` only, and ``PartialState()`` would connect the process.
+    """
+    from accelerate import PartialState
+
+    return bool(PartialState._shared_state)
+
+
+def register_model(accelerator: Any, model: Any) -> None:
+    """Make Accelerate treat a model as one that its own ``prepare`` has made.
+
+    ``Accelerator._models``: what ``free_memory`` forgets. The public ``prepare_model`` would wrap
+    the model again.
+    """
+    accelerator._models.append(model)

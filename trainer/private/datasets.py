@@ -1,0 +1,40 @@
+"""The private attributes of Hugging Face datasets that this package depends on.
+
+Last seen in datasets 5.2. ``tests/unit/private/test_datasets.py`` names the one that a new release
+has removed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def fingerprint(dataset: Any) -> str:
+    """Return a digest of a data set's files and of everything that was done to it.
+
+    ``_fingerprint``, by which datasets names its caches. The public ``info`` and ``version`` do not
+    change with the content.
+    """
+    digest: str = dataset._fingerprint
+    return digest
+
+
+def has_shuffle_buffer(stream: Any) -> bool:
+    """Return whether a Hugging Face stream shuffles in a buffer, which its state does not contain.
+
+    ``_ex_iterable``, the last of a stream's stages, and the class of a stage that shuffles: there
+    is no public sign of it. Without this, a resumed run would train some samples twice and others
+    never (6 of 320).
+    """
+    stages = [getattr(stream, "_ex_iterable", None)]
+    while stages:
+        stage = stages.pop()
+        if type(stage).__name__ == "BufferShuffledExamplesIterable":
+            return True
+
+        # A stage reads from another one; that of interleaved streams from several.
+        stages.extend(getattr(stage, "ex_iterables", ()))
+        inner = getattr(stage, "ex_iterable", None)
+        if inner is not None:
+            stages.append(inner)
+    return False

@@ -1,0 +1,394 @@
+"""The private attributes of torch that this package depends on.
+
+Each function says why no public name serves, and in which release the attribute was last seen.
+``tests/unit/private/test_torch.py`` names the attribute that a new release has removed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+# The base class of BatchNorm and InstanceNorm, which keep running statistics. torch has no public
+# class for both. Last seen in torch 2.13.
+BatchNormBase = _NormBase
+
+# What torch.compile and activation checkpointing add to the names of parameters. Last seen in torch
+# 2.13.
+NAMES_OF_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+# The methods by which torch's layers give themselves first values. The second is of
+# nn.MultiheadAttention, which has no public one. Last seen in torch 2.13.
+RESET_METHODS = ("reset_parameters", "_reset_parameters")
+
+# The function of torch.autograd that runs a backward pass, as frames of a waiting thread show it.
+# Last seen in torch 2.13.
+BACKWARD_FUNCTION = "_engine_run_backward"
+
+
+# -- the tensors of a module ----------------------------------------------------------------------
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Return a module's dictionary of its own parameters, without those of modules within it.
+
+    ``Module._parameters``, last seen in torch 2.13. ``named_parameters(recurse=False)`` leaves out
+    names whose parameter is None, and cannot replace a parameter.
+    """
+    return module._parameters
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return a module's dictionary of its own buffers, without those of modules within it.
+
+    ``Module._buffers``, last seen in torch 2.13. ``named_buffers(recurse=False)`` leaves out names
+    whose buffer is None, which a forward pass may set, and takes four times as long
+    (3 us a module in each step).
+    """
+    return module._buffers
+
+
+def set_buffer(module: nn.Module, key: str, buffer: Tensor | None) -> None:
+    """Replace a buffer of a module.
+
+    ``Module._buffers``, last seen in torch 2.13. ``register_buffer`` forgets that a buffer is not
+    saved, and some modules have a ``__setattr__`` of their own.
+    """
+    module._buffers[key] = buffer
+
+
+def is_persistent(module: nn.Module, key: str) -> bool:
+    """Return whether a buffer of a module belongs into checkpoints.
+
+    ``Module._non_persistent_buffers_set``, last seen in torch 2.13. Publicly only ``state_dict``
+    shows it, which makes a dictionary of the whole module and runs its hooks.
+    """
+    return key not in module._non_persistent_buffers_set
+
+
+# -- compiled modules -----------------------------------------------------------------------------
+
+
+def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return a module's dictionary of its children.
+
+    ``Module._modules``, last seen in torch 2.13. ``named_children`` returns a module that has two
+    names under the first only, and ``get_submodule`` asks the wrapper's own ``__getattr__``, which
+    DeepSpeed's engine has and which lists all its attributes each time.
+    """
+    return module._modules
+
+
+def module_within_compiled(module: nn.Module) -> nn.Module | None:
+    """Return what ``torch.compile`` has wrapped; None for a module that is not compiled so.
+
+    ``_orig_mod``, the name of the wrapper's one child, last seen in torch 2.13. Nothing public
+    returns it.
+    """
+    return own_modules(module).get("_orig_mod")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether ``torch.compile`` has wrapped a module (``_orig_mod``, torch 2.13)."""
+    return hasattr(module, "_orig_mod") and hasattr(module, "dynamo_ctx")
+
+
+def import_dynamo() -> None:
+    """Import ``torch._dynamo``, as every optimizer of torch does when the first one is made.
+
+    Last seen in torch 2.13. ``import torch`` leaves it out.
+    """
+    importlib.import_module("torch._dynamo")
+
+
+# -- FSDP2 and DTensor ----------------------------------------------------------------------------
+
+
+class GatheredParameter(NamedTuple):
+    """A parameter of an FSDP2 unit.
+
+    Args:
+        name: its name in the model that was given to ``fully_shard``.
+        module: the module that has it.
+        key: its name in that module.
+        unsharded: the whole parameter that the unit is gathered to while it computes; None before
+            the first forward pass. It stays the same object; its memory is freed after each layer.
+    """
+
+    name: str
+    module: nn.Module
+    key: str
+    unsharded: nn.Parameter | None
+
+
+def gathered_by(unit: nn.Module) -> list[GatheredParameter]:
+    """List the parameters that one FSDP2 unit gathers.
+
+    Public names give the shards only; edits of what is gathered are lost, and have to be noticed.
+    ``_get_fsdp_state`` with ``_fsdp_param_groups`` (torch 2.13; ``_fsdp_param_group`` in 2.11).
+    """
+    state: Any = unit._get_fsdp_state()  # type: ignore[operator]
+    if hasattr(state, "_fsdp_param_groups"):
+        groups = state._fsdp_param_groups
+    else:
+        groups = (state._fsdp_param_group,)
+
+    found = []
+    for group in groups:
+        if not group:
+            continue
+        for parameter in group.fsdp_params:
+            place = parameter._module_info
+            unsharded = getattr(parameter, "_unsharded_param", None)
+            name = parameter._param_fqn
+            found.append(GatheredParameter(name, place.module, place.param_name, unsharded))
+    return found
+
+
+def local_shape_and_offset(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of this rank's part of a DTensor, and where in the whole it begins.
+
+    Tensor parallelism divides rows before FSDP2 does, in an order that only torch knows, and there
+    is no public function for it. ``torch.distributed.tensor._utils``, last seen in torch 2.13.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    return compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+
+
+def recomputed(module: nn.Module, *, offload: bool) -> nn.Module:
+    """Wrap a module so that its backward pass recomputes it, with the random numbers of before.
+
+    Args:
+        offload: keep the inputs that the second pass needs in host memory.
+
+    torch's FSDP documentation itself uses these wrappers of
+    ``torch.distributed.algorithms._checkpoint``; last seen in torch 2.13.
+    """
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        checkpoint_wrapper,
+        offload_wrapper,
+    )
+
+    wrapped: nn.Module = checkpoint_wrapper(module)
+    if offload:
+        wrapped = offload_wrapper(wrapped)
+    return wrapped
+
+
+def silence_redistribution() -> None:
+    """Silence torch's warning that a tensor on a mesh of two dimensions is gathered in two steps.
+
+    The logger of ``torch.distributed.tensor._redistribute``, last seen in torch 2.13. Whoever
+    gathers whole tensors under tensor parallelism cannot avoid what it warns of.
+    """
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+
+
+# -- gradients and edits --------------------------------------------------------------------------
+
+
+def gradient_hooks(parameter: Tensor) -> dict[int, Any]:
+    """Return a copy of the hooks on a parameter's gradient.
+
+    ``Tensor.register_hook`` is public, but nothing lists the hooks. ``_backward_hooks``, last seen
+    in torch 2.13.
+    """
+    return dict(parameter._backward_hooks or {})
+
+
+def share_gradient_hooks(parameter: Tensor, other: Tensor) -> None:
+    """Let a parameter have the hooks of another one (``_backward_hooks``, torch 2.13)."""
+    parameter._backward_hooks = other._backward_hooks
+
+
+def has_accumulation_hooks(parameter: Tensor) -> bool:
+    """Return whether a parameter has hooks that run when its gradient was added up.
+
+    ``Tensor.register_post_accumulate_grad_hook`` is public, but nothing lists the hooks.
+    ``_post_accumulate_grad_hooks``, last seen in torch 2.13.
+    """
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def edit_count(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; reading it takes 60 ns.
+
+    ``Tensor._version``, by which autograd finds edits of what it has saved; last seen in torch
+    2.13. Publicly only a comparison with a copy tells.
+    """
+    return tensor._version
+
+
+def sequence_number(node: Any) -> int:
+    """Return when an operation of autograd's graph was recorded; the last one runs first.
+
+    ``_sequence_nr`` of graph nodes, last seen in torch 2.13. It is the order of the backward pass,
+    which nothing public tells before the pass.
+    """
+    return int(node._sequence_nr())
+
+
+# -- DDP ------------------------------------------------------------------------------------------
+
+
+def rebuild_buckets(model: DistributedDataParallel) -> None:
+    """Rearrange DDP's exchange buckets by the order in which gradients came.
+
+    DDP does it by itself, but only at the first forward pass behind a backward pass.
+    ``Reducer._rebuild_buckets``, last seen in torch 2.13.
+    """
+    model.reducer._rebuild_buckets()
+
+
+def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
+    """Return the numbers of the parameters that DDP still waits for after a backward pass.
+
+    ``reducer._check_reducer_finalized`` is all that says so before the next forward pass. Seen in
+    torch 2.13.
+    """
+    try:
+        model.reducer._check_reducer_finalized()
+    except RuntimeError as error:
+        found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        if found is None:
+            raise
+        return [int(number) for number in found[1].split()]
+    return []
+
+
+# -- optimizers and schedules ---------------------------------------------------------------------
+
+
+def reads_found_inf(optimizer: Any) -> bool:
+    """Return whether an optimizer's fused kernel skips the step where ``found_inf`` is set.
+
+    ``_step_supports_amp_scaling``, by which ``GradScaler`` decides; last seen in torch 2.13.
+    """
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def mark_stepped(optimizer: Any) -> None:
+    """Note that the optimizer had its turn, where a step was left out on purpose.
+
+    Otherwise torch warns that the schedule moves before the optimizer does. ``_opt_called``, last
+    seen in torch 2.13.
+    """
+    optimizer._opt_called = True
+
+
+def set_schedule(schedule: LRScheduler, steps: int, rates: Sequence[Any]) -> None:
+    """Set a schedule to a number of steps, with the rates that it has there.
+
+    ``_step_count`` and ``_last_lr``, which the public ``step`` counts and writes; last seen in
+    torch 2.13. So many calls of it would take minutes in a long run.
+    """
+    schedule.last_epoch = steps
+    schedule._step_count = steps + 1
+    schedule._last_lr = list(rates)
+
+
+# -- operations on lists of tensors ---------------------------------------------------------------
+
+
+def norms_of(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each tensor, by one kernel for all.
+
+    ``torch.nn.utils.get_total_norm`` does it too, and looks for devices and dtypes before (20 us).
+    ``torch._foreach_norm``, last seen in torch 2.13.
+    """
+    return torch.stack(torch._foreach_norm(tensors))
+
+
+def multiply_all(tensors: list[Tensor], factor: Tensor) -> None:
+    """Multiply tensors in place by one number (``torch._foreach_mul_``, torch 2.13)."""
+    torch._foreach_mul_(tensors, factor)
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source into its target (``torch._foreach_copy_``, torch 2.13)."""
+    torch._foreach_copy_(targets, sources)
+
+
+def interpolate_all(targets: list[Tensor], ends: list[Tensor], weight: float) -> None:
+    """Move each target in place by a part of its way to its end (``torch._foreach_lerp_``).
+
+    Last seen in torch 2.13.
+    """
+    torch._foreach_lerp_(targets, ends, weight)
+
+
+# -- process groups -------------------------------------------------------------------------------
+
+
+def process_groups() -> list[dist.ProcessGroup]:
+    """Return all process groups of this rank, also those that an engine made.
+
+    ``distributed_c10d._world``, last seen in torch 2.13. ``torch.distributed`` has no list of them.
+    """
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
+    """Set how long a rank waits in collectives of a group.
+
+    ``distributed_c10d._set_pg_timeout``, last seen in torch 2.13. The public time-out is an
+    argument of whoever makes the group.
+    """
+    dist.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def default_store() -> Any:
+    """Return the store by which the ranks have found each other.
+
+    ``distributed_c10d._get_default_store``, last seen in torch 2.13. A store of one's own would
+    need one more address.
+    """
+    return dist.distributed_c10d._get_default_store()
+
+
+def collectives_begun(group: Any) -> int:
+    """Return how many collectives this rank has begun in a group.
+
+    ``ProcessGroup._get_sequence_number_for_group``, last seen in torch 2.13. Nothing public counts.
+
+    Raises:
+        RuntimeError: the group's backend does not count.
+    """
+    return int(group._get_sequence_number_for_group())
+
+
+# -- tensors without memory -----------------------------------------------------------------------
+
+
+def fake_tensors() -> AbstractContextManager[object]:
+    """Return a context in which tensors have a device and a shape, and no memory.
+
+    ``torch._subclasses.fake_tensor.FakeTensorMode``, last seen in torch 2.13. The public meta
+    device fails where a model reads a value.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Return a number that identifies the storage of a tensor, also of one without memory.
+
+    ``UntypedStorage._cdata``, last seen in torch 2.13. The public ``data_ptr`` is 0 without memory.
+    """
+    return int(tensor.untyped_storage()._cdata)

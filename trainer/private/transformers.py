@@ -1,0 +1,107 @@
+"""The private names of transformers that this package depends on; last seen in transformers 5.23.
+
+``tests/unit/private/test_transformers.py`` names the one that a new release has removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+# -- models ---------------------------------------------------------------------------------------
+
+
+def initializer_of(model: Any) -> Callable[[Any], object] | None:
+    """Return the method by which a model gives one of its modules first values; None without one.
+
+    ``_init_weights``, which each architecture defines. The public ``init_weights`` initializes a
+    whole model. Many models that are not of transformers have a method of this name as well.
+    """
+    return getattr(model, "_init_weights", None)
+
+
+def mark_sharded(module: Any) -> None:
+    """Make ``generate`` run this module on every rank until the texts of all have ended.
+
+    ``_is_fsdp_managed_module``, by which transformers recognizes FSDP1. Publicly ``generate`` has
+    ``synced_gpus``, which each caller would have to give.
+    """
+    module._is_fsdp_managed_module = True
+
+
+def mark_initialized(parameter: Any) -> None:
+    """Keep ``init_weights`` from drawing first values for a parameter that has its values.
+
+    ``_is_hf_initialized``. There is no public mark.
+    """
+    parameter._is_hf_initialized = True
+
+
+def model_from_config(model_class: Any, config: Any, **options: Any) -> Any:
+    """Build a model with random weights.
+
+    The classes for a task (``AutoModelForCausalLM``) have a public ``from_config``, the classes of
+    an architecture only ``_from_config``. Calling such a class leaves out dtype and attention.
+    """
+    build = getattr(model_class, "_from_config", None) or model_class.from_config
+    return build(config, **options)
+
+
+def attention_of(config: Any) -> str | None:
+    """Return the implementation of attention that a configuration names.
+
+    ``_attn_implementation``: the public ``attn_implementation`` is an argument only.
+    """
+    name: str | None = config._attn_implementation
+    return name
+
+
+def layer_classes(module: Any) -> Iterable[str]:
+    """Return the names of the classes that a model of transformers treats as one layer.
+
+    ``_no_split_modules``, which each architecture defines and Accelerate's wrapping policy reads.
+    """
+    return getattr(module, "_no_split_modules", None) or ()
+
+
+def may_be_missing(model: Any) -> Sequence[str]:
+    """Return patterns of tensors that a model has and its files may lack.
+
+    ``_keys_to_ignore_on_load_missing``; ``from_pretrained`` itself would read the whole model.
+    """
+    return getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+
+
+def may_be_unused(model: Any) -> Sequence[str]:
+    """Return patterns of tensors that files have and the model may lack.
+
+    ``_keys_to_ignore_on_load_unexpected``, as above.
+    """
+    return getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+
+
+# -- chat templates -------------------------------------------------------------------------------
+
+
+def compile_template(text: str) -> Template:
+    """Compile a chat template as ``apply_chat_template`` does: with its tags, filters and sandbox.
+
+    ``_compile_jinja_template``. The public ``apply_chat_template`` returns the rendered text only.
+    """
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    template: Template = _compile_jinja_template(text)
+    return template
+
+
+def with_reasoning_aliases(messages: Any) -> Any:
+    """Return messages with their thoughts under the names by which templates ask for them.
+
+    ``_alias_reasoning_fields``, which ``apply_chat_template`` calls before it renders.
+    """
+    from transformers.utils.chat_template_utils import _alias_reasoning_fields
+
+    return _alias_reasoning_fields(messages)
