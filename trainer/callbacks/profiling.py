@@ -27,38 +27,38 @@ class Profile(Callback):
         self.last = last
         self.profiler: torch.profiler.profile | None = None
 
-    def on_step(self, trainer: Run, info: StepInfo) -> None:
-        if not trainer.is_main:
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        if not run.is_main:
             return
 
         if self.profiler is None:
             if info.step == self.first - 1 and not info.is_last:
-                self._start(trainer)
+                self._start(run)
         elif info.step >= self.last or info.is_last:
-            with trainer.meter.paused("profile"):
-                self._write(trainer, self.profiler)
+            with run.meter.paused("profile"):
+                self._write(run, self.profiler)
                 self.profiler = None
 
-    def _start(self, trainer: Run) -> None:
-        on_gpu = trainer.accelerator.device.type == "cuda"
+    def _start(self, run: Run) -> None:
+        on_gpu = run.accelerator.device.type == "cuda"
         activities = ["cpu", "cuda"] if on_gpu else ["cpu"]
         # Not by accelerator.profile(), which writes the trace under another name and then waits
         # for all ranks: only the main process profiles.
         self.profiler = ProfileKwargs(activities=activities, profile_memory=True).build()
         self.profiler.start()
 
-    def _write(self, trainer: Run, profiler: torch.profiler.profile) -> None:
+    def _write(self, run: Run, profiler: torch.profiler.profile) -> None:
         """Stop the profiler, and write the trace and the table."""
-        on_gpu = trainer.accelerator.device.type == "cuda"
+        on_gpu = run.accelerator.device.type == "cuda"
         if on_gpu:
             torch.cuda.synchronize()  # kernels that still run belong to the traced steps
 
         # A pending collective writes its end into the profiler's record, which stop() frees: that
         # was seen to abort the process a step later.
-        trainer.agreement.settle()
+        run.agreement.settle()
         profiler.stop()
 
-        folder = trainer.directory.path / "profile"
+        folder = run.directory.path / "profile"
         folder.mkdir(exist_ok=True)
         profiler.export_chrome_trace(str(folder / "trace.json.gz"))
 
@@ -66,4 +66,4 @@ class Profile(Callback):
         costs = profiler.key_averages()
         table = costs.table(sort_by=sort_by, row_limit=ROWS, max_name_column_width=60)
         (folder / "operations.txt").write_text(table + "\n", encoding="utf-8")
-        trainer.say(f"profile of steps {self.first} to {self.last}: {folder}")
+        run.say(f"profile of steps {self.first} to {self.last}: {folder}")

@@ -17,10 +17,10 @@ class TimeLimit(Callback):
         self.limit_seconds = seconds_of(max_time)
         self.has_passed = False
 
-    def on_step(self, trainer: Run, info: StepInfo) -> None:
-        if not trainer.is_main or self.has_passed:
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        if not run.is_main or self.has_passed:
             return
 
-        if trainer.meter.seconds > self.limit_seconds:
+        if run.meter.seconds > self.limit_seconds:
             self.has_passed = True
-            trainer.stop(f"max_time {self.max_time} has passed")
+            run.stop(f"max_time {self.max_time} has passed")

@@ -45,42 +45,42 @@ class Tracking(Callback):
         self.has_started = False
         self.wandb_run: WandbRun | None = None  # once started, if W&B is among the trackers
 
-    def on_step(self, trainer: Run, info: StepInfo) -> None:
+    def on_step(self, run: Run, info: StepInfo) -> None:
         has_values = info.metrics is not None or info.evaluation is not None
-        if not trainer.is_main or not has_values:
+        if not run.is_main or not has_values:
             return
 
         # The other ranks wait in the next step for as long as a client tries to reach its server.
-        with trainer.meter.paused("trackers"), waits_outside("a tracker"):
+        with run.meter.paused("trackers"), waits_outside("a tracker"):
             if not self.has_started:
-                self._start(trainer)
+                self._start(run)
                 self.has_started = True
-            trainer.accelerator.log(tracked_values(info), step=info.step)
+            run.accelerator.log(tracked_values(info), step=info.step)
 
-    def on_end(self, trainer: Run, summary: Mapping[str, Any]) -> None:
+    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         if not self.has_started:
             return
 
         if self.wandb_run is not None:
             self.wandb_run.summary = summary
         # Not by end_training, which destroys the process group as well.
-        for tracker in trainer.accelerator.trackers:
+        for tracker in run.accelerator.trackers:
             tracker.finish()
 
-    def _start(self, trainer: Run) -> None:
+    def _start(self, run: Run) -> None:
         """Start all trackers, by Accelerate, and give them the configuration of the run."""
-        accelerator = trainer.accelerator
-        accelerator.log_with = [self._new_tracker(name, trainer) for name in self.names]
-        accelerator.init_trackers(trainer.config.project, config=configuration(trainer))
+        accelerator = run.accelerator
+        accelerator.log_with = [self._new_tracker(name, run) for name in self.names]
+        accelerator.init_trackers(run.config.project, config=configuration(run))
 
-    def _new_tracker(self, name: str, trainer: Run) -> TolerantTracker:
-        plan = trainer.plan
-        experiment = experiment_of(trainer)
+    def _new_tracker(self, name: str, run: Run) -> TolerantTracker:
+        plan = run.plan
+        experiment = experiment_of(run)
         run_name = f"{experiment}-{plan.strategy}-{plan.world_size}"
         if name == "wandb":
-            self.wandb_run = WandbRun(trainer, run_name=run_name, experiment=experiment)
+            self.wandb_run = WandbRun(run, run_name=run_name, experiment=experiment)
             return TolerantTracker(
-                self.wandb_run, trainer.say, on_failure=self.wandb_run.finish_as_failed
+                self.wandb_run, run.say, on_failure=self.wandb_run.finish_as_failed
             )
 
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
@@ -90,9 +90,9 @@ class Tracking(Callback):
         elif name == "mlflow":
             settings = {"run_name": run_name}
         if tracker_class.requires_logging_directory:
-            settings["logging_dir"] = str(trainer.directory.path / "tracking")
-        tracker = tracker_class(trainer.config.project, **settings)
-        return TolerantTracker(tracker, trainer.say, on_failure=tracker.finish)
+            settings["logging_dir"] = str(run.directory.path / "tracking")
+        tracker = tracker_class(run.config.project, **settings)
+        return TolerantTracker(tracker, run.say, on_failure=tracker.finish)
 
 
 def check_names(names: Sequence[str], origin: Origin) -> None:
@@ -129,15 +129,15 @@ def tracked_values(info: StepInfo) -> dict[str, float]:
     return values
 
 
-def experiment_of(trainer: Run) -> str:
+def experiment_of(run: Run) -> str:
     """Return the name that runs which are compared have in common: by default the task's."""
-    return trainer.config.experiment or trainer.config.task.rpartition(":")[2]
+    return run.config.experiment or run.config.task.rpartition(":")[2]
 
 
-def configuration(trainer: Run) -> dict[str, Any]:
+def configuration(run: Run) -> dict[str, Any]:
     """Return what a tracker keeps beside the curves: settings, plan.json and the git commit."""
-    values = dict(fingerprint(vars(trainer.config)))
-    for name, value in trainer.facts.items():
+    values = dict(fingerprint(vars(run.config)))
+    for name, value in run.facts.items():
         if name not in _LEFT_OUT:
             values[name] = value
     values["git_commit"] = _commit()

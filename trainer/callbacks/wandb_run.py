@@ -31,7 +31,7 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
     """Accelerate's tracker of W&B, which continues its run and goes offline without a server.
 
     Args:
-        trainer: the training; its main process.
+        training: the run of this package, on its main process; `run` is the one on W&B.
         run_name: of the run, for people.
         experiment: runs to compare share it; W&B's group.
 
@@ -39,10 +39,10 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         summary: of summary.json, set before ``finish``.
     """
 
-    def __init__(self, trainer: Run, *, run_name: str, experiment: str) -> None:
+    def __init__(self, training: Run, *, run_name: str, experiment: str) -> None:
         import wandb
 
-        self._trainer = trainer
+        self._training = training
         self.summary: Mapping[str, Any] | None = None
 
         mode, offline_reason = _choose_mode()
@@ -61,16 +61,16 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             silent=True,
             x_disable_meta=command_has_secret,
         )
-        plan = trainer.plan
+        plan = training.plan
         super().__init__(
-            trainer.config.project,
-            id=_run_id(trainer),
+            training.config.project,
+            id=_run_id(training),
             resume="allow",
             group=experiment,
             job_type="train",
             name=run_name,
             tags=[plan.strategy, f"world-{plan.world_size}", plan.mixed_precision, plan.device],
-            dir=str(trainer.directory.path),
+            dir=str(training.directory.path),
             mode=mode,
             settings=settings,
         )
@@ -91,7 +91,7 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         """Add the summary, and the model where ``track_model`` asks for it, and end the run."""
         if self.summary is not None:
             self._add_summary(self.summary)
-        if self._trainer.config.track_model:
+        if self._training.config.track_model:
             self._add_model()
         self.run.finish()
 
@@ -107,9 +107,9 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         self.init_kwargs["mode"] = "offline"
 
     def _report_offline(self, reason: str) -> None:
-        folder = self._trainer.directory.path
+        folder = self._training.directory.path
         command = f"wandb sync {folder}/wandb/*run-*"
-        self._trainer.say(f"wandb: offline ({reason}); upload later with: {command}")
+        self._training.say(f"wandb: offline ({reason}); upload later with: {command}")
 
     def _define_curves(self) -> None:
         """Draw every curve over optimizer steps; summarize a loss by its minimum and last value."""
@@ -120,7 +120,7 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         for name in ("train/loss", "eval/loss"):
             self.run.define_metric(name, step_metric="step", summary="min,last")
 
-        config = self._trainer.config
+        config = self._training.config
         if config.best_metric is not None:
             summary = f"{config.best_mode},last"
             self.run.define_metric(config.best_metric, step_metric="step", summary=summary)
@@ -134,20 +134,20 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
     def _add_model(self) -> None:
         import wandb
 
-        metadata = {"step": self._trainer.step}
+        metadata = {"step": self._training.step}
         model = wandb.Artifact(f"model-{self.run.id}", type="model", metadata=metadata)
-        model.add_dir(str(self._trainer.directory.path / "model"))
+        model.add_dir(str(self._training.directory.path / "model"))
         self.run.log_artifact(model)
 
 
-def _run_id(trainer: Run) -> str:
+def _run_id(training: Run) -> str:
     """Return the id of the run: that of the attempts before in this folder, or a new one."""
-    path = trainer.directory.path / FILE
+    path = training.directory.path / FILE
     if path.exists():
         return str(json.loads(path.read_text(encoding="utf-8"))["wandb"])
 
     new_id = secrets.token_hex(4)
-    trainer.directory.write(FILE, json.dumps({"wandb": new_id}) + "\n")
+    training.directory.write(FILE, json.dumps({"wandb": new_id}) + "\n")
     return new_id
 
 
