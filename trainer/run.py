@@ -178,11 +178,11 @@ class Run:
 
         They come in the global order, which depends on the seed alone.
         """
-        skipped = self.train_data.skips()
-        if skipped:
+        read_over = self.train_data.samples_to_read_over()
+        if read_over:
             self.say(
                 "the stream keeps no state, or shuffles in a buffer: "
-                f"{skipped:,} samples are read over first"
+                f"{read_over:,} samples are read over first"
             )
         return self.train_data.windows(self.samples, self.total_steps - self.step)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..data.batches import TrainData, share
+from ..data.batches import TrainData, parts_of_rank
 from ..data.indexed import IndexedData
 from ..hooks import Callback, StepInfo
 from ..run import Run
@@ -131,4 +131,4 @@ def samples_of(data: TrainData, begin: int, end: int) -> Sequence[Sequence[int]]
     if isinstance(data, IndexedData):
         _, parts = next(data.samples(begin))
         return parts
-    return list(share(range(begin, end), data.layout))
+    return list(parts_of_rank(range(begin, end), data.layout))

@@ -180,8 +180,8 @@ def _describe_links(topology: str) -> str:
     for link, count in links.items():
         # NV18: eighteen NVLinks; the others are ways over PCIe and between processors.
         name = f"NVLink ({link})" if link.startswith("NV") else f"PCIe ({link})"
-        share = f" for {count} of {links.total()} pairs" if len(links) > 1 else ""
-        texts.append(name + share)
+        pairs = f" for {count} of {links.total()} pairs" if len(links) > 1 else ""
+        texts.append(name + pairs)
     return ", ".join(sorted(texts))
 
 

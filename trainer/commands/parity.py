@@ -337,23 +337,23 @@ def _world_size(request: Request) -> int:
 def _split(batch: int, request: Request, loaded: Loaded) -> Split:
     """Split the global batch among the processes of a launch file.
 
-    The micro-batch is the file's, if it names one; else the largest that divides a process's share
+    The micro-batch is the file's, if it names one; else the largest that divides a process's part
     and is not larger than the config's.
 
     Raises:
         ConfigError: it cannot be split so.
     """
     world = _world_size(request)
-    share, rest = divmod(batch, world)
-    micro_batch = _largest_divisor(share, at_most=loaded.config.micro_batch_size)
+    per_process, rest = divmod(batch, world)
+    micro_batch = _largest_divisor(per_process, at_most=loaded.config.micro_batch_size)
     if request.accumulation_steps is not None:
-        micro_batch = share // request.accumulation_steps.value
+        micro_batch = per_process // request.accumulation_steps.value
     if request.micro_batch_size is not None:
         micro_batch = request.micro_batch_size.value
 
-    fits = rest == 0 and micro_batch > 0 and share % micro_batch == 0
+    fits = rest == 0 and micro_batch > 0 and per_process % micro_batch == 0
     if fits and request.accumulation_steps is not None:
-        fits = micro_batch * request.accumulation_steps.value == share
+        fits = micro_batch * request.accumulation_steps.value == per_process
     if not fits:
         origin = request.strategy_origin.named("num_processes")
         rule = (
@@ -366,7 +366,7 @@ def _split(batch: int, request: Request, loaded: Loaded) -> Split:
         strategy=request.strategy,
         world=world,
         micro_batch=micro_batch,
-        accumulation=share // micro_batch,
+        accumulation=per_process // micro_batch,
     )
 
 

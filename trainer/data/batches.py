@@ -17,7 +17,7 @@ out. The same in code:
 
     >>> for rank in range(2):
     ...     layout = Layout(rank=rank, world_size=2, micro_batch_size=1, accumulation_steps=2)
-    ...     print([list(part) for part in share(range(4, 8), layout)])
+    ...     print([list(part) for part in parts_of_rank(range(4, 8), layout)])
     [[4], [6]]
     [[5], [7]]
 """
@@ -103,7 +103,7 @@ class Window:
         return sum(micro.weight for micro in self.micros if micro.counts)
 
 
-def share(taken: range, layout: Layout) -> Iterator[range]:
+def parts_of_rank(taken: range, layout: Layout) -> Iterator[range]:
     """Yield this rank's micro-batches of one step, of which all ranks together take ``taken``.
 
     A short step, at the end of an epoch, has fewer micro-batches, the same number on every rank.
@@ -239,7 +239,7 @@ class TrainData(ABC):
             the position there.
         """
 
-    def skips(self) -> int:
+    def samples_to_read_over(self) -> int:
         """Return how many samples must be read over before the next window: none but of streams."""
         return 0
 

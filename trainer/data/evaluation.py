@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from ..errors import DataError
 from .alike import check_same_beginning
 from .augment import Items
-from .batches import Layout, is_stream, share, sized
+from .batches import Layout, is_stream, parts_of_rank, sized
 from .blocks import blocks
 from .digest import digest
 from .rng import seed_global_generators
@@ -81,7 +81,7 @@ class EvaluationBatches:
         if self.workers:
             self._kept_loader = loader
 
-        parts = share(range(sized(self.dataset, "evaluation")), self.layout)
+        parts = parts_of_rank(range(sized(self.dataset, "evaluation")), self.layout)
         for indices, batch in zip(parts, loader, strict=True):
             yield batch, self._counted(indices)
 
@@ -97,7 +97,7 @@ class EvaluationBatches:
             )
 
         while block:
-            [part] = share(range(len(block)), self.layout)
+            [part] = parts_of_rank(range(len(block)), self.layout)
             batch = self.collate([block[place] for place in _or_first(part)])
             yield batch, self._counted(part)
             block = next(read, [])
@@ -133,7 +133,7 @@ class _BatchKeys:
         self.layout = layout
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for number, part in enumerate(share(range(self.size), self.layout)):
+        for number, part in enumerate(parts_of_rank(range(self.size), self.layout)):
             yield [(number, index) for index in _or_first(part)]
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, DataError
-from .batches import Layout, MicroBatch, TrainData, Window, share, sized
+from .batches import Layout, MicroBatch, TrainData, Window, parts_of_rank, sized
 from .order import ORDERS, order_for
 
 
@@ -74,7 +74,7 @@ class IndexedData(TrainData):
                     break
                 yield Step(
                     epoch=epoch,
-                    micro_batches=list(share(taken, self.layout)),
+                    micro_batches=list(parts_of_rank(taken, self.layout)),
                     samples=len(taken),
                     end=epoch * self.size + taken.stop,
                 )

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from ..errors import ConfigError, DataError, Origin, Problem
 from ..private.datasets import has_shuffle_buffer
-from .batches import Layout, TrainData, Window, copied, share
+from .batches import Layout, TrainData, Window, copied, parts_of_rank
 from .blocks import blocks
 from .digest import digest
 
@@ -96,7 +96,7 @@ class StreamData(TrainData):
             self._state["stream"] = None  # older checkpoints have one, which lacks the buffer
         return int(state["samples"])
 
-    def skips(self) -> int:
+    def samples_to_read_over(self) -> int:
         """Return how many samples of this epoch must be read over before the next window."""
         if self._state["stream"] is not None:
             return 0
@@ -205,7 +205,7 @@ class _Reader(IterableDataset[Any]):
         self.data.choose_padding_item(candidates)
 
         batches = []
-        for places in share(range(len(block)), self.data.layout):
+        for places in parts_of_rank(range(len(block)), self.data.layout):
             items = [augmented(block[place], epoch, numbers[place]) for place in places]
             batch: Any = None
             weight = 0.0

@@ -14,7 +14,7 @@ from hypothesis import given
 from layouts import Numbers, heavy, layout, layouts
 
 from trainer.data import batches
-from trainer.data.batches import MicroBatch, Window, copied, is_stream, share, sized
+from trainer.data.batches import MicroBatch, Window, copied, is_stream, parts_of_rank, sized
 from trainer.data.indexed import IndexedData
 from trainer.errors import DataError
 
@@ -34,14 +34,19 @@ def test_the_shares_of_all_ranks_are_the_samples_of_the_step(
 ) -> None:
     size, world, micro, accumulation = shape
     size = min(size, world * micro * accumulation)
-    parts = [list(share(range(size), layout(r, world, micro, accumulation))) for r in range(world)]
+    parts = [
+        list(parts_of_rank(range(size), layout(r, world, micro, accumulation)))
+        for r in range(world)
+    ]
     assert len({len(part) for part in parts}) == 1, "every rank has as many micro-batches"
     places = [place for micro_batches in parts for part in micro_batches for place in part]
     assert sorted(places) == list(range(size))
 
 
 def test_all_ranks_take_part_in_a_short_step() -> None:
-    counts = [[len(part) for part in share(range(9), layout(rank, 4, 2, 2))] for rank in range(4)]
+    counts = [
+        [len(part) for part in parts_of_rank(range(9), layout(rank, 4, 2, 2))] for rank in range(4)
+    ]
     assert counts == [[2, 0], [2, 0], [2, 0], [2, 1]]
 
 

@@ -116,7 +116,7 @@ def test_it_resumes_where_its_state_was_taken(kind: Any, after: int) -> None:
     ranks = [fresh(rank, 2) for rank in range(2)]
     positions = {rank.restore(state) for rank in ranks}
     assert positions == {first.state()["samples"]}
-    assert ranks[0].skips() == (state["offset"] if kind is Count else 0)
+    assert ranks[0].samples_to_read_over() == (state["offset"] if kind is Count else 0)
     rest = [ids(rank, 7 - after, state["samples"]) for rank in ranks]
     assert [sorted(a + b) for a, b in zip(*rest, strict=True)] == [
         sorted(step) for step in whole[after:]
@@ -148,7 +148,7 @@ def test_a_shuffle_buffer_is_resumed_exactly_on_any_number_of_ranks(
     ]
     positions = {rank.restore(state) for rank in ranks}
     assert positions == {4 * after}
-    assert ranks[0].skips() == state["offset"] == 4 * after % 60
+    assert ranks[0].samples_to_read_over() == state["offset"] == 4 * after % 60
     rest = [ids(rank, 30 - after, 4 * after) for rank in ranks]
     together = [sorted(a + b) for a, b in zip(*rest, strict=True)]
     assert together == [sorted(step) for step in whole[after:]]

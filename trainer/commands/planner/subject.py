@@ -122,7 +122,7 @@ def _settle_by_config(args: argparse.Namespace, config: TrainConfig) -> None:
 
 def _measure_count(total: int, text: str, gpus: int) -> Subject:
     # A count says nothing of the tensors: as if each GPU had tensors of its own, none on a border.
-    share = -(-total // gpus)  # rounded up
+    elements_per_gpu = -(-total // gpus)  # rounded up
     notes = (
         "activations: not known from a count; buffers: layers of "
         f"1/{_LAYERS} of the model are assumed.",
@@ -130,7 +130,7 @@ def _measure_count(total: int, text: str, gpus: int) -> Subject:
     )
     return Subject(
         title=f"{text} parameters",
-        parts=[Part(numel=share, rows=share, count=gpus)],
+        parts=[Part(numel=elements_per_gpu, rows=elements_per_gpu, count=gpus)],
         unit=max(1, total // _LAYERS),
         notes=notes,
     )

@@ -74,10 +74,10 @@ def spellings(section: str) -> set[str]:
 def _read_section(doc: Document, name: str, check: Validator) -> dict[str, Sourced[Any]]:
     if name == TOP_LEVEL:
         path: tuple[str, ...] = ()
-        skipped = sections()
+        nested = sections()
     else:
         path = (name,)
-        skipped = ()
+        nested = ()
 
     section = doc.at(*path)
     if section is None or section.value is None:
@@ -91,13 +91,13 @@ def _read_section(doc: Document, name: str, check: Validator) -> dict[str, Sourc
     for key, value in section.value.items():
         key = str(key)
         is_comment = bool(path) and key.startswith("_")
-        if key in skipped or is_comment:
+        if key in nested or is_comment:
             continue
 
         found = Sourced(value, doc.origin((*path, key)))
         argument = key if key in known else _PREFIXES.get(name, "") + key
         if argument not in known:
-            names = {*spellings(name), *skipped}
+            names = {*spellings(name), *nested}
             check.unknown(found, names, (*path, key), _belongs(key, name), owner=OWNER)
         elif argument in entries:
             first = entries[argument].origin
