@@ -18,8 +18,9 @@ def differences(facts: Facts, agreement: Agreement) -> tuple[list[str], list[Fac
     """Compare facts between ranks. Collective: call on every rank.
 
     Returns:
-        What some rank has otherwise than rank 0, in order, and the facts of all ranks. Both are
-        empty where nothing differs.
+        The names of facts that some rank has otherwise than rank 0, in order; where only the order
+        differs, the first name that has another place. And the facts of all ranks. Both are empty
+        where nothing differs.
     """
     checksum = xxhash.xxh3_64_intdigest(json.dumps([*facts.items()]).encode())
     checksums = agreement.gather(checksum)
@@ -33,7 +34,17 @@ def differences(facts: Facts, agreement: Agreement) -> tuple[list[str], list[Fac
     for name in names:
         if any(others.get(name) != first.get(name) for others in of_ranks):
             different.append(name)
+    if not different:
+        different = [_first_in_another_order(of_ranks)]
     return different, of_ranks
+
+
+def _first_in_another_order(of_ranks: Sequence[Facts]) -> str:
+    """Return the first name of rank 0 for which a rank, with equal facts, has another name."""
+    for place, name in enumerate(of_ranks[0]):
+        if any(list(facts)[place] != name for facts in of_ranks):
+            return name
+    raise AssertionError("the order is the same on all ranks")
 
 
 def described(name: str, of_ranks: Sequence[Facts]) -> str:
@@ -43,6 +54,12 @@ def described(name: str, of_ranks: Sequence[Facts]) -> str:
         value = facts.get(name, "missing")
         if value != first:
             return f"rank {rank}: {name} is {value}, rank 0: {first}"
+
+    place = list(of_ranks[0]).index(name)
+    for rank, facts in enumerate(of_ranks):
+        other = list(facts)[place]
+        if other != name:
+            return f"rank {rank}: in another order: {other} stands where rank 0 has {name}"
     raise AssertionError(f"{name} is the same on all ranks")
 
 

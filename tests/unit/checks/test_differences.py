@@ -34,6 +34,17 @@ def test_a_difference_names_rank_and_both_values() -> None:
     assert described("more", of_ranks) == "rank 2: more is 2, rank 0: missing"
 
 
+def test_equal_facts_in_another_order_are_named() -> None:
+    mine, theirs = (
+        {"seed": "0", "lr": "0.1", "warmup": "5"},
+        {"seed": "0", "warmup": "5", "lr": "0.1"},
+    )
+    different, of_ranks = compared_with(mine, theirs)
+    assert different == ["lr"]
+    text = described("lr", of_ranks)
+    assert text == "rank 1: in another order: warmup stands where rank 0 has lr"
+
+
 def test_nested_values_become_facts_with_dots() -> None:
     values = {"lr": 0.1, "name": "a b", "plan": {"stage": 2, "empty": {}, "none": None}}
     assert flat("x.", values) == {

@@ -62,8 +62,9 @@ def test_how_each_machine_was_started_may_differ(key: str) -> None:
 
     def other_rank(value: Any) -> Any:
         compared.append(value)
-        return 0 if isinstance(value, int) else value
+        return 0 if isinstance(value, int) else {**value, "size": "other"}
 
-    SameSettings().on_launch(run_with(TwoRanks(other_rank)))
+    with pytest.raises(ConfigError, match="rank 1: size is other"):
+        SameSettings().on_launch(run_with(TwoRanks(other_rank)))
     assert key in PLAN.as_dict()
     assert not [fact for fact in compared[-1] if fact.startswith(f"plan.{key}")]
