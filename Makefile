@@ -1,4 +1,4 @@
-# make train | test | nightly | clusters | gpu | lint | docs | help; all of them set the environment up first.
+# make train | test | nightly | upstream | clusters | gpu | lint | docs | help; all of them set the environment up first.
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
@@ -6,18 +6,19 @@ INSTALLED := .venv/installed
 # The launchers are started by name.
 export PATH := $(BIN):$(PATH)
 # Several processes share the cores; more threads in each only get in each other's way.
-train test nightly clusters gpu: export OMP_NUM_THREADS ?= 1
+train test nightly clusters gpu upstream: export OMP_NUM_THREADS ?= 1
 # Of `make train`: one on a machine with one GPU, else two; without a GPU they rehearse on the CPU.
 PROCESSES ?= $(shell $(BIN)/python -c "import torch; print(min(torch.cuda.device_count(), 2) or 2)")
 
-.PHONY: help setup train test nightly clusters gpu browser lint docs
+.PHONY: help setup train test nightly upstream clusters gpu browser lint docs
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup    .venv with everything that training and tests need (PYTHON=python3.12 for another Python)"
 	@echo "make train    train the digits CNN on one GPU, on two, or on two CPU processes; more settings: ARGS='--epochs 5'"
 	@echo "make test     lint, types and the quick tests"
-	@echo "make nightly  the same with the slow tests"
+	@echo "make nightly  the same with the slow tests, and those of tests/upstream"
+	@echo "make upstream what other packages do against expectation: run it after an upgrade of them"
 	@echo "make clusters the files of examples/clusters on engines set up here (root, Debian packages, some minutes)"
 	@echo "make gpu      the tests that need a GPU, and docs/gpu.md (DEVICE=cpu rehearses them)"
 	@echo "make browser  the tests that need headless Chromium (CHROMIUM=/path/to/it)"
@@ -45,10 +46,13 @@ TESTED_AT_ONCE ?= 2
 test nightly: TOGETHER = -n $(TESTED_AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 test: lint
-	$(BIN)/pytest $(TOGETHER) --durations=15 -m "not gpu and not slow and not browser and not clusters"
+	$(BIN)/pytest $(TOGETHER) --durations=15 -m "not gpu and not slow and not browser and not clusters and not upstream"
 
 nightly: lint
 	$(BIN)/pytest $(TOGETHER) --durations=15 -m "not gpu and not browser and not clusters"
+
+upstream: setup
+	$(BIN)/pytest -m upstream tests/upstream
 
 clusters: setup
 	$(BIN)/pytest -m clusters --durations=0 tests/clusters

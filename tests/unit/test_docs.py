@@ -349,6 +349,6 @@ def test_code_and_tests_named_beside_each_trap_exist() -> None:
 
 def test_each_test_of_a_trap_is_on_the_page() -> None:
     page = (ROOT / "docs" / "accelerate_traps.md").read_text()
-    for path in ("tests/jobs/test_traps.py", "tests/unit/test_accelerate_traps.py"):
+    for path in ("tests/upstream/test_two_processes.py", "tests/upstream/test_one_process.py"):
         tests = [name for name in defined(ROOT / path) if name.startswith("test_")]
         assert [name for name in tests if f"`{path}: {name}`" not in page] == []

@@ -1,7 +1,7 @@
 """Traps of Accelerate 1.15 and what lies below it that one process shows: a plain use gives this,
 ours gives that.
 
-Those that need two processes are in ``tests/jobs/test_traps.py``; all stand in
+Those that need two processes are in ``tests/upstream/test_two_processes.py``; all stand in
 ``docs/accelerate_traps.md``.
 """
 
@@ -41,7 +41,7 @@ from trainer import LaunchError, TrainConfig, launch
 from trainer.strategies.deepspeed import engine_config
 from trainer.strategies.fsdp import FSDP2
 
-pytestmark = [pytest.mark.usefixtures("fresh_accelerate")]
+pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("fresh_accelerate")]
 
 
 @pytest.fixture(autouse=True)
@@ -193,7 +193,7 @@ def test_transformers_divides_models_as_soon_as_the_plugin_is_chosen() -> None:
 
 
 def test_the_engine_is_told_what_it_would_guess() -> None:
-    """``tests/jobs/test_traps.py`` shows what it guesses for the first two."""
+    """``tests/upstream/test_two_processes.py`` shows what it guesses for the first two."""
     made = engine_config(plan(request("zero3")))
     assert made["gradient_clipping"] == 0.0
     assert made["zero_force_ds_cpu_optimizer"] is False

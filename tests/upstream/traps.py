@@ -1,7 +1,7 @@
 """Run by torchrun on two processes: what bare Accelerate makes of a case, and what the trainer
 makes of it.
 
-torchrun --nproc_per_node 2 tests/workers/traps.py ACCEL_CONFIG FOLDER replicas|engine|sharded
+torchrun --nproc_per_node 2 tests/upstream/traps.py ACCEL_CONFIG FOLDER replicas|engine|sharded
 """
 
 from __future__ import annotations

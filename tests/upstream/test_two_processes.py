@@ -1,6 +1,6 @@
 """Traps of Accelerate 1.15 that two processes show: what a plain use of it gives, beside ours.
 
-Those that one process shows are in ``tests/unit/test_accelerate_traps.py``; all stand in
+Those that one process shows are in ``tests/upstream/test_one_process.py``; all stand in
 ``docs/accelerate_traps.md``. A trap that a later version mends fails its test: then its line here,
 and what the trainer does about it, can go.
 """
@@ -15,15 +15,22 @@ from typing import Any
 import pytest
 from launchers import ranks
 
+pytestmark = pytest.mark.upstream
+
 Both = tuple[dict[str, Any], dict[str, Any]]  # what bare Accelerate gave, what the trainer gave
 SAMPLES = [float(n) for n in range(9)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traps")
 
 
 @cache
 def found(name: str, strategy: str, folder: Path) -> Both:
     place = folder / name
     place.mkdir()
-    done = ranks(["tests/workers/traps.py", f"accel_configs/{strategy}.yaml", place, name])
+    done = ranks(["tests/upstream/traps.py", f"accel_configs/{strategy}.yaml", place, name])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     both = json.loads((place / "found.json").read_text())
     return both["bare"], both["ours"]
