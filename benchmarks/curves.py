@@ -154,7 +154,7 @@ def page(found: Mapping[tuple[str, int], Curves], command: str, machine: str) ->
         f"The loss of the global batch ({BATCH} samples a step, seed 0) in float32, and the largest relative",
         "difference from one process without accumulation. Rounding is all that differs: sums are taken in another",
         "order, some 1e-7 at the first step, and training amplifies it. The tests hold the first step to",
-        f"{FIRST_STEP:g} and whole curves to {BOUND:g} (`tests/jobs/test_curves.py`).",
+        f"{FIRST_STEP:g} and whole curves to {BOUND:g} (`tests/jobs/test_same_curve.py`).",
         "",
         "The CNN is that of the example with SiLU and mean pooling. ReLU and max pooling choose: where two values",
         "are as close as a rounding, 1e-7 takes the other branch, and the gradient of that sample jumps. One process",

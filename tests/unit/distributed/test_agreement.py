@@ -1,6 +1,6 @@
 """Agreement of one process with itself, and of ranks that cannot reach one another.
 
-Several ranks agree in tests/jobs/test_ranks.py and test_exits.py.
+Several ranks agree in tests/jobs/test_same_curve_ranks.py and test_exits.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,19 @@
-"""Tensor parallelism by a launch file: one curve, and checkpoints that come from anywhere and go
-anywhere.
+"""Groups of FSDP2 (HSDP) and tensor parallelism have the same curve, and share their checkpoints.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| Groups have the curve of one process, and resume from anywhere | HSDP on 4, FSDP2 on 2, one process | test_two_groups_of_two_have_the_curve_of_one_process_and_share_its_checkpoints |
+| A pair that divides each layer has the curve of one process | tensor parallelism on 2 | test_a_pair_that_divides_each_layer_has_the_curve_of_one_process |
+| Pairs within FSDP2 have it too, and resume bit by bit | tensor parallelism with FSDP2 on 4 (nightly) | test_pairs_within_fsdp_have_the_curve_of_one_process_and_resume_exactly |
+| Their checkpoints load on any layout, and those of any layout here | one process, FSDP2, ZeRO-3, a pair (nightly) | test_checkpoints_go_from_pairs_to_any_layout_and_back |
+| transformers loads what they export | tensor parallelism on 4 (nightly) | test_an_exported_folder_is_a_model_and_pairs_start_from_it_on_the_meta_device |
+| accelerate launch starts the committed file | tensor parallelism on 4 (nightly) | test_the_committed_file_runs_by_its_launcher |
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +21,70 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from launchers import ROOT, command, ranks, run
+from launchers import ROOT, Job, command, ranks, run
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+
+# Groups of FSDP2
+
+
+DIGITS = [
+    "--config",
+    "examples/configs/digits_cnn.yaml",
+    "--log_every",
+    "1",
+    "--warmup_steps",
+    "2",
+    "--max_steps",
+    "4",
+]
+BATCH = ["--global_batch_size", "64", "--micro_batch_size", "8", "--save_every", "2"]
+PROCESSES = {"single": 0, "fsdp": 2, "hsdp": 4}
+
+
+def train_digits(folder: Path, how: str, *more: str, launcher: str = "ranks") -> Job:
+    words = command(launcher, how, world=PROCESSES[how])
+    if launcher == "accelerate":
+        words[
+            words.index("--num_processes") : words.index("--num_processes") + 2
+        ] = []  # the file says it
+    return run([*words, *DIGITS, *BATCH, *more], folder).ok()
+
+
+def assert_equal(found: Sequence[float], wanted: Sequence[float]) -> None:
+    assert found == pytest.approx(wanted, rel=1e-6) and len(found) == len(wanted)
+
+
+@pytest.mark.parametrize("launcher", ["ranks", pytest.param("accelerate", marks=pytest.mark.slow)])
+def test_two_groups_of_two_have_the_curve_of_one_process_and_share_its_checkpoints(
+    launcher: str, tmp_path: Path
+) -> None:
+    alone = train_digits(tmp_path / "single", "single")
+    groups = train_digits(tmp_path / "hsdp", "hsdp", launcher=launcher)
+    assert groups.plan["fsdp"]["dp_replicate_size"] == 2 and groups.plan["world_size"] == 4
+    assert groups.plan["distributed_type"] == "FSDP"
+    assert_equal(groups.losses, alone.losses)
+    for source, how in (("hsdp", "fsdp"), ("single", "hsdp")):
+        checkpoint = tmp_path / source / "checkpoints" / "step-00000002"
+        resumed = train_digits(tmp_path / f"{source}_{how}", how, "--resume", str(checkpoint))
+        assert_equal(resumed.losses, alone.losses[2:])
+    assert_written_once(groups, alone)
+
+
+def assert_written_once(groups: Job, alone: Job) -> None:
+    """The ranks of all groups write equal parts, and together no more than one process, but for
+    headers.
+    """
+    found = {}
+    for job in (groups, alone):
+        files = sorted(job.output_dir.glob("checkpoints/step-00000002/rank-*.safetensors"))
+        found[len(files)] = [path.stat().st_size for path in files]
+    assert found.keys() == {1, 4} and sum(found[4]) < found[1][0] + 4 * 40_000
+    assert max(found[4]) < 2 * min(found[4])
+
+
+# Tensor parallelism
+
 
 WORLD = {"single": 0, "fsdp": 2, "zero3": 2, "tp": 4, "pair": 2}
 
@@ -66,11 +136,6 @@ def test_a_pair_that_divides_each_layer_has_the_curve_of_one_process(tmp_path: P
 
 
 STEPS = 20
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tensor_parallel")
 
 
 @cache

@@ -1,4 +1,15 @@
-"""The main promise: one script, every strategy, every launcher, on two real gloo processes."""
+"""The same script and global batch have the same losses under every strategy, world and launcher.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| 10 or 50 steps are those of one process, at every accumulation | all of docs/curves.md (nightly) | test_the_first_steps_are_those_of_one_process, test_the_curve_is_that_of_one_process |
+| What was asked for runs, and its loss falls | all on 2, under every launcher (nightly but for one each) | test_runs_as_asked |
+| The exported model is the one that was trained | the same jobs | test_export_is_the_model_that_was_trained |
+| Losses and tensors in the model file are those of one process | all on 2 | test_files_and_curves_equal_one_process |
+| transformers loads an exported Llama | FSDP2, ZeRO-3 on 2 | test_exported_llama_loads_with_from_pretrained |
+
+The tables of docs/curves.md are made by ``benchmarks/curves.py``, which trains here as well.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +26,74 @@ from torch.utils.data import DataLoader
 from trainer import Task, load_export
 from trainer.metrics import WeightedSums
 
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from curves import (
+    ACCUMULATIONS,
+    BOUND,
+    FIRST_STEP,
+    LAYOUTS,
+    REFERENCE,
+    STEPS,
+    TASKS,
+    Curves,
+    difference,
+    run_layout,
+)
+
+# Long curves, at every accumulation
+
+
+QUICK_STEPS = 10
+FIRST_LAYOUTS = [("fsdp", 2), ("zero2", 2)]
+
+
+@cache
+def curves(strategy: str, world: int, steps: int, folder: Path) -> Curves:
+    return run_layout(strategy, world, folder / str(steps), steps=steps)
+
+
+def compare_with_one_process(strategy: str, world: int, steps: int, folder: Path) -> None:
+    alone_as, alone_on, alone_accumulation = REFERENCE
+    alone = curves(alone_as, alone_on, steps, folder)
+    for name in TASKS:
+        reference = alone[f"{name}, {alone_accumulation}"]
+        assert len(reference["loss"]) == steps and reference["loss"][-1] < reference["loss"][0]
+        for accumulation in ACCUMULATIONS:
+            curve = curves(strategy, world, steps, folder)[f"{name}, {accumulation}"]
+            loss, norm = (difference(curve[key], reference[key]) for key in ("loss", "norm"))
+            assert loss[0] <= FIRST_STEP and norm[0] <= FIRST_STEP, (
+                name,
+                accumulation,
+                loss[0],
+                norm[0],
+            )
+            assert max(loss) <= BOUND and max(norm) <= BOUND, (
+                name,
+                accumulation,
+                max(loss),
+                max(norm),
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "world"), FIRST_LAYOUTS)
+def test_the_first_steps_are_those_of_one_process(strategy: str, world: int, folder: Path) -> None:
+    compare_with_one_process(strategy, world, QUICK_STEPS, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "world"), LAYOUTS)
+def test_the_curve_is_that_of_one_process(strategy: str, world: int, folder: Path) -> None:
+    compare_with_one_process(strategy, world, STEPS, folder)
+
+
+# Every strategy under every launcher
+
+
 sys.path.insert(0, str(ROOT / "examples"))
 
-TASKS = {
+EXAMPLES = {
     "cnn": ("digits_cnn", ["--max_steps", "12", "--log_every", "1", "--warmup_steps", "2"]),
     "llama": (
         "llama_stdlib",
@@ -54,7 +130,7 @@ USUAL = {
     },
     "llama": dict.fromkeys(STRATEGIES, "ranks"),
 }
-# test_brought.py trains a Llama as well; ZeRO-1 and ZeRO-2 are ZeRO-3 with less to exchange.
+# test_user_models.py trains a Llama as well; ZeRO-1 and ZeRO-2 are ZeRO-3 with less to exchange.
 SLOW = [
     ("llama", "ddp"),
     ("llama", "zero1"),
@@ -71,7 +147,7 @@ CASES = [
         if launcher == USUAL[name][strategy] and (name, strategy) not in SLOW
         else pytest.mark.slow,
     )
-    for name in TASKS
+    for name in EXAMPLES
     for strategy, launcher in LAUNCHES
 ]
 WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedEngine"}
@@ -80,7 +156,7 @@ TYPES = {"ddp": "MULTI_CPU", "fsdp": "FSDP", "zero": "DEEPSPEED"}
 
 @cache
 def job(task: str, strategy: str, launcher: str, folder: Path) -> Job:
-    config, arguments = TASKS[task]
+    config, arguments = EXAMPLES[task]
     words = command(launcher, strategy, world=0 if strategy == "single" else 2)
     words += ["--config", f"examples/configs/{config}.yaml", *arguments]
     # The same global batch in one process: two micro-batches instead of two ranks.
@@ -152,7 +228,7 @@ def test_export_is_the_model_that_was_trained(
     ("name", "strategy"),
     [
         pytest.param(name, strategy, marks=pytest.mark.slow if (name, strategy) in SLOW else ())
-        for name in TASKS
+        for name in EXAMPLES
         for strategy in STRATEGIES
     ],
 )

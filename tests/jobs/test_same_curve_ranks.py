@@ -1,5 +1,19 @@
-"""What ranks hold for themselves, and precision, on two real gloo processes under each strategy:
-one job each.
+"""What ranks hold for themselves does not move the curve: masks, statistics, dropout, NaN, signals.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| A batch that is masked whole adds nothing | all on 2 | test_masked_batches_add_nothing_though_their_loss_is_no_number |
+| Buffers are the same on all ranks before they are used or exported | all on 2, float32 and bf16 | test_buffers_are_agreed_before_they_are_used, test_the_exported_model_evaluates_alike |
+| Batch normalisation has one curve, and so has half precision | all on 2 against DDP | test_batch_normalised_training_is_the_same_under_every_strategy, test_bf16_curves_agree, test_fp16_curves_agree |
+| A step that the scaler skips does not move the schedule | DDP, FSDP2 on 2 | test_a_step_that_the_scaler_skips_does_not_move_the_schedule |
+| Metrics of torchmetrics see each sample once | all on 2 | test_objects_of_torchmetrics_see_each_sample_once |
+| Deterministic runs repeat bit by bit, with another dropout on each rank | all on 2 | test_deterministic_runs_repeat_bit_by_bit_and_ranks_drop_out_differently |
+| Every process group has the time-out that was set | all on 2 | test_every_group_has_the_time_out_and_all_ranks_end_together |
+| A loss or gradient that is not finite ends all ranks at one step, or is skipped by all | all on 2 | test_a_loss_without_a_value_on_one_rank_ends_all_at_its_step, test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks, test_a_step_that_is_left_out_leaves_buffers_as_they_were |
+| A signal stops all ranks at one step, for few reductions | all on 2 | test_agreement_costs_few_reductions_and_a_signal_stops_all_at_one_step |
+| A bit that flipped in one copy of a weight is found before it is saved | DDP, ZeRO-1, ZeRO-2 on 2; HSDP on 4 (nightly) | test_a_flipped_bit_in_one_copy_of_a_weight_is_named_and_not_saved, test_a_flipped_bit_in_one_of_two_groups_is_named |
+
+One job a strategy; "all" is DDP, FSDP2 and ZeRO-3 in the quick tests, ZeRO-1 and ZeRO-2 nightly.
 """
 
 from __future__ import annotations

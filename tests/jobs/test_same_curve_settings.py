@@ -1,0 +1,261 @@
+"""Optimizers, settings that save memory or time, and what surrounds the loop leave the curve as it is.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| An optimizer by its class has the curve of one process, or is refused in one line | all on 2 (nightly) | test_classes_have_the_curve_of_one_process_or_are_refused_before_training |
+| Compiling, recomputing, adapters and 4 bits have the curve without them | all on 2, ZeRO-3 with offload (nightly) | test_keys_that_save_memory_or_time_leave_the_curve_of_one_process |
+| A compiled CNN differs by rounding alone | DDP, FSDP2, ZeRO-3 on 2 (nightly) | test_compiling_changes_nothing_but_rounding |
+| Early stop keeps the best model | ZeRO-3 on 2 | test_early_stop_keeps_the_best_model |
+| A loop written by the user has the trainer's numbers and checkpoints | ZeRO-2, then FSDP2, ZeRO-3, DDP on 2, one process | test_a_loop_of_ones_own |
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launchers import STRATEGIES, command, ranks, run
+from safetensors.torch import load_file
+from tiny_language import save_model, save_texts
+
+# Optimizers by their class
+
+
+STEPS = 20
+OWN = {"max_steps": STEPS, "lr": 3e-3, "save_every": 10}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {
+        "optimizer": "torch.optim.AdamW",
+        "optimizer_settings": {"amsgrad": True, "eps": 1e-4},
+    },
+    "rmsprop": {
+        "optimizer": "torch.optim:RMSprop",
+        "optimizer_settings": {"momentum": 0.9, "eps": 1e-2},
+    },
+    "lion": {
+        "optimizer": "own_optimizers:Lion",
+        "optimizer_settings": {"betas": [0.9, 0.98]},
+        "lr": 1e-3,
+    },
+    "adagrad": {
+        "optimizer": "torch.optim.Adagrad",
+        "optimizer_settings": {"initial_accumulator_value": 0.1},
+        "lr": 1e-2,
+    },
+    "muon": {
+        "optimizer": "torch.optim.Muon",
+        "optimizer_settings": {"adamw": {"eps": 1e-4, "lr": 1e-3}},
+    },
+    "adafactor": {"optimizer": "torch.optim.Adafactor", "keep_last": 0, "save_every": None},
+    "lamb": {"optimizer": "own_optimizers.Lamb", "optimizer_settings": {"trust": 0.5}},
+}
+BY_ELEMENT = ("adamw", "rmsprop", "lion", "adagrad")  # the others look at whole parameters
+# What runs: FSDP2's tensors know that they are parts, so LAMB's norms are those of whole
+# parameters.
+OPTIMIZERS_THAT_RUN = {"ddp": tuple(OPTIMIZERS), "fsdp": (*BY_ELEMENT, "lamb")}
+SAVED = [name for name, settings in OPTIMIZERS.items() if "keep_last" not in settings]
+
+
+@cache
+def trained_with_optimizers(strategy: str, folder: Path) -> dict[str, dict[str, Any]]:
+    place = folder / "optimizers"
+    cases = {name: {**OWN, **settings} for name, settings in OPTIMIZERS.items()}
+    if strategy != "single":
+        trained_with_optimizers("single", folder)
+        for name in SAVED:
+            checkpoint = str(place / "single" / name / "checkpoints" / "step-00000010")
+            cases[f"{name}_resumed"] = {**cases[name], "resume": checkpoint}
+    words = [
+        "tests/workers/optimized.py",
+        f"accel_configs/{strategy}.yaml",
+        place / strategy,
+        json.dumps(cases),
+    ]
+    done = ranks(words, 0 if strategy == "single" else 2)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return {name: json.loads((place / strategy / f"{name}.json").read_text()) for name in cases}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_classes_have_the_curve_of_one_process_or_are_refused_before_training(
+    strategy: str, folder: Path
+) -> None:
+    alone, found = (
+        trained_with_optimizers("single", folder),
+        trained_with_optimizers(strategy, folder),
+    )
+    for name in OPTIMIZERS:
+        if name in OPTIMIZERS_THAT_RUN.get(strategy, BY_ELEMENT):
+            assert found[name]["losses"] == pytest.approx(alone[name]["losses"], rel=1e-5), name
+            assert (
+                len(alone[name]["losses"]) == STEPS
+                and alone[name]["losses"][-1] < alone[name]["losses"][0]
+            ), name
+        else:
+            [line] = found[name]["error"].splitlines()
+            assert line.startswith(
+                f"TrainConfig: optimizer: {OPTIMIZERS[name]['optimizer']!r}: each process holds "
+            )
+            assert line.endswith(
+                "run it on replicas (DDP) or in one process, or take another optimizer"
+            )
+            assert not (folder / "optimizers" / strategy / name / "metrics.jsonl").exists()
+    for name in SAVED:
+        if "losses" in found[name]:
+            assert found[f"{name}_resumed"]["losses"] == pytest.approx(
+                alone[name]["losses"][10:], rel=1e-5
+            ), name
+
+
+# Settings that save memory or time
+
+
+SAVINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "compile": ({}, {"compile": True}),
+    "every second layer": ({"activation_checkpointing": 2}, {}),
+    "eager": ({"attention": "eager"}, {}),
+    "all of it": ({"activation_checkpointing": True, "adapter": {"r": 4}}, {"compile": True}),
+    "adapter": ({"adapter": {"r": 4}}, {}),
+    "4 bits": ({"adapter": {"r": 4, "quantize": "nf4"}}, {}),
+    "all of it in 4 bits": (
+        {"activation_checkpointing": True, "adapter": {"r": 4, "quantize": "nf4"}},
+        {"compile": True},
+    ),
+}
+
+
+@cache
+def trained_with_savings(how: str, folder: Path) -> dict[str, dict[str, Any]]:
+    place = folder / "savings"
+    model, texts = place / "llama", place / "texts.jsonl"
+    if not model.exists():
+        save_model(model)
+        save_texts(texts, 60)
+    task = {
+        "model": str(model),
+        "data": str(texts),
+        "sequence_length": 64,
+        "cache_dir": str(place / "cache"),
+    }
+    cases = {name: ({**task, **own}, more) for name, (own, more) in SAVINGS.items()}
+    words = [
+        "tests/workers/saving.py",
+        f"accel_configs/{how}.yaml",
+        place / how,
+        json.dumps(cases),
+    ]
+    done = ranks(words, 0 if how == "single" else 2, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return {name: json.loads((place / how / f"{name}.json").read_text()) for name in SAVINGS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [*STRATEGIES, "zero3_offload"])
+def test_keys_that_save_memory_or_time_leave_the_curve_of_one_process(
+    how: str, folder: Path
+) -> None:
+    alone, found = trained_with_savings("single", folder), trained_with_savings(how, folder)
+    for name in SAVINGS:
+        adapter = SAVINGS[name][0].get("adapter", {})
+        reference = alone["4 bits" if "quantize" in adapter else "adapter" if adapter else "plain"]
+        assert found[name]["losses"] == pytest.approx(reference["losses"], rel=1e-5), name
+        assert len(reference["losses"]) == 20 and found[name]["names"] == reference["names"]
+        assert bool(found[name]["compiled"]) == ("compile" in SAVINGS[name][1]), name
+
+
+# What surrounds the loop
+
+
+DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "0"]
+
+
+def test_early_stop_keeps_the_best_model(tmp_path: Path) -> None:
+    """A learning rate that ruins the model after its first steps: the best evaluation is an early
+    one.
+    """
+    rule = [
+        "--eval_every",
+        "2",
+        "--best_metric",
+        "eval/loss",
+        "--early_stop_patience",
+        "3",
+        "--save_every",
+        "4",
+    ]
+    job = run(
+        [*command("ranks", "zero3"), *DIGITS, *rule, "--max_steps", "60", "--lr", "0.5"],
+        tmp_path / "run",
+    ).ok()
+    seen = {row["step"]: row["eval/loss"] for row in job.rows if "eval/loss" in row}
+    best = min(seen, key=lambda step: seen[step])
+    # The third evaluation in a row without a better one asks, and the ranks agree at the end of the
+    # next step.
+    later = [step for step in seen if step > best]
+    assert len(later) in (3, 4) and max(seen) < 60
+    kept = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert len(kept) in (2, 3), "the last two, and that of the best step if it is another one"
+    kept, last = (
+        load_file(tmp_path / "run" / name / "model.safetensors") for name in ("best", "model")
+    )
+    assert any(not kept[key].equal(last[key]) for key in kept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+def test_compiling_changes_nothing_but_rounding(strategy: str, tmp_path: Path) -> None:
+    words = [*command("torchrun", strategy), *DIGITS, "--max_steps", "4"]
+    plain = run(words, tmp_path / "plain").ok()
+    cache = tmp_path / "kernels"
+    compiled = run(
+        [*words, "--compile", "true"],
+        tmp_path / "compiled",
+        environment={"TORCHINDUCTOR_CACHE_DIR": str(cache)},
+    ).ok()
+    assert any(cache.rglob("*.so")), "no kernel was compiled"
+    assert compiled.plan["compile"] and not plain.plan["compile"]
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)
+    ours, theirs = (
+        load_file(job.output_dir / "model" / "model.safetensors") for job in (plain, compiled)
+    )
+    assert ours.keys() == theirs.keys()
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
+def test_a_loop_of_ones_own(launcher: str, tmp_path: Path) -> None:
+    """It has the trainer's numbers, and other strategies go on from its checkpoint, the trainer
+    too.
+    """
+    words = [*DIGITS, "--drop_last", "true", "--max_steps", "30", "--save_every", "20"]
+
+    def own_loop(launcher: str, strategy: str, *more: str) -> list[float]:
+        world = 0 if strategy == "single" else 2
+        job = run(
+            [*command(launcher, strategy, world, "examples/own_loop.py"), *words, *more],
+            tmp_path / strategy,
+        )
+        assert (
+            f"done under {strategy} on {1 if strategy == 'single' else 2} processes" in job.ok().out
+        )
+        assert (job.output_dir / "model" / "model.safetensors").exists()
+        return [
+            float(line.rpartition(" ")[2])
+            for line in job.out.splitlines()
+            if line.startswith("step ")
+        ]
+
+    losses = run([*command("ranks", "single", world=0), *words], tmp_path / "trainer").ok().losses
+    unbroken = own_loop(launcher, "zero2")
+    assert unbroken == pytest.approx(losses, rel=1e-5, abs=1e-6) and len(unbroken) == 30
+    middle = ("--resume", str(tmp_path / "zero2" / "checkpoints" / "step-00000020"))
+    for strategy in ("fsdp", "zero3", "single"):
+        assert own_loop("ranks", strategy, *middle) == pytest.approx(
+            losses[20:], rel=1e-5, abs=1e-6
+        )
+    trained_on = run([*command("ranks", "ddp"), *words, *middle], tmp_path / "trained_on").ok()
+    assert trained_on.losses == pytest.approx(losses[20:], rel=1e-5, abs=1e-6)
