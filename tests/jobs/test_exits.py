@@ -1,20 +1,41 @@
-"""How jobs end: finished ones with 0, every time; failed ones never, and with the cause as the last
-error.
+"""A job ends with 0 where it is done, and never where it is not; the cause is the last line.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| The error of the rank that failed first is the last thing to read | DDP on 2 under accelerate launch; torchrun, deepspeed (nightly) | test_the_first_error_is_the_last_thing_to_read |
+| A rank that is stuck when another fails is ended | DDP on 2; under torchrun (nightly) | test_a_rank_that_is_stuck_when_another_fails_is_ended |
+| A loss that is no number ends the job and exports nothing | FSDP2 on 2; others (nightly) | test_a_loss_that_is_not_a_number_ends_the_job |
+| A signal stops all ranks after one step, with a checkpoint and a model | ZeRO-3 on 2; DDP by the launcher (nightly) | test_a_signal_to_one_rank_stops_all_after_the_same_step, test_a_signal_to_the_launcher_stops_the_job |
+| Ctrl-C says where training stopped | one process | test_ctrl_c_says_where_training_stopped |
+| Ranks whose launcher was killed save and end | DDP on 2 (nightly) | test_workers_of_a_killed_launcher_save_and_end |
+| Finished jobs exit with 0 every time, without an alarm, and leave nothing but their run | all on 2; one process, all on 2 and 3 (nightly) | test_finished_jobs_exit_0_twenty_times, test_a_finished_job_exits_with_0_without_an_alarm_and_leaves_its_run_alone |
+
+``JOBS=1000 pytest tests/jobs/test_exits.py -k without_an_alarm`` is the long form of the last;
+docs/faults.md says what was seen.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import re
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 from digits_cnn import DigitsCNN
-from launchers import ROOT, STRATEGIES, Job, clean_environment, command, run, some_quick
+from launchers import ROOT, STRATEGIES, Job, clean_environment, command, layouts, run, some_quick
 
 from trainer import load_export
+from trainer.distributed.launcher import is_alive
 
 DIGITS = ["--config", "examples/configs/digits_cnn.yaml", "--log_every", "1", "--warmup_steps", "0"]
 TINY = [*DIGITS, "--max_steps", "2"]
@@ -163,3 +184,114 @@ def repeated(strategy: str, times: int, folder: Path) -> list[int]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_finished_jobs_exit_0_twenty_times(strategy: str, tmp_path: Path) -> None:
     assert repeated(strategy, 20, tmp_path) == [0] * 20
+
+
+# Ctrl-C, and a launcher that is killed
+
+
+LONG = ["--config", "examples/configs/digits_cnn.yaml", "--epochs", "200", "--log_every", "1"]
+
+
+def started(words: list[str], output_dir: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*words, *LONG, "--output_dir", str(output_dir)],
+        cwd=ROOT,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(path: Path, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_workers_of_a_killed_launcher_save_and_end(tmp_path: Path) -> None:
+    with started(command("torchrun", "ddp"), tmp_path / "run") as job:
+        wait_for(tmp_path / "run" / "metrics.jsonl")
+        workers = psutil.Process(job.pid).children()
+        assert len(workers) == 2
+        job.kill()
+        _, left = psutil.wait_procs(workers, timeout=30)
+        alive = [process for process in left if is_alive(process)]
+        for process in alive:
+            process.kill()
+    assert alive == [], "they train on without anybody to end them"
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert "stopped at step" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_ctrl_c_says_where_training_stopped(tmp_path: Path) -> None:
+    with started([sys.executable, "examples/train.py"], tmp_path / "run") as job:
+        wait_for(tmp_path / "run" / "metrics.jsonl")
+        job.send_signal(signal.SIGINT)
+        said, _ = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert re.search(r"^stopped at step \d+ of 4600", said, re.MULTILINE)
+    assert "done:" not in said
+
+
+# Short jobs that nobody disturbs
+
+
+JOBS = int(os.environ.get("JOBS", "22"))
+SHORT = [
+    "--task", "digits_cnn:DigitsCNN", "--task_settings.width", "8", "--global_batch_size", "48", "--log_every", "1",
+    "--save_every", "2", "--eval_every", "3",
+]  # fmt: skip
+ALARM = re.compile(
+    r"the job ends; its ranks|Traceback|terminate called|Fatal Python error|\bwarn", re.IGNORECASE
+)
+
+
+def left_behind(folder: Path) -> list[str]:
+    """List the processes that still write to the output of a job, which ``folder`` holds."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.readlink(f"/proc/{process.pid}/fd/2").startswith(str(folder)):
+                found.append(str(process))
+        except OSError:  # it just ended, or is of another user
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * 3600)
+def test_a_finished_job_exits_with_0_without_an_alarm_and_leaves_its_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, draw, counts, folder = (
+        layouts(tmp_path),
+        random.Random(JOBS),
+        Counter[str](),
+        tmp_path / "run",
+    )
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the output of the jobs goes
+    for number in range(JOBS):
+        strategy, world = [*commands][number % len(commands)]
+        drawn = {
+            "max_steps": draw.randint(2, 7),
+            "save_in_background": draw.choice(["true", "false"]),
+            "workers": draw.choice([0, 0, 0, 1]),
+            "compile": "true" if number % 50 == 11 else "false",  # on another layout each time
+        }
+        words = [*commands[strategy, world], *SHORT, "--micro_batch_size", str(48 // world)]
+        words += [word for key, value in drawn.items() for word in (f"--{key}", str(value))]
+        job = run(words, folder, timeout=3600).ok()  # whatever else the machine does
+        said = f"{number}: {strategy} {world} {drawn}\n{job.out}\n{job.err}"
+        assert not ALARM.search(job.out + job.err), said
+        assert left_behind(tmp_path) == [], said
+        assert not [path.name for path in folder.rglob(".*") if path.name != ".lock"], said
+        assert (folder / "model" / "model.safetensors").exists() and job.rows[-1]["step"] == drawn[
+            "max_steps"
+        ]
+        counts.update([f"{strategy} {world}", *(f"{key} {value}" for key, value in drawn.items())])
+        (tmp_path / "counts.json").write_text(json.dumps(counts))  # so far, for who waits
+        shutil.rmtree(folder)
+    assert sum(counts[f"{strategy} {world}"] for strategy, world in commands) == JOBS

@@ -95,3 +95,21 @@ def test_ranks_of_mpirun_train_together(strategy: str, tmp_path: Path) -> None:
         1,
         strategy,
     )
+
+
+@pytest.mark.slow
+def test_accelerates_own_launchers_connect_the_processes(tmp_path: Path) -> None:
+    """Both in one process, one after the other."""
+    code = "import accelerate; from from_launcher import from_debug_launcher as work\n"
+    for name in ("debug_launcher", "notebook_launcher"):
+        code += f"accelerate.{name}(work, ({str(tmp_path / name)!r},), num_processes=2)\n"
+    environment = clean_environment(
+        {"PYTHONPATH": f"{ROOT / 'tests' / 'workers'}:{os.environ.get('PYTHONPATH', '')}"}
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=200, check=True
+    )
+    for name in ("debug_launcher", "notebook_launcher"):
+        assert [(tmp_path / f"{name}-{rank}").read_text() for rank in (0, 1)] == [
+            "DistributedDataParallel"
+        ] * 2

@@ -1,5 +1,11 @@
-"""A rank that is stopped or stuck is named wherever the others wait for it; one that waits by right
-is let alone.
+"""A rank that is stopped or stuck is named wherever others wait for it; one that is slow is let alone.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| The rank that is stopped or stuck is named, and no other one | all on 2: four places quick, seven nightly | test_a_rank_is_named |
+| A loader process that is stopped is named and killed | DDP on 2 | test_a_stopped_loader_process_is_named_and_killed |
+| A rank that takes its time is let alone | DDP on 2: one way quick, six nightly | test_a_rank_that_takes_its_time_is_let_alone |
+| The process that watches a rank leaves with it | DDP on 2 | test_an_observer_leaves_with_its_rank |
 
 ``benchmarks/hangs.py`` does it at random moments, under every strategy.
 """

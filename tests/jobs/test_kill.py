@@ -1,0 +1,329 @@
+"""A job that is killed at any moment resumes, also when its launcher starts it again.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| After SIGKILL to all processes or one, a whole checkpoint is there and the end is the same | DDP on 2 (nightly) | test_a_kill_of_all_processes, test_three_hundred_kills |
+| The same where another layout resumes each time | one process, all on 2 and 3 (nightly) | test_whatever_is_killed_goes_on_anywhere |
+| A job that its launcher starts again resumes by itself | DDP on 2 under torchrun; all, accelerate launch, rendezvous (nightly) | test_a_job_that_is_started_again_ends_as_one_that_nobody_broke |
+| On another number of processes it keeps its global batch | DDP from 2 to one process; to 3 (nightly) | test_a_job_that_is_started_again_on_other_processes_keeps_its_batch |
+
+``KILLS=1000 pytest tests/jobs/test_kill.py -k goes_on_anywhere`` is the long form; docs/faults.md
+says what was seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from launchers import ROOT, Job, clean_environment, command, layouts, run, starter_id
+
+from trainer.checkpoint import discover
+
+# Killed, and resumed on the same layout
+
+
+STEPS = 120
+JOB = [
+    "--task", "tests.workers.resuming:Odd", "--task_settings.dropout", "0.2",
+    "--max_steps", str(STEPS), "--log_every", "1",
+    "--global_batch_size", "24", "--micro_batch_size", "12", "--lr", "0.01", "--schedule", "linear", "--resume", "auto",
+    "--save_every", "2", "--keep_last", "1", "--keep_every", "50",
+]  # fmt: skip
+
+
+def start(run: Path) -> subprocess.Popen[bytes]:
+    words = [*command("torchrun", "ddp"), *JOB, "--output_dir", str(run)]
+    return subprocess.Popen(
+        words, cwd=ROOT, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
+
+
+def ranks_of(launcher: psutil.Process) -> list[psutil.Process]:
+    """The training processes themselves, below the launcher."""
+    return [child for child in launcher.children(recursive=True) if "--resume" in child.cmdline()]
+
+
+def kill_all(pid: int) -> None:
+    """The launcher first, so that it ends nobody itself; its ranks have sessions of their own."""
+    launcher = psutil.Process(pid)
+    everyone = [launcher, *launcher.children(recursive=True)]
+    for process in everyone:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(everyone[1:], timeout=60)
+
+
+def strike(job: subprocess.Popen[bytes], draw: random.Random) -> bool:
+    """Kill all processes of a job, or one rank; False if it has come to its end."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        ranks = ranks_of(psutil.Process(job.pid))
+        if job.poll() is None and ranks and draw.random() < 0.5:
+            draw.choice(ranks).kill()  # the launcher ends the others
+            return True
+        if job.poll() is None:
+            kill_all(job.pid)
+            return True
+    return False
+
+
+def killed_once(run: Path, draw: random.Random) -> bool:
+    """Start the job, kill it at some moment of its training; True if it had come to its end."""
+
+    def written() -> int:
+        return (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0
+
+    before, job = written(), start(run)
+    while job.poll() is None and written() == before:
+        time.sleep(0.01)
+    time.sleep(draw.uniform(0, 0.4))
+    killed = strike(job, draw)
+    job.wait(timeout=120)
+    assert killed or job.returncode == 0, "nobody killed it, and it failed"
+    return job.returncode == 0
+
+
+def check_kills(times: int, folder: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    whole, run = folder / "whole", folder / "run"
+    assert start(whole).wait(timeout=120) == 0
+    newest = kills = 0
+    while kills < times:
+        finished = killed_once(run, draw)
+        kills += not finished
+        found = [discover.verify(one) for one in discover.listing(run / "checkpoints")]
+        assert [one.problem for one in found if one.problem] == [], "what has a name is whole"
+        reached = max((one.step for one in found), default=0)
+        assert reached >= newest, (
+            f"kill {kills}: step {newest} was there, and now {reached} is the newest"
+        )
+        newest = reached
+        if finished:
+            check_end(whole, run)
+            shutil.rmtree(run)  # there are kills left: from the beginning again
+            newest = 0
+    assert start(run).wait(timeout=120) == 0
+    check_end(whole, run)
+
+
+def check_end(whole: Path, run: Path) -> None:
+    assert losses(run) == losses(whole), "each step once, as in the unbroken run"
+    ours, theirs = (path / "model" / "model.safetensors" for path in (whole, run))
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert [one.step for one in discover.listing(run / "checkpoints")] == [STEPS, 100, 50]
+
+
+@pytest.mark.slow
+def test_a_kill_of_all_processes(tmp_path: Path) -> None:
+    check_kills(1, tmp_path, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_three_hundred_kills(tmp_path: Path) -> None:
+    check_kills(300, tmp_path, seed=2)
+
+
+# Killed, and resumed on another layout each time
+
+
+STEPS_ANYWHERE, KILLS = 60, int(os.environ.get("KILLS", "12"))
+JOB_ANYWHERE = [
+    "--task", "tests.workers.resuming:Odd", "--max_steps", str(STEPS_ANYWHERE), "--log_every", "1", "--lr", "0.01",
+    "--global_batch_size", "24", "--schedule", "linear", "--resume", "auto", "--eps", "1e-4",
+    "--save_every", "2", "--keep_last", "1", "--keep_every", "20",
+]  # fmt: skip
+
+
+def losses_of(job: Job) -> dict[int, float]:
+    found = [(row["step"], row["loss"]) for row in job.rows if "loss" in row]
+    assert [step for step, _ in found] == [*range(1, len(found) + 1)], "each step once"
+    return dict(found)
+
+
+class Killer(threading.Thread):
+    """Waits until a job has logged something, and then up to ``seconds``; kills all of its ranks,
+    or one.
+    """
+
+    def __init__(self, run: Path, seconds: float, every: bool) -> None:
+        super().__init__()
+        self.rows, self.seconds, self.every = run / "metrics.jsonl", seconds, every
+        self.over, self.struck = threading.Event(), False
+        self.before = self._written()
+
+    def _written(self) -> int:
+        return self.rows.stat().st_size if self.rows.exists() else 0
+
+    def run(self) -> None:
+        while self._written() == self.before:
+            if self.over.wait(0.01):
+                return
+        time.sleep(self.seconds)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = psutil.Process(starter_id()).children()
+            for one in found if self.every else found[-1:]:
+                one.kill()
+                self.struck = True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * 3600)
+def test_whatever_is_killed_goes_on_anywhere(tmp_path: Path) -> None:
+    commands, draw, folder = layouts(tmp_path), random.Random(KILLS), tmp_path / "run"
+
+    def train(strategy: str, world: int, output_dir: Path) -> Job:
+        words = [*commands[strategy, world], *JOB_ANYWHERE, "--micro_batch_size", str(24 // world)]
+        return run(words, output_dir, timeout=3600)  # whatever else the machine does
+
+    expected, newest, counts = (
+        losses_of(train("single", 1, tmp_path / "whole").ok()),
+        0,
+        Counter[str](),
+    )
+    while counts["killed"] < KILLS:
+        strategy, world = draw.choice([*commands])
+        killer = Killer(folder, draw.uniform(0, 0.6), every=draw.random() < 0.5)
+        killer.start()
+        job = train(strategy, world, folder)
+        killer.over.set()
+        killer.join()
+        said = f"{strategy} {world} {job.code}\n{job.out[-3000:]}\n{job.err[-6000:]}"
+        assert killer.struck or job.code == 0, f"nobody killed it, and it failed: {said}"
+        found = [discover.verify(one) for one in discover.listing(folder / "checkpoints")]
+        assert [one.problem for one in found if one.problem] == [], "what has a name is whole"
+        reached = max((one.step for one in found), default=0)
+        assert reached >= newest, (
+            f"step {newest} was there, and now {reached} is the newest: {said}"
+        )
+        newest = reached
+        counts["killed" if job.code else "finished"] += 1
+        counts[f"{strategy} {world}"] += 1
+        (tmp_path / "counts.json").write_text(json.dumps(counts))  # so far, for who waits
+        if job.code == 0:
+            assert losses_of(job) == pytest.approx(expected, rel=1e-5)
+            assert [one.step for one in found] == [STEPS_ANYWHERE, 40, 20]
+            shutil.rmtree(folder)
+            newest = 0
+
+
+# Started again by the launcher
+
+
+DIGITS = [
+    "--config",
+    "examples/configs/digits_cnn.yaml",
+    "--log_every",
+    "1",
+    "--warmup_steps",
+    "2",
+    "--max_steps",
+    "8",
+]
+BROKEN = [
+    *DIGITS,
+    "--save_every",
+    "2",
+    "--save_in_background",
+    "false",
+    "--task",
+    "tests.workers.failing:DiesOnce",
+]
+
+
+def account_of(job: Job) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((job.output_dir / "summary.json").read_text())["attempts"]
+    assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"], abs=0.01), (
+        "parts of the whole"
+    )
+    return found
+
+
+def assert_went_on(job: Job, processes: int) -> None:
+    log = (job.output_dir / "log.txt").read_text()
+    assert (
+        "note: started again by the launcher (1 of --max_restarts): resumes as with resume: auto"
+        in log
+    )
+    assert f"note: resumed from {job.output_dir / 'checkpoints' / 'step-00000004'}" in log
+    assert [row["step"] for row in job.rows if "loss" in row] == list(range(1, 9))
+    assert job.plan["world_size"] == processes
+    account = account_of(job)
+    assert account["count"] == 2 and 0 < account["goodput"] < 1
+    assert account["seconds"]["training"] > 0 and account["seconds"]["down"] >= 0
+    attempts = json.loads((job.output_dir / "attempts.json").read_text())
+    assert [(attempt["first_step"], attempt["last_step"]) for attempt in attempts] == [
+        (0, 4),
+        (4, 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "strategy", "rendezvous"),
+    [
+        ("torchrun", "ddp", []),
+        *(
+            pytest.param("torchrun", one, [], marks=pytest.mark.slow)
+            for one in ("fsdp", "zero1", "zero2", "zero3")
+        ),
+        pytest.param("torchrun", "fsdp", ["--standalone"], marks=pytest.mark.slow),
+        pytest.param("torchrun", "zero2", ["--rdzv_backend", "c10d"], marks=pytest.mark.slow),
+        pytest.param("accelerate", "ddp", [], marks=pytest.mark.slow),
+    ],
+)
+def test_a_job_that_is_started_again_ends_as_one_that_nobody_broke(
+    launcher: str, strategy: str, rendezvous: list[str], tmp_path: Path
+) -> None:
+    words = command(launcher, strategy)
+    at = 2 if launcher == "accelerate" else 1
+    broken = run(
+        [*words[:at], "--max_restarts", "1", *rendezvous, *words[at:], *BROKEN], tmp_path / "broken"
+    ).ok()
+    whole = run([*command("ranks", strategy), *DIGITS], tmp_path / "whole").ok()
+    assert_went_on(broken, 2)
+    assert broken.losses == whole.losses
+    assert broken.evaluation == whole.evaluation
+    assert account_of(whole)["count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world"), [("single", 1), pytest.param("ddp", 3, marks=pytest.mark.slow)]
+)
+def test_a_job_that_is_started_again_on_other_processes_keeps_its_batch(
+    strategy: str, world: int, tmp_path: Path
+) -> None:
+    """By the words of the first attempt, ``--overwrite`` among them, which deletes nothing now."""
+    commands, batch = layouts(tmp_path), ["--global_batch_size", "48", "--micro_batch_size", "8"]
+    broken = [
+        *BROKEN,
+        *batch,
+        "--task_settings.at",
+        "13",
+        "--overwrite",
+    ]  # 3 micro-batches a step on two processes
+    assert run([*commands["ddp", 2], *broken], tmp_path / "run").code != 0
+    restarted = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    job = run([*commands[strategy, world], *broken], tmp_path / "run", environment=restarted).ok()
+    whole = run([*commands["single", 1], *DIGITS, *batch], tmp_path / "whole").ok()
+    assert_went_on(job, world)
+    assert job.losses == pytest.approx(whole.losses, rel=1e-5)
+    assert (
+        job.plan["global_batch_size"] == 48
+        and "changed since" not in (job.output_dir / "log.txt").read_text()
+    )
