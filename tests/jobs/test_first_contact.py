@@ -1,16 +1,30 @@
-"""The first commands on a machine with GPUs: emulated, so that devices are counted but none is
-there to compute on.
+"""The first commands of a new user work as they stand, from a checkout or a wheel, with GPUs or without.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| make train starts as many processes as the machine takes | DDP with 0, 1 and 8 emulated GPUs | test_make_train_starts_as_many_processes_as_the_machine_takes |
+| Tests and the deepspeed launcher rehearse on the CPU beside GPUs | one process; ZeRO-2 on 2 (nightly) | test_tests_rehearse_beside_gpus, test_deepspeeds_launcher_rehearses_beside_gpus |
+| The task of the README trains by the line below it | FSDP2 on 2 | test_the_task_of_the_readme_trains |
+| The commands on the page of the API run | FSDP2 on 2 | test_api_commands_run |
+| The test that trainer new writes passes | all on 2 (nightly) | test_the_test_that_new_writes_passes |
+| A wheel without a checkout trains what trainer new writes | DDP on 2 (nightly) | test_wheel_trains_and_tests_a_new_folder |
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from shutil import copy, copytree, ignore_patterns
 
 import pytest
 import torch
+from doc_pages import API, examples, write_files
 from launchers import BIN, HIDE_GPUS, ROOT, clean_environment, command, run
 
 from trainer.commands import cli
@@ -69,3 +83,143 @@ def test_deepspeeds_launcher_rehearses_beside_gpus(tmp_path: Path) -> None:
         [*command("deepspeed", "zero2"), *TINY], tmp_path / "run", environment=environment
     ).ok()
     assert (job.plan["device"], job.plan["rehearsal"], job.plan["world_size"]) == ("cpu", True, 2)
+
+
+# What README, trainer new and the API page have people paste
+
+
+def run_in(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run_in(
+        words,
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+
+
+def test_the_task_of_the_readme_trains(tmp_path: Path) -> None:
+    """Pasted whole, and started by the line below it."""
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(
+        r"```python\n(# mytask\.py\n.*?)```\n```\n(accelerate launch .*?)\n```", readme, re.DOTALL
+    )
+    assert found is not None
+    (tmp_path / "mytask.py").write_text(found[1])
+    (tmp_path / "accel_configs").symlink_to(ROOT / "accel_configs")
+    program, launch, *rest = shlex.split(found[2])
+    done = run_in([str(BIN / program), launch, "--main_process_port", "0", *rest], tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    folder = tmp_path / "runs" / "default"
+    plan = json.loads((folder / "plan.json").read_text())
+    assert (plan["strategy"], plan["world_size"]) == ("fsdp", 2)
+    assert json.loads((folder / "summary.json").read_text())["evaluation"]["eval/accuracy"] > 0.8
+
+
+@pytest.mark.slow
+def test_the_test_that_new_writes_passes(tmp_path: Path) -> None:
+    """On all five strategies, as somebody would run it after the command."""
+    assert run_in([str(BIN / "trainer"), "new", "demo"], tmp_path).returncode == 0
+    done = run_in(
+        [sys.executable, "-m", "pytest", "test_task.py", "-q", "-p", "no:cacheprovider"],
+        tmp_path / "demo",
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "5 passed" in done.stdout
+
+
+def test_api_commands_run(module_folder: Path) -> None:
+    """One job: every command on the page, one after the other."""
+    write_files(API)
+    commands = [text for language, text in examples(API) if language == "sh"]
+    assert len(commands) == 3
+    path = {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-e", "-c", "".join(commands)],
+        env=clean_environment(path), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    assert "fsdp on 2 processes" in done.stdout
+    assert "step-00000040" in done.stdout
+
+
+# An installed wheel
+
+
+NEEDED = ("pyproject.toml", "README.md", "LICENSE", "trainer", "accel_configs", "ds_configs")
+
+
+@pytest.mark.slow
+def test_wheel_trains_and_tests_a_new_folder(tmp_path: Path) -> None:
+    """Built from what the wheel needs and nothing else, installed beside our dependencies and
+    without our checkout.
+    """
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in NEEDED:
+        if (ROOT / name).is_dir():
+            copytree(
+                ROOT / name, source / name, symlinks=True, ignore=ignore_patterns("__pycache__")
+            )
+        else:
+            copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    answer_of(
+        [
+            *pip,
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            str(tmp_path),
+            str(source),
+        ],
+        tmp_path,
+    )
+    [wheel] = tmp_path.glob("*.whl")
+
+    fresh = tmp_path / "fresh"
+    answer_of([sys.executable, "-m", "venv", "--without-pip", str(fresh)], tmp_path)
+    python = fresh / "bin" / "python"
+    packages = Path(
+        answer_of(
+            [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path
+        ).strip()
+    )
+    # A path line of ours does not read the .pth files over there, so an editable install of ours
+    # stays out.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (fresh / "bin" / "accelerate").write_text(
+        f"#!{python}\nfrom accelerate.commands.accelerate_cli import main\nraise SystemExit(main())\n"
+    )
+    (fresh / "bin" / "accelerate").chmod(0o755)
+    answer_of(
+        [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], tmp_path
+    )
+    found = answer_of(
+        [str(python), "-c", "import trainer; print(trainer.__file__)"], tmp_path
+    ).strip()
+    assert found.startswith(str(packages))
+
+    *_, command = answer_of([str(fresh / "bin" / "trainer"), "new", "demo"], tmp_path).splitlines()
+    said = answer_of(["bash", "-c", command], tmp_path)
+    assert "world size      2" in said and "strategy        ddp" in said
+    assert (tmp_path / "demo" / "runs" / "classifier" / "model" / "model.safetensors").is_file()
+    accuracy = float(said.rpartition("eval/accuracy ")[2].split()[0])
+    assert accuracy > 0.5, "always naming the largest package is right for a quarter of the pieces"
+    assert "2 passed" in answer_of([str(python), "-m", "pytest", "-q", "demo"], tmp_path)
+
+
+def answer_of(words: list[str], folder: Path) -> str:
+    """Run a command in ``folder``; what it printed."""
+    environment = {
+        name: value for name, value in clean_environment().items() if name != "PYTHONPATH"
+    }
+    environment["PATH"] = os.defpath
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stdout

@@ -1,18 +1,34 @@
-"""Language models by a YAML alone: one curve under every strategy, packed, adapted, fused, tied."""
+"""Language models by a YAML alone have one curve: packed, adapted, fused, tied; their data is made once.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| A fine-tune has its task's defaults, and a launch file goes before them | ZeRO-2, DDP on 2 | test_a_fine_tune_has_its_tasks_defaults_and_a_launch_file_goes_before_them |
+| A run that had other defaults resumes by its own config | one process | test_a_run_that_had_other_defaults_goes_on_by_its_own_config |
+| The words that are hidden are the same on two processes | DDP on 2 | test_hidden_words_are_the_same_ones_on_two_processes |
+| Seven kinds of model have the curve of one process | all on 2 (nightly) | test_fine_tuning_by_settings_has_the_curve_of_one_process |
+| The first loss is that of plain transformers, each document alone | one process, all on 2 (nightly) | test_first_loss_is_that_of_plain_transformers_on_documents_alone |
+| The export is a model or an adapter, with its tokenizer and card | FSDP2 on 2 (nightly) | test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer |
+| Processes that prepare data at once share one result, and half of one is never used | 2 or 3 processes | test_processes_that_prepare_at_once_share_one_result, test_one_makes_it_and_all_find_it, test_what_a_killed_process_left_is_made_anew |
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import corpora
 import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from launchers import STRATEGIES, Job, run
+from launchers import ROOT, STRATEGIES, Job, clean_environment, run
 from small_examples import words
 from tiny_language import (
     CONFIGS,
@@ -307,3 +323,90 @@ def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Pa
                 type(loaded).__name__
                 == json.loads((model / "config.json").read_text())["architectures"][0]
             )
+
+
+# Data is prepared once, whoever asks for it
+
+
+def test_processes_that_prepare_at_once_share_one_result(tmp_path: Path) -> None:
+    text = corpora.words(tmp_path / "text.txt", 50_000)
+    code = f"""
+import time
+import llama_stdlib
+made, write = [], llama_stdlib._write
+def slow_write(*arguments, **settings):
+    made.append(1)
+    time.sleep(0.5)  # the other process comes meanwhile
+    write(*arguments, **settings)
+llama_stdlib._write = slow_write
+print("ready", flush=True)
+input()
+task = llama_stdlib.LlamaStdlib(corpus={str(text)!r}, vocab_size=2000, cache_dir={str(tmp_path / "cache")!r})
+data = task.build_data()
+print(len(made), len(data.train), data.train.tokens.sum())
+"""
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "env": corpora.ENVIRONMENT,
+    }
+    started = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in started] == ["ready\n"] * 2
+    for process in started:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    printed = [process.communicate(timeout=60)[0].split() for process in started]
+    assert sorted(made for made, *_ in printed) == ["0", "1"], "one makes it, the other waits"
+    assert printed[0][1:] == printed[1][1:]
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 1
+
+
+MAKER = """
+import os, sys, time
+from pathlib import Path
+from trainer import prepare_once
+
+cache = Path(sys.argv[1])
+
+def make(folder):
+    with open(cache / "calls", "a") as calls:
+        calls.write(f"{os.getpid()}\\n")
+    (folder / "half").write_text("one")
+    print("half", flush=True)
+    time.sleep(float(sys.argv[2]))
+    (folder / "whole").write_text("two")
+
+print(prepare_once(cache, ["format 1", {"rows": 3}], make), flush=True)
+"""
+
+
+def ask(cache: Path, seconds: float) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", MAKER, str(cache), str(seconds)]
+    return subprocess.Popen(
+        words, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, text=True
+    )
+
+
+def answer(process: subprocess.Popen[str]) -> Path:
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return Path(out.splitlines()[-1])
+
+
+def test_one_makes_it_and_all_find_it(tmp_path: Path) -> None:
+    folders = {answer(process) for process in [ask(tmp_path, 1.0) for _ in range(3)]}
+    [folder] = folders
+    assert sorted(os.listdir(folder)) == ["half", "whole"]
+    assert len((tmp_path / "calls").read_text().split()) == 1
+
+
+def test_what_a_killed_process_left_is_made_anew(tmp_path: Path) -> None:
+    killed = ask(tmp_path, 60.0)
+    assert killed.stdout is not None and killed.stdout.readline() == "half\n"
+    waiting = ask(tmp_path, 0.0)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    killed.stdout.close()
+    assert sorted(os.listdir(answer(waiting))) == ["half", "whole"]
+    assert len((tmp_path / "calls").read_text().split()) == 2

@@ -1,4 +1,15 @@
-"""Who started this process: real launchers."""
+"""Every launcher is recognised, and trains together what it starts.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| python, torchrun and accelerate launch are told apart | one process, 2 | test_real_launchers |
+| Ranks that mpirun starts train together | DDP on 2; ZeRO-2 (nightly) | test_ranks_of_mpirun_train_together |
+| So do those of Accelerate's debug_launcher and notebook_launcher | DDP on 2 (nightly) | test_accelerates_own_launchers_connect_the_processes |
+| The deepspeed launcher starts the command without a script | ZeRO-2 on 2 (nightly) | test_deepspeeds_launcher_starts_the_command |
+| The cells of a notebook have the same curve on two processes | one process, DDP on 2 (nightly) | test_a_notebook_learns_the_same_on_two_processes |
+
+Each strategy under each launcher is in test_same_curve.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +20,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launchers import BIN, ROOT, clean_environment, free_port
+from launchers import BIN, ROOT, clean_environment, free_port, run
 
 ONE = ("--config_file", "accel_configs/single.yaml")
 TWO = ("--config_file", "accel_configs/ddp.yaml", "--main_process_port=PORT")
@@ -113,3 +124,72 @@ def test_accelerates_own_launchers_connect_the_processes(tmp_path: Path) -> None
         assert [(tmp_path / f"{name}-{rank}").read_text() for rank in (0, 1)] == [
             "DistributedDataParallel"
         ] * 2
+
+
+# Without a script
+
+
+@pytest.mark.slow
+def test_deepspeeds_launcher_starts_the_command(tmp_path: Path) -> None:
+    """It puts --local_rank before the name of the command."""
+    words = [
+        str(BIN / "deepspeed"),
+        "--num_gpus",
+        "2",
+        "--master_port",
+        str(free_port()),
+        "--module",
+        "trainer",
+        "train",
+    ]
+    words += [
+        "--deepspeed",
+        "ds_configs/zero2.json",
+        "--config",
+        "examples/configs/digits_cnn.yaml",
+    ]
+    job = run(
+        [*words, "--max_steps", "2", "--warmup_steps", "1"],
+        tmp_path / "run",
+        environment=clean_environment(),
+    ).ok()
+    assert (job.plan["strategy"], job.plan["world_size"], job.plan["launcher"]) == (
+        "zero2",
+        2,
+        "deepspeed",
+    )
+
+
+# The notebook of examples/clusters
+
+
+def trained(folder: Path, processes: int) -> dict[int, float]:
+    """Run the cells in a folder, as one script, and return the losses by step."""
+    cells = json.loads((ROOT / "examples" / "clusters" / "notebook.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    code = "\n".join(line for line in code.splitlines() if not line.startswith("%"))
+    call = "num_processes=2)"
+    assert code.count(call) == 1
+    code = code.replace(call, f'num_processes={processes}, use_port="{free_port()}")')
+    folder.mkdir()
+    (folder / "cells.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "cells.py"], cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "accuracy 0." in done.stdout
+    plan = json.loads((folder / "runs" / "notebook" / "plan.json").read_text())
+    assert plan["world_size"] == processes
+    rows = [
+        json.loads(line)
+        for line in (folder / "runs" / "notebook" / "metrics.jsonl").read_text().splitlines()
+    ]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+@pytest.mark.slow
+def test_a_notebook_learns_the_same_on_two_processes(tmp_path: Path) -> None:
+    one, two = trained(tmp_path / "one", 1), trained(tmp_path / "two", 2)
+    assert len(one) == 69 and list(two) == list(one)
+    assert list(two.values()) == pytest.approx(list(one.values()), abs=2e-5)

@@ -1,13 +1,34 @@
-"""What is refused, through the real launchers: one line, on every rank, before the first step."""
+"""What was not asked for never runs: one line, on every rank, before the first step.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| A misspelt key of a launch file is named with its line | ZeRO on 2, accelerate launch; torchrun, deepspeed (nightly) | test_nested_typos, test_a_typo_in_a_deepspeed_json |
+| No launcher starts another number of processes than was asked for | python beside a file for 2; accelerate launch, torchrun (nightly) | test_plain_python_beside_a_file_for_two, test_multi_cpu_would_be_one_process, test_the_cpu_flag_would_be_one_process, test_torchrun_starts_more_than_the_file_asks_for |
+| use_cpu runs the strategy of the file, which Accelerate would make DDP | FSDP2 on 2 | test_use_cpu_runs_the_strategy_that_was_asked_for |
+| A launch file that is missing, or one too many, is named | deepspeed, accelerate launch | test_the_deepspeed_launcher_without_a_json, test_a_second_file_beside_accelerate_launchs_own |
+| So is an optimizer in two places, and a class to wrap that the model lacks | ZeRO-1 on one process; FSDP2 on 2 | test_an_optimizer_in_the_json_and_in_code, test_a_wrap_class_that_the_model_does_not_have |
+| Files in the output folder are never deleted unasked | DDP on 2, one process | test_a_used_folder, test_files_of_somebody_else_are_kept |
+| Ranks that would not train the same thing are told the first difference | DDP on 2; others (nightly) | test_the_first_difference_is_told_before_the_first_step, test_what_is_no_difference_trains |
+| One run at a time writes to a folder, and a finished run stays as it is | one process, DDP, FSDP2 on 2 | test_a_second_run_is_refused_until_the_first_is_gone, test_the_job_of_a_finished_run_exits_with_zero_and_leaves_it |
+| A locale without letters ends no run | one process | test_a_locale_without_letters_ends_no_run |
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from launchers import BIN, Job, command, free_port, run
+from launchers import BIN, ROOT, Job, command, free_port, ranks, run, some_quick
+from one_process import fit, steps
+from run_folders import another_run, everything
+from unlike import CASES
+
+from trainer import ConfigError
 
 DIGITS = [
     "--config",
@@ -270,3 +291,136 @@ def test_files_of_somebody_else_are_kept(tmp_path: Path) -> None:
         "give a new folder",
     )
     assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "thesis.tex"]
+
+
+# Ranks that would not train the same thing
+
+
+SAME_SETTINGS = ": every rank must run with the same settings"
+SAME_DATA = ": build_data must give every rank the same data, which the trainer divides: do not shard it by rank"
+SAME_MODEL = (
+    ": build_model and build_optimizer must build the same on every rank, in the same order"
+)
+DRAWN = r"\.\.\. on rank 0: build_model must draw the same on every rank"
+CHECKSUM = r"Tensor 4 with checksum [0-9a-f]{8}"
+OTHER_X = rf"of Data.train is {CHECKSUM}, rank 0: {CHECKSUM}{SAME_DATA}"
+
+REFUSED = {
+    "lr": f"ConfigError: rank 1: lr is 0.1, rank 0: 0.001{SAME_SETTINGS}",
+    "seed": f"ConfigError: rank 1: seed is 1, rank 0: 0{SAME_SETTINGS}",
+    "precision": f"ConfigError: rank 1: mixed_precision is bf16, rank 0: null{SAME_SETTINGS}",
+    "ema": f"ConfigError: rank 1: ema_decay is 0.9, rank 0: null{SAME_SETTINGS}",
+    "micro batch": f"ConfigError: rank 1: micro_batch_size is 2, rank 0: 4{SAME_SETTINGS}",
+    "weight decay": f"ConfigError: rank 1: weight_decay is 0.5, rank 0: 0.01{SAME_SETTINGS}",
+    "eval_every": f"ConfigError: rank 1: eval_every is 2, rank 0: null{SAME_SETTINGS}",
+    "workers": f"ConfigError: rank 1: workers is 1, rank 0: 0{SAME_SETTINGS}",
+    "task settings": f"ConfigError: rank 1: task_settings.width is 16, rank 0: 8{SAME_SETTINGS}",
+    "class ids": f"DataError: rank 1: 'y' of sample 0 of Data.train is 5, rank 0: 0{SAME_DATA}",
+    "class ids of evaluation": f"DataError: rank 1: 'y' of sample 0 of Data.evaluation is 5, rank 0: 0{SAME_DATA}",
+    "vocabulary of collate": "DataError: rank 1: the value of the batch of samples 0, 23, ",
+    "order of the data": rf"DataError: rank 1: 'x' of sample 0 {OTHER_X}",
+    "data by default_rng": rf"DataError: rank 1: 'x' of sample \d+ {OTHER_X}",
+    "sharded data": rf"DataError: rank 1: 'x' of sample 0 {OTHER_X}",
+    "sizes of the data": f"DataError: rank 1: the number of samples of Data.train is 23, rank 0: 24{SAME_DATA}",
+    "frozen buffer": rf"LaunchError: rank 1: the first weights of frozen differ: .* here, .*{DRAWN}",
+    "order of parameters": (
+        r"LaunchError: rank 1: parameter 0 is heads.beta.weight \(1, 4\) torch.float32 trainable, "
+        rf"rank 0: heads.alpha.weight \(1, 4\) torch.float32 trainable{SAME_MODEL}"
+    ),
+    "first weights": rf"LaunchError: rank 1: the first weights of 0.weight differ: .* here, .*{DRAWN}",
+    "frozen layer": (
+        r"LaunchError: rank 1: parameter 0 is 0.weight \(8, 4\) torch.float32 frozen, "
+        rf"rank 0: 0.weight \(8, 4\) torch.float32 trainable{SAME_MODEL}"
+    ),
+    "rate of a group": f"LaunchError: rank 1: optimizer group 1: lr is 0.002, rank 0: 0.001{SAME_MODEL}",
+    "max_norm": "LaunchError: 0 has max_norm, by which each process would scale the rows of its own batch alone",
+}
+NO_DIFFERENCE = ("noise of its own", "last bits")
+
+
+@cache
+def answers_of(how: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    place = folder / how
+    place.mkdir()
+    told = {
+        "file": {"accel_config": str(ROOT / "accel_configs" / f"{how}.yaml")},
+        "folder": str(place),
+        "names": [*CASES],
+    }
+    done = ranks(["tests/workers/unlike.py", json.dumps(told)], timeout=400)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return {
+        name: [json.loads((place / f"{name}.{rank}.json").read_text()) for rank in (0, 1)]
+        for name in CASES
+    }
+
+
+@pytest.mark.parametrize("how", some_quick("ddp"))
+def test_the_first_difference_is_told_before_the_first_step(how: str, folder: Path) -> None:
+    found = answers_of(how, folder)
+    assert REFUSED.keys() | set(NO_DIFFERENCE) == CASES.keys()
+    for name, line in REFUSED.items():
+        zero, one = found[name]
+        assert zero == one and zero["step"] == 0, (name, zero, one)
+        assert re.match(line, zero["error"]), (name, zero["error"])
+        assert "\n" not in zero["error"]
+
+
+@pytest.mark.parametrize("how", some_quick("ddp"))
+def test_what_is_no_difference_trains(how: str, folder: Path) -> None:
+    found = answers_of(how, folder)
+    assert all(found[name] == [{"step": 2}, {"step": 2}] for name in NO_DIFFERENCE)
+
+
+# The folder of a run
+
+
+SHORT = [
+    "--task", "tests.workers.resuming:Odd", "--max_steps", "2", "--global_batch_size", "24", "--micro_batch_size", "12",
+    "--resume", "auto",
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    fit(tmp_path, max_steps=4)
+    before = everything(tmp_path / "checkpoints")
+    with another_run(tmp_path) as held:
+        assert held.stdout is not None and held.stdout.readline() == "locked\n"
+        said = f"output_dir: '{tmp_path}': another run is writing there \\(process {held.pid} on .+\\); end it, or give"
+        for settings in ({"resume": "auto"}, {"overwrite": True}, {}):
+            with pytest.raises(ConfigError, match=said):
+                fit(tmp_path, **settings)  # type: ignore[arg-type]
+        job = run([*command("ranks", "ddp"), *SHORT], tmp_path)
+        told = f"command line: output_dir: '{tmp_path}': another run is writing there (process {held.pid} on "
+        assert job.code and job.err.lstrip()[len("rank 0: ") :].startswith(told), job.err
+        assert everything(tmp_path / "checkpoints") == before
+        held.kill()
+        held.wait()
+        fit(tmp_path, resume="auto")
+    assert steps(tmp_path) == [8, 6, 4, 2]
+
+
+def test_the_job_of_a_finished_run_exits_with_zero_and_leaves_it(tmp_path: Path) -> None:
+    words = [*command("ranks", "fsdp"), *SHORT]
+    run(words, tmp_path).ok()
+    before = everything(tmp_path)
+    job = run(words, tmp_path).ok()
+    assert "finished already at step 2; nothing to do" in job.out and everything(tmp_path) == before
+
+
+def test_a_locale_without_letters_ends_no_run(tmp_path: Path) -> None:
+    """Names with accents arrive as single bytes then, and can be printed by nobody."""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    config = [
+        "--config",
+        "examples/configs/digits_cnn.yaml",
+        "--max_steps",
+        "2",
+        "--experiment",
+        "\xfc",
+    ]
+    folder = tmp_path / "l\xe4uf \u4e2d 1"
+    job = run([sys.executable, "examples/train.py", *config], folder, environment=locale).ok()
+    assert "l\\udcc3\\udca4uf" in job.out
+    assert job.rows[0]["step"] == 1

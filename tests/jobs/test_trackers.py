@@ -1,4 +1,10 @@
-"""What trackers hold of real jobs, read back by their own tools."""
+"""What trackers have of a run is what the run logged, as their own tools read it back.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| W&B, TensorBoard and Trackio have every row, the model and the profile | ZeRO-2 on 2 (nightly) | test_a_real_run_read_back_by_their_own_tools |
+| Trackio's page draws it | DDP on 2 (make browser) | test_trackios_page_in_a_browser |
+"""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_the_engine_is_told_what_it_would_guess() -> None:
 
 
 def test_the_bucket_of_a_small_model_has_half_a_billion_elements() -> None:
-    """``test_memory.py`` has ours, which are as many as the model."""
+    """``test_commands.py`` has ours, which are as many as the model."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     assert DeepSpeedZeroConfig().reduce_bucket_size == 500_000_000
@@ -374,7 +374,7 @@ def test_a_registered_state_runs_code_when_it_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_pretrained_model_has_the_dtype_of_its_file(tmp_path: Path) -> None:
-    """``tests/jobs/test_brought.py`` has ours, which learns in float32."""
+    """``tests/jobs/test_user_models.py`` has ours, which learns in float32."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     small = LlamaConfig(

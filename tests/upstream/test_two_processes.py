@@ -146,7 +146,7 @@ def test_the_engine_adds_up_gradients_of_different_parameters(engine: Both) -> N
     """Rank 0 gives head 0 the gradient 0.1, rank 1 head 1 the gradient 0.3: the means are 0.05 and
     0.15.
 
-    ``test_brought.py`` has ours, which names the parameters.
+    ``test_user_models.py`` has ours, which names the parameters.
     """
     bare, _ = engine
     assert bare["heads"] == [0.2, 0.2]

@@ -96,7 +96,7 @@ class OtherBase(Language):
         return model
 
 
-# two launches: that adapters are the same under every strategy, test_brought.py shows
+# two launches: that adapters are the same under every strategy, test_user_models.py shows
 @pytest.mark.slow
 def test_parity_compares_adapters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any

@@ -71,7 +71,7 @@ def test_sync_each_batch_keeps_no_whole_gradient_and_sends_more() -> None:
 
 
 def test_zero_buffers_and_snapshot() -> None:
-    """Eight bytes for each element of a bucket (``test_memory.py`` measures it), with overlapping a
+    """Eight bytes for each element of a bucket (``test_commands.py`` measures it), with overlapping a
     bucket more.
     """
     parts = [Part(numel=10**6, rows=1000, count=1000)]

@@ -1,5 +1,11 @@
-"""Adapters on a model in 4 bits: the numbers of plain transformers, peft and bitsandbytes, under
-every strategy.
+"""Adapters on a model in 4 bits have the numbers of plain transformers, peft and bitsandbytes.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| Training has the losses of a plain loop, and leaves an adapter | DDP on 2 | test_a_model_in_4_bits_learns_as_in_a_plain_loop_and_leaves_an_adapter |
+| So it has everywhere, also after a resume | one process, all on 2 (nightly) | test_a_model_in_4_bits_learns_the_same_under_every_strategy_and_after_a_resume |
+| Its memory is planned as it is | all on 2 (nightly) | test_the_memory_of_a_model_in_4_bits_is_planned_as_it_is |
+| It is divided, and computes in the precision of the run | DDP, FSDP2 on 2 (nightly) | test_a_model_in_4_bits_is_divided_and_computes_in_the_precision_of_the_run |
 """
 
 from __future__ import annotations

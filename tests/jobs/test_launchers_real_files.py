@@ -1,5 +1,15 @@
-"""Launch files as people have them, rehearsed on two processes: they train as asked, or end with
-one clear line.
+"""Launch files as people have them train as asked, or end with one clear line.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| A file of FSDP1 runs as FSDP2 | FSDP2 on 2, accelerate launch (nightly) | test_an_fsdp1_file |
+| Optimizer, scheduler and auto of a DeepSpeed JSON hold | ZeRO-2 on 2, deepspeed (nightly) | test_a_deepspeed_json_with_optimizer_scheduler_and_auto |
+| A YAML may leave the processes to its launcher | ZeRO-2 on 2, accelerate launch (nightly) | test_a_yaml_that_leaves_the_processes_to_the_launcher |
+| A JSON or YAML that shards nothing is DDP, with its curve | DDP on 2, all launchers (nightly) | test_a_json_without_zero_has_the_curve_of_ddp, test_stage_0_in_an_accelerate_file_is_ddp |
+| On one process both are one process | one process; accelerate launch, torchrun (nightly) | test_stage_0_under_plain_python_is_one_process, test_a_committed_file_for_ddp_on_one_process |
+| What only GPUs have is left out of a rehearsal, and said | ZeRO-3 on 2, deepspeed (nightly) | test_a_json_for_gpus_alone |
+| A YAML may name a JSON | ZeRO-2 on 2, accelerate launch (nightly) | test_a_json_named_in_a_yaml |
+| Every file of tests/launch_files trains, or says why not | what the file names, on 2 (nightly) | test_trains_as_asked_or_says_why_not |
 """
 
 from __future__ import annotations

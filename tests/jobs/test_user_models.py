@@ -1,5 +1,20 @@
-"""Models and tasks as users bring them: the same numbers under every strategy, or one clear line
-under all of them.
+"""Models and tasks of users have the numbers of one process, or end with one clear line everywhere.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| Some seventy models and tasks have one process's numbers, or are refused | all on 2 | test_what_users_bring_has_the_numbers_of_one_process |
+| So has a pretrained model under the deepspeed launcher | ZeRO-3 on 2 (nightly) | test_a_pretrained_model_under_the_deepspeed_launcher_has_the_numbers_of_one_process |
+| A parameter that only one rank uses is named | DDP on 2 | test_a_parameter_that_one_rank_does_not_use_ends_ddp_with_its_name |
+| What is changed for the user is said | one process, all on 2 | test_what_is_changed_for_the_user_is_said |
+| Metrics are those of all samples | all on 2 | test_evaluation_metrics_are_those_of_all_samples |
+| Exports are what peft and transformers load | one process, all on 2 | test_an_adapted_model_is_exported_as_peft_loads_it, test_a_pretrained_model_of_bfloat16_is_exported_as_the_float32_that_it_has |
+| A model that is filled after it was divided is that model | one process, all on 2 | test_a_model_that_is_filled_after_it_was_divided_has_the_numbers_of_a_loaded_one |
+| Two trainings on one launch do not disturb each other | one process, all on 2 | test_two_trainings_on_one_launch_have_the_numbers_of_each_alone |
+| Layers that a resume thaws are trained on | all on 2 | test_layers_that_are_thawed_by_a_resume_learn_on, test_layers_that_are_thawed_have_one_curve_under_all_stages_of_zero |
+| Early stop ends at the same step | one process, all on 2 | test_early_stop_ends_at_the_same_step_on_one_process_and_on_two |
+
+"All" is ZeRO-3, which asks most of a model, in the quick tests, and the others nightly. The models
+and tasks are in ``tests/workers/brought_tasks.py`` and ``brought_language.py``.
 """
 
 from __future__ import annotations
