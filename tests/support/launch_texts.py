@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 from launchers import ROOT
 from origins import sourced
 
@@ -54,25 +52,3 @@ FULL = {
 
 
 Z = '"zero_optimization": {"stage": 2}'
-
-
-def typos(key: str) -> st.SearchStrategy[str]:
-    """One letter of ``key`` left out, doubled, put in, replaced or exchanged with the next."""
-    at = st.integers(0, len(key) - 1)
-    place = st.tuples(at, st.sampled_from(string.ascii_lowercase))
-    return st.one_of(
-        at.map(lambda i: key[:i] + key[i + 1 :]),
-        at.map(lambda i: key[:i] + key[i] + key[i:]),
-        place.map(lambda pair: key[: pair[0]] + pair[1] + key[pair[0] :]),
-        place.map(lambda pair: key[: pair[0]] + pair[1] + key[pair[0] + 1 :]),
-        at.map(lambda i: key[:i] + key[i : i + 2][::-1] + key[i + 2 :]),
-    )
-
-
-def is_one_letter_away(left: str, right: str) -> bool:
-    if len(left) == len(right):
-        different = [i for i in range(len(left)) if left[i] != right[i]]
-        return len(different) == 1 or (len(different) == 2 and sorted(left) == sorted(right))
-    short, long = sorted((left, right), key=len)
-    shorter = (long[:i] + long[i + 1 :] for i in range(len(long)))
-    return len(long) - len(short) == 1 and short in shorter

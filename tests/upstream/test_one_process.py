@@ -27,10 +27,11 @@ from accelerate import (
     skip_first_batches,
 )
 from accelerate.commands import launch as accelerate_launch
+from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
 from accelerate.utils.fsdp_utils import fsdp2_apply_ac
-from launch_texts import FSDP
+from launch_texts import FSDP, ZERO
 from launchers import ROOT, clean_environment
 from one_process import fit
 from plans import plan, request
@@ -389,3 +390,19 @@ def test_wandb_waits_for_a_minute_and_a_half() -> None:
     import wandb
 
     assert wandb.Settings().init_timeout == 90.0
+
+
+def test_accelerate_takes_a_typo_in_a_nested_section(tmp_path: Path) -> None:
+    """``unit/launching/files/test_accelerate_entries.py`` has ours, which refuses it."""
+    (tmp_path / "a.yaml").write_text(f"{ZERO}  zero_stge: 3\n")
+    read = load_config_from_file(str(tmp_path / "a.yaml"))
+    assert read.deepspeed_config == {"zero_stge": 3}
+    assert DeepSpeedPlugin().zero_stage == 2
+
+
+def test_deepspeed_takes_a_typo_in_its_json() -> None:
+    """``unit/launching/files/test_deepspeed_values.py`` has ours, which refuses it."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    content = {"train_micro_batch_size_per_gpu": 1, "gradient_cliping": 0.5}
+    assert DeepSpeedConfig(content).gradient_clipping != 0.5

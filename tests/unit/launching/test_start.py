@@ -24,7 +24,6 @@ from trainer.launching.start import check_environment
 @pytest.mark.parametrize(
     ("name", "stray", "settings", "refused"),
     [
-        ("torchrun", "bf16", {}, True),
         ("torchrun", "bf16", {"mixed_precision": "no"}, True),
         ("torchrun", "BF16", {"mixed_precision": "bf16"}, False),
         ("torchrun", "fp16", {"mixed_precision": "fp16"}, False),  # rehearsed in bf16
@@ -34,7 +33,6 @@ from trainer.launching.start import check_environment
             {"mixed_precision": "bf16"},
             False,
         ),  # what a launcher around this one sets for nothing
-        ("accelerate", "no", {"mixed_precision": "bf16"}, False),
         ("accelerate", "fp16", {"mixed_precision": "fp16"}, False),
     ],
 )
@@ -105,8 +103,6 @@ def started(asks: Request, launcher: Launcher, gpus: int, **settings: Any) -> No
 @pytest.mark.parametrize(
     ("asks", "backend"),
     [
-        (request("ddp"), "nccl"),
-        (request("fsdp", fsdp=SHARDED), "nccl"),
         (request("fsdp", fsdp=OFFLOADED), "cuda:nccl,cpu:gloo"),
         (request("zero2"), "nccl"),
     ],
@@ -151,11 +147,10 @@ def test_the_gpu_of_a_process_is_its_own(
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero2"])
-@pytest.mark.parametrize("count", [1, 2, 8])
 def test_use_cpu_hides_the_gpus(
-    strategy: str, count: int, gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch
+    strategy: str, gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = gpus(count)
+    calls = gpus(2)
     launcher = launched(1 if strategy == "single" else 2)
     fsdp = {"fsdp": SHARDED} if strategy == "fsdp" else {}
     monkeypatch.setattr(start, "detect", lambda: launcher)
@@ -251,7 +246,6 @@ def test_float32_is_computed_as_the_plan_says(
             "=4 is set, but accumulation_steps is 1; unset it, or write acc",
         ),
         ("GRADIENT_ACCUMULATION_STEPS", "4", {"accumulation_steps": 4}, ""),
-        ("GRADIENT_ACCUMULATION_STEPS", "1", {"accumulation_steps": 4}, ""),
         (
             "DYNAMO_BACKEND",
             "INDUCTOR",

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from launch_texts import Write, Z, complaint, is_one_letter_away, typos
+from launch_texts import Write, Z, complaint
 
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
-from trainer.launching.files.deepspeed_schema import keys_at
 
 FULL_PRECISION = "weights and gradients are kept in full precision here"
 # One line for each rule: what is in the file, and the message.
@@ -20,7 +17,6 @@ MISTAKES = [
     ("gradient_cliping", 1.0, "unknown key; did you mean 'gradient_clipping'?"),
     ("stage", 2, "unknown key; it belongs under zero_optimization"),
     ("log", {}, "unknown key; DeepSpeed's JSON has none of this name; remove it"),
-    ("timers.throughput.enabld", True, "unknown key; did you mean 'enabled'?"),
     (
         "checkpoint.parallel_write.pipeline_stages",
         True,
@@ -35,8 +31,6 @@ MISTAKES = [
     ),
     ("train_batch_size", 0, "must be at least 1"),
     ("gradient_accumulation_steps", 2.0, "must be a whole number; write 2"),
-    ("gradient_clipping", -1, "must be at least 0"),
-    ("gradient_clipping", "1", "must be a number; remove the quotes"),
     ("wall_clock_breakdown", 1, "must be true or false"),
     ("zero_optimization.reduce_bucket_size", -5, "must be greater than 0"),
     (
@@ -44,13 +38,10 @@ MISTAKES = [
         "gpu",
         "must be one of 'none', 'cpu', 'nvme'; did you mean 'cpu'?",
     ),
-    ("fp16.loss_scale", -1, "must be at least 0"),
     ("aio", 3, "must be a mapping"),
     ("vocabulary_size", "1024", "is text; remove the quotes"),
     ("dump_state", "auto", '"auto" is not resolved here; write a value, or remove the key'),
     ("torch_autocast", {"enabled": True}, "not supported by samecurve; remove it"),
-    ("sequence_parallel_size", 2, "not supported by samecurve; remove it"),
-    ("nebula", {}, "DeepSpeed: Nebula checkpointing has been removed; remove it"),
     (
         "zero_optimization.mics_shard_size",
         8,
@@ -62,7 +53,6 @@ MISTAKES = [
         "sum",
         "the gradient here is the mean over the global batch; remove it",
     ),
-    ("bf16.bf16_master_weights_and_grads", True, f"{FULL_PRECISION}; remove it"),
     (
         "managed_gradient_accumulation",
         False,
@@ -94,41 +84,6 @@ def test_a_mistake_is_one_line(write: Write, name: str, value: Any, rule: str) -
     line = complaint(lambda: read_deepspeed_file(write("ds.json", text)))
     shown = repr(value) if isinstance(value, str | dict) else json.dumps(value)
     assert line == f"ds.json:1: {name}: {shown}: {rule}"
-
-
-def test_deepspeed_itself_takes_the_typo(write: Write) -> None:
-    content = {"train_micro_batch_size_per_gpu": 1, **with_value("gradient_cliping", 0.5)}
-    assert DeepSpeedConfig(content).gradient_clipping != 0.5
-    line = complaint(lambda: read_deepspeed_file(write("ds.json", json.dumps(content))))
-    assert "did you mean 'gradient_clipping'?" in line
-
-
-SECTIONS: list[tuple[str, ...]] = [
-    (),
-    ("zero_optimization",),
-    ("zero_optimization", "offload_optimizer"),
-    ("activation_checkpointing",),
-    ("fp16",),
-    ("aio",),
-    ("flops_profiler",),
-]
-# With fewer letters, one less leaves nothing to recognise.
-KEYS = sorted((path, key) for path in SECTIONS for key in keys_at(path) if len(key) > 4)
-
-
-@settings(max_examples=100)
-@given(data=st.data())
-def test_a_typo_in_json_is_answered_by_the_key(data: st.DataObject, tmp_path_factory: Any) -> None:
-    path, key = data.draw(st.sampled_from(KEYS))
-    typo = data.draw(typos(key))
-    known = {*keys_at(path), *keys_at(("zero_optimization",))}
-    assume(typo not in known)
-    assume(not any(is_one_letter_away(typo, other) for other in known - {key}))
-    name = ".".join((*path, typo))
-    file = tmp_path_factory.getbasetemp() / "typo.json"
-    file.write_text(json.dumps(with_value(name, 7)))
-    lines = complaint(lambda: read_deepspeed_file(file)).splitlines()
-    assert f"{file}:1: {name}: 7: unknown key; did you mean {key!r}?" in lines
 
 
 def test_comments_null_and_what_is_switched_off_pass(write: Write) -> None:

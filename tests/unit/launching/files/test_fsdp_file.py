@@ -64,10 +64,7 @@ def test_fsdp_gives_every_argument(write: Write, monkeypatch: pytest.MonkeyPatch
     ("line", "reshards"),
     [
         ("fsdp_sharding_strategy: FULL_SHARD", True),
-        ("fsdp_sharding_strategy: SHARD_GRAD_OP", False),
-        ("fsdp_sharding_strategy: 1", True),
         ("fsdp_sharding_strategy: 2", False),
-        ("fsdp_reshard_after_forward: FULL_SHARD", True),
         ("fsdp_reshard_after_forward: SHARD_GRAD_OP", False),
         ("fsdp_reshard_after_forward: false", False),
     ],
