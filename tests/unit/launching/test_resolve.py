@@ -7,7 +7,6 @@ from origins import origin, sourced
 from plans import (
     CPU,
     FOUR_GPUS,
-    HOME,
     SAID,
     asked,
     launched,
@@ -231,7 +230,6 @@ def test_what_is_written_beside_the_run() -> None:
         ("zero2", 2, None, False, "fp32"),
         ("zero2", 1, None, False, "bf16"),
         ("zero2", 2, None, True, "bf16"),
-        ("zero3", 2, "bf16", False, "bf16"),
         ("zero1", 1, "fp32", False, "fp32"),
         ("fsdp", 2, None, False, "fp32"),
     ],
@@ -271,7 +269,7 @@ def test_the_plan_says_how_float32_is_computed(
     assert (said in made.notices) == (machine == CPU)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "ddp", "zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
 @pytest.mark.parametrize(
     ("key", "value", "owner"), [("sync_each_batch", True, "fsdp"), ("bucket_cap_mb", 50, "ddp")]
 )
@@ -325,10 +323,6 @@ def test_the_batch_is_a_product_and_leaves_open_what_follows_from_it(
             "64: must be a multiple of micro_batch_size 8 x world_size 3 = 24; nearest that work: 48 or 72",
         ),
         (
-            {"micro_batch_size": 8, "global_batch_size": 16},
-            "16: must be a multiple of micro_batch_size 8 x world_size 3 = 24; nearest that work: 24",
-        ),
-        (
             {"micro_batch_size": 8, "accumulation_steps": 2, "global_batch_size": 64},
             "64: must be micro_batch_size 8 x world_size 3 x accumulation_steps 2 = 48; change one of them",
         ),
@@ -336,15 +330,6 @@ def test_the_batch_is_a_product_and_leaves_open_what_follows_from_it(
 )
 def test_a_batch_that_does_not_fit(settings: dict[str, int], rule: str) -> None:
     assert refusal(lambda: plan(None, world=3, **settings)) == f"{SAID}: global_batch_size: {rule}"
-
-
-def test_a_batch_of_the_json_that_does_not_fit() -> None:
-    line = (
-        f"{HOME}: train_batch_size: 64: must be micro_batch_size 8 x world_size 2 x "
-        "accumulation_steps 2 = 32; change one of them"
-    )
-    asks = request(global_batch_size=asked(64, "train_batch_size"), accumulation_steps=asked(2))
-    assert refusal(lambda: plan(asks, micro_batch_size=8)) == line
 
 
 def test_a_run_that_ends_in_its_warm_up_is_told_once() -> None:

