@@ -159,7 +159,7 @@ def test_a_run_that_fails_is_shown_with_its_error() -> None:
     assert "accel_configs/ddp.yaml: RuntimeError: the cat sat on rank 1" in done.stdout
 
 
-# trainer compare --launch
+# Trainings one after the other, by trainer compare
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_deepspeeds_launcher_rehearses_beside_gpus(tmp_path: Path) -> None:
 
 
 def run_in(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run_in(
+    return subprocess.run(
         words,
         cwd=folder,
         env=clean_environment(),

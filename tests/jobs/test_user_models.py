@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| Some seventy models and tasks have one process's numbers, or are refused | all on 2 | test_what_users_bring_has_the_numbers_of_one_process |
+| Some sixty models and tasks have one process's numbers, or are refused | all on 2 | test_what_users_bring_has_the_numbers_of_one_process |
 | So has a pretrained model under the deepspeed launcher | ZeRO-3 on 2 (nightly) | test_a_pretrained_model_under_the_deepspeed_launcher_has_the_numbers_of_one_process |
 | A parameter that only one rank uses is named | DDP on 2 | test_a_parameter_that_one_rank_does_not_use_ends_ddp_with_its_name |
 | What is changed for the user is said | one process, all on 2 | test_what_is_changed_for_the_user_is_said |
