@@ -290,8 +290,11 @@ def test_a_schedule_is_set_to_a_step() -> None:
 
 def test_process_groups_their_time_outs_counts_and_store(process_group: None) -> None:
     c10d = dist.distributed_c10d
-    for name in ("_world", "_set_pg_timeout", "_get_default_store"):
+    for name in ("_world", "_get_default_store"):
         assert hasattr(c10d, name), f"{TORCH} has no torch.distributed.distributed_c10d.{name}"
+    assert hasattr(dist, "set_timeout") or hasattr(c10d, "_set_pg_timeout"), (
+        f"{TORCH} has neither torch.distributed.set_timeout nor _set_pg_timeout"
+    )
 
     [group] = private_torch.process_groups()
     private_torch.set_timeout(group, timedelta(seconds=7))
