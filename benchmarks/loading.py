@@ -18,11 +18,11 @@ deepspeed 0.19.8):
     FSDP2, 2 processes              1,128   1,149   1,149
     FSDP2, 4 processes                564     586     586
     HSDP, 2 groups of 2             1,128   1,150   1,150
-    ZeRO-3, 2 processes             1,128   3,408   3,408
-    ZeRO-3, 4 processes               564   1,717   1,717
+    ZeRO-3, 2 processes             1,128   4,603   4,603
+    ZeRO-3, 4 processes               564   2,338   2,338
 ZeRO-3 keeps three times the shards from its start: the parameters as they are computed with, the
-optimizer's own, and the gradients. DeepSpeed makes them in pieces, of which glibc would keep 1.6
-GiB more (``give_back_freed``), and would fetch each parameter whole once more (``engine_start``).
+optimizer's own, and the gradients. DeepSpeed makes them in pieces, of which glibc keeps one shard
+more; it would fetch each parameter whole once more (``engine_start``).
 """
 
 from __future__ import annotations
