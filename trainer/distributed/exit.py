@@ -42,12 +42,18 @@ _SIGNS_OF_A_LOST_PEER = (
 )
 
 _last_work: list[Callable[[], object]] = []
+_work_after_error: list[Callable[[], object]] = []
 
 
 def when_failing(work: Callable[[], object]) -> Callable[[], None]:
     """Call ``work`` first when the job fails, to save what is in memory; return how to undo it."""
     _last_work.append(work)
     return lambda: _last_work.remove(work)
+
+
+def after_error(work: Callable[[], object]) -> None:
+    """Call ``work`` where this process ends by an error, once that is printed."""
+    _work_after_error.append(work)
 
 
 class Stopped(Exception):
@@ -188,6 +194,10 @@ def _fail(message: str, *, from_everyone: bool = False, lost_peer: bool = False)
             "parameters in one step, set find_unused_parameters: true"
         )
     _print(message)
+
+    for work in _work_after_error:
+        with contextlib.suppress(Exception):
+            work()
 
 
 def _print(message: str) -> None:

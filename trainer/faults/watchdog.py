@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 
-from ..distributed.exit import claim_first_error, end_at_once, is_lost_peer
+from ..distributed.exit import after_error, claim_first_error, end_at_once, is_lost_peer
 from ..errors import TrainerError
 from .board import Board, Who, rank_of_store
 from .crash import Crashes, CrashFile
@@ -177,6 +177,8 @@ class _Watch:
             frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
             self.own.failed = frames[::-1]
             message = self._name_lost_rank()
+        elif error is not None and self.rank == rank_of_store():
+            after_error(self._end_others_with_the_store)
 
         self._block_ended.set()
         self._thread.join(timeout=_FOUND_SECONDS)
@@ -436,6 +438,18 @@ class _Watch:
                 ask(who.observer, "kill")  # it does not stop itself, what it started may be stopped
             who.identity.kill_if_stopped()
 
+        self._keep_store_for_others()
+
+    def _end_others_with_the_store(self) -> None:
+        """Tell the others to end, after the error of this rank was printed.
+
+        Elsewhere they ask the store who prints the first error, as soon as their connections to
+        this rank break; but the store goes with this process.
+        """
+        self._ask_briefly(self.board.set_verdict)
+        self._keep_store_for_others()
+
+    def _keep_store_for_others(self) -> None:
+        """Wait until the others have read the verdict, where the store goes with this process."""
         if self.has_store and self.rank == rank_of_store():
-            # The store goes with this process: the others read the verdict first.
             time.sleep(4 * PERIOD_SECONDS)
