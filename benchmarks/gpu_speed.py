@@ -5,10 +5,15 @@ transformers.Trainer.
     torchrun --nproc_per_node 2 benchmarks/gpu_speed.py 1B --json out.json
     python benchmarks/gpu_speed.py tiny                                    # its own code, on a CPU
 
-bf16 by autocast over float32 weights, compiled, fused AdamW, clipping; the same batches from
-memory. Each loop trains some steps, which compile and warm up, then times the rest, from one
-synchronised moment to another. Beside the speed: the allocator's peak, and what ``trainer plan``
-says that it needs. Not measured on a GPU yet; `make gpu` does.
+All three train the same way, so that only the loop around it differs: bf16 by autocast over float32
+weights, fused AdamW without weight decay, clipping, the same loss from the model's logits, and
+batches of torch's DataLoader from page-locked memory. All three compile layer by layer, as
+``compile: true`` does. A Llama that is compiled as a whole has a dense mask in its attention, which
+takes another kernel: ``tests/unit/benchmarks/test_gpu_speed.py`` looks at the graphs.
+
+Each loop trains some steps, which compile and warm up, then times the rest, from one synchronised
+moment to another. Beside the speed: the allocator's peak in these steps, and what ``trainer plan``
+says that training needs. Not measured on a GPU yet; `make gpu` does.
 """
 
 from __future__ import annotations
@@ -21,30 +26,58 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import trainer
 from trainer import Data, Task, TrainConfig, Trainer
 from trainer.commands import cli
+from trainer.data.order import epoch_order
 
-WARM, TIMED, LR, CLIP = 4, 16, 1e-4, 1.0
-# Name: examples and tokens of a micro-batch, GiB of GPU memory that it wants, the model's shape.
-MODELS: dict[str, tuple[int, int, int, dict[str, int]]] = {
-    "tiny": (2, 32, 0, {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-                        "num_attention_heads": 4, "num_key_value_heads": 4}),
-    "124M": (16, 1024, 20, {"vocab_size": 50304, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
-                            "num_attention_heads": 12, "num_key_value_heads": 12}),
-    "1B": (4, 2048, 60, {"vocab_size": 32768, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-                         "num_attention_heads": 32, "num_key_value_heads": 8}),
+WARM, TIMED, LR, CLIP, SEED = 4, 16, 1e-4, 1.0, 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model and its batch.
+
+    Args:
+        examples, length: rows of a micro-batch, and tokens of a row.
+        gib: of GPU memory that it needs, with room for the most wasteful loop.
+        shape: of the model, as LlamaConfig names it.
+    """
+
+    examples: int
+    length: int
+    gib: int
+    shape: Mapping[str, int]
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of a micro-batch."""
+        return self.examples * self.length
+
+
+MODELS = {
+    "tiny": Size(examples=2, length=32, gib=0, shape={
+        "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4}),
+    "124M": Size(examples=16, length=1024, gib=20, shape={
+        "vocab_size": 50304, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "num_key_value_heads": 12}),
+    "1B": Size(examples=4, length=2048, gib=60, shape={
+        "vocab_size": 32768, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8}),
 }  # fmt: skip
 
 
@@ -57,16 +90,24 @@ class Llama(Task):
     def config(self) -> Any:
         from transformers import LlamaConfig
 
-        length, shape = MODELS[self.name][1], MODELS[self.name][3]
+        size = MODELS[self.name]
         return LlamaConfig(
-            **shape, max_position_embeddings=length, tie_word_embeddings=True, use_cache=False
+            **size.shape,
+            max_position_embeddings=size.length,
+            tie_word_embeddings=True,
+            use_cache=False,
         )
 
     def build_data(self) -> Data:
-        examples, length, _, shape = MODELS[self.name]
+        size = MODELS[self.name]
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, shape["vocab_size"], (16 * examples, length), generator=generator)
-        return Data(train=[{"input_ids": row, "labels": row} for row in ids])
+        vocabulary = size.shape["vocab_size"]
+        ids = torch.randint(0, vocabulary, (16 * size.examples, size.length), generator=generator)
+        # Shifted here, so that no loop has to copy its logits for that.
+        labels = ids.roll(-1, dims=1)
+        labels[:, -1] = -100
+        rows = zip(ids, labels, strict=True)
+        return Data(train=[{"input_ids": row, "labels": label} for row, label in rows])
 
     def build_model(self) -> nn.Module:
         from transformers import LlamaForCausalLM
@@ -74,32 +115,76 @@ class Llama(Task):
         return LlamaForCausalLM(self.config())
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        return model(**batch).loss
+        logits = model(input_ids=batch["input_ids"]).logits
+        return mean_loss(logits, batch["labels"])
+
+    def operations(self) -> float:
+        """Return the floating-point operations of a micro-batch: matrices, and causal attention."""
+        size = MODELS[self.name]
+        width, layers = size.shape["hidden_size"], size.shape["num_hidden_layers"]
+        groups = size.shape["num_key_value_heads"] / size.shape["num_attention_heads"]
+
+        attention = 2 * width**2 * (1 + groups)
+        feed_forward = 3 * width * size.shape["intermediate_size"]
+        head = size.shape["vocab_size"] * width
+        matrices = layers * (attention + feed_forward) + head
+        # Two for each weight forward and four backward; of all pairs of tokens half are looked at.
+        return size.tokens * (6.0 * matrices + 6.0 * layers * width * size.length)
+
+
+def mean_loss(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
+    """Return the loss in float32, as transformers' models compute it. The same for every loop."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compile layer by layer, with what ``compile: true`` compiles with."""
+    from accelerate.utils.other import compile_regions_fsdp2
+
+    compile_regions_fsdp2(model)
 
 
 class Clock:
-    """Seconds of the timed steps, and the allocator's peak over all of them."""
+    """What the timed steps of a loop cost, and the losses of all its steps.
 
-    def __init__(self) -> None:
-        self.steps, self.begin, self.each = 0, 0.0, 0.0
-        synchronize()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+    Args:
+        warm: steps before the timed ones.
+        timed: steps that are timed.
 
-    def tick(self) -> bool:
-        """Count a step; tell whether it was the last one."""
+    Attributes:
+        each: seconds a step.
+        host: seconds a step until all of them were launched. On a GPU it is less than ``each``,
+            unless Python is what takes the time, or something waits for the device in a step.
+        allocated, reserved: bytes at the allocator's peak in the timed steps.
+        losses: of each step, on the device.
+    """
+
+    def __init__(self, warm: int = WARM, timed: int = TIMED) -> None:
+        self.warm, self.timed = warm, timed
+        self.steps, self.begin, self.each, self.host = 0, 0.0, 0.0, 0.0
+        self.allocated, self.reserved = 0, 0
+        self.losses: list[Tensor] = []
+
+    def tick(self, loss: Tensor | None = None) -> bool:
+        """Count a step, and return whether it was the last one."""
         self.steps += 1
-        if self.steps == WARM:
-            synchronize()
-            self.begin = time.perf_counter()
-        if self.steps == WARM + TIMED:
-            synchronize()
-            self.each = (time.perf_counter() - self.begin) / TIMED
-        return self.steps >= WARM + TIMED
+        if loss is not None:
+            self.losses.append(loss.detach())
 
-    @property
-    def peak(self) -> int:
-        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        if self.steps == self.warm:
+            synchronize()
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
+            self.begin = time.perf_counter()
+
+        if self.steps == self.warm + self.timed:
+            self.host = (time.perf_counter() - self.begin) / self.timed
+            synchronize()
+            self.each = (time.perf_counter() - self.begin) / self.timed
+            if torch.cuda.is_available():
+                self.allocated = torch.cuda.max_memory_allocated()
+                self.reserved = torch.cuda.max_memory_reserved()
+        return self.steps >= self.warm + self.timed
 
 
 def synchronize() -> None:
@@ -115,51 +200,83 @@ def device() -> torch.device:
     )
 
 
-def by_hand(task: Llama, compiled: bool, clock: Clock) -> None:
-    examples = MODELS[task.name][0]
-    torch.manual_seed(0)
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def connect() -> None:
+    """Connect the ranks that a launcher started. Collective: call on every rank."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+
+def batches(task: Llama) -> Iterator[dict[str, Tensor]]:
+    """Yield this rank's batches without end: the rows that samecurve takes, in the same order."""
     rows = task.build_data().train
-    batches = [
-        torch.stack([row["input_ids"] for row in rows[at : at + examples]])
-        for at in range(0, len(rows), examples)
-    ]
+    world, examples = world_size(), MODELS[task.name].examples
+    first = dist.get_rank() * examples if world > 1 else 0
+
+    epoch = 0
+    while True:
+        order = epoch_order(len(rows), SEED, epoch).tolist()
+        starts = range(first, len(rows), world * examples)
+        indices = [order[start : start + examples] for start in starts]
+        yield from DataLoader(rows, batch_sampler=indices, pin_memory=torch.cuda.is_available())
+        epoch += 1
+
+
+def by_hand(task: Llama, compiled: bool, clock: Clock, *, wrapped: bool = False) -> None:
+    """Train in a plain loop, in DDP's wrapper where there are several ranks.
+
+    Args:
+        wrapped: use the wrapper for one rank as well; the ranks are connected.
+    """
+    torch.manual_seed(SEED)
     model: Any = task.build_model().to(device())
     if compiled:
-        model.forward = torch.compile(model.forward)
-    if dist.is_initialized() and dist.get_world_size() > 1:
+        compile_layers(model)
+    if wrapped or world_size() > 1:
         model = DistributedDataParallel(
             model, gradient_as_bucket_view=True, broadcast_buffers=False
         )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
-    while True:
-        for batch in batches:
-            ids = (batch.pin_memory() if torch.cuda.is_available() else batch).to(
-                device(), non_blocking=True
-            )
-            with torch.autocast(device().type, dtype=torch.bfloat16):
-                loss = task.training_step(model, {"input_ids": ids, "labels": ids})
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.step()
-            optimizer.zero_grad()
-            if clock.tick():
-                return
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0, fused=True)
+
+    for batch in batches(task):
+        sent = {name: values.to(device(), non_blocking=True) for name, values in batch.items()}
+        with torch.autocast(device().type, dtype=torch.bfloat16):
+            loss = task.training_step(model, sent)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        if clock.tick(loss):
+            return
 
 
-def ours(task: Llama, compiled: bool, clock: Clock) -> None:
+def ours(
+    task: Llama, compiled: bool, clock: Clock, *, files: Mapping[str, str] | None = None
+) -> None:
+    """Train with samecurve.
+
+    Args:
+        files: launch files, by the name of ``launch``'s argument; none for one process or replicas.
+    """
     config = TrainConfig(
-        task="benchmarks:none", output_dir=str(Path(tempfile.mkdtemp()) / "run"), max_steps=WARM + TIMED + 1, lr=LR,
-        micro_batch_size=MODELS[task.name][0], optimizer="adamw", mixed_precision="bf16", max_grad_norm=CLIP,
-        compile=compiled, log_every=1000, keep_last=0,
+        task="benchmarks:none", output_dir=str(Path(tempfile.mkdtemp()) / "run"),
+        max_steps=clock.warm + clock.timed + 1, lr=LR, weight_decay=0.0, seed=SEED,
+        micro_batch_size=MODELS[task.name].examples, optimizer="adamw", mixed_precision="bf16",
+        max_grad_norm=CLIP, compile=compiled, log_every=1000, keep_last=0,
     )  # fmt: skip
-    run = Trainer(task, config, trainer.launch(config))
-    for _ in run.steps():
-        if clock.tick():
+    run = Trainer(task, config, trainer.launch(config, **(files or {})))
+    for info in run.steps():
+        if clock.tick(info.loss):
             break
     run.run.close()
 
 
 def transformers_trainer(task: Llama, compiled: bool, clock: Clock) -> None:
+    """Train with transformers.Trainer; its batches come in another order."""
     from transformers import Trainer as Other
     from transformers import TrainerCallback, TrainingArguments
 
@@ -167,15 +284,28 @@ def transformers_trainer(task: Llama, compiled: bool, clock: Clock) -> None:
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             clock.tick()
 
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
+    model = task.build_model()
+    if compiled:
+        compile_layers(model)  # its own torch_compile takes the whole model: a dense mask
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(), max_steps=WARM + TIMED, per_device_train_batch_size=MODELS[task.name][0],
-        learning_rate=LR, max_grad_norm=CLIP, optim="adamw_torch_fused", bf16=True, torch_compile=compiled,
-        logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False,
+        output_dir=tempfile.mkdtemp(), max_steps=clock.warm + clock.timed,
+        per_device_train_batch_size=MODELS[task.name].examples, learning_rate=LR, weight_decay=0.0,
+        lr_scheduler_type="constant", max_grad_norm=CLIP, optim="adamw_torch_fused", bf16=True,
+        logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True,
+        ddp_find_unused_parameters=False, average_tokens_across_devices=False,
         use_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
+
+    def loss_of(outputs: Any, labels: Tensor, **_: Any) -> Tensor:
+        return mean_loss(outputs["logits"], labels)
+
     Other(
-        task.build_model(), arguments, train_dataset=task.build_data().train, callbacks=[Tick()]
+        model,
+        arguments,
+        train_dataset=task.build_data().train,
+        callbacks=[Tick()],
+        compute_loss_func=loss_of,
     ).train()
 
 
@@ -187,17 +317,15 @@ CONTESTANTS: dict[str, Callable[[Llama, bool, Clock], None]] = {
 
 
 def planned_bytes(task: Llama, world: int) -> int:
-    """Return what `trainer plan` says that a GPU needs for this training with replicas of the
-    model.
-    """
-    examples, length = MODELS[task.name][:2]
+    """Return what `trainer plan` says that a GPU needs to train with replicas of the model."""
+    size = MODELS[task.name]
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
         task.config().save_pretrained(folder)
         words = [
             "--micro_batch",
-            str(examples),
+            str(size.examples),
             "--sequence",
-            str(length),
+            str(size.length),
             "--precision",
             "bf16",
             "--json",
@@ -209,8 +337,9 @@ def planned_bytes(task: Llama, world: int) -> int:
 
 
 def measure(name: str, *, compiled: bool) -> dict[str, Any]:
-    task, world = Llama(name=name), dist.get_world_size() if dist.is_initialized() else 1
-    tokens = MODELS[name][0] * MODELS[name][1] * world
+    """Train with each contestant in turn, and return what their steps cost."""
+    task, world = Llama(name=name), world_size()
+    tokens = MODELS[name].tokens * world
     parameters = sum(p.numel() for p in task.build_model().parameters())
     found: dict[str, Any] = {
         "parameters": parameters,
@@ -219,20 +348,38 @@ def measure(name: str, *, compiled: bool) -> dict[str, Any]:
         "world": world,
     }
     for contestant, loop in CONTESTANTS.items():
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-        torch._dynamo.reset()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        forget()
         clock, begun = Clock(), time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):
             loop(task, compiled, clock)
         rate = tokens / clock.each
-        found[contestant] = {"seconds_per_step": clock.each, "tokens_per_second": rate, "peak_bytes": clock.peak,
-                             "seconds_in_all": round(time.perf_counter() - begun, 1)}  # fmt: skip
+        found[contestant] = {
+            "seconds_per_step": clock.each,
+            "tokens_per_second": rate,
+            "peak_bytes": clock.allocated,
+            "seconds_in_all": round(time.perf_counter() - begun, 1),
+        }
     found["planned_bytes"] = planned_bytes(task, world)
     return found
+
+
+def missing_memory(name: str) -> str:
+    """Return what a GPU lacks for a model; "" where it fits, and on a CPU."""
+    needed = MODELS[name].gib
+    if torch.cuda.is_available():
+        if torch.cuda.get_device_properties(0).total_memory < needed * 2**30:
+            return f"needs a GPU of {needed} GiB"
+    return ""
+
+
+def forget() -> None:
+    """Leave nothing of a contestant to the next one."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def main() -> None:
@@ -242,18 +389,13 @@ def main() -> None:
     parser.add_argument("--not_compiled", action="store_true")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        connect()
     main_process = not dist.is_initialized() or dist.get_rank() == 0
     found: dict[str, Any] = {}
     for name in args.models:
-        wanted = MODELS[name][2]
-        if (
-            torch.cuda.is_available()
-            and torch.cuda.get_device_properties(0).total_memory < wanted * 2**30
-        ):
-            found[name] = {"error": f"wants a GPU of {wanted} GiB"}
+        missing = missing_memory(name)
+        if missing:
+            found[name] = {"error": missing}
             continue
         found[name] = measure(name, compiled=not args.not_compiled)
         for contestant in CONTESTANTS if main_process else ():
