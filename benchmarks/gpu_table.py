@@ -234,7 +234,7 @@ def run_all(wanted: Sequence[Case], args: argparse.Namespace) -> list[dict[str, 
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-        outcome = row.get("error") or f"{row['ms']:.2f} ms a step"
+        outcome = last_line(row["error"]) if "error" in row else f"{row['ms']:.2f} ms a step"
         print(f"[{time.monotonic() - began:4.0f} s] {case}: {outcome}", flush=True)
     return rows
 
@@ -247,6 +247,11 @@ def furthest_loss(row: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -
             pairs = zip(row["losses"], other["losses"], strict=True)
             return max(abs(loss - by_hand) / abs(by_hand) for loss, by_hand in pairs)
     return None
+
+
+def last_line(text: str) -> str:
+    """Return the line of an error's output that most likely says what was wrong."""
+    return text.strip().splitlines()[-1]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -264,7 +269,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         name = f"{row['model']} | {row['loop']} | {'yes' if row['compiled'] else 'no'}"
         if "ms" not in row:
-            errors.append(f"- {name}: {row['error'].splitlines()[-1]}")
+            errors.append(f"- {name}: {last_line(row['error'])}")
             continue
         by_hand = hand.get((row["model"], row["compiled"]))
         cells = [

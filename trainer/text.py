@@ -216,12 +216,17 @@ def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
 def versions(*, installed: bool = False) -> dict[str, str]:
     """Return the versions of Python and of the packages that decide what runs, where imported.
 
+    A checkout that is on PYTHONPATH, and not installed, has no version.
+
     Args:
         installed: also of those that are installed and not imported.
     """
     from importlib.metadata import PackageNotFoundError
 
-    found = {"samecurve": _version("samecurve")}
+    try:
+        found = {"samecurve": _version("samecurve")}
+    except PackageNotFoundError:
+        found = {"samecurve": "not installed"}
     for name in ("torch", "accelerate", "deepspeed", "transformers"):
         with contextlib.suppress(PackageNotFoundError):
             if installed or name in sys.modules:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import platform
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
@@ -35,6 +36,14 @@ def test_versions_are_of_what_was_imported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
     assert versions()["torch"] == version("torch") and "deepspeed" not in versions()
     assert "deepspeed" in versions(installed=True)
+
+
+def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("trainer.text._version", missing)
+    assert versions() == {"samecurve": "not installed", "python": platform.python_version()}
 
 
 def test_versions_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
