@@ -179,21 +179,22 @@ def run_row(case: Case, args: argparse.Namespace, limit: float) -> dict[str, Any
 def wait(jobs: Sequence[subprocess.Popen[bytes]], limit: float) -> str:
     """Wait for all processes, and return how they ended. One that failed ends the others."""
     deadline = time.monotonic() + limit
-    while True:
-        codes = [job.poll() for job in jobs]
-        failed = [code for code in codes if code]
-        late = time.monotonic() > deadline
-        if failed or late or None not in codes:
-            break
-        time.sleep(0.05)
-
-    for job in jobs:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)  # a group of its own: what it started ends as well
-            job.wait()
-    if failed:
-        return f"exit code {failed[0]}"
-    return f"no result after {limit:.0f} s" if late else "ended without a result"
+    try:
+        while True:
+            codes = [job.poll() for job in jobs]
+            failed = [code for code in codes if code]
+            if failed:
+                return f"exit code {failed[0]}"
+            if None not in codes:
+                return "ended without a result"
+            if time.monotonic() > deadline:
+                return f"no result after {limit:.0f} s"
+            time.sleep(0.05)
+    finally:
+        for job in jobs:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)  # its own group: what it started ends as well
+                job.wait()
 
 
 def free_port() -> int:
@@ -341,6 +342,8 @@ def main() -> None:
     if args.out is None:
         parser.error("--out FILE is missing")
 
+    # Whoever ends this process ends the row that runs: `timeout` does so by SIGTERM.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ.update(settings_of_rows(args.rehearse))
     if args.processes is None:
         args.processes = processes_here(args.rehearse)

@@ -28,6 +28,11 @@ def page(results: dict[str, Any]) -> str:
         f"Measured {results['date']}, {where}; {results['seconds']} s; device {results['device']}.",
         "",
         f"{len(tests) - len(failed)} of {len(tests)} tests passed.",
+        *(
+            []
+            if results.get("complete", True)
+            else ["The command was ended before the others ran."]
+        ),
         *(f"- failed: {name}: {tests[name].get('error', '')}" for name in failed),
         *(f"- not run: {line}" for line in results["not_run"]),
         "",
@@ -35,6 +40,11 @@ def page(results: dict[str, Any]) -> str:
         *curves(results["figures"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def cut_off(results: dict[str, Any]) -> list[str]:
+    """Return a line where the tests were ended before all of them had run."""
+    return [] if results.get("complete", True) else ["The command was ended before the rest ran."]
 
 
 def speed(figures: dict[str, Any]) -> list[str]:

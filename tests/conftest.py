@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -9,15 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import launchers
 import psutil
 import pytest
 
-hypothesis.settings.register_profile(
-    "any machine", deadline=None
-)  # on a busy one every example is slow
-hypothesis.settings.load_profile("any machine")
+# tests/gpu runs on machines where the packages for developers are not installed.
+with contextlib.suppress(ModuleNotFoundError):
+    import hypothesis
+
+    # On a busy machine every example is slow.
+    hypothesis.settings.register_profile("any machine", deadline=None)
+    hypothesis.settings.load_profile("any machine")
 os.environ.update(launchers.HIDE_GPUS)  # before torch counts them
 
 # pytest's own note of the test that runs; what torch and deepspeed set when they are imported for
@@ -30,6 +33,12 @@ _FREE_TO_CHANGE = (
     "PYTORCH_NVML_BASED_CUDA_CHECK",  # Accelerate, when DeepSpeed is imported
     "TOKENIZERS_PARALLELISM",  # datasets, before it starts processes
 )
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Let pyproject.toml name the time limit of a test where pytest-timeout is not there."""
+    if not any(pluginmanager.has_plugin(name) for name in ("timeout", "pytest_timeout")):
+        parser.addini("timeout", "of a test, which nobody watches: pytest-timeout is not there")
 
 
 def left_behind() -> dict[str, Any]:

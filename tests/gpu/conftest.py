@@ -1,12 +1,12 @@
 """The tests that need a GPU (make gpu), and their results as one JSON.
 
 DEVICE=cpu rehearses them on the CPU, on GPUS processes (default 2), so that their own code is known
-to run.
+to run. RESULTS names the file of the results, which is written anew after each test: whatever ends
+the command, those of the tests before are there.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import time
@@ -16,18 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import ROOT, SHOW_GPUS
+from launchers import ROOT, SHOW_GPUS, installed
 
 REHEARSAL = os.environ.get("DEVICE") == "cpu"
-RESULTS = ROOT / "runs" / "gpu" / ("rehearsal.json" if REHEARSAL else "results.json")
+OWN = ROOT / "runs" / "gpu" / ("rehearsal.json" if REHEARSAL else "results.json")
+RESULTS = Path(os.environ.get("RESULTS", OWN))
 STARTED = time.time()
+# What a package is needed for; the tests without it run.
+NEEDED_FOR = {
+    "deepspeed": "ZeRO-1, 2 and 3, and the deepspeed launcher",
+    "bitsandbytes": "models in 4 bits",
+    "peft": "models in 4 bits",
+    "sklearn": "the launchers",
+}
 found: dict[str, Any] = {"tests": {}, "figures": {}, "machine": {}, "not_run": []}
-if not importlib.util.find_spec("deepspeed"):
-    found["not_run"].append(
-        "ZeRO-1, 2 and 3, and the deepspeed launcher: DeepSpeed is not installed"
-    )
-if not importlib.util.find_spec("bitsandbytes"):
-    found["not_run"].append("models in 4 bits: bitsandbytes is not installed")
+for package, what in NEEDED_FOR.items():
+    if not installed(package):
+        found["not_run"].append(f"{what}: {package} is not installed")
 if REHEARSAL:
     found["not_run"].append(
         "waiting for the device, memory of the GPU, NCCL: this is a rehearsal on the CPU"
@@ -82,17 +87,27 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         if report.outcome == "failed":
             told["error"] = str(report.longrepr).strip().splitlines()[-1]
         found["tests"][report.nodeid.rpartition("/")[2]] = told
+    if report.when == "teardown":
+        write_results(complete=False)
 
 
 def pytest_sessionfinish() -> None:
     if found["tests"]:
-        found.update(
-            date=date.today().isoformat(),
-            seconds=round(time.time() - STARTED),
-            device="cpu" if REHEARSAL else "cuda",
-        )
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        write_results(complete=True)
+
+
+def write_results(*, complete: bool) -> None:
+    """Write what is known by now; a reader sees the file of before or the new one."""
+    found.update(
+        date=date.today().isoformat(),
+        seconds=round(time.time() - STARTED),
+        device="cpu" if REHEARSAL else "cuda",
+        complete=complete,
+    )
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = RESULTS.with_suffix(".new")
+    unfinished.write_text(json.dumps(found, indent=1) + "\n")
+    unfinished.replace(RESULTS)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

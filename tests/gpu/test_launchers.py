@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
@@ -10,7 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launchers import ROOT, clean_environment, command, launch_file
+import pytest
+from launchers import ROOT, clean_environment, command, installed, launch_file
 
 MORE = 20  # steps before the signal
 ARGUMENTS = [
@@ -48,6 +48,7 @@ def stop(words: list[str], run: Path) -> tuple[int, str]:
     return job.returncode, err
 
 
+@pytest.mark.skipif(not installed("sklearn"), reason="the digits are scikit-learn's")
 def test_each_launcher_stops_at_a_signal_and_the_next_goes_on(
     tmp_path: Path, gpus: int, note: Note
 ) -> None:
@@ -57,12 +58,9 @@ def test_each_launcher_stops_at_a_signal_and_the_next_goes_on(
         "python": command("python", "single"),
         "torchrun": command("torchrun", str(replicas), gpus),
         "accelerate": command("accelerate", "fsdp", 1 if one else 2),
-        **(
-            {"deepspeed": command("deepspeed", "zero2", gpus)}
-            if importlib.util.find_spec("deepspeed")
-            else {}
-        ),
     }
+    if installed("deepspeed"):
+        jobs["deepspeed"] = command("deepspeed", "zero2", gpus)
     last = 0
     for launcher, words in jobs.items():
         begun = time.monotonic()

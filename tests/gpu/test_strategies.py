@@ -4,7 +4,6 @@ between steps.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import ROOT, launch_file, ranks
+from launchers import ROOT, installed, launch_file, ranks
 
 from trainer.commands.trials import BOUNDS
 
-ENGINE = ["zero1", "zero2", "zero3"] if importlib.util.find_spec("deepspeed") else []
+ENGINE = ["zero1", "zero2", "zero3"] if installed("deepspeed") else []
 STRATEGIES = ["replicas", "fsdp", *ENGINE]
-IN_4_BITS = STRATEGIES if importlib.util.find_spec("bitsandbytes") else []
+IN_4_BITS = STRATEGIES if installed("bitsandbytes", "peft") else []
 COMPILED = ["replicas", "fsdp", *ENGINE[2:]]
 OFFLOADED = ["fsdp_offload", *(["zero3_offload"] if ENGINE else [])]
 # Kernels of other shapes add in another order; with eps 1e-4 Adam does not take the sign of what is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import json
 import os
 import socket
@@ -78,6 +79,11 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **fixed, "PYTHONFAULTHANDLER": "1", **(extra or {})}  # a crash tells where
 
 
+def installed(*packages: str) -> bool:
+    """Return whether all of these can be imported."""
+    return all(importlib.util.find_spec(package) for package in packages)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -117,7 +123,10 @@ def command(
         return [*words, *named]
     if launcher == "deepspeed":
         json_file = how if "/" in how else f"ds_configs/{how}.json"
-        words = [str(BIN / "deepspeed"), "--num_gpus", str(world), "--master_port", port, script]
+        starter = [str(BIN / "deepspeed")]
+        if not (BIN / "deepspeed").exists():  # its package was carried here without its command
+            starter = [sys.executable, "-m", "deepspeed.launcher.runner"]
+        words = [*starter, "--num_gpus", str(world), "--master_port", port, script]
         return [*words, "--deepspeed", json_file]
     assert launcher == "python"
     return [sys.executable, script]
