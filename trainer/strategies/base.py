@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 
 from ..distributed.restarts import connect_attempt
 from ..errors import ConfigError, Problem
+from .batch_copies import BatchCopies
 from .buffers import sync
 from .finite import step_if_finite
 from .first_state import first_state, replaced_problem
@@ -299,14 +301,21 @@ class Strategy(ABC):
         """Send a batch to the model's device, in a new container.
 
         A task may take labels out of the container. On a CPU the tensors are there already, and
-        looking for them would cost as much as a layer.
+        looking for them would cost as much as a layer. A GPU gets them beside the work that is
+        queued on it.
         """
         device = self.accelerator.device
+        if device.type == "cuda":
+            return self._batch_copies.send(batch)
         if device.type != "cpu":
             return send_to_device(batch, device, non_blocking=True)
         if isinstance(batch, dict | list):
             return copy(batch)
         return batch
+
+    @cached_property
+    def _batch_copies(self) -> BatchCopies:
+        return BatchCopies(self.accelerator.device)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of a micro-batch.
