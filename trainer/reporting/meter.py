@@ -135,10 +135,14 @@ class Meter:
         self._paused_seconds += self.lasted
 
     def waiting(self, name: str, source: Iterable[T]) -> Iterator[T]:
-        """Yield the same items; the time until each arrives counts for ``name`` within training."""
+        """Yield the same items; what training waits for each counts for ``name``.
+
+        On a GPU that is the time in which the device had nothing left to do: while it still
+        computes the step before, the host's waiting costs nothing.
+        """
         items = iter(source)
         while True:
-            began = time.perf_counter()
+            began = self._moment()
             self._change(name)
             try:
                 item = next(items)
@@ -146,26 +150,31 @@ class Meter:
                 return
             finally:
                 self._change()
-            self.within[name] += time.perf_counter() - began
+            self._count_since(began, name)
             yield item
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time inside for a part of training.
+        """Count the time inside for a part of training; on a GPU the device's time."""
+        began = self._moment()
+        yield
+        self._count_since(began, name)
 
-        On a GPU from event to event, whose times are read when a step is logged.
-        """
+    def _moment(self) -> Any:
+        """Return the time; on a GPU an event, which the device passes when it comes to it."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _count_since(self, began: Any, name: str) -> None:
+        """Count the time since a moment; that between events is read when a step is logged."""
+        now = self._moment()
         if self.device.type == "cuda":
-            began: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            ended: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            began.record()
-            yield
-            ended.record()
-            self._events.append((name, began, ended))
+            self._events.append((name, began, now))
         else:
-            began = time.perf_counter()
-            yield
-            self.within[name] += time.perf_counter() - began
+            self.within[name] += now - began
 
     def read(self, steps_left: int) -> dict[str, float]:
         """Return what a logged row says of speed, time and this rank's peak memory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -196,6 +197,53 @@ def test_a_pause_on_a_gpu_begins_when_the_steps_before_have_ended(
     with meter.paused("saving"):
         time.sleep(0.01)
     assert 0.01 <= meter.spent["saving"] < 0.05, "steps that were queued count as training"
+
+
+class Timeline:
+    """A substitute for ``torch.cuda.Event``: the device passes an event after what it was given."""
+
+    now = busy_until = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.passed = 0.0
+
+    def record(self) -> None:
+        self.passed = max(Timeline.now, Timeline.busy_until)
+
+    def query(self) -> bool:
+        return self.passed <= Timeline.now
+
+    def elapsed_time(self, other: Timeline) -> float:
+        return 1e3 * (other.passed - self.passed)
+
+
+def test_data_that_arrives_while_a_gpu_computes_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    RecordingGpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "Event", Timeline)
+    monkeypatch.setattr(Timeline, "now", 0.0)
+    monkeypatch.setattr(Timeline, "busy_until", 0.0)
+
+    def loading(each: float) -> Iterator[int]:
+        for number in range(4):
+            Timeline.now += each
+            yield number
+
+    def data_seconds(each: float) -> float:
+        """Return what is counted where a step takes the host 0.25 s and the device 1.5 s."""
+        Timeline.now = Timeline.busy_until = 0.0
+        meter = Meter(torch.device("cuda", 0))
+        for _ in meter.waiting("data", loading(each)):
+            Timeline.busy_until = max(Timeline.now, Timeline.busy_until) + 1.5
+            Timeline.now += 0.25
+        Timeline.now = 100.0
+        meter.read(steps_left=0)
+        return meter.within["data"]
+
+    assert data_seconds(1.0) == pytest.approx(1.0), "the first batch, before there is any work"
+    assert data_seconds(2.0) == pytest.approx(2.0 + 3 * 0.75), "0.75 s of each are not hidden"
 
 
 def test_the_peak_resident_set_is_reset_between_phases() -> None:
