@@ -26,20 +26,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks import gpu_jobs
+from benchmarks.gpu_jobs import ROOT, last_lines
+
 LOOPS = ("hand", "single", "ddp", "fsdp", "zero1", "zero2", "zero3")
 WARM, TIMED = 5, 20
-SHORTEST = 15.0  # seconds that a row needs at least: less is left to nobody
 GIB = 2**30
 
 
@@ -145,98 +141,25 @@ def be_row(args: argparse.Namespace) -> None:
 # -- the process that starts the rows -------------------------------------------------------------
 
 
-def run_row(case: Case, args: argparse.Namespace, limit: float) -> dict[str, Any]:
-    """Start the processes of a row, wait, and return what it measured, or its error."""
-    with tempfile.TemporaryDirectory() as folder:
-        result, said = Path(folder) / "row.json", Path(folder) / "said"
-        words = [
-            *(sys.executable, "-m", "benchmarks.gpu_table", "--row", json.dumps(case)),
-            *("--out", str(result), "--processes", str(args.processes)),
-            *("--warm", str(args.warm), "--timed", str(args.timed)),
-        ]
-        alone = args.processes == 1 and case.loop in ("hand", "single", "trainer")
-        port = free_port()
-        jobs = []
-        with said.open("w") as output:
-            for rank in range(args.processes):
-                environment = {**os.environ, **(variables_of(rank, args.processes, port))}
-                job = subprocess.Popen(
-                    words,
-                    cwd=ROOT,
-                    env=dict(os.environ) if alone else environment,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                jobs.append(job)
-
-        ended = wait(jobs, limit)
-        if result.exists():
-            return dict(json.loads(result.read_text()))
-        return {"error": f"{ended}: {said.read_text(errors='replace')[-3000:].strip()}"}
-
-
-def wait(jobs: Sequence[subprocess.Popen[bytes]], limit: float) -> str:
-    """Wait for all processes, and return how they ended. One that failed ends the others."""
-    deadline = time.monotonic() + limit
-    try:
-        while True:
-            codes = [job.poll() for job in jobs]
-            failed = [code for code in codes if code]
-            if failed:
-                return f"exit code {failed[0]}"
-            if None not in codes:
-                return "ended without a result"
-            if time.monotonic() > deadline:
-                return f"no result after {limit:.0f} s"
-            time.sleep(0.05)
-    finally:
-        for job in jobs:
-            if job.poll() is None:
-                os.killpg(job.pid, signal.SIGKILL)  # its own group: what it started ends as well
-                job.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def variables_of(rank: int, world: int, port: int) -> dict[str, str]:
-    """Return what a launcher sets for a rank."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
 def run_all(wanted: Sequence[Case], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure row by row until the budget is spent, and append each to the file."""
-    began = time.monotonic()
+    budget = gpu_jobs.Budget(args.budget)
     rows: list[dict[str, Any]] = []
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for number, case in enumerate(wanted):
-        left = args.budget - (time.monotonic() - began)
-        if left < SHORTEST:
-            print(f"not run, the time is spent: {', '.join(map(str, wanted[number:]))}")
-            break
+    for case, limit in budget.jobs(wanted, args.limit):
+        began = budget.spent
+        words = ["benchmarks.gpu_table", "--row", json.dumps(case)]
+        words += ["--processes", str(args.processes)]
+        words += ["--warm", str(args.warm), "--timed", str(args.timed)]
+        alone = args.processes == 1 and case.loop in ("hand", "single", "trainer")
+        found = gpu_jobs.run(words, limit=limit, ranks=0 if alone else args.processes)
 
-        row_began = time.monotonic()
-        row = {**case._asdict(), **run_row(case, args, min(left, args.limit))}
-        row["seconds"] = round(time.monotonic() - row_began, 1)
+        row = {**case._asdict(), **found, "seconds": round(budget.spent - began, 1)}
         row["furthest_loss"] = furthest_loss(row, rows)
         rows.append(row)
-        with out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        gpu_jobs.append(Path(args.out), row)
 
-        outcome = last_line(row["error"]) if "error" in row else f"{row['ms']:.2f} ms a step"
-        print(f"[{time.monotonic() - began:4.0f} s] {case}: {outcome}", flush=True)
+        outcome = f"{row['ms']:.2f} ms a step" if "ms" in row else last_lines(row["error"])
+        print(f"[{budget.spent:4.0f} s] {case}: {outcome}", flush=True)
     return rows
 
 
@@ -248,11 +171,6 @@ def furthest_loss(row: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -
             pairs = zip(row["losses"], other["losses"], strict=True)
             return max(abs(loss - by_hand) / abs(by_hand) for loss, by_hand in pairs)
     return None
-
-
-def last_line(text: str) -> str:
-    """Return the line of an error's output that most likely says what was wrong."""
-    return text.strip().splitlines()[-1]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -270,7 +188,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         name = f"{row['model']} | {row['loop']} | {'yes' if row['compiled'] else 'no'}"
         if "ms" not in row:
-            errors.append(f"- {name}: {last_line(row['error'])}")
+            errors.append(f"- {name}: {last_lines(row['error'])}")
             continue
         by_hand = hand.get((row["model"], row["compiled"]))
         cells = [
@@ -290,31 +208,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def processes_here(rehearse: bool) -> int:
-    """Return the processes of a row: one for each GPU, asked for in a process of its own."""
-    if rehearse:
-        return 1
-    asked = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    count = int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
-    if count == 0:
-        raise SystemExit("gpu_table needs a GPU; --rehearse runs its own code on a CPU")
-    return count
-
-
-def settings_of_rows(rehearse: bool) -> dict[str, str]:
-    """Return the variables that all rows are started with."""
-    settings = {
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        # So that a row finds what the one before has compiled.
-        "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir()) / "gpu_table_inductor"),
-    }
-    if rehearse:
-        settings |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    return settings
 
 
 def main() -> None:
@@ -342,11 +235,9 @@ def main() -> None:
     if args.out is None:
         parser.error("--out FILE is missing")
 
-    # Whoever ends this process ends the row that runs: `timeout` does so by SIGTERM.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    os.environ.update(settings_of_rows(args.rehearse))
+    gpu_jobs.prepare(rehearse=args.rehearse)
     if args.processes is None:
-        args.processes = processes_here(args.rehearse)
+        args.processes = 1 if args.rehearse else gpu_jobs.gpus()
     loops = [loop for loop in args.loops if loop != "single" or args.processes == 1]
     models = args.models or (["tiny"] if args.rehearse else ["124M", "1B"])
     compiled = {"yes": [True], "no": [False], "both": [True, False]}[args.compiled]
