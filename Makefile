@@ -10,7 +10,7 @@ train test nightly clusters gpu upstream: export OMP_NUM_THREADS ?= 1
 # Of `make train`: one on a machine with one GPU, else two; without a GPU they rehearse on the CPU.
 PROCESSES ?= $(shell $(BIN)/python -c "import torch; print(min(torch.cuda.device_count(), 2) or 2)")
 
-.PHONY: help setup train test nightly upstream clusters gpu browser lint docs
+.PHONY: help setup train test nightly upstream clusters gpu gpu-wheels browser lint docs
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make upstream what other packages do against expectation: run it after an upgrade of them"
 	@echo "make clusters the files of examples/clusters on engines set up here (root, Debian packages, some minutes)"
 	@echo "make gpu      the tests that need a GPU, and docs/gpu.md (DEVICE=cpu rehearses them)"
+	@echo "make gpu-wheels  .site: what a GPU machine without a network lacks (docs/gpu.md)"
 	@echo "make browser  the tests that need headless Chromium (CHROMIUM=/path/to/it)"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make docs     write docs/api.md anew from the docstrings"
@@ -60,6 +61,9 @@ clusters: setup
 gpu: setup
 	$(BIN)/pytest -m gpu tests/gpu; code=$$?; \
 		$(BIN)/python docs/make_gpu.py runs/gpu/$(if $(filter cpu,$(DEVICE)),rehearsal,results).json; exit $$code
+
+gpu-wheels: setup
+	$(BIN)/python benchmarks/gpu_wheels.py
 
 browser: setup
 	$(BIN)/pytest -m browser

@@ -18,8 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SHORTEST = 15.0  # seconds that a job needs at least: it is not begun with less
 
 
-def prepare(*, rehearse: bool) -> None:
+def prepare(*, rehearse: bool) -> int:
     """Set what all jobs of this process inherit, and end the job that runs where this is ended.
+
+    Returns:
+        how many processes fill the machine: one for each GPU.
 
     Raises:
         SystemExit: there is no GPU.
@@ -35,14 +38,14 @@ def prepare(*, rehearse: bool) -> None:
     if rehearse:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["DS_ACCELERATOR"] = "cpu"
-    elif gpus() == 0:
-        raise SystemExit("this needs a GPU; --rehearse runs its own code on a CPU")
+        return 1
 
-
-def gpus() -> int:
-    """Count the GPUs, in a process of its own: CUDA stays out of this one."""
+    # In a process of its own: CUDA stays out of this one.
     words = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    gpus = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    if gpus == 0:
+        raise SystemExit("this needs a GPU; --rehearse runs its own code on a CPU")
+    return gpus
 
 
 def run(words: Sequence[str], *, limit: float, ranks: int = 0) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", help="append each row to this file, as a line of JSON")
     parser.add_argument("--show", help="print the table of such a file, and measure nothing")
-    parser.add_argument("--budget", type=float, default=465, help="seconds for all rows")
+    parser.add_argument("--budget", type=float, default=450, help="seconds for all rows")
     parser.add_argument("--limit", type=float, default=100, help="seconds for a row")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
     parser.add_argument("--loops", nargs="+", default=LOOPS, choices=[*LOOPS, "trainer"])
@@ -235,9 +235,8 @@ def main() -> None:
     if args.out is None:
         parser.error("--out FILE is missing")
 
-    gpu_jobs.prepare(rehearse=args.rehearse)
-    if args.processes is None:
-        args.processes = 1 if args.rehearse else gpu_jobs.gpus()
+    processes = gpu_jobs.prepare(rehearse=args.rehearse)
+    args.processes = args.processes or processes
     loops = [loop for loop in args.loops if loop != "single" or args.processes == 1]
     models = args.models or (["tiny"] if args.rehearse else ["124M", "1B"])
     compiled = {"yes": [True], "no": [False], "both": [True, False]}[args.compiled]

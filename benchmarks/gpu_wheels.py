@@ -99,6 +99,7 @@ def main() -> None:
         except importlib.metadata.PackageNotFoundError:
             print(f"left out: {name} is not installed here (make setup installs it)")
     shutil.rmtree(SITE / "bin", ignore_errors=True)  # commands name this machine's Python
+    (SITE / "PYTHON").write_text(args.python)  # gpu_run.py leaves a folder for another one out
 
     sizes = travelling_bytes()
     total = sum(sizes.values())

@@ -1,0 +1,56 @@
+"""The questions to a GPU: what they compute, and that each runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from launchers import ROOT, clean_environment
+
+from benchmarks.gpu_probes import FULL, PROBES, TINY, Packed, borders, dense_mask
+
+
+@pytest.mark.parametrize("sizes", [FULL, TINY], ids=["full", "tiny"])
+def test_documents_fill_the_rows_and_cross_none(sizes: Packed) -> None:
+    starts = borders(sizes)
+    assert starts == sorted(set(starts)) and starts[-1] == sizes.rows * sizes.length
+    assert all(row * sizes.length in starts for row in range(sizes.rows))
+    assert len(starts) > 4 * sizes.rows
+    assert min(stop - start for start, stop in pairwise(starts)) >= sizes.shortest
+
+
+def test_the_dense_mask_is_causal_attention_within_each_document() -> None:
+    starts = borders(TINY)
+    values = torch.randn(TINY.rows, 1, TINY.length, 4)
+    masked = F.scaled_dot_product_attention(
+        values, values, values, attn_mask=dense_mask(TINY, starts)
+    )
+    flat = values.reshape(1, 1, -1, 4)
+    alone = []
+    for start, stop in pairwise(starts):
+        document = flat[:, :, start:stop]
+        alone.append(F.scaled_dot_product_attention(document, document, document, is_causal=True))
+    torch.testing.assert_close(masked.reshape(1, 1, -1, 4), torch.cat(alone, dim=2))
+
+
+@pytest.mark.slow
+def test_every_probe_is_rehearsed(tmp_path: Path) -> None:
+    out = tmp_path / "probes.jsonl"
+    words = [sys.executable, "-m", "benchmarks.gpu_probes", "--out", str(out), "--rehearse"]
+    done = subprocess.run(
+        [*words, "--budget", "500"],
+        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["probe"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert list(rows) == list(PROBES)
+    assert [probe for probe, row in rows.items() if "error" in row] == []
+    assert rows["saving"]["second_stall_seconds"] > 0 and rows["saving"]["gib"] > 0
+    assert rows["loading fsdp"]["gib_per_second"] > 0 and rows["attention mask"]["ms"] > 0
+    assert "not_run" in rows["attention varlen"]

@@ -1,0 +1,75 @@
+"""One command for a machine with a GPU: what it runs, where results go, how it ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launchers import ROOT
+
+from benchmarks import gpu_run, gpu_wheels
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+
+
+def test_what_was_carried_comes_before_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_run, "ROOT", tmp_path)
+    site = tmp_path / ".site"
+    site.mkdir()
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for python, expected in ((here, [str(site)]), ("3.9", [])):
+        (site / "PYTHON").write_text(python)
+        os.environ["PYTHONPATH"] = "/elsewhere"
+        gpu_run.set_up(rehearse=True)
+        assert os.environ["PYTHONPATH"].split(":") == [*expected, str(tmp_path), "/elsewhere"]
+    assert "its packages are for Python 3.9" in capsys.readouterr().out
+    assert os.environ["DEVICE"] == "cpu" and os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_the_parts_run_each_gpu_test_once(tmp_path: Path) -> None:
+    gpu_run.set_up(rehearse=True)
+
+    def collected(words: list[str]) -> list[str]:
+        done = subprocess.run(
+            [*(word for word in words if word != "-v"), "--collect-only", "-q"],
+            cwd=ROOT, env=os.environ, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return [line for line in done.stdout.splitlines() if "::" in line]
+
+    [tests] = gpu_run.commands("tests", tmp_path, rehearse=False)
+    probes, later = gpu_run.commands("probes", tmp_path, rehearse=False)
+    assert probes[2:] == ["benchmarks.gpu_probes", "--out", str(tmp_path / "probes.jsonl")]
+    every = collected([sys.executable, "-m", "pytest", "tests/gpu"])
+    assert sorted(collected(tests) + collected(later)) == sorted(every) and len(every) > 20
+
+
+def test_a_command_ends_with_what_it_started_and_what_it_said_is_kept() -> None:
+    log, began = io.StringIO(), time.monotonic()
+    code = "import subprocess, sys; print('first', flush=True); subprocess.run(['sleep', '300'])"
+    assert gpu_run.run([sys.executable, "-c", code], log, seconds=1.5) != 0
+    assert log.getvalue().startswith("first\n") and "ended after 2 s" in log.getvalue()
+    assert time.monotonic() - began < 60
+
+
+def test_one_cuda_library_of_many_is_carried() -> None:
+    kept = [
+        name
+        for name in ("libbitsandbytes_cuda130.so", "libbitsandbytes_cuda128.so", "functional.py",
+                     "libbitsandbytes_rocm70.so", "libbitsandbytes_cpu.so")
+        if not gpu_wheels.is_for_another_device(name, "130")
+    ]  # fmt: skip
+    assert kept == ["libbitsandbytes_cuda130.so", "functional.py", "libbitsandbytes_cpu.so"]
+
+
+def test_the_checkout_is_small_enough_to_travel_beside_the_packages() -> None:
+    assert gpu_wheels.travelling_bytes()["the checkout"] < 16 * 2**20
