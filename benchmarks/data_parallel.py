@@ -89,10 +89,9 @@ def one_rank(name: str) -> None:
 def made(name: str, devices: int) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     task = Llama(name=name)
-    examples, length, _, shape = MODELS[name]
-    return WithLoss(task.build_model()), torch.randint(
-        0, shape["vocab_size"], (examples * devices, length)
-    )
+    size = MODELS[name]
+    shape = (size.examples * devices, size.length)
+    return WithLoss(task.build_model()), torch.randint(0, size.shape["vocab_size"], shape)
 
 
 def line(name: str, seconds: float, memory: list[int]) -> str:

@@ -19,7 +19,8 @@ BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
 def page(results: dict[str, Any]) -> str:
     """Return what stands between the marks."""
     machine, tests = results["machine"], results["tests"]
-    failed = [name for name, told in tests.items() if told["outcome"] != "passed"]
+    failed = [name for name, told in tests.items() if told["outcome"] == "failed"]
+    skipped = [name for name, told in tests.items() if told["outcome"] == "skipped"]
     names = sorted({name for name, _ in machine["gpus"]}) or ["no GPU"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     driver = machine["driver"] or "none"
@@ -27,13 +28,14 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         f"Measured {results['date']}, {where}; {results['seconds']} s; device {results['device']}.",
         "",
-        f"{len(tests) - len(failed)} of {len(tests)} tests passed.",
+        f"{len(tests) - len(failed) - len(skipped)} of {len(tests)} tests passed.",
         *(
             []
             if results.get("complete", True)
             else ["The command was ended before the others ran."]
         ),
         *(f"- failed: {name}: {tests[name].get('error', '')}" for name in failed),
+        *(f"- not run: {name}: {tests[name].get('error', '')}" for name in skipped),
         *(f"- not run: {line}" for line in results["not_run"]),
         "",
         *speed(results["figures"]),

@@ -86,6 +86,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         told = {"outcome": report.outcome, "seconds": round(report.duration, 1)}
         if report.outcome == "failed":
             told["error"] = str(report.longrepr).strip().splitlines()[-1]
+        if isinstance(report.longrepr, tuple):  # of a test that skipped itself: file, line, reason
+            told["error"] = report.longrepr[2]
         found["tests"][report.nodeid.rpartition("/")[2]] = told
     if report.when == "teardown":
         write_results(complete=False)

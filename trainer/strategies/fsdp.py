@@ -160,7 +160,7 @@ class FSDP2(Strategy):
 
     def _shard_units(self, model: nn.Module, units: list[nn.Module]) -> None:
         """Shard the units and then the rest of the model. Collective: call on every rank."""
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import FSDPModule
 
         reshard = self.plan.fsdp["reshard_after_forward"]
         options = self._sharding_options(model)
@@ -168,10 +168,10 @@ class FSDP2(Strategy):
         # One after the other, so that of a model on the meta device only one unit is whole.
         for unit in units:
             allocate(unit.modules(), self.accelerator.device)
-            fully_shard(unit, **options, reshard_after_forward=reshard)
+            _shard(unit, **options, reshard_after_forward=reshard)
         allocate(model.modules(), self.accelerator.device)
         # The root stays whole until its backward pass, which follows at once.
-        root = fully_shard(model, **options)
+        root = _shard(model, **options)
 
         # Ranks that use different parameters then reduce the same ones. (torch before 2.13 does not
         # have it.)
@@ -470,6 +470,26 @@ def _hooks_by_name(model: nn.Module) -> dict[str, Mapping[int, Any]]:
         if hooks:
             found[name] = hooks
     return found
+
+
+def _shard(module: nn.Module, **options: Any) -> Any:
+    """Apply ``fully_shard``. Collective: call on every rank.
+
+    Raises:
+        LaunchError: torch (2.11 does) wants all parameters to be able to have gradients; weights in
+            4 bits are stored as integers.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    try:
+        return fully_shard(module, **options)
+    except RuntimeError as error:
+        if "floating point dtype can require gradients" not in str(error):
+            raise
+        raise LaunchError(
+            f"FSDP2 of torch {torch.__version__} cannot shard integers, as which weights in 4 bits "
+            "are stored: use torch 2.13 or newer, or DDP or ZeRO"
+        ) from None
 
 
 def _step_instead(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) -> None:

@@ -12,7 +12,7 @@ from plans import FOUR_GPUS, launched, plan, request
 from torch import nn
 
 from trainer.errors import ConfigError, LaunchError
-from trainer.strategies.fsdp import FSDP2
+from trainer.strategies.fsdp import FSDP2, _shard
 
 
 class Block(nn.Module):
@@ -124,3 +124,21 @@ def test_gradients_are_reduced_in_full_precision() -> None:
     made = plan(request("fsdp", fsdp={}), mixed_precision="bf16")
     policy = FSDP2(made, accelerator)._precision()
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_a_torch_that_cannot_shard_integers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen with torch 2.11; from 2.13 on the jobs of test_qlora.py train."""
+
+    def refusing(text: str) -> Any:
+        def fully_shard(module: Any, **options: Any) -> None:
+            raise RuntimeError(text)
+
+        return fully_shard
+
+    integers = "only Tensors of floating point dtype can require gradients"
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", refusing(integers))
+    with pytest.raises(LaunchError, match=r"cannot shard integers.*use torch 2\.13"):
+        _shard(torch.nn.Linear(2, 2))
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", refusing("out of memory"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        _shard(torch.nn.Linear(2, 2))
