@@ -1,6 +1,10 @@
-"""Write the results of ``make gpu`` to a page: ``python docs/make_gpu.py [RESULTS.json]``.
+"""Write the results of ``make gpu`` to a page: ``python docs/make_gpu.py [FILE ...]``.
 
-Results of a GPU go to docs/gpu.md, between its two marks; those of a rehearsal beside their JSON.
+A file is a JSON of tests (``make gpu`` leaves one, ``benchmarks/gpu_run.py`` two), or has lines of
+JSON: the rows of ``benchmarks/gpu_table.py``, the answers of ``benchmarks/gpu_probes.py``.
+
+Results of a GPU go to docs/gpu.md, between its two marks; those of a rehearsal beside the first
+file.
 """
 
 from __future__ import annotations
@@ -29,24 +33,43 @@ def page(results: dict[str, Any]) -> str:
         f"Measured {results['date']}, {where}; {results['seconds']} s; device {results['device']}.",
         "",
         f"{len(tests) - len(failed) - len(skipped)} of {len(tests)} tests passed.",
-        *(
-            []
-            if results.get("complete", True)
-            else ["The command was ended before the others ran."]
-        ),
+        *([] if results.get("complete", True) else ["The command was ended before the rest ran."]),
         *(f"- failed: {name}: {tests[name].get('error', '')}" for name in failed),
         *(f"- not run: {name}: {tests[name].get('error', '')}" for name in skipped),
         *(f"- not run: {line}" for line in results["not_run"]),
         "",
+        *rows_of_table(results.get("rows", [])),
+        *answers(results.get("rows", [])),
         *speed(results["figures"]),
         *curves(results["figures"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def cut_off(results: dict[str, Any]) -> list[str]:
-    """Return a line where the tests were ended before all of them had run."""
-    return [] if results.get("complete", True) else ["The command was ended before the rest ran."]
+def rows_of_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of each strategy beside a loop by hand, as far as it was measured."""
+    found = [row for row in rows if "loop" in row]
+    if not found:
+        return []
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.gpu_table import table
+
+    return [*table(found).splitlines(), ""]
+
+
+def answers(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a table of what was asked of the GPU."""
+    lines = []
+    for row in rows:
+        if "probe" in row:
+            told = {key: value for key, value in row.items() if key not in ("probe", "error")}
+            text = ", ".join(f"{key} {shown(value)}" for key, value in told.items())
+            lines.append(f"| {row['probe']} | {text} | {row.get('error', '').strip()[-200:]} |")
+    return ["| asked | answer | error |", "|---|---|---|", *lines, ""] if lines else []
+
+
+def shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def speed(figures: dict[str, Any]) -> list[str]:
@@ -85,12 +108,31 @@ def curves(figures: dict[str, Any]) -> list[str]:
     return ["| test | largest relative difference of a loss |", "|---|---:|", *rows] if rows else []
 
 
+def read(files: list[Path]) -> dict[str, Any]:
+    """Return the results of all files as one."""
+    results: dict[str, Any] = {}
+    rows = []
+    for file in files:
+        if file.suffix == ".jsonl":
+            rows += [json.loads(line) for line in file.read_text().splitlines()]
+            continue
+        told = json.loads(file.read_text())
+        if not results:
+            results = told
+            continue
+        results["tests"] |= told["tests"]
+        results["figures"] |= told["figures"]
+        results["seconds"] += told["seconds"]
+        results["complete"] = results.get("complete", True) and told.get("complete", True)
+    return {**results, "rows": rows}
+
+
 def main() -> None:
-    source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "gpu" / "results.json"
-    results = json.loads(source.read_text())
+    files = [Path(name) for name in sys.argv[1:]] or [ROOT / "runs" / "gpu" / "results.json"]
+    results = read(files)
     text = page(results)
     if results["device"] == "cpu":
-        target = source.with_suffix(".md")
+        target = files[0].with_suffix(".md")
         target.write_text(text)
     else:
         target = PAGE

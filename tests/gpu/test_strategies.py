@@ -40,7 +40,7 @@ def job(folder: Path, how: str, world: int) -> Results:
         ]
         return start(own, cases, 0, {})
     if how == "repeats":
-        return start(own, [["repeats"]], 0, {})
+        return start(own, [["repeats"], ["copies"]], 0, {})
     if how in OFFLOADED:
         return start(own, [["plain"]], world, launch_files(folder, how, world))
     cases = [["curve", precision] for precision in ("no", "bf16", "fp16")]
@@ -190,6 +190,10 @@ def test_deterministic_runs_repeat_bit_by_bit(folder: Path, gpus: int) -> None:
     assert third == {step: loss for step, loss in first.items() if int(step) > 4}, (
         "gone on in the middle"
     )
+
+
+def test_a_batch_is_copied_while_the_device_computes(folder: Path, gpus: int) -> None:
+    assert result(job(folder, "repeats", gpus), "copies")["copied_beside"]
 
 
 def test_the_repository_is_what_runs() -> None:

@@ -1,0 +1,53 @@
+"""The page of results from a GPU: what a file of each kind becomes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import make_gpu
+import pytest
+
+TESTS = {
+    "device": "cpu", "date": "2026-11-24", "seconds": 10, "complete": True, "figures": {},
+    "machine": {"gpus": [], "visible": 0, "driver": "", "versions": {"torch": "2.11.0"}},
+    "not_run": ["models in 4 bits: bitsandbytes is not installed"],
+    "tests": {"a": {"outcome": "passed"}, "b": {"outcome": "skipped", "error": "cannot"}},
+}  # fmt: skip
+ROW = {
+    "model": "124M", "loop": "hand", "compiled": True, "ms": 20.0, "host_ms": 8.0, "mfu": 0.4,
+    "tokens_per_second": 819_200.0, "allocated_gib": 9.0, "reserved_gib": 10.0, "furthest_loss": None,
+}  # fmt: skip
+
+
+def test_all_files_become_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {**TESTS, "complete": False, "tests": {"c": {"outcome": "failed", "error": "gap"}}}
+    files = {
+        "tests.json": [TESTS],
+        "probes.json": [more],
+        "table.jsonl": [ROW],
+        "probes.jsonl": [{"probe": "attention mask", "ms": 1.23456}],
+    }
+    for name, rows in files.items():
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr("sys.argv", ["make_gpu.py", *(str(tmp_path / name) for name in files)])
+    make_gpu.main()
+    text = (tmp_path / "tests.md").read_text()
+    assert "1 of 3 tests passed.\nThe command was ended before the rest ran.\n" in text
+    assert "- failed: c: gap\n- not run: b: cannot\n- not run: models in 4 bits" in text
+    assert "20 s; device cpu" in text
+    assert "| 124M | hand | yes | 20.00 |" in text and "| attention mask | ms 1.235 |" in text
+
+
+def test_results_of_a_gpu_replace_what_is_between_the_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, results = tmp_path / "gpu.md", tmp_path / "results.json"
+    page.write_text("before\n" + make_gpu.BEGIN + "nothing yet\n" + make_gpu.END + "after\n")
+    results.write_text(json.dumps({**TESTS, "device": "cuda"}))
+    monkeypatch.setattr(make_gpu, "PAGE", page)
+    monkeypatch.setattr("sys.argv", ["make_gpu.py", str(results)])
+    make_gpu.main()
+    text = page.read_text()
+    assert text.startswith("before\n" + make_gpu.BEGIN + "Measured 2026-11-24")
+    assert text.endswith(make_gpu.END + "after\n") and "nothing yet" not in text
