@@ -211,6 +211,15 @@ def connect() -> None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 
 
+def common_folder() -> Path:
+    """Return a temporary folder, the same on all ranks of a job."""
+    if "MASTER_PORT" not in os.environ:
+        return Path(tempfile.mkdtemp())
+    folder = Path(tempfile.gettempdir()) / f"gpu_speed-{os.environ['MASTER_PORT']}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def batches(task: Llama) -> Iterator[dict[str, Tensor]]:
     """Yield this rank's batches without end: the rows that samecurve takes, in the same order."""
     rows = task.build_data().train
@@ -263,7 +272,7 @@ def ours(
         files: launch files, by the name of ``launch``'s argument; none for one process or replicas.
     """
     config = TrainConfig(
-        task="benchmarks:none", output_dir=str(Path(tempfile.mkdtemp()) / "run"),
+        task="benchmarks:none", output_dir=str(common_folder() / "run"), overwrite=True,
         max_steps=clock.warm + clock.timed + 1, lr=LR, weight_decay=0.0, seed=SEED,
         micro_batch_size=MODELS[task.name].examples, optimizer="adamw", mixed_precision="bf16",
         max_grad_norm=CLIP, compile=compiled, log_every=1000, keep_last=0,
@@ -289,7 +298,7 @@ def transformers_trainer(task: Llama, compiled: bool, clock: Clock) -> None:
     if compiled:
         compile_layers(model)  # its own torch_compile takes the whole model: a dense mask
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(), max_steps=clock.warm + clock.timed,
+        output_dir=str(common_folder()), max_steps=clock.warm + clock.timed,
         per_device_train_batch_size=MODELS[task.name].examples, learning_rate=LR, weight_decay=0.0,
         lr_scheduler_type="constant", max_grad_norm=CLIP, optim="adamw_torch_fused", bf16=True,
         logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True,
