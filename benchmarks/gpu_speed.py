@@ -110,9 +110,23 @@ class Llama(Task):
         return Data(train=[{"input_ids": row, "labels": label} for row, label in rows])
 
     def build_model(self) -> nn.Module:
-        from transformers import LlamaForCausalLM
+        """Build the model with shifted copies of a million random numbers.
 
-        return LlamaForCausalLM(self.config())
+        To draw a billion takes a CPU ten seconds, which each row of the GPU's table would wait for.
+        """
+        from transformers import LlamaForCausalLM
+        from transformers.initialization import no_init_weights
+
+        with no_init_weights():
+            model = LlamaForCausalLM(self.config())
+        model.tie_weights()
+
+        numbers = 0.02 * torch.randn(1_000_003)  # a prime: no two rows of a matrix are alike
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                for part in parameter.data.view(-1).split(len(numbers)):
+                    part.copy_(numbers[: len(part)])
+        return model  # type: ignore[no-any-return]
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:
         logits = model(input_ids=batch["input_ids"]).logits

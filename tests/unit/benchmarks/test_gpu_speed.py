@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,6 +83,20 @@ def test_the_loop_by_hand_and_samecurve_have_the_same_losses() -> None:
     values = [float(loss) for loss in own.losses]
     assert values[0] == float(hand.losses[0]), "same weights, same rows"
     assert values == pytest.approx([float(loss) for loss in hand.losses], rel=1e-3)  # bf16
+
+
+def test_no_two_rows_of_a_weight_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {**MODELS["tiny"].shape, "vocab_size": 20_000}  # more numbers than were drawn
+    monkeypatch.setitem(MODELS, "tiny", replace(MODELS["tiny"], shape=wide))
+    model: Any = TASK.build_model()
+    for name, weights in model.named_parameters():
+        if weights.dim() == 1:
+            assert torch.equal(weights, torch.ones_like(weights)), name
+        else:
+            assert len(weights.unique(dim=0)) == len(weights), name
+            assert float(weights.detach().std()) == pytest.approx(0.02, rel=0.05), name
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.model.rotary_emb.inv_freq.isfinite().all()
 
 
 def test_warm_up_is_not_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
