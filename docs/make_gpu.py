@@ -37,6 +37,7 @@ def page(results: dict[str, Any]) -> str:
         *(f"- failed: {name}: {tests[name].get('error', '')}" for name in failed),
         *(f"- not run: {name}: {tests[name].get('error', '')}" for name in skipped),
         *(f"- not run: {line}" for line in results["not_run"]),
+        *refused(results["figures"]),
         "",
         *rows_of_table(results.get("rows", [])),
         *answers(results.get("rows", [])),
@@ -44,6 +45,12 @@ def page(results: dict[str, Any]) -> str:
         *curves(results["figures"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def refused(figures: dict[str, Any]) -> list[str]:
+    """Return what the package refuses on that machine, of tests that checked this."""
+    found = [(name, told["refused"]) for name, told in figures.items() if "refused" in told]
+    return [f"- refused there: {name}: {text}" for name, text in found]
 
 
 def rows_of_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -139,8 +139,9 @@ def test_adapters_learn_on_a_model_in_4_bits(
     strategy: str, folder: Path, gpus: int, note: Note
 ) -> None:
     told = job(folder, strategy, gpus).get("four_bits", {})
-    if "cannot shard integers" in told.get("error", ""):
-        pytest.skip(told["error"])  # torch 2.11 cannot
+    if strategy == "fsdp" and "FSDP2 of torch 2.11" in told.get("error", ""):
+        note(refused=told["error"])  # by the package, in a sentence; torch itself would fail
+        return
     losses = list(result(job(folder, strategy, gpus), "four_bits")["losses"].values())
     first = list(result(job(folder, STRATEGIES[0], gpus), "four_bits")["losses"].values())
     whole = list(result(job(folder, strategy, gpus), "pretrained")["losses"].values())

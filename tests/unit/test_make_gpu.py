@@ -21,7 +21,8 @@ ROW = {
 
 
 def test_all_files_become_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    more = {**TESTS, "complete": False, "tests": {"c": {"outcome": "failed", "error": "gap"}}}
+    more = {**TESTS, "complete": False, "tests": {"c": {"outcome": "failed", "error": "gap"}},
+            "figures": {"d": {"refused": "not with torch 2.11"}}}  # fmt: skip
     files = {
         "tests.json": [TESTS],
         "probes.json": [more],
@@ -35,7 +36,7 @@ def test_all_files_become_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     text = (tmp_path / "tests.md").read_text()
     assert "1 of 3 tests passed.\nThe command was ended before the rest ran.\n" in text
     assert "- failed: c: gap\n- not run: b: cannot\n- not run: models in 4 bits" in text
-    assert "20 s; device cpu" in text
+    assert "20 s; device cpu" in text and "- refused there: d: not with torch 2.11\n" in text
     assert "| 124M | hand | yes | 20.00 |" in text and "| attention mask | ms 1.235 |" in text
 
 
