@@ -168,7 +168,8 @@ class Clock:
     Attributes:
         each: seconds a step.
         host: seconds a step until all of them were launched. On a GPU it is less than ``each``,
-            unless Python is what takes the time, or something waits for the device in a step.
+            unless Python is what takes the time, or something waits for the device in a step: as
+            samecurve does for the norm of the step before.
         allocated, reserved: bytes at the allocator's peak in the timed steps.
         losses: of each step, on the device.
     """
