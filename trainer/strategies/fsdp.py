@@ -204,10 +204,13 @@ class FSDP2(Strategy):
         placements = []
         for dimension in self._mesh.mesh_dim_names or ():
             placements.append(Replicate() if dimension == "replicate" else Shard(0))
-        return [
-            distribute_tensor(tensor, self._mesh, placements, src_data_rank=None)
-            for tensor in tensors
-        ]
+
+        divided: list[Tensor] = []
+        for tensor in tensors:
+            rows = distribute_tensor(tensor, self._mesh, placements, src_data_rank=None)
+            # It moves what it divides to the device of the mesh. Offloaded rows are in host memory.
+            divided.append(rows.to(self.step_device))
+        return divided
 
     @cached_property
     def _mesh(self) -> DeviceMesh:

@@ -256,8 +256,18 @@ def _step_problem(optimizer: Any, subject: str) -> str:
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
-    """Return all elements of tensors, in a copy. Collective for DTensors."""
-    return torch.cat([full(tensor).detach().reshape(-1) for tensor in tensors])
+    """Return all elements of tensors, in a copy in host memory. Collective for DTensors.
+
+    Offloaded parts are in host memory, and gathered on the device of their mesh: so what was
+    stepped whole and what was divided may come from two devices.
+    """
+    flat = []
+    for tensor in tensors:
+        mesh = getattr(tensor, "device_mesh", None)
+        if mesh is not None:
+            tensor = tensor.to(mesh.device_type)
+        flat.append(full(tensor).detach().reshape(-1).cpu())
+    return torch.cat(flat)
 
 
 def refusal(problem: str, optimizer: Optimizer, plan: Plan, built_by: str | None) -> Problem:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from origins import origin
+from other_device import OtherDevice
 from plans import FOUR_GPUS, launched, plan, request
 from torch import nn
 
@@ -116,6 +117,28 @@ def test_offloaded_gradients_need_a_backend_for_the_cpu() -> None:
     assert FSDP2.backend(offloading) == "cuda:nccl,cpu:gloo"
     assert FSDP2.steps_on_cpu(offloading)
     assert FSDP2.backend(plan(request("fsdp", fsdp={}))) == "gloo"
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_the_optimizer_of_offloaded_parameters_is_tried_where_it_steps(
+    offload: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch divides a tensor on the device of the mesh, wherever it was before."""
+    asks = request("fsdp", fsdp={"cpu_offload": offload})
+    made = plan(asks, launcher=launched(4), machine=FOUR_GPUS)
+    accelerator: Any = SimpleNamespace(device=torch.device("meta"))
+    strategy = FSDP2(made, accelerator)
+    mesh: Any = SimpleNamespace(mesh_dim_names=("shard",))
+    monkeypatch.setitem(strategy.__dict__, "_mesh", mesh)
+    monkeypatch.setattr(
+        torch.distributed.tensor, "distribute_tensor", lambda tensor, *_, **__: OtherDevice(tensor)
+    )
+
+    [divided] = strategy.divide([torch.ones(4, 2)])
+    assert divided.device == torch.device("cpu" if offload else "meta") == strategy.step_device
+    if offload:
+        optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(8, 4))], foreach=False)
+        assert strategy.optimizer_problem(optimizer) == ""
 
 
 def test_gradients_are_reduced_in_full_precision() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from other_device import OtherDevice
 from plans import plan
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 
 from trainer.strategies.optimizer_probe import (
     divided_step_problem,
@@ -74,6 +75,18 @@ def test_an_update_by_element_can_be_divided() -> None:
     optimizer = SGD(parameters(), lr=1e-9, momentum=0.9)
     assert divided_step_problem(optimizer, CPU, halves) == ""
     assert not optimizer.state and optimizer.param_groups[0]["lr"] == 1e-9
+
+
+def test_parts_may_be_on_another_device_than_the_whole() -> None:
+    """What ``distribute_tensor`` divides goes to the device of the mesh."""
+
+    def divide(tensors: list[Tensor]) -> list[Tensor]:
+        return [OtherDevice(part.clone()) for part in halves(tensors)]
+
+    optimizer = AdamW(parameters(), lr=1e-3, foreach=False)
+    assert divided_step_problem(optimizer, CPU, divide) == ""
+    problem = divided_step_problem(ByNorm(parameters(), lr=0.1, foreach=False), CPU, divide)
+    assert "not that on the whole" in problem
 
 
 def test_an_update_by_the_norm_of_a_parameter_cannot_be_divided() -> None:
