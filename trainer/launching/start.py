@@ -239,14 +239,25 @@ def _take_gpu(plan: Plan, launcher: Launcher) -> None:
             "set CUDA_VISIBLE_DEVICES='' to rehearse on the CPU"
         ) from None
 
-    if plan.mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
+    if plan.mixed_precision == "bf16" and not _has_bf16():
         place = plan.origin("mixed_precision").place
         name = torch.cuda.get_device_name()
         raise LaunchError(f"{place}: {name} has no bf16; set mixed_precision: fp16 or 'no'")
 
 
+def _has_bf16() -> bool:
+    """Return whether the current GPU computes in bf16.
+
+    torch counts GPUs as well that only emulate it (V100, T4, P100), more than ten times slower.
+    """
+    import torch
+
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
 def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
     """Prepare this process for its strategy and device, and connect it to the others."""
+    import torch
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
@@ -267,6 +278,10 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
 
     if plan.strategy != "single":
         state = PartialState(backend=strategy.backend(plan), timeout=timeout)
+        if plan.device == "cuda":
+            # Accelerate takes the local rank as the number of the GPU where it wraps a model in DDP
+            # and where it waits for everyone. A process that sees one GPU only has number 0.
+            state.local_process_index = torch.cuda.current_device()
         if plan.device == "cpu" and not plan.deepspeed:
             # Without the cpu flag, and with the backend named, Accelerate connects the processes
             # and then believes that there is nothing distributed: correct its shared state.

@@ -13,12 +13,14 @@ import accelerate
 import pytest
 import torch
 from plans import SAID, launched, plan, request
+from torch import nn
 
 from trainer import LaunchError, TrainConfig
 from trainer.distributed.launcher import Launcher
 from trainer.launching import start
 from trainer.launching.request import Request
 from trainer.launching.start import check_environment
+from trainer.strategies.ddp import DDP
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Calls]:
     def emulate(count: int) -> Calls:
         def connect(**arguments: Any) -> SimpleNamespace:
             calls.update(arguments, local_rank=os.environ.get("LOCAL_RANK"))
-            return SimpleNamespace()
+            calls["state"] = SimpleNamespace(
+                local_process_index=int(os.environ.get("LOCAL_RANK", 0))
+            )
+            return calls["state"]
 
         def build(**arguments: Any) -> SimpleNamespace:
             calls["seen"] = torch.cuda.device_count()
@@ -85,7 +90,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Calls]:
         )
         monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.update(device=index))
         monkeypatch.setattr(torch.cuda, "current_device", lambda: calls["device"])
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+        monkeypatch.setattr(start, "_has_bf16", lambda: True)
         monkeypatch.setattr(accelerate, "PartialState", connect)
         monkeypatch.setattr(accelerate, "Accelerator", build)
         return calls
@@ -144,6 +149,44 @@ def test_the_gpu_of_a_process_is_its_own(
         )
     if strategy == "single":
         assert "backend" not in calls, "one process connects to nobody, whatever rank it was given"
+    else:
+        assert calls["state"].local_process_index == device, "the number that Accelerate takes"
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize(("visible", "device"), [(8, 3), (1, 0)])
+def test_ddp_exchanges_on_the_gpu_of_the_process(
+    visible: int, device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accelerate itself would give torch number 3, the local rank, where only one GPU is seen."""
+    given: list[Any] = []
+
+    class Recorded(nn.Module):
+        def __init__(self, module: nn.Module, **settings: Any) -> None:
+            super().__init__()
+            given.append((settings["device_ids"], settings["output_device"]))
+
+    environment = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+    monkeypatch.setattr(os, "environ", {**os.environ, **environment})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: device)
+    monkeypatch.setattr(accelerate.state, "check_cuda_p2p_ib_support", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 8)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 3)
+    monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: module)
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Recorded)
+    monkeypatch.setattr(DDP, "prepare_process", lambda plan: None)
+
+    launcher = launched(8, "srun", rank=3, local_rank=3, local_world_size=8)
+    made = plan(request("ddp"), launcher=launcher, machine=visible)
+    start._connect(made, launcher, timedelta(minutes=5))
+    accelerator = start._accelerator(made)
+    accelerator.prepare_model(nn.Linear(2, 2))
+    assert given == [([device], device)]
+    assert accelerator.device == torch.device("cuda", device)
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero2"])
@@ -203,12 +246,36 @@ def test_a_driver_that_is_too_old_is_one_line(
 def test_bf16_on_a_gpu_without_it_is_one_line(
     gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    has_bf16 = start._has_bf16
     gpus(2)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(start, "_has_bf16", has_bf16)
+    _make_gpu(monkeypatch, (6, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla P100")
     with pytest.raises(LaunchError) as caught:
         started(request("ddp"), launched(2), 2, mixed_precision="bf16")
     assert str(caught.value) == f"{SAID}: Tesla P100 has no bf16; set mixed_precision: fp16 or 'no'"
+
+
+def _make_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    """Let torch see a GPU of a compute capability; it can make bf16 tensors, as all of them can."""
+    gpu = SimpleNamespace(major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: gpu)
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda *_: True)
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((6, 0), False), ((7, 0), False), ((7, 5), False), ((8, 0), True)]
+)
+def test_a_gpu_that_emulates_bf16_has_none(
+    capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _make_gpu(monkeypatch, capability)
+    assert start._has_bf16() is expected
+    assert torch.cuda.is_bf16_supported(), "torch counts the emulation"
 
 
 @pytest.mark.parametrize(
