@@ -40,12 +40,15 @@ from .first_state import first_state, replaced_problem
 from .meta_device import allocate, replace_in_optimizer
 from .optimizer_probe import divided_step_problem, state_slots
 from .tensors import (
+    Divisions,
     canonical_names,
     canonical_state,
     clip,
+    divisions,
     full,
+    local,
     local_bytes,
-    total_norm,
+    norm_of_parts,
     unwrapped,
 )
 
@@ -151,6 +154,7 @@ class Strategy(ABC):
         self.notices: list[str] = []
         self.writes = 0
         self.on_nan = ""
+        self._divisions: Divisions | None = None  # of the gradients, from the first step on
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -343,14 +347,17 @@ class Strategy(ABC):
             scaler.unscale_(self.optimizer)
 
         gradients = [_gradient(parameter) for parameter in self.trainable]
-        norm = total_norm(gradients)
+        if self._divisions is None:
+            self._divisions = divisions(gradients)
+        parts = [local(gradient) for gradient in gradients]
+        norm = norm_of_parts(parts, self._divisions)
         limit = self.plan.max_grad_norm
         if limit is not None:  # otherwise no gradient is written again
-            clip(gradients, limit, norm)
+            clip(parts, limit, norm)
 
         skipped = False
         if scaler is None:
-            step_if_finite(self.optimizer, norm, self.on_nan)
+            self.step_if_finite(norm)
         else:
             # Reading the scale waits for the device; the scaler itself does so in step().
             before = scaler.get_scale()
@@ -362,6 +369,10 @@ class Strategy(ABC):
         for parameter in self.trainable:
             parameter.grad = None
         return StepResult(grad_norm=norm, skipped=skipped)
+
+    def step_if_finite(self, norm: Tensor) -> None:
+        """Step the optimizer, but where ``on_nan`` leaves it out: ``finite.step_if_finite``."""
+        step_if_finite(self.optimizer, norm, self.on_nan)
 
     def replicated(self, name: str, values: Tensor, state_key: Tensor | None = None) -> Shard:
         """Return the shard of a parameter that every rank has whole."""

@@ -37,6 +37,10 @@ class FirstState(dict[Tensor, dict[str, Any]]):
         self._values = values
         self._on_device = on_device
 
+    def fresh(self) -> FirstState:
+        """Return one that creates the same state, for other tensors."""
+        return FirstState(self._fills, self._values, on_device=self._on_device)
+
     def __missing__(self, tensor: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for key, value in self._values.items():

@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import ConfigError, LaunchError, Problem
@@ -39,11 +40,14 @@ from .adapters import set_by_adapters
 from .base import Shard, Strategy, compute_in
 from .buffers import keep_buffers_fp32
 from .gathered import carry_hooks, gathered_parameters
+from .local_step import LocalStep
 from .meta_device import allocate
+from .optimizer_probe import steps_rows
 from .tensor_parallel import Columns, divide, problems_of, refuse_without_transformers
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
@@ -57,6 +61,11 @@ class FSDP2(Strategy):
     """Each rank keeps rows of every parameter; whole layers exist only while they compute."""
 
     held = "rows of the parameters"
+
+    def __init__(self, plan: Plan, accelerator: Accelerator) -> None:
+        super().__init__(plan, accelerator)
+        self._local_step: LocalStep | None = None
+        self._gathered: list[tuple[str, nn.Parameter | None]] | None = None
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -108,11 +117,27 @@ class FSDP2(Strategy):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         put_back_buffers = keep_buffers_fp32(model)
+        # The scaler of fp16 reads gradients that the optimizer has, and adds up over the ranks
+        # whether they are finite where these are DTensors.
+        has_scaler = self.accelerator.scaler is not None
+        steps_rows = not has_scaler and self._may_step_rows(optimizer)
         super().prepare(model, optimizer)
+        self._local_step = LocalStep(self.optimizer) if steps_rows else None
         self._set_by_adapters = set_by_adapters(self.model)
         if self.plan.mixed_precision != "no":
             put_back_buffers(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
+
+    def _may_step_rows(self, optimizer: Optimizer) -> bool:
+        """Return whether the optimizer may step rows as ordinary tensors. Collective.
+
+        Optimizers that look at whole parameters (LAMB, Adafactor) step DTensors, which know that
+        they are parts.
+        """
+        mine = steps_rows(optimizer, self.step_device, self.divide)
+        of_all = torch.tensor(int(mine), device=self.accelerator.device)
+        dist.all_reduce(of_all, op=dist.ReduceOp.MIN)
+        return bool(of_all.item())
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Shard the model in place, unit by unit, and hand the optimizer the sharded parameters.
@@ -348,7 +373,20 @@ class FSDP2(Strategy):
         return super().micro_step(boundary=boundary or self.plan.sync_each_batch)
 
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
-        return gathered_parameters(self.model, self._set_by_adapters)
+        # A gathered parameter stays the same object, so the list is made once all are there.
+        if self._gathered is None:
+            found = gathered_parameters(self.model, self._set_by_adapters)
+            if any(parameter is None for _, parameter in found):
+                return found
+            self._gathered = found
+        return self._gathered
+
+    def step_if_finite(self, norm: Tensor) -> None:
+        if self._local_step is None:
+            super().step_if_finite(norm)
+            return
+        with self._local_step.on_rows():
+            super().step_if_finite(norm)
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)

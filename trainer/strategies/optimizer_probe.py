@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import Origin, Problem
 from .first_state import first_state
-from .tensors import full
+from .tensors import full, local
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -159,10 +159,39 @@ def divided_step_problem(optimizer: Optimizer, device: torch.device, divide: Div
     return ""
 
 
-class _Trial:
-    """Two copies of an optimizer, which step the same small tensors whole and divided."""
+def steps_rows(optimizer: Optimizer, device: torch.device, divide: Divide) -> bool:
+    """Return whether an optimizer can step the tensors within DTensors instead of these.
 
-    def __init__(self, optimizer: Optimizer, device: torch.device, divide: Divide) -> None:
+    Steps on a rank's rows must be the rows of a step, and its state must be numbers, or tensors of
+    the parameter's shape, which are divided as the parameter is. Collective: call on every rank;
+    the answer is this rank's own.
+
+    Args:
+        optimizer: fresh; copies of it step small random tensors, one whole, one divided.
+        device: where it will step.
+        divide: from tensors to DTensors.
+    """
+    trial = _Trial(optimizer, device, divide, on_rows=True)
+    problems = []
+    for scale in trial.scales():  # to the end, also where a rank fails: others compare with it
+        for _ in range(_STEPS_OF_EACH):
+            problems.append(trial.step(scale))
+        problems.append(trial.compare())
+    return not any(problems) and trial.keeps_state_by_element()
+
+
+class _Trial:
+    """Two copies of an optimizer, which step the same small tensors whole and divided.
+
+    Args:
+        optimizer, device, divide: as ``divided_step_problem`` takes them.
+        on_rows: the second copy steps the tensors within DTensors.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, device: torch.device, divide: Divide, *, on_rows: bool = False
+    ) -> None:
+        self._on_rows = on_rows
         self._device = device
         self._divide = divide
         self._generator = torch.Generator().manual_seed(0)
@@ -171,13 +200,33 @@ class _Trial:
         self._whole = self._random_tensors()
         self._parts = [divide([tensor.clone() for tensor in group]) for group in self._whole]
         self._on_whole = fresh_copy(optimizer, self._whole)
-        self._on_parts = fresh_copy(optimizer, self._parts)
+        self._on_parts = fresh_copy(optimizer, [self._stepped(group) for group in self._parts])
         _set_rate(self._on_whole)
         _set_rate(self._on_parts)
 
         # Values before the steps that are compared next: of each group whole, and put together from
         # its parts. At first they are the same.
         self._before = [(_flat(group), _flat(group)) for group in self._whole]
+
+    def _stepped(self, parts: list[Tensor]) -> list[Tensor]:
+        """Return what the second copy steps of divided tensors, or takes as their gradients."""
+        if not self._on_rows:
+            return parts
+        return [local(part) for part in parts]
+
+    def keeps_state_by_element(self) -> bool:
+        """Return whether all state is numbers, or tensors of the shape of what is stepped."""
+        wholes = [tensor for group in self._on_whole.param_groups for tensor in group["params"]]
+        parts = [tensor for group in self._on_parts.param_groups for tensor in group["params"]]
+        for whole, part in zip(wholes, parts, strict=True):
+            of_whole = self._on_whole.state[whole]
+            of_part = self._on_parts.state[part]
+            if of_whole.keys() != of_part.keys():
+                return False
+            for key, value in of_part.items():
+                if not _is_number(value) and not _have_shapes(of_whole[key], whole, value, part):
+                    return False
+        return True
 
     def _random_tensors(self) -> list[list[Tensor]]:
         """Draw tensors of the small shapes, by group."""
@@ -199,10 +248,11 @@ class _Trial:
     def step(self, scale: float) -> str:
         """Step both copies with the same random gradients; return why one fails. Collective."""
         groups = self._random_tensors()
-        for whole, parts, gradients in zip(self._whole, self._parts, groups, strict=True):
+        stepped = [self._stepped(parts) for parts in self._parts]
+        for whole, parts, gradients in zip(self._whole, stepped, groups, strict=True):
             for gradient in gradients:
                 gradient.mul_(scale)
-            divided = self._divide(gradients)
+            divided = self._stepped(self._divide(gradients))
             for tensor, gradient in zip(whole, gradients, strict=True):
                 tensor.grad = gradient
             for tensor, gradient in zip(parts, divided, strict=True):
@@ -234,6 +284,16 @@ class _Trial:
 
         self._before = after
         return ""
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.dim() == 0
+
+
+def _have_shapes(of_whole: Any, whole: Tensor, of_part: Tensor, part: Tensor) -> bool:
+    """Return whether state has the shape of what it belongs to, whole and divided."""
+    whole_alike = isinstance(of_whole, Tensor) and of_whole.shape == whole.shape
+    return whole_alike and of_part.shape == part.shape
 
 
 def _set_rate(optimizer: Any) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..private.torch import (
     NAMES_OF_WRAPPERS,
     is_persistent,
+    local_of,
     module_within_compiled,
     multiply_all,
     norms_of,
@@ -45,11 +46,9 @@ def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a possibly distributed tensor."""
     if type(tensor) is Tensor:  # most gradients are, and there are many
         return tensor
-    to_local = getattr(tensor, "to_local", None)
-    if to_local is None:
+    if not hasattr(tensor, "to_local"):
         return tensor
-    with torch.no_grad():  # saves 13 us
-        return to_local()  # type: ignore[no-any-return]
+    return local_of(tensor)
 
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
@@ -74,14 +73,36 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     its distributed tensors one by one, at 150 microseconds each, and takes those of one mesh only
     ("found multiple meshes").
     """
-    by_groups: dict[Any, list[Tensor]] = {}
-    for gradient in gradients:
-        groups = None if type(gradient) is Tensor else _groups(gradient)
-        by_groups.setdefault(groups, []).append(local(gradient))
+    return norm_of_parts([local(gradient) for gradient in gradients], divisions(gradients))
 
+
+# The process groups over which tensors are divided, and the numbers of the tensors of each set.
+Divisions = dict[tuple[Any, ...] | None, list[int]]
+
+
+def divisions(tensors: Sequence[Tensor]) -> Divisions:
+    """Sort tensors by the groups over which they are divided; they are given by their numbers.
+
+    A gradient is divided as its parameter is, so this is found out once, not in each step (288
+    tensors: 1.8 ms).
+    """
+    found: Divisions = {}
+    for number, tensor in enumerate(tensors):
+        groups = None if type(tensor) is Tensor else _groups(tensor)
+        found.setdefault(groups, []).append(number)
+    return found
+
+
+def norm_of_parts(parts: Sequence[Tensor], divided: Divisions) -> Tensor:
+    """Return the global norm of tensors of which this rank has parts. Collective.
+
+    Args:
+        parts: this rank's, in the order in which they are numbered.
+        divided: what ``divisions`` returned of the tensors.
+    """
     norms = []
-    for groups, parts in by_groups.items():
-        norm = _norm_over(groups, parts)
+    for groups, numbers in divided.items():
+        norm = _norm_over(groups, [parts[number] for number in numbers])
         norms.append(norm)
 
     if len(norms) == 1:

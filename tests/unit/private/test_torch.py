@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from trainer.private import torch as private_torch
 
@@ -69,6 +69,17 @@ def test_shape_and_offset_of_a_distributed_tensor(process_group: None) -> None:
     except ImportError:
         pytest.fail(f"{TORCH} has no compute_local_shape_and_global_offset")
     assert (tuple(shape), tuple(offset)) == ((4, 3), (0, 0))
+
+
+def test_the_part_of_a_distributed_tensor_is_the_tensor_within(process_group: None) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    tensor = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
+    assert hasattr(tensor, "_local_tensor"), f"{TORCH} has no DTensor._local_tensor"
+    part = private_torch.local_of(tensor)
+    part.fill_(2.0)
+    assert tensor.to_local().sum() == 24, "it is not a copy"
+    gathered = tensor.redistribute(mesh, [Replicate()])
+    assert torch.equal(private_torch.local_of(gathered), part)
 
 
 @pytest.mark.parametrize("offload", [False, True])

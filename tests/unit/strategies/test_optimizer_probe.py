@@ -17,6 +17,7 @@ from trainer.strategies.optimizer_probe import (
     small_shapes,
     state_slots,
     stepped_copy,
+    steps_rows,
 )
 
 CPU = torch.device("cpu")
@@ -116,3 +117,21 @@ def test_the_refusal_names_who_chose_the_optimizer() -> None:
     assert by_config.startswith("train.yaml:7: optimizer: 'torch.optim.SGD': it fails; run it on")
     by_task = str(refusal("it fails", optimizer, made, "Mine.build_optimizer"))
     assert by_task.startswith("Mine.build_optimizer") and "'SGD'" in by_task
+
+
+class WithSize(SGD):
+    """Keeps one number a row of what it steps."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["rows"] = torch.zeros(len(parameter))
+        return super().step()
+
+
+def test_an_optimizer_by_element_may_step_rows_as_ordinary_tensors() -> None:
+    for made in (SGD(parameters(), lr=0.1, momentum=0.9), AdamW(parameters(), lr=0.1)):
+        assert steps_rows(made, CPU, halves)
+    assert not steps_rows(ByNorm(parameters(), lr=0.1), CPU, halves)
+    assert not steps_rows(Failing(parameters(), lr=0.1), CPU, halves)
+    assert not steps_rows(WithSize(parameters(), lr=0.1), CPU, halves), "state of another shape"

@@ -1,0 +1,195 @@
+"""FSDP2's optimizer steps rows as ordinary tensors: the same bits, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.optim import SGD, Adagrad, AdamW, NAdam, Optimizer
+
+from trainer.strategies.first_state import first_state
+from trainer.strategies.local_step import LocalStep
+
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sharded() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+def train(model: nn.Module, optimizer: Optimizer, local: LocalStep | None, steps: int) -> None:
+    for number in range(steps):
+        model(torch.arange(6.0).reshape(2, 3) + number).square().sum().backward()
+        if local is None:
+            optimizer.step()
+        else:
+            with local.on_rows():
+                optimizer.step()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+def facts(model: nn.Module, optimizer: Optimizer) -> list[Any]:
+    """Everything that the optimizer has, and the weights, with the classes of the tensors."""
+    found: list[Any] = []
+    for parameter in model.parameters():
+        found.append(described(parameter.detach()))
+        for key, value in optimizer.state[parameter].items():
+            found.append((key, described(value)))
+    return found
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, DTensor):
+        return (*described(value.to_local()), value.placements, tuple(value.shape), value.stride())
+    if isinstance(value, Tensor):
+        return (value.tolist(), str(value.dtype))
+    return value
+
+
+def made(kind: Any, model: nn.Module, **settings: Any) -> tuple[Any, LocalStep]:
+    optimizer = kind(model.parameters(), lr=0.1, **settings)
+    return optimizer, LocalStep(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (AdamW, {"fused": True}),
+        (AdamW, {"amsgrad": True}),
+        (SGD, {"momentum": 0.9}),
+        (SGD, {}),
+        (NAdam, {}),
+    ],
+)
+def test_steps_on_rows_leave_what_steps_on_distributed_tensors_leave(
+    kind: Any, settings: dict[str, Any]
+) -> None:
+    divided, rows = sharded(), sharded()
+    optimizer, local = made(kind, rows, **settings)
+    plain = kind(divided.parameters(), lr=0.1, **settings)
+    for _ in range(STEPS):
+        train(divided, plain, None, 1)
+        train(rows, optimizer, local, 1)
+        assert facts(rows, optimizer) == facts(divided, plain)
+    assert all(isinstance(parameter, DTensor) for parameter in optimizer.param_groups[0]["params"])
+
+
+def test_the_initial_state_of_an_optimizer_is_that_of_rows() -> None:
+    divided, rows = sharded(), sharded()
+    whole = nn.Linear(3, 5)
+    optimizers = []
+    for model in (divided, rows):
+        optimizer: Any = Adagrad(whole.parameters(), lr=0.1, initial_accumulator_value=0.5)
+        optimizer.state = first_state(optimizer)
+        optimizer.param_groups[0]["params"] = list(model.parameters())
+        optimizers.append(optimizer)
+    train(divided, optimizers[0], None, STEPS)
+    train(rows, optimizers[1], LocalStep(optimizers[1]), STEPS)
+    assert facts(rows, optimizers[1]) == facts(divided, optimizers[0])
+
+
+def test_steps_of_both_kinds_can_follow_each_other() -> None:
+    """A loop of one's own calls ``run.optimizer.step()``."""
+    divided, rows = sharded(), sharded()
+    optimizer, local = made(AdamW, rows)
+    plain = AdamW(divided.parameters(), lr=0.1)
+    for chosen in (None, local, None, local, local, None):
+        train(divided, plain, None, 1)
+        train(rows, optimizer, chosen, 1)
+    assert facts(rows, optimizer) == facts(divided, plain)
+
+
+def test_state_that_was_loaded_or_taken_away_is_noticed() -> None:
+    model = sharded()
+    optimizer, local = made(AdamW, model)
+    train(model, optimizer, local, 2)
+    saved = copy.deepcopy(facts(model, optimizer))
+    state = {p: copy.deepcopy(s) for p, s in optimizer.state.items()}
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    train(model, optimizer, local, 2)
+    expected = facts(model, optimizer)
+    assert expected != saved
+
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), weights, strict=True):
+            parameter.copy_(value)
+    optimizer.state.update(state)
+    assert facts(model, optimizer) == saved
+    for number in (2, 3):  # the steps that were made before
+        model(torch.arange(6.0).reshape(2, 3) + number - 2).square().sum().backward()
+        with local.on_rows():
+            optimizer.step()
+        for parameter in model.parameters():
+            parameter.grad = None
+    assert facts(model, optimizer) == expected
+
+    optimizer.state.clear()
+    train(model, optimizer, local, 1)
+    assert optimizer.state[next(iter(model.parameters()))]["step"] == 1
+
+
+def test_rows_are_followed_to_other_memory_and_to_other_groups() -> None:
+    model = sharded()
+    optimizer, local = made(SGD, model)
+    train(model, optimizer, local, 1)
+
+    weight, *others = model.parameters()
+    moved: Any = weight
+    moved._local_tensor = moved._local_tensor.clone()
+    before = moved._local_tensor.clone()
+    optimizer.param_groups[0]["params"] = others
+    optimizer.add_param_group({"params": [weight], "lr": 0.5})
+    weight.grad = torch.ones_like(weight)
+    with local.on_rows():
+        optimizer.step()
+    assert torch.equal(moved._local_tensor, before - 0.5)
+
+
+def test_an_error_within_the_step_leaves_the_groups_as_they_were() -> None:
+    model = sharded()
+    optimizer, local = made(SGD, model)
+    weight = next(model.parameters())
+    seen: list[Any] = []
+
+    def hook(stepping: Any, *_: Any) -> None:
+        seen.extend(stepping.param_groups[0]["params"])
+        raise ValueError("not today")
+
+    optimizer.register_step_pre_hook(hook)
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(ValueError, match="not today"), local.on_rows():
+        optimizer.step()
+    assert type(seen[0]) is nn.Parameter, "within the step they are ordinary tensors"
+    assert seen[0].grad is None, "and no gradient is kept"
+    assert optimizer.param_groups[0]["params"][0] is weight
+
+
+def test_parts_of_other_placements_are_stepped_too() -> None:
+    mesh = init_device_mesh("cpu", (1, 1))
+    for placements in ([Shard(0), Shard(1)], [Replicate(), Shard(0)]):
+        parameter = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, placements))
+        optimizer = AdamW([parameter], lr=0.1)
+        parameter.grad = torch.ones_like(parameter)
+        with LocalStep(optimizer).on_rows():
+            optimizer.step()
+        assert optimizer.state[parameter]["exp_avg"].placements == tuple(placements)
+        assert bool((parameter.to_local() < 1).all())
