@@ -17,6 +17,7 @@ from ..distributed.launcher import Launcher
 from ..errors import DEFAULT, ConfigError, LaunchError, Origin, Problem, Sourced
 from ..plan import Plan
 from .cpu_rehearsal import rehearsal_changes, rehearsal_notices, rehearsal_precision
+from .gpu_defaults import overlapped
 from .reconcile import Reconciler, choose_optimizer, choose_schedule
 from .request import Request, Strategy
 
@@ -108,6 +109,8 @@ def resolve(
     engine = _Engine(precision=precision, fsdp=request.fsdp, deepspeed=request.deepspeed)
     if rehearsal:
         engine = _rehearsed(request, strategy, precision, both)
+    elif device == "cuda" and not config.find_unused_parameters:  # which exchanges at the end
+        engine = replace(engine, deepspeed=overlapped(engine.deepspeed))
     notices = [*request.notices, *both.notices, *_task_defaults(both), *engine.notices]
 
     dynamo = request.dynamo

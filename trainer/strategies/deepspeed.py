@@ -49,6 +49,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # DeepSpeed's default, in elements: 2 GB of float32, also for a model of a thousand.
 _LARGEST_BUCKET = 500_000_000
 
+# On GPUs gradients are exchanged in stages 1 and 2 while the backward pass runs: in about eight
+# buckets, so that the first goes early and the last, which nothing hides, is short; but none so
+# small that the links idle between them, or so large that it takes memory from the model.
+_SMALLEST_OVERLAPPED = 25_000_000
+_LARGEST_OVERLAPPED = 200_000_000
+_OVERLAPPED_BUCKETS = 8
+
 
 class ZeRO(Strategy):
     """Optimizer state (1), gradients (2) and parameters (3) sharded over the ranks."""
@@ -147,9 +154,15 @@ class ZeRO(Strategy):
 
     def _limit_bucket(self, model: nn.Module) -> None:
         """Make the exchange bucket no larger than the model, unless the user gave a size."""
-        elements = sum(parameter.numel() for parameter in model.parameters())
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-        config.setdefault("reduce_bucket_size", min(_LARGEST_BUCKET, elements))
+        if "reduce_bucket_size" in config:
+            return
+        elements = sum(parameter.numel() for parameter in model.parameters())
+        on_gpu = self.plan.device == "cuda"
+        size = bucket_elements(elements, self._stage, on_gpu=on_gpu)
+        config["reduce_bucket_size"] = size
+        if on_gpu:
+            self.notices.append(f"reduce_bucket_size: gradients are exchanged {size:,} at a time")
 
     def _gather_whole_model(self, model: nn.Module) -> None:
         """Make stage 3 gather all parameters together, and keep them until the step.
@@ -440,6 +453,15 @@ def _slices(tensors: list[Tensor]) -> list[Tensor]:
     """Cut a group of tensors as the engine does for two ranks: laid end to end, within a row."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     return list(torch.split(flat, len(flat) // 2))
+
+
+def bucket_elements(elements: int, stage: int, *, on_gpu: bool) -> int:
+    """Return the size of the exchange bucket of a model, in elements, where the file gives none."""
+    size = _LARGEST_BUCKET
+    if on_gpu and stage < 3:
+        eighth = elements // _OVERLAPPED_BUCKETS
+        size = max(_SMALLEST_OVERLAPPED, min(_LARGEST_OVERLAPPED, eighth))
+    return min(size, elements)
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:

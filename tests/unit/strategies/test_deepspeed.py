@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from plans import plan, request
+from plans import FOUR_GPUS, launched, plan, request
 from torch import Tensor, nn
 
 from trainer.errors import LaunchError
-from trainer.strategies.deepspeed import ZeRO, _slices, engine_config
+from trainer.strategies.deepspeed import ZeRO, _slices, bucket_elements, engine_config
 
 
 def zero(strategy: str, **settings: Any) -> ZeRO:
@@ -61,6 +61,42 @@ def test_the_bucket_is_no_larger_than_the_model() -> None:
     strategy._limit_bucket(nn.Linear(3, 2))
     config = strategy.accelerator.state.deepspeed_plugin.deepspeed_config
     assert config["zero_optimization"] == {"reduce_bucket_size": 8}
+
+
+MILLION = 10**6
+
+
+@pytest.mark.parametrize(
+    ("elements", "size"),
+    [
+        (8, 8),
+        (124 * MILLION, 25 * MILLION),
+        (1000 * MILLION, 125 * MILLION),
+        (7000 * MILLION, 200 * MILLION),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["zero1", "zero2"])
+def test_on_gpus_the_exchange_begins_early(strategy: str, elements: int, size: int) -> None:
+    made = zero(strategy, launcher=launched(4), machine=FOUR_GPUS)
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.empty(elements, device="meta"))
+    made._limit_bucket(model)
+    config = made.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+    assert config == {"reduce_bucket_size": size}
+    assert made.notices == [f"reduce_bucket_size: gradients are exchanged {size:,} at a time"]
+    assert engine_config(made.plan)["zero_optimization"]["overlap_comm"] is True
+
+
+def test_stage_3_and_a_cpu_keep_the_bucket_of_the_engine() -> None:
+    assert bucket_elements(10**10, 3, on_gpu=True) == bucket_elements(10**10, 2, on_gpu=False)
+
+
+def test_a_bucket_of_the_file_holds_on_gpus() -> None:
+    made = zero("zero2", launcher=launched(4), machine=FOUR_GPUS)
+    config = made.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+    config["reduce_bucket_size"] = 7
+    made._limit_bucket(nn.Linear(3, 2))
+    assert config == {"reduce_bucket_size": 7} and made.notices == []
 
 
 def test_the_configuration_is_not_left_to_transformers() -> None:

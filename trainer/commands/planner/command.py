@@ -21,6 +21,7 @@ from .costs import (
     COMPUTE_IN_COPIES,
     OFFERED,
     OFFERED_ALONE,
+    OVERLAPPED,
     PAPER_STAGE,
     Case,
     Footprint,
@@ -104,6 +105,8 @@ def _make_row(
         offload=offload,
         unit=subject.unit,
         sync_each_batch=args.sync_each_batch,
+        gpu=True,
+        overlap=strategy in OVERLAPPED,
     )
 
     activations = None

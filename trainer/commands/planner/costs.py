@@ -23,6 +23,11 @@ BUCKET_ELEMENTS = 500_000_000
 PREFETCH_ELEMENTS = 50_000_000
 PERSISTENT_ELEMENTS = 100_000
 
+# The trainer's defaults on GPUs for the stages that exchange while the backward pass runs:
+# ``strategies/deepspeed.py``, which is not imported here, since it takes seconds.
+OVERLAPPED = ("zero1", "zero2")
+_OVERLAPPED_ELEMENTS = (25_000_000, 200_000_000)
+
 # Strategies and what they offload, in the order in which the planner offers them: the fastest
 # first.
 OFFERED = (
@@ -91,6 +96,7 @@ class Case:
         sync_each_batch: whether gradients are exchanged in each micro-batch, so that none are kept
             whole until the last.
         overlap: whether a second exchange buffer is filled while the first is sent.
+        gpu: whether it runs on GPUs, where the default of ``bucket`` is another one.
         decays: whether weights decay; vectors (norms and biases) are then a group of their own.
     """
 
@@ -106,6 +112,7 @@ class Case:
     copies: int = 1
     sync_each_batch: bool = False
     overlap: bool = False
+    gpu: bool = False
     decays: bool = True
 
     @property
@@ -179,6 +186,7 @@ def case_of(plan: Mapping[str, Any], *, slots: int = 2) -> Case:
         copies=fsdp.get("dp_replicate_size", 1),
         sync_each_batch=bool(plan.get("sync_each_batch")),
         overlap=bool(zero.get("overlap_comm")),
+        gpu=plan.get("device") == "cuda",
         decays=not no_decay,
     )
 
@@ -354,7 +362,7 @@ def _zero_buffers(case: Case, parts: Sequence[Part]) -> int:
     stage, width = PAPER_STAGE[case.strategy], case.compute_width
     total = elements(parts)
     trainable = elements(parts, trainable=True)
-    bucket = case.bucket or min(BUCKET_ELEMENTS, total)
+    bucket = case.bucket or default_bucket(case, total)
     # What is exchanged at once: a bucket, or a larger gradient alone.
     largest = max((part.numel for part in parts if part.trainable), default=0)
     exchanged = max(min(bucket, trainable), largest)
@@ -369,6 +377,15 @@ def _zero_buffers(case: Case, parts: Sequence[Part]) -> int:
     buckets = 2 if case.overlap else 1
     copies_width = 4 if bucket_width == 4 else bucket_width + 4
     return bucket_width * bucket * buckets + copies_width * exchanged
+
+
+def default_bucket(case: Case, elements: int) -> int:
+    """Return the size of the exchange bucket of a model where the launch file gives none."""
+    size = BUCKET_ELEMENTS
+    if case.gpu and case.strategy in OVERLAPPED:
+        smallest, largest = _OVERLAPPED_ELEMENTS
+        size = max(smallest, min(largest, elements // 8))
+    return min(size, elements)
 
 
 def _gradient_width(case: Case) -> int:

@@ -13,13 +13,16 @@ from trainer import load_config, load_task
 from trainer.commands.planner.costs import (
     Case,
     Part,
+    default_bucket,
     footprint,
     paper_bytes,
     parts_of,
     sent_by_plan,
     sent_bytes,
 )
+from trainer.strategies.deepspeed import bucket_elements
 
+STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 NAMES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 
@@ -88,6 +91,15 @@ def test_zero_buffers_and_snapshot() -> None:
         footprint(Case(strategy="zero2", world_size=8, bucket=10**8), larger).buffers
         == 4 * 10**8 + 4 * 10**9
     )
+
+
+@pytest.mark.parametrize("strategy", STAGES)
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_bucket_is_that_of_the_strategy(strategy: str, gpu: bool) -> None:
+    case = Case(strategy=strategy, world_size=8, gpu=gpu)
+    for elements in (10, 10**8, 10**9, 10**10):
+        expected = bucket_elements(elements, STAGES[strategy], on_gpu=gpu)
+        assert default_bucket(case, elements) == expected
 
 
 @pytest.mark.parametrize("name", ["llama_stdlib", "digits_cnn"])
