@@ -42,6 +42,8 @@ class Plan:
         warmup_samples, warmup_fraction: as in the training config.
         compile, dynamo: whether the model is compiled, and the arguments of ``torch.compile``.
         find_unused_parameters, sync_each_batch, bucket_cap_mb, float32: as in the training config.
+        reduce_dtype: ``float32`` or ``bf16``, as in the training config; of a DeepSpeed JSON, which
+            goes before it, also ``fp16``.
         fsdp, deepspeed: settings of the engine; empty for the others.
         files: the launch files that were read.
         notices: what was changed or has no effect, one line each.
@@ -76,6 +78,7 @@ class Plan:
     find_unused_parameters: bool = False
     sync_each_batch: bool = False
     bucket_cap_mb: int | None = None
+    reduce_dtype: str = "float32"
     float32: str = "exact"
     fsdp: Mapping[str, Any] = field(default_factory=dict)
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
@@ -108,7 +111,7 @@ class Plan:
         return {
             "parameters": "fp32",
             "compute": self._compute_dtype,
-            "reduction": str(self.deepspeed.get("communication_data_type") or "fp32").lower(),
+            "reduction": self._reduction_dtype,
             "gradients": self._gradient_dtype,
             "buffers": "fp32",
         }
@@ -120,6 +123,12 @@ class Plan:
         if self.float32 == "tf32" and self.device == "cuda":
             return "tf32"
         return "fp32"
+
+    @property
+    def _reduction_dtype(self) -> str:
+        if self.reduce_dtype == "float32" or self.strategy == "single":
+            return "fp32"
+        return self.reduce_dtype
 
     @property
     def _gradient_dtype(self) -> str:

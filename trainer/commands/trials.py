@@ -174,9 +174,13 @@ BOUNDS = {
 
 def precision_of(plan: Mapping[str, Any]) -> str:
     """Return the key of ``BOUNDS`` for a run, from its plan.json."""
-    if plan.get("precision", {}).get("compute") == "tf32":
+    dtypes = plan.get("precision", {})
+    if dtypes.get("compute") == "tf32":
         return "tf32"
-    return str(plan.get("mixed_precision", "no"))
+    precision = str(plan.get("mixed_precision", "no"))
+    if precision == "no" and dtypes.get("reduction", "fp32") != "fp32":
+        return str(dtypes["reduction"])  # gradients are rounded on their way
+    return precision
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,6 +193,15 @@ class TrainConfig:
     bucket_cap_mb: Annotated[
         int | None, Field(description="DDP exchanges gradients in buckets of this many MiB", ge=1)
     ] = None
+    reduce_dtype: Annotated[
+        Literal["float32", "bf16"] | None,
+        Field(
+            description=(
+                "of gradients on their way to other ranks; bf16: half the traffic; else from the "
+                "DeepSpeed JSON, else float32"
+            ),
+        ),
+    ] = None
     sync_each_batch: Annotated[
         bool,
         Field(

@@ -86,6 +86,7 @@ def resolve(
     _check_config(config, strategy, device, both)
     precision = both.agree("mixed_precision", request.mixed_precision) or "no"
     micro = both.agree("micro_batch_size", request.micro_batch_size)
+    reduce_dtype = _reduce_dtype(config, request, strategy, precision, both)
     global_batch = both.agree("global_batch_size", request.global_batch_size)
     accumulation = both.agree("accumulation_steps", request.accumulation_steps)
     clip = both.agree("max_grad_norm", request.max_grad_norm)
@@ -101,6 +102,8 @@ def resolve(
     batch = _fit_batch(
         global_batch, micro, accumulation, world, request.tensor_parallel_size, both.origins
     )
+    if strategy == "fsdp":
+        _check_reduction(config, batch, both)
     if config.warmup_samples is not None:
         schedule["warmup_steps"] = -(-config.warmup_samples // batch.size)  # rounded up
     reference = config.reference_batch_size or batch.size
@@ -109,8 +112,7 @@ def resolve(
     engine = _Engine(precision=precision, fsdp=request.fsdp, deepspeed=request.deepspeed)
     if rehearsal:
         engine = _rehearsed(request, strategy, precision, both)
-    elif device == "cuda" and not config.find_unused_parameters:  # which exchanges at the end
-        engine = replace(engine, deepspeed=overlapped(engine.deepspeed))
+    engine = _with_exchange(engine, config, strategy, device)
     notices = [*request.notices, *both.notices, *_task_defaults(both), *engine.notices]
 
     dynamo = request.dynamo
@@ -128,6 +130,7 @@ def resolve(
         accumulation_steps=batch.accumulation,
         global_batch_size=batch.size,
         max_grad_norm=clip or None,
+        reduce_dtype=reduce_dtype,
         optimizer=optimizer,
         optimizer_settings=settings,
         lr=scaled_lr(lr, config.lr_scaling, reference, batch.size),
@@ -246,6 +249,42 @@ def _check_compile(config: TrainConfig, request: Request, both: Reconciler) -> N
         both.refuse(both.configured("compile"), rule)
 
 
+def _reduce_dtype(
+    config: TrainConfig, request: Request, strategy: str, precision: str, both: Reconciler
+) -> str:
+    """Return the dtype of gradients on their way to other ranks; record why it cannot be."""
+    requested = None
+    in_file = str(request.deepspeed.get("communication_data_type") or "").lower()
+    if in_file:
+        key = "deepspeed.communication_data_type"
+        origin = request.origins.get(key, request.strategy_origin)
+        requested = Sourced("float32" if in_file == "fp32" else in_file, origin)
+    found = both.agree("reduce_dtype", requested) or "float32"
+
+    if config.reduce_dtype == "bf16":
+        configured = both.configured("reduce_dtype")
+        if strategy == "single":
+            both.notice(configured, "no effect in one process: nothing is exchanged")
+        elif precision == "fp16":
+            rule = "not supported beside mixed_precision fp16, whose loss scale looks for infinite"
+            both.refuse(configured, f"{rule} gradients of fp16; take mixed_precision: bf16")
+    return str(found)
+
+
+def _check_reduction(config: TrainConfig, batch: _Batch, both: Reconciler) -> None:
+    """Refuse what would add up in bf16: FSDP2 adds up whole gradients as it reduces them.
+
+    Raises:
+        ConfigError: several micro-batches are added up before the exchange.
+    """
+    if config.reduce_dtype == "bf16" and batch.accumulation > 1 and not config.sync_each_batch:
+        rule = (
+            f"under FSDP2 the {batch.accumulation} micro-batches of a step would add up in bf16; "
+            "set sync_each_batch: true, with which they add up in float32, or leave it out"
+        )
+        raise ConfigError(both.configured("reduce_dtype").problem(rule))
+
+
 def _check_tensor_parallel(
     config: TrainConfig, request: Request, precision: str, both: Reconciler
 ) -> None:
@@ -275,6 +314,17 @@ def _rehearsed(request: Request, strategy: str, precision: str, both: Reconciler
         deepspeed=deepspeed,
         notices=rehearsal_notices(replace(request, mixed_precision=requested)),
     )
+
+
+def _with_exchange(engine: _Engine, config: TrainConfig, strategy: str, device: str) -> _Engine:
+    """Return an engine with what the config, and a GPU, add to how gradients are exchanged."""
+    deepspeed = engine.deepspeed
+    if strategy.startswith("zero") and config.reduce_dtype:
+        names = {"float32": "fp32", "bf16": "bf16"}
+        deepspeed = {**deepspeed, "communication_data_type": names[config.reduce_dtype]}
+    if device == "cuda" and not config.find_unused_parameters:  # which exchanges at the end
+        deepspeed = overlapped(deepspeed)
+    return replace(engine, deepspeed=deepspeed)
 
 
 def _task_defaults(both: Reconciler) -> list[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import distributed as torch_ddp
 
 from ..errors import LaunchError
@@ -85,6 +86,12 @@ class DDP(Strategy):
             return  # one process
 
         self.model.__class__ = DistributedDataParallel  # Accelerate makes torch's own
+        if self.plan.reduce_dtype == "bf16":
+            # torch's hook rounds a bucket, divides it by the ranks and sends it. By its name torch
+            # refuses it on CPUs, where it runs as well.
+            self.model.register_comm_hook(
+                None, lambda group, bucket: bf16_compress_hook(group, bucket)
+            )
         if not self.plan.find_unused_parameters:
             _arrange_buckets(self.model)
 

@@ -261,12 +261,15 @@ class FSDP2(Strategy):
     def _precision(self) -> Any:
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
+        # Gradients are reduced in full precision, as DDP under autocast reduces them, unless the
+        # config says otherwise. No output_dtype: it would hold for each unit, and the next one may
+        # not take full precision.
+        reduce = torch.bfloat16 if self.plan.reduce_dtype == "bf16" else torch.float32
         if self.plan.mixed_precision == "no":
-            return MixedPrecisionPolicy()
-        # Gradients are reduced in full precision, as DDP under autocast reduces them. No
-        # output_dtype: it would hold for each unit, and the next one may not take full precision.
+            is_full = reduce == torch.float32
+            return MixedPrecisionPolicy(reduce_dtype=None if is_full else reduce)
         compute = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.mixed_precision]
-        return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+        return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
         """List the modules that are gathered one at a time, inner ones first.

@@ -20,6 +20,7 @@ from trainer import TrainConfig
 from trainer.errors import Sourced
 from trainer.launching.request import Request
 from trainer.launching.resolve import resolve
+from trainer.reporting.banner import plan_rows
 from trainer.strategies.ddp import DDP
 from trainer.strategies.deepspeed import engine_config
 
@@ -279,6 +280,51 @@ def test_a_key_of_one_strategy_is_said_to_have_no_effect_elsewhere(
     made = plan(request(strategy), **{key: value})
     line = f"{SAID}: {key}: no effect under {strategy}: gradients are kept as without it"
     assert getattr(made, key) == value and (line in made.notices) == (strategy != owner)
+
+
+HALF = {"communication_data_type": "bf16", "zero_optimization": {"stage": 2}}
+SENT_AT = {"deepspeed.communication_data_type": origin(f"{HOME} (communication_data_type)")}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2", "zero3"])
+def test_gradients_travel_in_the_dtype_of_the_config(strategy: str) -> None:
+    made = plan(request(strategy), reduce_dtype="bf16")
+    assert (made.reduce_dtype, made.precision["reduction"]) == ("bf16", "bf16")
+    assert plan(request(strategy)).precision["reduction"] == "fp32"
+    if strategy.startswith("zero"):
+        assert engine_config(made)["communication_data_type"] == "bf16"
+        assert "reduction bf16" in dict(plan_rows(made.as_dict()))["precision"]
+
+
+def test_the_json_may_say_in_what_gradients_travel() -> None:
+    asks = request(deepspeed=HALF, origins=SENT_AT)
+    for settings in ({}, {"reduce_dtype": "bf16"}):
+        assert plan(asks, **settings).reduce_dtype == "bf16"
+    assert refusal(lambda: plan(asks, reduce_dtype="float32")) == (
+        f"{SAID}: reduce_dtype: 'float32': disagrees with 'bf16' at {HOME} "
+        "(communication_data_type); keep one of the two, or make them equal"
+    )
+
+
+def test_one_process_exchanges_nothing() -> None:
+    made = plan(request("single"), world=1, reduce_dtype="bf16")
+    assert made.precision["reduction"] == "fp32"
+    line = f"{SAID}: reduce_dtype: no effect in one process: nothing is exchanged"
+    assert line in made.notices
+
+
+def test_where_gradients_cannot_travel_in_bf16() -> None:
+    assert refusal(lambda: plan(request("ddp"), reduce_dtype="bf16", mixed_precision="fp16")) == (
+        f"{SAID}: reduce_dtype: 'bf16': not supported beside mixed_precision fp16, whose loss "
+        "scale looks for infinite gradients of fp16; take mixed_precision: bf16"
+    )
+    sums = {"reduce_dtype": "bf16", "accumulation_steps": 4}
+    assert refusal(lambda: plan(request("fsdp"), **sums)) == (
+        f"{SAID}: reduce_dtype: 'bf16': under FSDP2 the 4 micro-batches of a step would add up in "
+        "bf16; set sync_each_batch: true, with which they add up in float32, or leave it out"
+    )
+    assert plan(request("fsdp"), sync_each_batch=True, **sums).reduce_dtype == "bf16"
+    assert plan(request("ddp"), **sums).reduce_dtype == "bf16", "it adds up before the exchange"
 
 
 def test_buckets_of_ddp_are_as_large_as_was_asked() -> None:

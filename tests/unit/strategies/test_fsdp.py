@@ -165,3 +165,13 @@ def test_a_torch_that_cannot_shard_integers_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", refusing("out of memory"))
     with pytest.raises(RuntimeError, match="out of memory"):
         _shard(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(("precision", "compute"), [("no", None), ("bf16", torch.bfloat16)])
+def test_gradients_are_reduced_in_bf16_where_the_config_says_so(
+    precision: str, compute: torch.dtype | None
+) -> None:
+    accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
+    made = plan(request("fsdp", fsdp={}), mixed_precision=precision, reduce_dtype="bf16")
+    policy = FSDP2(made, accelerator)._precision()
+    assert (policy.param_dtype, policy.reduce_dtype) == (compute, torch.bfloat16)

@@ -96,6 +96,7 @@ class Case:
         sync_each_batch: whether gradients are exchanged in each micro-batch, so that none are kept
             whole until the last.
         overlap: whether a second exchange buffer is filled while the first is sent.
+        reduce_width: bytes of an element of a gradient on its way to other ranks.
         gpu: whether it runs on GPUs, where the default of ``bucket`` is another one.
         decays: whether weights decay; vectors (norms and biases) are then a group of their own.
     """
@@ -112,6 +113,7 @@ class Case:
     copies: int = 1
     sync_each_batch: bool = False
     overlap: bool = False
+    reduce_width: int = 4
     gpu: bool = False
     decays: bool = True
 
@@ -186,6 +188,7 @@ def case_of(plan: Mapping[str, Any], *, slots: int = 2) -> Case:
         copies=fsdp.get("dp_replicate_size", 1),
         sync_each_batch=bool(plan.get("sync_each_batch")),
         overlap=bool(zero.get("overlap_comm")),
+        reduce_width=4 if plan.get("precision", {}).get("reduction", "fp32") == "fp32" else 2,
         gpu=plan.get("device") == "cuda",
         decays=not no_decay,
     )
@@ -234,8 +237,10 @@ def sent_bytes(case: Case, parameters: int, trainable: int) -> int:
         trainable: elements of the trainable ones.
     """
     within_group = case.ring * _SENT[case.strategy](case, parameters, trainable)
-    # Groups add up their parts of the gradients in full precision: an all-reduce is two rings.
-    between_groups = 2 * 4 * trainable / case.group * (case.copies - 1) / case.copies
+    # Groups add up their parts of the gradients: an all-reduce is two rings.
+    between_groups = (
+        2 * case.reduce_width * trainable / case.group * (case.copies - 1) / case.copies
+    )
     return int(within_group + between_groups)
 
 
@@ -277,7 +282,7 @@ def _replicated_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
 
 def _replicated_sent(case: Case, parameters: int, trainable: int) -> int:
     # One all-reduce of the gradients a step (no_sync before): a reduce-scatter and an all-gather.
-    return 2 * 4 * trainable
+    return 2 * case.reduce_width * trainable
 
 
 def _fsdp_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
@@ -296,18 +301,18 @@ def _fsdp_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
     )
 
     # In the compute dtype a layer that computes, the next one while it is gathered, and the
-    # gradients of one; in full precision these, while they are scattered.
-    buffers = _unit(case, parts) * (3 * case.compute_width + 4)
+    # gradients of one; these once more, while they are scattered.
+    buffers = _unit(case, parts) * (3 * case.compute_width + case.reduce_width)
     host = states.states if case.offload == "all" else 0
     return dataclasses.replace(states, buffers=buffers, host=host)
 
 
 def _fsdp_sent(case: Case, parameters: int, trainable: int) -> int:
     # Parameters are gathered for each forward, and again for the backward if they were freed;
-    # gradients are reduced in full precision, at the boundary only unless each micro-batch does.
+    # gradients are reduced at the boundary only unless each micro-batch does.
     gathers = case.accumulation_steps * (2 if case.reshard else 1)
     exchanges = case.accumulation_steps if case.sync_each_batch else 1
-    return gathers * case.compute_width * parameters + exchanges * 4 * trainable
+    return gathers * case.compute_width * parameters + exchanges * case.reduce_width * trainable
 
 
 def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
@@ -372,10 +377,12 @@ def _zero_buffers(case: Case, parts: Sequence[Part]) -> int:
         gathered = min(_unit(case, parts) + PREFETCH_ELEMENTS, total)
         return 4 * bucket + 4 * exchanged + width * gathered
 
-    # The bucket, a copy of it in one piece, and that in full precision.
+    # The bucket, a copy of it in one piece, and that in the dtype in which it is sent.
     bucket_width = _gradient_width(case) if stage == 1 else width
     buckets = 2 if case.overlap else 1
-    copies_width = 4 if bucket_width == 4 else bucket_width + 4
+    copies_width = bucket_width
+    if bucket_width != case.reduce_width:
+        copies_width += case.reduce_width
     return bucket_width * bucket * buckets + copies_width * exchanged
 
 
@@ -402,7 +409,7 @@ def _zero_sent(case: Case, parameters: int, trainable: int) -> int:
     stage, micro_batches = PAPER_STAGE[case.strategy], case.accumulation_steps
     passes = 1 if stage == 3 else 2
     exchanges = micro_batches if stage >= 2 else 1
-    reduced = passes * 4 * trainable * exchanges
+    reduced = passes * case.reduce_width * trainable * exchanges
 
     # Stage 3 gathers all parameters for each forward and backward pass, the others once a step what
     # the optimizer changed.
