@@ -28,6 +28,7 @@ from ..text import size
 from . import discover, store
 from .contents import STATE
 from .disk import FileFact, check_free, check_shared
+from .host_memory import HostMemory
 from .parts import Parts
 from .ranges import Key
 from .snapshot import Snapshot, describe, read_extras, take
@@ -102,7 +103,7 @@ class Saver:
         self.bytes = 0
         self._extras: Mapping[str, bytes] | None = None
         self._status = AsyncMax(agreement.all_reduce_max)
-        self._buffers: dict[str, Tensor] = {}  # host memory of the snapshot, for the next one
+        self._memory = HostMemory(say)  # of the snapshot, for the next one
         self._snapshot: Snapshot | None = None  # None from the commit on
         self._task: BackgroundTask | None = None
 
@@ -182,7 +183,7 @@ class Saver:
             pieces,
             files,
             user_tensors,
-            self._buffers,
+            self._memory,
             copied=self.policy.in_background,
         )
         self._snapshot = snapshot
@@ -243,7 +244,7 @@ class Saver:
             self._status.start(task.state)
             return
 
-        self._task = self._snapshot = None  # nobody reads the snapshot's buffers any more
+        self._task = self._snapshot = None  # nobody reads the snapshot's memory any more
         if worst == FAILED:
             task.thread.join()
             errors = self.agreement.gather(task.error)

@@ -18,6 +18,7 @@ from .codec import encode, encode_plain
 from .compatibility import fingerprint
 from .contents import state_text
 from .disk import FileFact, write_file
+from .host_memory import HostMemory
 from .optimizer_state import settings
 from .parts import Parts
 from .ranges import Key, write_pieces
@@ -57,7 +58,7 @@ def take(
     pieces: Iterable[tuple[Key, Tensor]],
     files: Mapping[str, bytes],
     user_tensors: Mapping[str, Tensor],
-    buffers: dict[str, Tensor],
+    memory: HostMemory,
     *,
     copied: bool,
 ) -> Snapshot:
@@ -67,18 +68,20 @@ def take(
         pieces: of model and optimizer, as ``Parts.pieces`` yields them.
         files: those that only the main process writes.
         user_tensors: what ``describe`` returned on the main process.
-        buffers: the host memory of the snapshot before, which nobody reads any more; it is filled
-            again, and added to.
+        memory: the host memory of the snapshot before, which nobody reads any more; it is filled
+            again.
         copied: whether training continues while the snapshot is written; otherwise what is in host
             memory already is not copied.
     """
+    own = [(str(key), tensor.detach()) for key, tensor in (*pieces, *parts.buffer_pieces())]
+    places = memory.places([(key, tensor) for key, tensor in own if copied or tensor.is_cuda])
     taken: list[tuple[str, Tensor]] = []
-    for key, tensor in (*pieces, *parts.buffer_pieces()):
-        if copied or tensor.is_cuda:
-            on_host = _to_host(str(key), tensor.detach(), buffers)
+    for key, tensor in own:
+        if key in places:
+            on_host = places[key].copy_(tensor, non_blocking=True)
         else:
             on_host = tensor.contiguous()
-        taken.append((str(key), on_host))
+        taken.append((key, on_host))
     if parts.strategy.accelerator.device.type == "cuda":
         torch.cuda.synchronize()  # once, for all the copies that were begun
 
@@ -99,20 +102,6 @@ def take(
     return Snapshot(
         step=parts.step, rank=parts.rank, facts=facts, pieces=taken, files=files, pinned=pinned
     )
-
-
-def _to_host(key: str, tensor: Tensor, buffers: dict[str, Tensor]) -> Tensor:
-    """Begin to copy a tensor to its buffer in host memory.
-
-    From a GPU a copy runs at full speed, and without waiting for it, only to page-locked memory.
-    Locking pages takes long, so buffers are kept; torch makes each as large as the next power of
-    two.
-    """
-    buffer = buffers.get(key)
-    if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-        buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        buffers[key] = buffer
-    return buffer.copy_(tensor, non_blocking=True)
 
 
 def describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:

@@ -15,8 +15,9 @@ from one_process import checkpoint, fit
 from torch import Tensor
 
 from trainer import Callback, Run, StepInfo
-from trainer.checkpoint import saver, snapshot
+from trainer.checkpoint import host_memory, saver, snapshot
 from trainer.checkpoint.discover import inspect
+from trainer.checkpoint.host_memory import HostMemory
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
@@ -72,14 +73,13 @@ class OnGpu(Tensor):
 def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[bool] = []
-    real = torch.empty
+    locked: list[int] = []
 
-    def empty(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
-        made.append(pin_memory)
-        return real(*args, **kwargs)
+    def lock_pages(block: Tensor) -> bool:
+        locked.append(block.nbytes)
+        return True
 
-    monkeypatch.setattr(snapshot.torch, "empty", empty)
+    monkeypatch.setattr(host_memory, "lock_pages", lock_pages)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: OnGpu.calls.append("synchronize"))
     monkeypatch.setattr(snapshot.rng, "read", dict)
     weight, step, offloaded = torch.arange(6.0), torch.tensor(3.0), torch.arange(4.0)
@@ -97,11 +97,11 @@ def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(
         buffer_pieces=lambda: iter([]),
         step=1, rank=0, world_size=1, counters={"samples": 8}, callbacks=[],
     )  # fmt: skip
-    buffers: dict[str, Tensor] = {}
+    memory = HostMemory(print)
     for round_ in range(2):
         OnGpu.calls.clear()
         weight += 1
-        taken = snapshot.take(parts, pieces, {}, {}, buffers, copied=False)
+        taken = snapshot.take(parts, pieces, {}, {}, memory, copied=False)
         assert OnGpu.calls == ["copy {'non_blocking': True}"] * 2 + ["synchronize"], round_
         found = dict(taken.pieces)
         assert type(found["parameter/w/0"]) is Tensor and torch.equal(
@@ -111,8 +111,6 @@ def test_copies_from_a_gpu_go_to_page_locked_memory_and_are_waited_for_once(
             found["optimizer.step/w/0"].shape == ()
             and found["parameter/o/0"].data_ptr() == offloaded.data_ptr()
         )
-    assert made == [True, True] and len(buffers) == 2, (
-        "made once; what lies in host memory needs none"
-    )
-    taken = snapshot.take(parts, pieces, {}, {}, buffers, copied=True)
-    assert made == [True, True, False] and taken.pieces[2][1].data_ptr() != offloaded.data_ptr()
+    assert locked == [512], "one block for both, made once; what lies in host memory needs none"
+    taken = snapshot.take(parts, pieces, {}, {}, memory, copied=True)
+    assert locked == [512] and taken.pieces[2][1].data_ptr() != offloaded.data_ptr()
