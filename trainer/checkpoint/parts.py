@@ -229,13 +229,22 @@ def _names_of_not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
     """Return the names of the tensors with NaN or infinity; all tensors are on one device.
 
     A sum shows such values at a fifteenth of the cost of looking at each, and the device is waited
-    for once. A tensor whose sum only overflowed is looked at again.
+    for once. Tensors whose sum is not finite, which may have overflowed only, are looked at again,
+    and waited for once more.
     """
     sums = torch.stack([tensor.sum(dtype=torch.float32) for _, tensor in named])
     finite = sums.isfinite().tolist()
 
+    doubtful = []
+    for item, has_finite_sum in zip(named, finite, strict=True):
+        if not has_finite_sum:
+            doubtful.append(item)
+    if not doubtful:
+        return []
+
+    all_finite = torch.stack([tensor.float().isfinite().all() for _, tensor in doubtful]).tolist()
     found = []
-    for (name, tensor), has_finite_sum in zip(named, finite, strict=True):
-        if not has_finite_sum and not bool(tensor.float().isfinite().all()):
+    for (name, _), is_finite in zip(doubtful, all_finite, strict=True):
+        if not is_finite:
             found.append(name)
     return found

@@ -84,7 +84,20 @@ def checksums(strategy: Strategy) -> Checksums:
             sums[name, 0] = _sum(part)
         elif part.numel() and shards[name].copies > 1:
             sums[name, shards[name].start] = _sum(part)
-    return {key: int(total) for key, total in sums.items()}
+    return _read_back(sums)
+
+
+def _read_back(sums: Mapping[tuple[str, int], Tensor]) -> Checksums:
+    """Return sums as numbers; each device is waited for once."""
+    by_device: dict[torch.device, list[tuple[str, int]]] = {}
+    for key, total in sums.items():
+        by_device.setdefault(total.device, []).append(key)
+
+    numbers: dict[tuple[str, int], int] = {}
+    for keys in by_device.values():
+        of_device = torch.stack([sums[key] for key in keys]).tolist()
+        numbers.update(zip(keys, of_device, strict=True))
+    return {key: numbers[key] for key in sums}
 
 
 def _sum(values: Tensor) -> Tensor:

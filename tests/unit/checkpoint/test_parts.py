@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from one_process import fit
+from read_backs import ReadBacks
 from resuming import Odd
 
 from trainer import Callback, Run, StepInfo
@@ -86,3 +87,15 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
     model.frozen.weight.data[0, 0] = float("inf")
     assert parts.not_finite() == ["scale", "frozen frozen.weight"]
     assert parts.not_finite("frozen", "buffer") == ["frozen frozen.weight"]
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_values_that_are_not_finite_are_read_back_together(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, Odd(), max_steps=2, ema_decay=0.9)
+    parts = trainer.parts()
+    trainer.model.scale.data.fill_(float("nan"))
+    trainer.model.frozen.weight.data[0, 0] = float("inf")
+    pieces = list(parts.pieces())
+    with ReadBacks() as seen:
+        assert len(parts.not_finite(pieces=pieces)) == 2
+    assert seen.count == 0

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from fake_run import TwoRanks, fake_run, step_info
+from read_backs import ReadBacks
 from torch import nn
 
-from trainer.checks.replicas import ReplicaCheck, _sum, first_difference
+from trainer.checks.replicas import ReplicaCheck, _read_back, _sum, first_difference
 from trainer.errors import TrainerError
 
 
@@ -35,6 +36,15 @@ def test_the_checksum_does_not_depend_on_where_the_values_lie() -> None:
     assert [_sum(part).item() for part in parts] == [_sum(part.clone()).item() for part in parts]
     matrix = torch.randn(5, 7)
     assert _sum(matrix.t()).item() == _sum(matrix.t().contiguous()).item()
+
+
+def test_all_checksums_are_read_back_together() -> None:
+    sums = {(name, 0): _sum(torch.full((3,), float(place))) for place, name in enumerate("abc")}
+    with ReadBacks() as seen:
+        found = _read_back(sums)
+    assert seen.count == 0
+    assert found == {key: int(total) for key, total in sums.items()}
+    assert list(found) == list(sums) and _read_back({}) == {}
 
 
 def test_the_rarer_copy_is_the_one_to_look_at() -> None:
