@@ -169,6 +169,15 @@ def local_of(tensor: Any) -> Tensor:
     return part  # type: ignore[no-any-return]
 
 
+def set_local(tensor: Any, part: Tensor) -> None:
+    """Replace this rank's part of a DTensor by another tensor of its shape.
+
+    ``DTensor.from_local`` would move the part to the device of the mesh, which offloaded ones are
+    not on. FSDP2 sets ``_local_tensor`` as well; last seen in torch 2.13.
+    """
+    tensor._local_tensor = part
+
+
 def local_shape_and_offset(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shape of this rank's part of a DTensor, and where in the whole it begins.
 

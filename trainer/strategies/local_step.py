@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..private.torch import local_of
+from ..private.torch import local_of, set_local
 from .first_state import FirstState
 
 if TYPE_CHECKING:
@@ -98,15 +99,9 @@ class _Rows:
         """Return a value of the state as the parameter's own optimizer would keep it."""
         if not isinstance(value, Tensor) or not value.dim():
             return value
-        parameter = self.parameter
-        return DTensor.from_local(
-            value,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
+        whole = torch.empty_like(self.parameter, dtype=value.dtype, requires_grad=False)
+        set_local(whole, value)
+        return whole
 
 
 def _same(values: _State, others: _State) -> bool:

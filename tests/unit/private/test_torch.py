@@ -80,6 +80,9 @@ def test_the_part_of_a_distributed_tensor_is_the_tensor_within(process_group: No
     assert tensor.to_local().sum() == 24, "it is not a copy"
     gathered = tensor.redistribute(mesh, [Replicate()])
     assert torch.equal(private_torch.local_of(gathered), part)
+    private_torch.set_local(tensor, torch.zeros(4, 3))
+    assert tensor.sum().item() == 0, f"{TORCH} keeps the part of a DTensor elsewhere"
+    private_torch.set_local(tensor, part)
 
 
 @pytest.mark.parametrize("offload", [False, True])

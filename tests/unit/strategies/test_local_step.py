@@ -193,3 +193,21 @@ def test_parts_of_other_placements_are_stepped_too() -> None:
             optimizer.step()
         assert optimizer.state[parameter]["exp_avg"].placements == tuple(placements)
         assert bool((parameter.to_local() < 1).all())
+
+
+def test_state_stays_where_the_rows_are_and_is_not_copied() -> None:
+    """Offloaded rows are not on the device of the mesh; meta stands for the other device."""
+    mesh = init_device_mesh("cpu", (1,))
+    divided = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+    parameter = nn.Parameter(divided.to("meta"))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = SGD([parameter], lr=0.1, momentum=0.9)
+    local = LocalStep(optimizer)
+    for _ in range(2):
+        with local.on_rows():
+            optimizer.step()
+            [state] = optimizer.state.values()
+            within = state["momentum_buffer"]
+    kept: Any = optimizer.state[parameter]["momentum_buffer"]
+    assert isinstance(kept, DTensor) and kept._local_tensor is within
+    assert within.device.type == kept.device.type == "meta"
