@@ -145,7 +145,8 @@ def test_fsdp_reduces_gradients_in_the_dtype_of_the_model() -> None:
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     plugin.set_mixed_precision("bf16")
     assert plugin.mixed_precision_policy.reduce_dtype == torch.bfloat16  # type: ignore[union-attr]
-    made = SimpleNamespace(plan=SimpleNamespace(mixed_precision="bf16"))
+    settings = SimpleNamespace(mixed_precision="bf16", reduce_dtype="float32")
+    made = SimpleNamespace(plan=settings)
     assert FSDP2._precision(made).reduce_dtype == torch.float32  # type: ignore[arg-type]
 
 
