@@ -17,6 +17,7 @@ from ..config.validate import Validator
 from ..errors import ConfigError, Origin
 from ..task import Pretrained, Task
 from .adapters import Adapter
+from .attention import VARLEN
 from .columns import Columns
 from .loss import mean_loss
 from .meta_model import StoredWeights
@@ -41,7 +42,7 @@ class LanguageTask(Task):
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
         adapter: low-rank adapters, which alone are trained; {} for the defaults.
         attention: as transformers calls it: sdpa, eager, flash_attention_2; by default what the
-            model's class takes.
+            model's class takes. ``varlen`` where documents are packed (``attention.py``).
         ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
             ``mtp.*``.
         cache_dir: for tokens, and for what a GGUF file is converted to.
@@ -62,6 +63,8 @@ class LanguageTask(Task):
     data: LocalPath | list[LocalPath]
     evaluation: LocalPath | float | None = None
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    packs: ClassVar[bool] = False  # whether several documents may share a row
 
     def __post_init__(self) -> None:
         """Validate settings given by code with the rules for those of a YAML file.
@@ -84,6 +87,11 @@ class LanguageTask(Task):
             object.__setattr__(self, name, value)
         if check.problems:
             raise ConfigError(check.problems)
+        if self.attention == VARLEN and not self.packs:
+            raise ValueError(
+                f"attention: {VARLEN} is for documents that are packed into rows, and this task "
+                "packs none; leave it out"
+            )
 
     def fine_tuning_defaults(self) -> dict[str, Any]:
         if self.model is None:
@@ -124,6 +132,11 @@ class LanguageTask(Task):
 
     # -- model ------------------------------------------------------------------------------------
 
+    @property
+    def own_attention(self) -> str | None:
+        """Return the attention that a model is built with; ``varlen`` is set later."""
+        return None if self.attention == VARLEN else self.attention
+
     def build_pretrained(self, auto_class: str, **options: Any) -> Any:
         """Build the pretrained model, without values where its files are safetensors.
 
@@ -136,7 +149,7 @@ class LanguageTask(Task):
             ignored = [ignored]
 
         model, stored = build_on_meta(
-            str(self.model), self.attention, self.cache_dir, auto_class, ignored, **options
+            str(self.model), self.own_attention, self.cache_dir, auto_class, ignored, **options
         )
         self.memory["stored"] = stored
         return model
@@ -246,7 +259,7 @@ class TokenTask(LanguageTask):
         return Documents(key, corpus, np.arange(len(corpus.ends)))
 
     @abstractmethod
-    def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the arguments that the model is called with."""
 
     def training_step(self, model: nn.Module, batch: Any) -> Tensor:

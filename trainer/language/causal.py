@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
+from ..errors import ConfigError
 from ..strategies.meta_device import is_on_meta
 from ..task import Data
 from ..text import size
 from .adapters import add_adapter
+from .attention import (
+    DENSE,
+    VARLEN,
+    borders_for,
+    check_named,
+    launched_on,
+    register,
+    varlen_copy,
+    why_not_by_default,
+)
 from .base import Documents, TokenTask
 from .card import model_card
 from .columns import Columns
@@ -30,9 +40,6 @@ from .turn_end import notice_of_turn_end, turn_ends
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-# Attention that keeps the documents of each row of a batch apart.
-DENSE = ("sdpa", "eager", "flex_attention")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +73,9 @@ class CausalLM(TokenTask):
         long_documents: longer than a row: ``split`` into pieces, ``cut`` off behind the first, or
             ``refuse``.
         adapter: low-rank adapters, which alone are trained; {} for the defaults.
-        attention: as transformers calls it: sdpa, eager, flash_attention_2; by default what the
-            model's class takes.
+        attention: as transformers calls it: sdpa, eager, flash_attention_2; or ``varlen``, torch's
+            flash kernel on each packed document. By default ``varlen`` on GPUs in 16 bits where
+            rows are packed and the model can, and else what the model's class takes.
         activation_checkpointing: recompute the activations of each layer (2: of every second one)
             in the backward pass, instead of keeping them.
         loss: ``fused`` computes logits and their gradients in chunks, ``plain`` all at once;
@@ -77,6 +85,8 @@ class CausalLM(TokenTask):
             ``mtp.*``.
         cache_dir: where tokens are kept, one folder for each content.
     """
+
+    packs: ClassVar[bool] = True
 
     messages_column: str | None = None
     prompt_column: str | None = None
@@ -97,6 +107,11 @@ class CausalLM(TokenTask):
         if self.messages_column is not None and self.prompt_column is not None:
             raise ValueError(
                 "give messages_column, or prompt_column and completion_column, not both"
+            )
+        if self.attention == VARLEN and self.packing == "none":
+            raise ValueError(
+                f"attention: {VARLEN} keeps packed documents apart, and packing: none packs none; "
+                "leave it out: sdpa takes torch's flash kernel there"
             )
 
     # -- data -------------------------------------------------------------------------------------
@@ -154,17 +169,15 @@ class CausalLM(TokenTask):
         elif tokenizer.eos_token_id is not None:
             padding = tokenizer.eos_token_id
 
-        length = None if self.packing == "none" else self.sequence_length
-        return Collate(length=length, padding=padding)
+        packed = self.packing != "none"
+        length = self.sequence_length if packed else None
+        return Collate(length=length, padding=padding, borders=packed)
 
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
-        needs_gpu = self.attention not in (None, *DENSE)
-        if needs_gpu and not torch.cuda.is_available():
-            rule = f"runs on a GPU only; on the CPU one of {', '.join(DENSE)}"
-            raise setting_error("attention", self.attention, rule)
-
+        check_named(self.attention)
+        register()
         vocabulary = self.vocabulary()
         model = self.load_model(vocabulary)
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
@@ -175,11 +188,7 @@ class CausalLM(TokenTask):
         if self.activation_checkpointing:
             checkpoint_activations(model, int(self.activation_checkpointing))
 
-        # A model without values cannot be tried out; a small copy with random ones can.
-        probe = small_copy(model) if is_on_meta(model) else model
-        probe.to("cuda" if needs_gpu else "cpu")
-        if self.packing == "best_fit":
-            check_separation(probe, self.inputs)
+        probe = self._settle_attention(model)
 
         if self.adapter is not None:
             probe_is_model = probe is model
@@ -193,6 +202,60 @@ class CausalLM(TokenTask):
             self._fuse_head(model, probe)
         probe.to("cpu")
         return model  # type: ignore[no-any-return]
+
+    def _settle_attention(self, model: Any) -> Any:
+        """Choose the attention of packed rows, and prove that it keeps their documents apart.
+
+        Returns:
+            What is tried out further, where it can run: the model, or a small copy of a model
+            without values.
+        """
+        self.memory["attention"] = self.attention
+        if self.packing == "best_fit" and self.attention in (None, VARLEN):
+            why_not = ""
+            if self.attention is None:
+                why_not = why_not_by_default()
+            if not why_not:
+                try:
+                    return self._try_varlen(model)
+                except ConfigError as error:
+                    if self.attention == VARLEN:
+                        raise
+                    why_not, _, _ = error.problems[0].rule.partition("; set ")
+            self.note(
+                f"attention: {model.config._attn_implementation} with a mask, since {why_not}"
+            )
+
+        # A model without values cannot be tried out; a small copy with random ones can.
+        probe = small_copy(model) if is_on_meta(model) else model
+        probe.to("cpu" if self.attention in (None, *DENSE) else "cuda")
+        if self.packing == "best_fit":
+            check_separation(probe, self.inputs)
+        return probe
+
+    def _try_varlen(self, model: Any) -> Any:
+        """Set ``varlen`` in a model, and try it out where the model will be trained.
+
+        Raises:
+            ConfigError: the model or the kernel cannot; the model stays as it was.
+        """
+        copy = varlen_copy(model)
+        before = model.config._attn_implementation
+        probe = copy if is_on_meta(model) else model
+        device, _ = launched_on()
+        model.set_attn_implementation(VARLEN)
+        self.memory["attention"] = VARLEN
+        try:
+            check_separation(probe.to(device), self.inputs)
+        except ConfigError as error:
+            model.set_attn_implementation(before)
+            self.memory["attention"] = before
+            why_not, _, _ = error.problems[0].rule.partition("; set ")
+            raise setting_error("attention", VARLEN, f"{why_not}; set sdpa") from None
+
+        runs = "torch's flash kernel" if device == "cuda" else "on the CPU a plain loop"
+        self.note(f"attention: {VARLEN}, {runs} on each document of a packed row, without a mask")
+        return probe
 
     def _fuse_head(self, model: Any, probe: Any) -> None:
         """Make the model's last layer compute the loss, where that of ``probe`` can."""
@@ -231,22 +294,26 @@ class CausalLM(TokenTask):
             # as well.
             "pad_token_id": None,
         }
-        return from_configuration(self.config, self.attention, defaults)
+        return from_configuration(self.config, self.own_attention, defaults)
 
     # -- training ---------------------------------------------------------------------------------
 
-    def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         # No mask: with one, models overlook the positions.
         if self.packing == "none":
             # Padding is behind the row's only document, which does not see it.
             return {"input_ids": batch["input_ids"]}
 
         inputs = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
-        if self.attention in (None, *DENSE):
+        attention = self.memory.get("attention", self.attention)
+        if attention in (None, *DENSE):
             return inputs
-        # Flash attention uses positions in a single row only (transformers 5.23). All rows as one
-        # long row are the same.
-        return {name: tensor.reshape(1, -1) for name, tensor in inputs.items()}
+        if attention == VARLEN:
+            return inputs | borders_for(batch)
+        # Layers that are not told the borders find them in positions, but in a single row only
+        # (transformers 5.23). All rows as one long row are the same.
+        long_row = {name: tensor.reshape(1, -1) for name, tensor in inputs.items()}
+        return long_row | borders_for(batch)
 
     # -- export -----------------------------------------------------------------------------------
 

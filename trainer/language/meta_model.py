@@ -316,12 +316,17 @@ def _save(model: Any, folder: Path) -> None:
 # -- trying out -----------------------------------------------------------------------------------
 
 
-def small_copy(model: Any) -> Any:
+def small_copy(model: Any, **changes: Any) -> Any:
     """Return a model of the same class with random weights, few layers and few words, to try out.
 
     It has a layer of each kind that the configuration names.
+
+    Args:
+        changes: of keys of the configuration.
     """
     config = copy.deepcopy(model.config)
+    for key, value in changes.items():
+        setattr(config, key, value)
     kinds = list(getattr(config, "layer_types", None) or ())
     if kinds:
         layers = max(kinds.index(kind) + 1 for kind in set(kinds))

@@ -26,7 +26,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
 @pytest.mark.parametrize(
     "name",
     sorted({*CONFIGS} - {"mixtral"}),  # torch multiplies experts in no float64
