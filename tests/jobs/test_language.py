@@ -28,7 +28,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from launchers import ROOT, STRATEGIES, Job, clean_environment, run
+from launchers import ROOT, STRATEGIES, Job, clean_environment, run, some_quick
 from small_examples import words
 from tiny_language import (
     CONFIGS,
@@ -69,6 +69,7 @@ SMOLLM2 = {
 # Settings of each case; language models are packed.
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model": "llama"},
+    "varlen": {"model": "llama", "attention": "varlen", "activation_checkpointing": True},
     "smollm2": {"model": "smollm2", "messages_column": "messages", "data": "chats.jsonl"},
     "adapter": {
         "model": "llama",
@@ -261,6 +262,16 @@ def test_fine_tuning_by_settings_has_the_curve_of_one_process(
     assert done.losses[-1] < done.losses[0] - (
         0.02 if case in ("adapter", "experts", "classifier") else 0.3
     ), "it learns"
+
+
+@pytest.mark.parametrize("strategy", ["single", *some_quick("fsdp")])
+def test_packed_rows_by_varlen_have_the_curve_of_a_mask(strategy: str, folder: Path) -> None:
+    masked, done = tuned("llama", "single", folder), tuned("varlen", strategy, folder)
+    assert done.losses == pytest.approx(masked.losses, rel=2e-6)
+    assert done.evaluation == pytest.approx(masked.evaluation, rel=1e-5)
+    told = "\n".join(done.plan["notices"])
+    assert "attention: varlen, on the CPU a plain loop on each document of a packed row" in told
+    assert "attention: sdpa with a mask, since varlen is for GPUs" in masked.plan["notices"]
 
 
 def alone_loss(model: Any, row: dict[str, torch.Tensor]) -> tuple[float, int]:

@@ -54,7 +54,8 @@ def note() -> None:
     """Count a read for the innermost function that is neither torch's nor this file's."""
     for frame in reversed(traceback.extract_stack()):
         name = frame.filename
-        if "/torch/" not in name and name != str(HERE) and not name.startswith("<"):
+        is_asked = "/torch/" in name or name.startswith("<") or name.endswith(HERE.name)
+        if not is_asked:
             place = name.rpartition("site-packages/")[2].replace(f"{ROOT}/", "")
             COUNTED[f"{place}: {frame.name}"] += 1
             return
@@ -123,18 +124,6 @@ class Words(CausalLM):
     """A language task; a subclass, so that this file can be its module."""
 
 
-def given(folder: Path) -> dict[str, Any]:
-    """Write a model and texts, on the first rank."""
-    from tiny_language import save_model, save_texts
-
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        save_model(folder / "llama")
-        save_texts(folder / "texts.jsonl", 300)
-    if dist.is_initialized():
-        dist.barrier()
-    return {"model": str(folder / "llama"), "data": str(folder / "texts.jsonl")}
-
-
 def reads(case: str, folder: Path, files: dict[str, str]) -> dict[str, int]:
     """Train some steps, and count the reads of two that are not logged."""
     attention, settings = CASES[case]
@@ -146,8 +135,14 @@ def reads(case: str, folder: Path, files: dict[str, str]) -> dict[str, int]:
         **{"max_grad_norm": 1.0, "mixed_precision": "bf16", **settings},
     )  # fmt: skip
     launched = launch(config, **files)
-    sizes = {"sequence_length": 64, "cache_dir": str(folder / "cache"), "attention": attention}
-    run = Trainer(Words(**given(folder), **sizes), config, launched)
+    task = Words(
+        model=str(folder / "llama"),
+        data=str(folder / "texts.jsonl"),
+        cache_dir=str(folder / "cache"),
+        sequence_length=64,
+        attention=attention,
+    )
+    run = Trainer(task, config, launched)
 
     mode = Reads()
     for info in run.steps():
@@ -167,7 +162,6 @@ def reads(case: str, folder: Path, files: dict[str, str]) -> dict[str, int]:
 def main() -> None:
     pretend()
     folder, found = Path(sys.argv[1]), {}
-    folder.mkdir(parents=True, exist_ok=True)
     for accel_config in sys.argv[2:] or [""]:
         files = {"accel_config": accel_config} if accel_config else {}
         for case in CASES:

@@ -15,7 +15,7 @@ from ..run import Run
 class Log(Callback):
     """Fills ``info.metrics`` at the first step, every ``log_every`` steps and at the last.
 
-    It is the only place of a step that waits for the device.
+    It waits for the device. What else in a step does is listed in docs/gpu.md.
     """
 
     def __init__(self, every: int) -> None:

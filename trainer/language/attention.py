@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .meta_model import small_copy
+from .private_transformers import attention_of, supports_flash
 from .problems import first_line, setting_error
 from .separation import LENGTHS, small_batch
 
@@ -158,7 +159,7 @@ def varlen_copy(model: Any) -> Any:
 def _try(model: Any) -> tuple[str, Any]:
     """Return why a model cannot run by ``varlen``, and the copy that does where it can."""
     name = type(model).__name__
-    if not getattr(model, "_supports_flash_attn", False):
+    if not supports_flash(model):
         return f"transformers knows no flash attention for {name}", None
     if not getattr(model.config, "is_causal", True):
         return f"{name} lets positions see what comes later (is_causal: false)", None
@@ -171,7 +172,7 @@ def _try(model: Any) -> tuple[str, Any]:
     with torch.no_grad():
         alone = _logits_of_documents_alone(copy)
         copy.set_attn_implementation(VARLEN)
-        if copy.config._attn_implementation != VARLEN:
+        if attention_of(copy) != VARLEN:
             return f"{name} has an attention of its own", None
         batch = small_batch(copy)
         inputs = {name: batch[name] for name in ("input_ids", "position_ids")}

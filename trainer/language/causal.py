@@ -32,6 +32,7 @@ from .loss import FIT, FusedHead, fuse_head, rows_that_fit
 from .meta_model import small_copy
 from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import check_sizes, checkpoint_activations, from_configuration
+from .private_transformers import attention_of
 from .problems import setting_error
 from .separation import check_separation, small_batch
 from .sources import Row
@@ -222,9 +223,7 @@ class CausalLM(TokenTask):
                     if self.attention == VARLEN:
                         raise
                     why_not, _, _ = error.problems[0].rule.partition("; set ")
-            self.note(
-                f"attention: {model.config._attn_implementation} with a mask, since {why_not}"
-            )
+            self.note(f"attention: {attention_of(model)} with a mask, since {why_not}")
 
         # A model without values cannot be tried out; a small copy with random ones can.
         probe = small_copy(model) if is_on_meta(model) else model
@@ -240,7 +239,7 @@ class CausalLM(TokenTask):
             ConfigError: the model or the kernel cannot; the model stays as it was.
         """
         copy = varlen_copy(model)
-        before = model.config._attn_implementation
+        before = attention_of(model)
         probe = copy if is_on_meta(model) else model
         device, _ = launched_on()
         model.set_attn_implementation(VARLEN)

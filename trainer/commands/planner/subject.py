@@ -191,17 +191,18 @@ def _as_packed(model: Any, ids: Tensor, *, in_16_bits: bool) -> dict[str, Any]:
     import torch
 
     from ...language.attention import VARLEN, borders_for, register
+    from ...language.private_transformers import attention_of, supports_flash
 
     length = ids.shape[1]
     half = length // 2
     positions = torch.cat([torch.arange(half), torch.arange(length - half)]).expand_as(ids)
     beside_mask = {"position_ids": positions}
-    if not in_16_bits or not getattr(model, "_supports_flash_attn", False):
+    if not in_16_bits or not supports_flash(model):
         return beside_mask
 
     borders = torch.zeros(16, dtype=torch.int32)
     without_mask = beside_mask | borders_for({"input_ids": ids, "cu_seq_lens": borders})
-    own = model.config._attn_implementation
+    own = attention_of(model)
     register()
     model.set_attn_implementation(VARLEN)
     try:

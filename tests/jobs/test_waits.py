@@ -1,0 +1,85 @@
+"""What a training step reads back to the host, under every strategy, is what docs/gpu.md lists."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from launchers import ROOT, launch_file, ranks, some_quick
+from tiny_language import save_model, save_texts
+
+ENGINES = {"single": (), "others": ("ddp", "fsdp"), "zero": ("zero1", "zero2", "zero3")}
+CASES = ("masked", "packed", "sgd", "unchecked")
+SECTION = "## What waits for the device in a step\n"
+PLACE = re.compile(r"`([\w/]+\.py: \w+)`")
+
+Found = dict[str, dict[str, int]]
+
+
+@cache
+def found_by(engine: str, folder: Path) -> Found:
+    """How often each place read back in two steps, by strategy and case."""
+    place = folder / engine
+    save_model(place / "out" / "llama")
+    save_texts(place / "out" / "texts.jsonl", 300)
+    files = []
+    for strategy in ENGINES[engine]:
+        files.append(launch_file(place / f"{strategy}.yaml", strategy, 2, "bf16"))
+    done = ranks(["tests/workers/waits.py", place / "out", *files], world=2 if files else 0)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return dict(json.loads((place / "out" / "found.json").read_text()))
+
+
+def found(strategy: str, folder: Path) -> Found:
+    engine = next((name for name, ran in ENGINES.items() if strategy in ran), "single")
+    counts = found_by(engine, folder)
+    return {case: counts[f"{strategy} {case}"] for case in CASES}
+
+
+def tables() -> tuple[set[str], set[str]]:
+    """The places of both tables of the page: what waits for a device, and what does not."""
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    section = page.split(SECTION)[1].split("\n## ")[0]
+    waits, host = section.split("The same test meets these")
+    return set(PLACE.findall(waits)), set(PLACE.findall(host))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["single", *some_quick("ddp", "fsdp")],
+)
+def test_every_value_that_a_step_reads_back_is_listed(strategy: str, folder: Path) -> None:
+    waits, host = tables()
+    for case, counts in found(strategy, folder).items():
+        assert counts.keys() <= waits | host, f"{case}: not in docs/gpu.md"
+
+        device = {place: count for place, count in counts.items() if place in waits}
+        # Of two steps: an event, and the number that then is on the host.
+        expected = {"trainer/checks/finite.py: norm": 2 * 2}
+        if case == "masked":  # of two micro-batches each
+            expected["transformers/masking_utils.py: find_packed_sequence_indices"] = 2 * 2
+        if case == "sgd" and not strategy.startswith("zero"):
+            expected["trainer/strategies/finite.py: step_if_finite"] = 2
+        if strategy.startswith("zero"):
+            clips = case != "unchecked" and strategy != "zero3"
+            expected["deepspeed/runtime/utils.py: is_invalid_grad_norm"] = 2 * (3 if clips else 1)
+        if strategy in ("zero1", "zero2"):
+            expected["deepspeed/runtime/zero/stage_1_and_2.py: has_overflow"] = 2
+        assert device == expected, case
+
+
+def test_every_place_of_the_page_exists_and_every_synchronize_is_on_it() -> None:
+    waits, host = tables()
+    for place in waits | host:
+        file, _, function = place.partition(": ")
+        if file.startswith("trainer/"):
+            assert f"def {function}(" in (ROOT / file).read_text(), place
+
+    files = {place.partition(": ")[0] for place in waits}
+    waiting = re.compile(r"\.synchronize\(|\.wait_stream\(")
+    for path in (ROOT / "trainer").rglob("*.py"):
+        if waiting.search(path.read_text()):
+            assert str(path.relative_to(ROOT)) in files, "it waits for a device"
