@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .meta_model import small_copy
+from .packing import borders_of
 from .private_transformers import attention_of, supports_flash
 from .problems import first_line, setting_error
 from .separation import LENGTHS, small_batch
@@ -201,9 +202,12 @@ def _logits_of_documents_alone(model: Any) -> Tensor:
 def borders_for(batch: Any) -> dict[str, Any]:
     """Return what flash kernels are given beside the tokens of a batch: the borders of documents.
 
-    All four are values that the host knows, so nothing waits for the device.
+    All four are values that the host knows, so nothing waits for the device; but for a batch of a
+    collate that tells no borders, which are found in its positions.
     """
-    borders = batch["cu_seq_lens"]
+    borders = batch.get("cu_seq_lens")
+    if borders is None:
+        borders = borders_of(batch["position_ids"])
     # Their number changes from batch to batch; a compiled layer is told so, and is compiled once.
     torch._dynamo.maybe_mark_dynamic(borders, 0)
     longest = batch["input_ids"].shape[1]  # a constant; no document has more positions than a row

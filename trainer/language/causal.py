@@ -211,17 +211,16 @@ class CausalLM(TokenTask):
             What is tried out further, where it can run: the model, or a small copy of a model
             without values.
         """
+        if self.attention == VARLEN:
+            return self._try_varlen(model)
+
         self.memory["attention"] = self.attention
-        if self.packing == "best_fit" and self.attention in (None, VARLEN):
-            why_not = ""
-            if self.attention is None:
-                why_not = why_not_by_default()
+        if self.packing == "best_fit" and self.attention is None:
+            why_not = why_not_by_default()
             if not why_not:
                 try:
                     return self._try_varlen(model)
                 except ConfigError as error:
-                    if self.attention == VARLEN:
-                        raise
                     why_not, _, _ = error.problems[0].rule.partition("; set ")
             self.note(f"attention: {attention_of(model)} with a mask, since {why_not}")
 
@@ -238,9 +237,8 @@ class CausalLM(TokenTask):
         Raises:
             ConfigError: the model or the kernel cannot; the model stays as it was.
         """
-        copy = varlen_copy(model)
+        probe = varlen_copy(model)
         before = attention_of(model)
-        probe = copy if is_on_meta(model) else model
         device, _ = launched_on()
         model.set_attn_implementation(VARLEN)
         self.memory["attention"] = VARLEN

@@ -235,7 +235,8 @@ def borders_of(positions: Tensor) -> Tensor:
     """
     [begins] = torch.where(positions.flatten() == 0)
     count = -(-(len(begins) + 1) // FILLED_TO) * FILLED_TO
-    borders = torch.full((count,), positions.numel(), dtype=torch.int32)
+    end = positions.numel()
+    borders = torch.full((count,), end, dtype=torch.int32, device=positions.device)
     borders[: len(begins)] = begins
     return borders
 

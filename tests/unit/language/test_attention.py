@@ -243,6 +243,12 @@ def test_a_batch_reaches_the_device_whole(task: Callable[..., CausalLM]) -> None
     assert batch["input_ids"].shape == (2, 128)
 
 
+def test_a_batch_that_tells_no_borders_has_them_in_its_positions() -> None:
+    batch = packed_batch()
+    told = batch.pop("cu_seq_lens")
+    assert torch.equal(borders_for(batch)["cu_seq_lens_q"], told)
+
+
 # -- which one runs -------------------------------------------------------------------------------
 
 
