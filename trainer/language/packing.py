@@ -233,7 +233,7 @@ def borders_of(positions: Tensor) -> Tensor:
     Returns:
         int32, in rising order, from 0 to the number of all positions.
     """
-    [begins] = torch.where(positions.flatten() == 0)
+    begins = (positions.flatten() == 0).nonzero().flatten()
     count = -(-(len(begins) + 1) // FILLED_TO) * FILLED_TO
     end = positions.numel()
     borders = torch.full((count,), end, dtype=torch.int32, device=positions.device)
