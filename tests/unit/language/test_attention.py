@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -388,3 +389,40 @@ def test_a_layer_that_is_told_no_borders_is_named() -> None:
     layer = torch.nn.Identity()
     with pytest.raises(NotImplementedError, match="Identity is not told where documents begin"):
         varlen_attention(layer, *[torch.zeros(1, 2, 4, 8)] * 3, None)
+
+
+def test_flash_attention_of_transformers_reads_nothing_back_where_it_is_told_the_borders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import modeling_flash_attention_utils as flash
+    from transformers.integrations.flash_attention import flash_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    given = []
+
+    def kernel(query: Any, key: Any, value: Any, **settings: Any) -> Any:
+        given.append(settings)
+        return query
+
+    def settings_of(**asked: Any) -> dict[str, Any]:
+        return {key: value for key, value in asked.items() if key.startswith("max_seqlen")}
+
+    functions: Any = ((kernel, kernel, kernel, None, None), settings_of)  # as 5.17 wants them
+    if "process_paged_kwargs_fn" in inspect.getsource(flash):
+        functions = (functions[0], (settings_of, settings_of))
+    monkeypatch.setattr(flash, "lazy_import_flash_attention", lambda *names: functions)
+    ALL_ATTENTION_FUNCTIONS.register("kernel", flash_attention_forward)
+
+    batch, counts = packed_batch(), []
+    row = {name: batch[name].reshape(1, -1) for name in ("input_ids", "position_ids")}
+    for inputs in (row, row | borders_for(batch)):
+        model = build("llama", "kernel")
+        with Calls() as calls:
+            model(**inputs, use_cache=False)
+        counts.append(calls.of("_local_scalar_dense") + calls.of("nonzero"))
+
+    layers = 2
+    assert counts == [2 * layers, 0]  # and the kernel reads the longest document, a tensor
+    found, told = given[0], given[-1]
+    assert isinstance(found["max_seqlen_q"], torch.Tensor) and told["max_seqlen_q"] == 64
+    assert found["cu_seqlens_q"].tolist() == told["cu_seqlens_q"].tolist()[:6]
