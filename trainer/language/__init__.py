@@ -14,8 +14,10 @@ How a file of rows becomes a packed batch, and which module does which step:
 4. ``tokens``: the tokenizer turns texts into one memory-mapped file of tokens, made once per
    machine. One bit of each token says whether it is a target, that is, whether it has a loss.
 5. ``packing``: documents are cut and put together into rows of one length, and rows into batches
-   of input_ids, labels and position_ids. ``separation`` proves on the model itself that documents
-   in one row do not see each other.
+   of input_ids, labels, position_ids and the borders of documents. ``attention`` chooses what
+   keeps documents in one row apart: torch's kernel, which is told the borders
+   (``varlen_stand_in`` on CPUs), or a mask. ``separation`` proves on the model itself that they
+   do not see each other.
 6. ``causal``, ``masked``, ``classifier``: the tasks, on ``base``. ``loss`` computes the mean over
    the targets. ``pretrained`` and ``meta_model`` build the model without values and find these in
    its files; ``adapters`` and ``quantized`` add LoRA and QLoRA.
