@@ -41,12 +41,13 @@ READS = (
     "allclose",
 )
 COUNTED: Counter[str] = Counter()
-# Attention, settings of the training.
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "masked": ("sdpa", {"on_nan": "skip"}),
-    "packed": ("varlen", {"on_nan": "stop"}),
-    "sgd": ("varlen", {"on_nan": "skip", "optimizer": "sgd"}),
-    "unchecked": ("varlen", {"checks": "none", "max_grad_norm": None}),
+# Settings of the task, settings of the training.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "alone": ({"packing": "none"}, {}),
+    "masked": ({"attention": "sdpa"}, {"on_nan": "skip"}),
+    "packed": ({"attention": "varlen"}, {"on_nan": "stop"}),
+    "sgd": ({"attention": "varlen"}, {"on_nan": "skip", "optimizer": "sgd"}),
+    "unclipped": ({"attention": "varlen"}, {"checks": "none", "max_grad_norm": None}),
 }
 
 
@@ -126,7 +127,7 @@ class Words(CausalLM):
 
 def reads(case: str, folder: Path, files: dict[str, str]) -> dict[str, int]:
     """Train some steps, and count the reads of two that are not logged."""
-    attention, settings = CASES[case]
+    of_task, settings = CASES[case]
     config = TrainConfig(
         task="waits:Words",
         output_dir=str(folder / f"{case}-{len(list(folder.iterdir()))}"),
@@ -140,7 +141,7 @@ def reads(case: str, folder: Path, files: dict[str, str]) -> dict[str, int]:
         data=str(folder / "texts.jsonl"),
         cache_dir=str(folder / "cache"),
         sequence_length=64,
-        attention=attention,
+        **of_task,
     )
     run = Trainer(task, config, launched)
 
