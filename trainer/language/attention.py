@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..private.transformers import attention_of, supports_flash
 from .meta_model import small_copy
 from .packing import borders_of
-from .private_transformers import attention_of, supports_flash
 from .problems import first_line, setting_error
 from .separation import LENGTHS, small_batch
 
@@ -173,7 +173,7 @@ def _try(model: Any) -> tuple[str, Any]:
     with torch.no_grad():
         alone = _logits_of_documents_alone(copy)
         copy.set_attn_implementation(VARLEN)
-        if attention_of(copy) != VARLEN:
+        if attention_of(copy.config) != VARLEN:
             return f"{name} has an attention of its own", None
         batch = small_batch(copy)
         inputs = {name: batch[name] for name in ("input_ids", "position_ids")}

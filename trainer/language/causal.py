@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ..errors import ConfigError
+from ..private.transformers import attention_of
 from ..strategies.meta_device import is_on_meta
 from ..task import Data
 from ..text import size
@@ -32,7 +33,6 @@ from .loss import FIT, FusedHead, fuse_head, rows_that_fit
 from .meta_model import small_copy
 from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import check_sizes, checkpoint_activations, from_configuration
-from .private_transformers import attention_of
 from .problems import setting_error
 from .separation import check_separation, small_batch
 from .sources import Row
@@ -222,7 +222,7 @@ class CausalLM(TokenTask):
                     return self._try_varlen(model)
                 except ConfigError as error:
                     why_not, _, _ = error.problems[0].rule.partition("; set ")
-            self.note(f"attention: {attention_of(model)} with a mask, since {why_not}")
+            self.note(f"attention: {attention_of(model.config)} with a mask, since {why_not}")
 
         # A model without values cannot be tried out; a small copy with random ones can.
         probe = small_copy(model) if is_on_meta(model) else model
@@ -238,7 +238,7 @@ class CausalLM(TokenTask):
             ConfigError: the model or the kernel cannot; the model stays as it was.
         """
         probe = varlen_copy(model)
-        before = attention_of(model)
+        before = attention_of(model.config)
         device, _ = launched_on()
         model.set_attn_implementation(VARLEN)
         self.memory["attention"] = VARLEN

@@ -51,12 +51,24 @@ def model_from_config(model_class: Any, config: Any, **options: Any) -> Any:
 
 
 def attention_of(config: Any) -> str | None:
-    """Return the implementation of attention that a configuration names.
+    """Return the implementation of attention that a configuration names, which layers look up.
 
     ``_attn_implementation``: the public ``attn_implementation`` is an argument only.
+    ``set_attn_implementation`` leaves it as it was, with a warning, where a class has an attention
+    of its own.
     """
     name: str | None = config._attn_implementation
     return name
+
+
+def supports_flash(model: Any) -> bool:
+    """Return whether a model's class is made to run without a mask, by a flash kernel.
+
+    ``_supports_flash_attn``, for which there is no public name. Others may make masks that say more
+    than who is in which document (chunks in Llama 4), which transformers silently leaves out for an
+    attention that it has no mask function for.
+    """
+    return bool(getattr(model, "_supports_flash_attn", False))
 
 
 def layer_classes(module: Any) -> Iterable[str]:

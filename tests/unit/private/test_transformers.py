@@ -10,6 +10,8 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from trainer.language.attention import VARLEN, register
+from trainer.language.pretrained import from_configuration
 from trainer.private import transformers as private_transformers
 
 TRANSFORMERS = f"transformers {transformers.__version__}"
@@ -33,6 +35,7 @@ def config() -> LlamaConfig:
         "_init_weights",
         "_from_config",
         "_no_split_modules",
+        "_supports_flash_attn",
         "_keys_to_ignore_on_load_missing",
         "_keys_to_ignore_on_load_unexpected",
     ],
@@ -122,3 +125,27 @@ def test_thoughts_have_the_names_by_which_templates_ask_for_them() -> None:
     except ImportError:
         pytest.fail(f"{TRANSFORMERS} has no _alias_reasoning_fields in utils.chat_template_utils")
     assert given["reasoning_content"] == given["thinking"] == "2 + 2"
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def build(model_type: str, **settings: Any) -> Any:
+    return from_configuration({"model_type": model_type, **settings}, None, {"vocab_size": 64})
+
+
+@pytest.mark.parametrize(("name", "able"), [("llama", True), ("falcon", False)])
+def test_attention_of_is_what_was_set_if_the_class_can(name: str, able: bool) -> None:
+    register()
+    model = build(name, **SMALL)
+    assert private_transformers.attention_of(model.config) == "sdpa"
+    model.set_attn_implementation(VARLEN)
+    assert (private_transformers.attention_of(model.config) == VARLEN) is able
+
+
+def test_supports_flash_says_which_classes_run_without_a_mask() -> None:
+    assert private_transformers.supports_flash(build("llama", **SMALL))
+    assert not private_transformers.supports_flash(
+        build("bloom", hidden_size=32, n_layer=1, n_head=2)
+    )
+    assert not private_transformers.supports_flash(object())

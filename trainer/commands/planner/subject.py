@@ -191,7 +191,7 @@ def _as_packed(model: Any, ids: Tensor, *, in_16_bits: bool) -> dict[str, Any]:
     import torch
 
     from ...language.attention import VARLEN, borders_for, register
-    from ...language.private_transformers import attention_of, supports_flash
+    from ...private.transformers import attention_of, supports_flash
 
     length = ids.shape[1]
     half = length // 2
@@ -202,7 +202,7 @@ def _as_packed(model: Any, ids: Tensor, *, in_16_bits: bool) -> dict[str, Any]:
 
     borders = torch.zeros(16, dtype=torch.int32)
     without_mask = beside_mask | borders_for({"input_ids": ids, "cu_seq_lens": borders})
-    own = attention_of(model)
+    own = attention_of(model.config)
     register()
     model.set_attn_implementation(VARLEN)
     try:
