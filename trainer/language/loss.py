@@ -20,10 +20,15 @@ from .separation import probing
 
 # Logits of a micro-batch up to this size, in bytes of float32, are computed all at once.
 FIT = 1 << 29
-# Logits of one chunk, in bytes of float32. Each chunk reads and writes the gradient of the weight
-# once, so a GPU wants large ones.
+# Logits of one chunk, in bytes of float32.
 CHUNK = {"cpu": 1 << 26}
-CHUNK_ON_GPU = 1 << 29
+CHUNK_ON_GPU = 1 << 30
+# Tokens that a chunk has at least. Each chunk reads and writes the gradient of the weight once,
+# which takes longer than its products where it has fewer.
+LEAST_ROWS = {"cpu": 256}
+LEAST_ROWS_ON_GPU = 1024
+# The matrix products of a GPU work on tiles of as many rows.
+TILE_ON_GPU = 128
 
 Inputs = Mapping[str, Tensor]
 
@@ -50,7 +55,7 @@ class FusedHead(nn.Linear):
             return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED)
 
         device = hidden.device.type
-        rows = max(1, CHUNK.get(device, CHUNK_ON_GPU) // (4 * self.out_features))
+        rows = rows_of_chunk(len(targets), self.out_features, device)
         # Autocast does not reach into a function of its own, so its dtype is handed over.
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
@@ -72,6 +77,22 @@ def rows_that_fit(length: int, vocabulary: int) -> int:
     It is the same number on every rank and machine.
     """
     return FIT // (4 * length * vocabulary)
+
+
+def rows_of_chunk(tokens: int, vocabulary: int, device: str) -> int:
+    """Return how many tokens each chunk has, so that all chunks are about as large.
+
+    Args:
+        tokens: of the micro-batch.
+        device: its type, such as ``cuda``.
+    """
+    limit = CHUNK.get(device, CHUNK_ON_GPU) // (4 * vocabulary)
+    limit = max(limit, LEAST_ROWS.get(device, LEAST_ROWS_ON_GPU))
+    chunks = -(-tokens // limit)  # rounded up
+    rows = -(-tokens // chunks)
+    if device != "cpu":
+        rows = -(-rows // TILE_ON_GPU) * TILE_ON_GPU
+    return rows
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -122,16 +143,17 @@ class ChunkedLoss(torch.autograd.Function):
             inputs = hidden[chunk].to(dtype)
             right = targets[chunk].clamp(min=0)[:, None]
             counted = has_loss[chunk, None]
-            logits = F.linear(inputs, matrix, None if bias is None else bias.to(dtype)).float()
-            normalizer = logits.logsumexp(-1, keepdim=True)
-            total += (normalizer - logits.gather(1, right)).where(counted, 0.0).sum()
+            logits = F.linear(inputs, matrix, None if bias is None else bias.to(dtype))
+            # On a GPU the cast happens within the operation: no logits in float32 are kept.
+            logarithms = torch.log_softmax(logits, -1, dtype=torch.float32)
+            total -= logarithms.gather(1, right).where(counted, 0.0).sum()
             if not with_gradients:
                 continue
 
-            # In the memory of the logits: softmax, minus one at the right word.
-            gradient = logits.sub_(normalizer).exp_()
-            gradient.scatter_add_(1, right, torch.full_like(normalizer, -1.0))
-            gradient.masked_fill_(~counted, 0.0)
+            # In the memory of the logarithms: softmax, minus one at the right word.
+            gradient = logarithms.exp_()
+            gradient.scatter_add_(1, right, torch.full_like(right, -1.0, dtype=torch.float32))
+            gradient.mul_(counted)
 
             if bias_gradient is not None:
                 bias_gradient += gradient.sum(0)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tiny_language import CONFIGS, VOCABULARY, build_with_batch
 
 from trainer import ConfigError
 from trainer.language import Adapter, CausalLM
-from trainer.language.loss import ChunkedLoss, FusedHead
+from trainer.language.loss import ChunkedLoss, FusedHead, mean_loss, rows_of_chunk
 from trainer.language.packing import IGNORED
 
 
@@ -104,19 +105,86 @@ def test_the_loss_in_chunks_is_that_of_float64() -> None:
             assert (mine - theirs).norm() < 1e-6 * theirs.norm()
 
 
-def test_many_chunks_in_16_bits_add_up_in_float32() -> None:
-    """The weight's gradient has the rounding of each product, and not that of each sum."""
-    torch.manual_seed(0)
-    hidden, targets = torch.randn(4096, 16).bfloat16(), torch.randint(64, (4096,))
-    weight = (0.1 * torch.randn(64, 16)).bfloat16()
+@pytest.mark.parametrize(
+    ("vocabulary", "chunks"), [(49_152, 2), (128_256, 4), (151_936, 5), (262_144, 8)]
+)
+def test_a_gpu_computes_in_a_few_large_chunks(vocabulary: int, chunks: int) -> None:
+    rows = rows_of_chunk(8192, vocabulary, "cuda")
+    assert -(-8192 // rows) == chunks
+    assert rows >= 1024 and rows % 128 == 0
+    assert rows == 1024 or rows * vocabulary * 4 <= 1 << 30
+
+
+@pytest.mark.parametrize("tokens", [1, 200, 257, 512, 5000])
+def test_chunks_on_the_cpu_are_about_as_large_and_of_256_tokens_at_least(tokens: int) -> None:
+    for vocabulary in (32_000, 151_936):
+        rows = rows_of_chunk(tokens, vocabulary, "cpu")
+        chunks = -(-tokens // rows)
+        assert rows - (tokens - (chunks - 1) * rows) < chunks, "the last one is as large"
+        assert chunks == 1 or rows > 128
+        assert rows <= max(256, (1 << 26) // (4 * vocabulary))
+
+
+class Tied(torch.nn.Module):
+    """A language model of an embedding alone, whose head has the same weight."""
+
+    def __init__(self, weight: torch.Tensor, loss: str) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding.from_pretrained(weight.clone(), freeze=False)
+        self.head = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        self.head.weight = self.embedding.weight
+        if loss == "fused":
+            self.head.__class__ = FusedHead
+            self.head.always = True  # type: ignore[assignment]
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        return SimpleNamespace(logits=self.head(self.embedding(input_ids)))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 8])
+@pytest.mark.parametrize("rows", [32, 1024])
+def test_the_heads_gradient_in_bf16_is_within_two_thousandths_of_float64(
+    rows: int, micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of words that are never a target, whose gradients all have the same sign."""
+    monkeypatch.setattr("trainer.language.loss.rows_of_chunk", lambda *given: rows)
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(2048, 64, generator=generator) + torch.randn(1, 64, generator=generator)
+    weight = (0.02 * torch.randn(8192, 64, generator=generator)).bfloat16()
+    frequencies = 1.0 / torch.arange(1, 8193)
+    targets = torch.multinomial(frequencies, 2048, replacement=True, generator=generator)
+
     exact = weight.double().requires_grad_()
-    torch.nn.functional.cross_entropy(hidden.double() @ exact.t(), targets).backward()
-    errors = {}
-    for rows in (16, 4096):
-        mine = weight.float().requires_grad_()
-        ChunkedLoss.apply(hidden, mine, None, targets, rows, torch.bfloat16, True).backward()  # type: ignore[no-untyped-call]
-        errors[rows] = float((mine.grad.double() - exact.grad).norm() / exact.grad.norm())  # type: ignore[union-attr]
-    assert errors[16] < 4e-3 and errors[4096] < 4e-3
+    logits = hidden.bfloat16().double() @ exact.t()
+    torch.nn.functional.cross_entropy(logits, targets).backward()
+    assert exact.grad is not None
+
+    head = FusedHead(64, 8192, bias=False)
+    head.weight.data = weight.float()
+    head.always = True
+    for inputs, labels in zip(
+        hidden.chunk(micro_batches), targets.chunk(micro_batches), strict=True
+    ):
+        head.targets = labels
+        with torch.autocast("cpu", torch.bfloat16):
+            (head(inputs) / micro_batches).backward()
+    assert head.weight.grad is not None
+
+    is_target = torch.zeros(8192, dtype=torch.bool).scatter(0, targets, True)
+    for words in (slice(None), ~is_target):
+        difference = head.weight.grad[words].double() - exact.grad[words]
+        assert difference.norm() <= 2e-3 * exact.grad[words].norm()
+
+
+def test_an_embedding_that_is_also_the_head_gets_both_gradients() -> None:
+    weight = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
+    ids, labels = torch.randint(50, (2, 4, 9), generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for loss in ("plain", "fused"):
+        model = Tied(weight, loss)
+        mean_loss(model, {"input_ids": ids}, labels).backward()
+        gradients.append(model.embedding.weight.grad)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-8)
 
 
 def test_a_loss_in_chunks_that_is_only_measured_takes_no_gradients() -> None:
