@@ -34,6 +34,7 @@ from .meta_model import small_copy
 from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import check_sizes, checkpoint_activations, from_configuration
 from .problems import setting_error
+from .quantized import training_device
 from .separation import check_separation, small_batch
 from .sources import Row
 from .templates import ChatTemplate, read_template
@@ -196,6 +197,9 @@ class CausalLM(TokenTask):
             model = add_adapter(model, self.adapter, self.memory.get("stored"))
             if probe_is_model:
                 probe = model
+                if self.adapter.quantize is not None:
+                    # Its layers of 4 bits are on the GPU already, the others where they were.
+                    probe.to("cuda" if needs_gpu else training_device())
             else:
                 probe = add_adapter(probe, replace(self.adapter, quantize=None))
 

@@ -19,6 +19,15 @@ from .problems import first_line, setting_error
 CAUSAL = "AutoModelForCausalLM"
 # Buffers in the files of former versions, which from_pretrained ignores in all models.
 FORMER_BUFFERS = [r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]
+# In the errors of transformers about the attention that was asked for, in small letters: it is not
+# known, the model does not have it, or its package is not installed.
+ABOUT_ATTENTION = (
+    "attn_implementation",
+    "attention implementation",
+    "flash attention",
+    "flashattention",
+    "`kernels`",
+)
 FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 
@@ -199,12 +208,18 @@ def _check_safetensors(name: str, folder: Path) -> None:
 def _not_loaded(name: str, attention: str | None, error: BaseException) -> Exception:
     """Return the error for a model that a library failed to load."""
     text = first_line(error)
-    if "attn_implementation" in str(error) or "attention implementation" in str(error).lower():
+    if _is_about_attention(error):
         return setting_error("attention", attention, text)
     if Path(name).expanduser().is_dir():
         return setting_error("model", name, f"cannot be loaded: {text}")
     rule = f"no such folder here, and it cannot be loaded from the Hub: {text}"
     return setting_error("model", name, rule)
+
+
+def _is_about_attention(error: BaseException) -> bool:
+    """Return whether an error of transformers is about the attention that was asked for."""
+    text = str(error).lower()
+    return any(words in text for words in ABOUT_ATTENTION)
 
 
 # -- tensors --------------------------------------------------------------------------------------
@@ -305,6 +320,8 @@ def from_configuration(
                 built, attn_implementation=attention
             )
     except Exception as error:  # a configuration's own checks, sizes that do not divide
+        if _is_about_attention(error):
+            raise setting_error("attention", attention, first_line(error)) from None
         raise setting_error("config", kind, first_line(error)) from None
 
 

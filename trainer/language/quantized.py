@@ -84,7 +84,7 @@ def quantize_weights(model: nn.Module, stored: StoredWeights | None) -> None:
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    device = _device()
+    device = training_device()
     store = None if stored is None else of_model_folder(stored.folder, stored.names)[0]
     for name, layer in model.named_modules():
         if not isinstance(layer, Linear4bit):
@@ -102,7 +102,7 @@ def quantize_weights(model: nn.Module, stored: StoredWeights | None) -> None:
         mark_initialized(layer.weight)
 
 
-def _device() -> torch.device:
+def training_device() -> torch.device:
     """Return where a model will be trained; the CPU where nothing is launched, as in a check."""
     from accelerate import PartialState
 

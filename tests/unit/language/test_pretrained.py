@@ -14,6 +14,7 @@ from tiny_language import CONFIGS, VOCABULARY, change_tensors, save_model
 from trainer import ConfigError
 from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
+from trainer.language.pretrained import build_on_meta, from_configuration
 
 
 @pytest.fixture
@@ -288,3 +289,13 @@ def test_heads_of_other_tasks_are_not_those_of_an_encoder_but_its_layers_are(
         ConfigError, match=f"its files hold {layer}, which BertForMaskedLM does not know"
     ):
         MaskedLM(**settings).build_model()
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "kernels-community/flash-attn2"])
+def test_a_missing_package_of_an_attention_is_an_error_of_attention(
+    attention: str, llama: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"attention: '{attention}': .*install"):
+        from_configuration(CONFIGS["llama"], attention, {"vocab_size": 320})
+    with pytest.raises(ConfigError, match=f"attention: '{attention}': .*install"):
+        build_on_meta(str(llama), attention, str(llama))
