@@ -16,7 +16,12 @@ from torch.optim import Optimizer
 from .building.data import build_data, evaluation_size, sample_data
 from .building.length import epoch_end_notices, last_step, most_checkpoints, profile_notices
 from .building.meta_model import MetaModel
-from .building.model import build_model, count_parameters, held_in_evaluation
+from .building.model import (
+    build_model,
+    count_parameters,
+    held_in_evaluation,
+    operations_per_token,
+)
 from .building.optimizer import build_optimizer, build_schedule
 from .checkpoint import OptimizerForm, SavePolicy, Saver, Start
 from .checkpoint.checksums import base_weights
@@ -215,6 +220,7 @@ def _build_optimizer(run: Run, model: nn.Module, start: Start) -> Optimizer:
     run.note(*notices)
     run.parameters = count_parameters(model)
     run.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    run.operations = operations_per_token(model)
     keeps_checkpoints = run.config.keep_last > 0 or start.found is not None
     run.optimizer_form = OptimizerForm.of(
         model, optimizer, saved=keeps_checkpoints, device=run.strategy.step_device

@@ -27,7 +27,7 @@ from .reporting.meter import summary_text
 from .row import row_of
 from .strategies.base import StepResult
 from .strategies.buffers import restored_buffers
-from .task import Task
+from .task import Task, computed
 
 
 class Trainer:
@@ -130,24 +130,27 @@ class Trainer:
     def _begin_total_weight(self, window: Window) -> Callable[[], float]:
         """Return a function that waits for the weight of the step over all ranks. Collective.
 
-        The sum over ranks runs during the first forward pass. Examples are counted by the plan
-        of the data; tokens are known to each rank for its own part only.
+        What counts for the speed is summed in the same message. The sum over ranks runs during the
+        first forward pass. Examples are counted by the plan of the data; tokens are known to each
+        rank for its own part only.
         """
         run = self.run
         if run.train_data.weight_of is None:
             return lambda: float(window.samples)
-        sum_of_ranks = run.agreement.begin_sum(window.weight)
+        counted = [micro.batch for micro in window.micros if micro.counts]
+        of_rank = [window.weight, *computed(run.task, counted)]
+        sums_of_ranks = run.agreement.begin_sums(of_rank)
 
         @cache
         def total_weight() -> float:
-            total = sum_of_ranks()
+            total, tokens, attention = sums_of_ranks()
             if total <= 0:
                 raise DataError(
                     f"step {run.step + 1}: no item of the global batch has a weight; "
                     "check Task.weight"
                 )
             if run.task.counts_tokens:
-                run.meter.count(total)
+                run.meter.count(tokens, trained=total, attention=attention)
             return total
 
         return total_weight
@@ -203,12 +206,9 @@ class Trainer:
     def _summary(self) -> dict[str, Any]:
         """Return what summary.json holds. Collective: call on every rank."""
         run = self.run
-        # For each parameter and token two operations forward, as many for the gradients of the
-        # activations, and as many again for those of the weights.
-        operations = 4 * run.parameters + 2 * run.trainable
         stopped_by = Signals(run.stop_signal).name if run.stop_signal else run.stop_reason or None
         spent = run.meter.summary(
-            run.agreement.gather, operations, run.plan.world_size, run.plan.precision["compute"]
+            run.agreement.gather, run.operations, run.plan.world_size, run.plan.precision["compute"]
         )
         return {
             "steps": run.step,

@@ -131,6 +131,7 @@ class Run:
     model_file: ModelFile = field(init=False)
     parameters: int = field(init=False)
     trainable: int = field(init=False)
+    operations: int = field(init=False)
     optimizer_form: OptimizerForm = field(init=False)
     optimizer_facts: dict[str, Any] = field(init=False)
     schedule: LRScheduler = field(init=False)

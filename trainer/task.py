@@ -66,7 +66,7 @@ class Task:
 
     Attributes:
         counts_tokens: whether ``weight`` counts tokens; speed is then also given in tokens a
-            second.
+            second, those that are computed (``computed_tokens``) and those that are trained on.
     """
 
     counts_tokens: ClassVar[bool] = False
@@ -143,6 +143,25 @@ class Task:
         tokens, and sets ``counts_tokens``. The batch is still on the CPU.
         """
         return batch_size(batch)
+
+    def computed_tokens(self, batch: Any) -> int:
+        """Count the tokens of a batch that go through the model, trained on or not.
+
+        Tokens a second and MFU count these. Called where ``counts_tokens`` is set, with a batch on
+        the CPU. By default the positions of its ``input_ids``, padding included, or else
+        ``weight``.
+        """
+        if isinstance(batch, Mapping) and "input_ids" in batch:
+            return int(batch["input_ids"].numel())
+        return int(self.weight(batch))
+
+    def attention_operations(self, batch: Any) -> float:
+        """Count the floating-point operations of attention for a batch, forward and backward.
+
+        MFU adds them to those with the parameters, which it knows. By default 0: then MFU is too
+        small for long rows. The language tasks count them.
+        """
+        return 0.0
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         """Return the metrics of one batch by name: 1-D per-example values, or ``(sum, weight)``.
@@ -225,6 +244,19 @@ def own_schedule(task: Task) -> str | None:
     """Return the method by which a task builds its own schedule; None where it has none."""
     build = type(task).build_schedule
     return None if build is Task.build_schedule else f"{build.__module__}:{build.__qualname__}"
+
+
+def computed(task: Task, batches: Iterable[Any]) -> tuple[float, float]:
+    """Return what a model computes of some batches: tokens, and operations of attention.
+
+    Both are 0 for a task that counts examples.
+    """
+    tokens, operations = 0.0, 0.0
+    if task.counts_tokens:
+        for batch in batches:
+            tokens += task.computed_tokens(batch)
+            operations += task.attention_operations(batch)
+    return tokens, operations
 
 
 def batch_size(batch: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,14 +87,14 @@ def test_the_weight_of_a_step_is_asked_before_its_first_forward_pass_and_read_af
             events.append("forward")
             return super().training_step(model, batch)
 
-    real = Agreement.begin_sum
+    real = Agreement.begin_sums
 
-    def begin_sum(self: Agreement, value: float) -> Callable[[], float]:
-        result = real(self, value)
+    def begin_sums(self: Agreement, values: Sequence[float]) -> Callable[[], list[float]]:
+        result = real(self, values)
         events.append("ask")
         return lambda: events.append("read") or result()  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr(Agreement, "begin_sum", begin_sum)
+    monkeypatch.setattr(Agreement, "begin_sums", begin_sums)
     config = replace(configured(tmp_path), accumulation_steps=2, keep_last=0, max_steps=1)
     trainer = Trainer(Tokens(), config)
     events.clear()

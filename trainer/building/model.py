@@ -76,10 +76,30 @@ def _widen(model: nn.Module, plan: Plan) -> list[str]:
 
 def count_parameters(model: nn.Module) -> int:
     """Count the elements of all parameters; of a quantized one those that its bytes stand for."""
-    total = 0
-    for parameter in model.parameters():
-        total += getattr(parameter, "quant_state", parameter).shape.numel()
-    return total
+    return sum(_elements(parameter) for parameter in model.parameters())
+
+
+def _elements(parameter: nn.Parameter) -> int:
+    count: int = getattr(parameter, "quant_state", parameter).shape.numel()
+    return count
+
+
+def operations_per_token(model: nn.Module) -> int:
+    """Count the floating-point operations of a token with the parameters, forward and backward.
+
+    An embedding looks rows up and multiplies nothing, unless its weight is also the head's. All
+    experts of a mixture count.
+    """
+    multiplied: set[nn.Parameter] = set()
+    for module in model.modules():
+        if not isinstance(module, nn.Embedding):
+            multiplied.update(module.parameters(recurse=False))
+
+    # For each parameter two operations forward, as many for the gradients of the activations, and
+    # as many again for those of the weights.
+    parameters = sum(_elements(parameter) for parameter in multiplied)
+    trainable = sum(_elements(parameter) for parameter in multiplied if parameter.requires_grad)
+    return 4 * parameters + 2 * trainable
 
 
 def held_in_evaluation(model: nn.Module) -> list[nn.Module]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -165,23 +165,23 @@ class Agreement:
 
     def sum(self, value: float) -> float:
         """Sum one number over ranks, on the CPU. Collective: call on every rank."""
-        result = self.begin_sum(value)
-        return result()
+        result = self.begin_sums([value])
+        return result()[0]
 
-    def begin_sum(self, value: float) -> Callable[[], float]:
-        """Begin to sum one number over ranks; return a function that waits for the sum.
+    def begin_sums(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """Begin to sum numbers over ranks; return a function that waits for the sums.
 
         Collective: call on every rank.
         """
-        total = torch.tensor([value], dtype=torch.float64)
+        totals = torch.tensor(values, dtype=torch.float64)
         work = None
         if self.distributed:
-            work = dist.all_reduce(total, group=self.group, async_op=True)
+            work = dist.all_reduce(totals, group=self.group, async_op=True)
 
-        def result() -> float:
+        def result() -> list[float]:
             if work is not None:
                 work.wait()
-            return float(total.item())
+            return totals.tolist()
 
         return result
 

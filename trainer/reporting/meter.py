@@ -30,8 +30,11 @@ class Meter:
         spent: seconds apart from training, by what they were spent on.
         within: seconds of parts of training.
         lasted: seconds of the newest pause.
-        before: tokens and seconds of the processes that this one continues; set by who resumes.
-        total_samples, total_tokens: of this process.
+        before: trained tokens and seconds of the processes that this one continues; set by who
+            resumes.
+        total_samples: of this process.
+        total_tokens, total_trained_tokens: of this process, those that went through the model, and
+            those of them that it was trained on.
         readings: speeds that ``read`` returned, by unit.
     """
 
@@ -45,6 +48,8 @@ class Meter:
         self.before = {"tokens": 0.0, "seconds": 0.0}
         self.total_samples = 0
         self.total_tokens = 0.0
+        self.total_trained_tokens = 0.0
+        self._attention_operations = 0.0
 
         # Eight bytes each: a run of months logs some millions.
         self.readings = {unit: array("d") for unit in UNITS}
@@ -66,6 +71,7 @@ class Meter:
         self._samples = 0
         self._steps = 0
         self._tokens = 0.0
+        self._trained_tokens = 0.0
 
     @property
     def position(self) -> tuple[str, int]:
@@ -99,18 +105,27 @@ class Meter:
         self._samples += samples
         self.total_samples += samples
 
-    def count(self, tokens: float) -> None:
-        """Count a step's tokens over all ranks; not called for tasks that count examples."""
+    def count(self, tokens: float, *, trained: float, attention: float = 0.0) -> None:
+        """Count a step's tokens over all ranks; not called for tasks that count examples.
+
+        Args:
+            tokens: that went through the model.
+            trained: those of them that the loss is over.
+            attention: floating-point operations of attention.
+        """
         self._tokens += tokens
         self.total_tokens += tokens
+        self._trained_tokens += trained
+        self.total_trained_tokens += trained
+        self._attention_operations += attention
 
     def until_now(self) -> dict[str, float]:
-        """Return tokens and seconds since the run's start, in all of its processes.
+        """Return trained tokens and seconds since the run's start, in all of its processes.
 
         Start-up counts.
         """
         return {
-            "tokens": self.before["tokens"] + self.total_tokens,
+            "tokens": self.before["tokens"] + self.total_trained_tokens,
             "seconds": round(self.before["seconds"] + self.seconds, 3),
         }
 
@@ -186,6 +201,7 @@ class Meter:
         values: dict[str, float] = {"samples_per_second": round(self._samples / busy, 3)}
         if self._tokens:
             values["tokens_per_second"] = round(self._tokens / busy, 1)
+            values["trained_tokens_per_second"] = round(self._trained_tokens / busy, 1)
         values["seconds"] = round(now - self._training_began, 3)
         values["eta_seconds"] = round(busy / max(1, self._steps) * steps_left, 1)
         values["peak_memory_bytes"] = self.memory.read()
@@ -226,7 +242,8 @@ class Meter:
 
         Args:
             gather: collects a value of every rank.
-            operations: floating-point operations a token, forward and backward.
+            operations: floating-point operations of a token with the parameters, forward and
+                backward; those of attention were counted.
             precision: what layers compute in: ``fp32``, ``bf16`` or ``fp16``.
         """
         wall = self.seconds
@@ -249,6 +266,10 @@ class Meter:
         if self.total_tokens:
             tokens_speed = self._speed("tokens", self.total_tokens / training)
             facts |= tokens_speed.as_dict("tokens")
+            trained_speed = self._speed("trained_tokens", self.total_trained_tokens / training)
+            facts |= trained_speed.as_dict("trained_tokens")
+
+            operations += self._attention_operations / self.total_tokens
             facts |= self._utilization(operations * tokens_speed.median / world_size, precision)
         return facts
 
@@ -343,7 +364,7 @@ def _time_text(summary: Mapping[str, Any]) -> str:
     if not summary.get("readings_of_speed"):
         speed_text += " (the first step included)"
     if "mfu" in summary:
-        speed_text += f", MFU {summary['mfu']:.1%} (6 operations a parameter and token)"
+        speed_text += f", MFU {summary['mfu']:.1%}"
 
     return (
         f"wall time {wall:.1f} s: training {training:.1f} s ({', '.join(parts)}), "

@@ -1,9 +1,9 @@
 """The speed of a run: one definition, for its last lines, summary.json and for comparing runs.
 
-Each logged row says how many samples (and tokens) a second passed since the row before, without
-pauses for evaluation and saving. The first row of a process also holds what is paid once
-(compiling, the first allocations): it does not count. The speed is the median of the others, its
-spread the middle half of them.
+Each logged row says how many samples (and tokens: those that went through the model, and those that
+it was trained on) a second passed since the row before, without pauses for evaluation and saving.
+The first row of a process also holds what is paid once (compiling, the first allocations): it does
+not count. The speed is the median of the others, its spread the middle half of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-UNITS = ("samples", "tokens")
+UNITS = ("samples", "tokens", "trained_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Speed:
 
     def text(self, unit: str) -> str:
         """Return it for people, with its spread."""
-        text = f"{_short(self.median)} {unit}/s"
+        text = f"{_short(self.median)} {unit.replace('_', ' ')}/s"
         if self.readings < 2:
             return text
 
@@ -83,7 +83,7 @@ def steady_speed(rows: Iterable[Mapping[str, Any]], unit: str) -> Speed | None:
     Args:
         rows: in their order, with ``seconds`` since the process began to train; they start again
             in a process that resumes.
-        unit: ``samples`` or ``tokens``.
+        unit: one of ``UNITS``.
     """
     values = []
     seconds_before = math.inf

@@ -12,7 +12,12 @@ from plans import plan
 from torch import nn
 
 from trainer import LaunchError, Task, TrainConfig
-from trainer.building.model import build_model, count_parameters, held_in_evaluation
+from trainer.building.model import (
+    build_model,
+    count_parameters,
+    held_in_evaluation,
+    operations_per_token,
+)
 
 
 class Builds(Task):
@@ -104,3 +109,21 @@ def test_layers_in_evaluation_mode_stay_there_but_not_a_whole_model() -> None:
     assert held_in_evaluation(model) == [model[1]]
     model.eval()  # as from_pretrained leaves it
     assert held_in_evaluation(model) == []
+
+
+def test_operations_of_a_token_leave_out_embeddings_that_multiply_nothing() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self, *, tied: bool) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(50, 4)
+            self.positions = torch.nn.Embedding(9, 4)
+            self.body = torch.nn.Linear(4, 4, bias=False)
+            self.head = torch.nn.Linear(4, 50, bias=False)
+            if tied:
+                self.head.weight = self.embedding.weight
+
+    for tied in (False, True):
+        model = Model(tied=tied)
+        assert operations_per_token(model) == 6 * (16 + 200)
+        model.body.requires_grad_(False)
+        assert operations_per_token(model) == 6 * 200 + 4 * 16

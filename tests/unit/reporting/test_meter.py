@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
         with meter.part("optimizer"):
             time.sleep(0.01)
         meter.step(8)
-        meter.count(100)
+        meter.count(100, trained=25)
     with meter.paused("evaluation"):
         time.sleep(0.03)
     of_meter = meter.summary(
@@ -46,6 +47,9 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
     assert whole == pytest.approx(seconds["wall"], abs=2e-3)
     assert seconds["start-up"] > 0.1, "from the start of the process, with what it imports"
     assert summary["tokens_per_second"] == pytest.approx(300 / seconds["training"], rel=0.02)
+    assert summary["trained_tokens_per_second"] == pytest.approx(
+        summary["tokens_per_second"] / 4, rel=1e-3
+    )
     assert summary["readings_of_speed"] == 0 and "(the first step included)" in summary_text(
         summary, "x"
     )
@@ -56,6 +60,7 @@ def test_the_parts_add_up_to_the_wall_time() -> None:
     assert (
         f"(data {seconds['data']:.1f}, forward and backward" in lines[1] and "tokens/s" in lines[1]
     )
+    assert " trained tokens/s" in lines[1]
     pattern = (
         r"peak memory of the largest rank, resident: "
         r"set-up [\d.]+ [MG]iB, training [\d.]+ [MG]iB, evaluation .*B"
@@ -83,7 +88,7 @@ def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
     meter.start()
     for samples in (1, 100, 300, 200):
         meter.step(samples)
-        meter.count(10 * samples)
+        meter.count(10 * samples, trained=4 * samples)
         time.sleep(0.02)
         meter.read(steps_left=0)
     summary = meter.summary(lambda value: [value], operations=6e6, world_size=1, precision="fp32")
@@ -92,6 +97,7 @@ def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
     assert (summary["samples_per_second"], summary["readings_of_speed"]) == (values[1], 3)
     assert values[0] <= low < values[1] < high <= values[2]
     assert summary["tokens_per_second"] == pytest.approx(10 * values[1], rel=1e-3)
+    assert summary["trained_tokens_per_second"] == pytest.approx(4 * values[1], rel=1e-3)
     text = summary_text(
         {"steps": 4, "total_steps": 4, "samples": 601, "evaluation": {}, **summary}, "m"
     )
@@ -99,6 +105,25 @@ def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
         f"{values[1]:,.0f} samples/s (middle half of 3 readings: {low:,.0f} to {high:,.0f}), "
         in text
     )
+
+
+def test_mfu_counts_all_tokens_that_are_computed_and_their_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    meter = Meter(torch.device("cpu"))
+    meter.start()
+    time.sleep(0.02)
+    meter.count(1000, trained=250, attention=3e12)
+    meter.device = torch.device("cuda")  # after what asks the device: there is none
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 0)
+    summary = meter.summary(
+        lambda value: [value] * 2, operations=6e9, world_size=2, precision="bf16"
+    )
+    operations_per_second = (6e9 + 3e9) * summary["tokens_per_second"]
+    assert summary["mfu"] == pytest.approx(operations_per_second / 2 / 989e12, abs=6e-5)
+    assert summary["mfu"] > 0.001, "or the assertion above shows nothing"
 
 
 def test_the_last_lines_have_metrics_of_several_sets_and_the_best_value() -> None:
