@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ..strategies.compiled import compiled_as
 from .packing import IGNORED
 from .separation import probing
 
@@ -221,7 +222,7 @@ def mean_loss(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
     head = next((module for module in model.modules() if isinstance(module, FusedHead)), None)
     if head is None:
         logits = model(**inputs, use_cache=False).logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)
+        return compiled_as(model, loss_of_logits)(logits, labels)
 
     head.targets = labels
     try:
@@ -229,3 +230,8 @@ def mean_loss(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
     finally:
         head.targets = None
     return loss
+
+
+def loss_of_logits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy of logits that are all in memory."""
+    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED)

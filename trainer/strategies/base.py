@@ -35,8 +35,10 @@ from ..distributed.restarts import connect_attempt
 from ..errors import ConfigError, Problem
 from .batch_copies import BatchCopies
 from .buffers import sync
+from .compiled import remember_settings
 from .finite import step_if_finite
 from .first_state import first_state, replaced_problem
+from .float32_outputs import cast_when_read, float32_when_read
 from .meta_device import allocate, replace_in_optimizer
 from .optimizer_probe import divided_step_problem, state_slots
 from .tensors import (
@@ -234,6 +236,7 @@ class Strategy(ABC):
             optimizer.state = first  # type: ignore[assignment]
 
         self.wrap(model, optimizer)
+        cast_when_read(unwrapped(self.model))
         if first is not None:  # Accelerate has made a plain dictionary of it
             optimizer.state = first  # type: ignore[assignment]
         # The inner optimizer: the prepared one looks up a package at every step (half of
@@ -264,6 +267,7 @@ class Strategy(ABC):
 
         model = unwrapped(self.model)
         by_layers = settings.pop("use_regional_compilation", has_repeated_blocks(model))
+        remember_settings(model, settings)
         if by_layers:
             compile_regions_fsdp2(model, **settings)  # nothing in it is particular to FSDP2
         else:
@@ -556,7 +560,7 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
         model: gets hooks.
         dtype: of the inputs; None leaves them as they are.
     """
-    from accelerate.utils import convert_to_fp32, recursively_apply
+    from accelerate.utils import recursively_apply
 
     def is_float(value: object) -> bool:
         return isinstance(value, Tensor) and value.is_floating_point()
@@ -568,4 +572,4 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
 
     if dtype is not None:
         model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
-    model.register_forward_hook(lambda module, args, output: convert_to_fp32(output))
+    model.register_forward_hook(lambda module, args, output: float32_when_read(output))

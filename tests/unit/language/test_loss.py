@@ -18,6 +18,7 @@ from trainer import ConfigError
 from trainer.language import Adapter, CausalLM
 from trainer.language.loss import ChunkedLoss, FusedHead, mean_loss, rows_of_chunk
 from trainer.language.packing import IGNORED
+from trainer.strategies.compiled import remember_settings
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -217,6 +218,67 @@ def test_a_model_that_bounds_its_logits_is_not_fused(
         ConfigError, match="the last layer of PeftModelForCausalLM is a Linear, no plain Linear"
     ):
         task(loss="fused", adapter=Adapter(targets=["lm_head"])).build_model()
+
+
+class Graphs:
+    """A backend that runs graphs as they are, and keeps the names of their operations."""
+
+    def __init__(self) -> None:
+        self.operations: list[set[str]] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, examples: Any) -> Any:
+        names = set()
+        for part in graph.modules():  # a function with a backward pass of its own is one
+            if isinstance(part, torch.fx.GraphModule):
+                names |= {getattr(n.target, "__name__", str(n.target)) for n in part.graph.nodes}
+        self.operations.append(names)
+        return graph.forward
+
+
+# Dynamo looks at the gradients of its inputs, and makes objects of functions; every warning is an
+# error here.
+@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("loss", ["auto", "fused"])
+def test_under_compile_head_and_loss_are_one_graph(
+    loss: str, task: Callable[..., CausalLM]
+) -> None:
+    """Layer by layer, as strategies compile: the head and its loss are a leaf of the model."""
+    from accelerate.utils.other import compile_regions_fsdp2
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    causal = task(loss=loss)
+    model, batch = build_with_batch(causal)
+    found = []
+    graphs = Graphs()
+    for is_compiled in (False, True):
+        if is_compiled:
+            compile_regions_fsdp2(model, backend=graphs)
+        model.zero_grad()
+        value = causal.training_step(model, batch)
+        value.backward()
+        found.append([value.detach(), model.get_output_embeddings().weight.grad.clone()])
+    torch.testing.assert_close(found[0], found[1])
+
+    assert not torch._dynamo.utils.counters["graph_break"]
+    head = [names for names in graphs.operations if names & {"cross_entropy", "log_softmax"}]
+    assert len(head) == 1 and "linear" in head[0], graphs.operations
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_loss_outside_of_the_model_is_compiled_as_the_model_is(
+    task: Callable[..., CausalLM],
+) -> None:
+    torch._dynamo.reset()
+    causal = task(loss="plain")
+    model, batch = build_with_batch(causal)
+    expected = causal.training_step(model, batch)
+    graphs = Graphs()
+    remember_settings(model, {"backend": graphs, "fullgraph": True})
+    for _ in range(2):
+        torch.testing.assert_close(causal.training_step(model, batch), expected)
+    assert len(graphs.operations) == 1 and "cross_entropy" in graphs.operations[0]
 
 
 # The gradients of the weights are there before: what is measured is what one step adds.
