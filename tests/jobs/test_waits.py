@@ -1,4 +1,10 @@
-"""What a training step reads back to the host, under every strategy, is what docs/gpu.md lists."""
+"""What a training step reads back to the host, under every strategy, is what docs/gpu.md lists.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| Nothing in a step waits for the device but what the page lists | one process; all on 2 | test_every_value_that_a_step_reads_back_is_listed |
+| Every place on the page exists, and every call that waits is on it | none | test_every_place_of_the_page_exists_and_every_synchronize_is_on_it |
+"""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..private.torch import mark_dynamic
 from ..private.transformers import attention_of, supports_flash
 from .meta_model import small_copy
 from .packing import borders_of
@@ -209,7 +210,7 @@ def borders_for(batch: Any) -> dict[str, Any]:
     if borders is None:
         borders = borders_of(batch["position_ids"])
     # Their number changes from batch to batch; a compiled layer is told so, and is compiled once.
-    torch._dynamo.maybe_mark_dynamic(borders, 0)
+    mark_dynamic(borders, 0)
     longest = batch["input_ids"].shape[1]  # a constant; no document has more positions than a row
     return {
         "cu_seq_lens_q": borders,

@@ -271,7 +271,7 @@ class TokenTask(LanguageTask):
         return count
 
     def attention_operations(self, batch: Any) -> float:
-        attention: Attention | None = self.memory.get("attention")
+        attention: Attention | None = self.memory.get("operations")
         if attention is None:
             return 0.0
         if "position_ids" in batch:

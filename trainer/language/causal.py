@@ -185,7 +185,7 @@ class CausalLM(TokenTask):
         model = self.load_model(vocabulary)
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
         model.config.architectures = [type(model).__name__]
-        self.memory["attention"] = Attention.of(model.config)
+        self.memory["operations"] = Attention.of(model.config)
         notice = end_with(model, self.memory.get("ends", ()), self.load_tokenizer())
         if notice:
             self.note(notice)
@@ -201,7 +201,7 @@ class CausalLM(TokenTask):
                 probe = model
                 if self.adapter.quantize is not None:
                     # Its layers of 4 bits are on the GPU already, the others where they were.
-                    probe.to("cuda" if needs_gpu else training_device())
+                    probe.to(training_device())
             else:
                 probe = add_adapter(probe, replace(self.adapter, quantize=None))
 

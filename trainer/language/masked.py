@@ -89,7 +89,7 @@ class MaskedLM(TokenTask):
 
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
         model.config.architectures = [type(model).__name__]
-        self.memory["attention"] = Attention.of(model.config)
+        self.memory["operations"] = Attention.of(model.config)
         if self.adapter is not None:
             model = add_adapter(model, self.adapter, self.memory.get("stored"), None)
         return model  # type: ignore[no-any-return]

@@ -113,6 +113,15 @@ def import_dynamo() -> None:
     importlib.import_module("torch._dynamo")
 
 
+def mark_dynamic(tensor: Tensor, dimension: int) -> None:
+    """Tell ``torch.compile`` that the size of a dimension changes, so that it compiles once.
+
+    ``torch._dynamo.maybe_mark_dynamic``, last seen in torch 2.13; ``torch.compiler`` has no such
+    function.
+    """
+    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+
+
 # -- FSDP2 and DTensor ----------------------------------------------------------------------------
 
 

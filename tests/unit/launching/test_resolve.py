@@ -7,6 +7,7 @@ from origins import origin, sourced
 from plans import (
     CPU,
     FOUR_GPUS,
+    HOME,
     SAID,
     asked,
     launched,

@@ -1,4 +1,9 @@
-"""ZeRO-1 and 2 exchange while the backward pass runs, as they do on GPUs: the same losses."""
+"""ZeRO-1 and 2 exchange while the backward pass runs, as they do on GPUs: the same losses.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| An exchange during the backward pass has the losses of one after it | ZeRO-1, ZeRO-2 on 2 | test_an_exchange_in_the_backward_pass_has_the_same_numbers |
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """``reduce_dtype: bf16`` under every strategy, on two real processes: it is what travels, and the
 curve is that of float32 but for the rounding.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| ``reduce_dtype: bf16`` is what travels, and the curve is that of float32 but for rounding | all on 2, in float32 and bf16 | test_gradients_travel_in_bf16_and_the_curve_stays |
 """
 
 from __future__ import annotations
