@@ -53,6 +53,8 @@ from .report import GONE, report_text
 _FOUND_SECONDS = 2.0
 # Where this process slept for longer between two turns, it was stopped.
 _LONGEST_SLEEP_SECONDS = 4 * PERIOD_SECONDS
+# So many looks follow each other soon: a rank may end in its first step, and its row is wanted.
+_FIRST_LOOKS = 10
 # Ranks that judge. One of them may be what stands still.
 _JUDGES = 2
 # The uses of the watch in this process, which all ranks make in the same order.
@@ -209,8 +211,10 @@ class _Watch:
                 looks = self._looks
             has_read_again = self._looks > looks + 1 or not self.has_store
 
-            for rank, row in sorted(self.board.rows.items()):
-                if row.left not in ("", "finished"):
+            # A rank that ended at once may have no row here.
+            for rank in sorted(self.board.who):
+                row = self.board.rows.get(rank)
+                if row is not None and row.left not in ("", "finished"):
                     return self._text({rank: row.left})
                 if rank == ended and has_read_again:
                     return self._text({rank: GONE})
@@ -249,9 +253,10 @@ class _Watch:
     def _period(self) -> float:
         """Return the seconds until the next turn: a tenth where this rank waits to know something.
 
-        That is which rank is gone, or who the others are.
+        That is which rank is gone, who the others are, or at first what they do.
         """
-        is_in_haste = bool(self.own.failed) or len(self.board.who) < len(self.ranks)
+        is_new = self._looks < _FIRST_LOOKS
+        is_in_haste = bool(self.own.failed) or is_new or len(self.board.who) < len(self.ranks)
         return PERIOD_SECONDS / 10 if is_in_haste else PERIOD_SECONDS
 
     def _begin_anew(self, now: float) -> None:

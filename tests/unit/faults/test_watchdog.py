@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -116,6 +117,16 @@ def test_a_silent_rank_is_judged_by_its_observer(watch: Callable[..., Any]) -> N
     assert said(watch(rows, {1: IDLE}, silent=9.0)).startswith("rank 1 stands still")
     assert said(watch(rows, {1: None}, silent=9.0)) == halted, "nothing of its machine answers"
     assert said(watch(rows, {1: None}, silent=5.0)) == ""
+
+
+def test_a_rank_that_ended_before_it_was_heard_of_is_named(watch: Callable[..., Any]) -> None:
+    """Killed in its first step, it has written no row that was read; its connections broke."""
+    alone = watch({1: OWN}, rank=1)
+    gone = replace(alone.board.who[0].identity, pid=2**22 + 1)  # a number that no process has
+    alone.board.who[0] = replace(alone.board.who[0], identity=gone)
+    alone.has_store = False
+    text = alone._name_lost_rank()
+    assert re.search(r"^rank 0 ended silently", text, re.MULTILINE), text
 
 
 def test_a_rank_whose_observer_is_gone_is_gone_unless_it_is_seen_to_live(
