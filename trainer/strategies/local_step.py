@@ -148,7 +148,7 @@ class LocalStep:
     def _find_rows(self, groups: list[dict[str, Any]]) -> None:
         """List the rows of each group, where its parameters are not those of the last step."""
         known = len(groups) == len(self._groups)
-        if known and all(map(_is_list, groups, self._groups)):
+        if known and all(map(_is_known, groups, self._groups, self._of_groups)):
             return
 
         self._groups = [group["params"] for group in groups]
@@ -189,5 +189,6 @@ class LocalStep:
                 rows.give_state(own, whole)
 
 
-def _is_list(group: dict[str, Any], parameters: list[Tensor]) -> bool:
-    return group["params"] is parameters
+def _is_known(group: dict[str, Any], parameters: list[Tensor], own: list[Tensor]) -> bool:
+    """Return whether a group has the same list as before, and nobody has put more into it."""
+    return group["params"] is parameters and len(parameters) == len(own)
