@@ -163,6 +163,17 @@ def test_rows_are_followed_to_other_memory_and_to_other_groups() -> None:
         optimizer.step()
     assert torch.equal(moved._local_tensor, before - 0.5)
 
+    # Neither another group nor another list: one parameter more in the same list.
+    optimizer.param_groups.pop()
+    with local.on_rows():
+        optimizer.step()
+    others.append(weight)
+    optimizer.param_groups[0]["lr"] = 0.5
+    before = moved._local_tensor.clone()
+    with local.on_rows():
+        optimizer.step()
+    assert torch.equal(moved._local_tensor, before - 0.5)
+
 
 def test_an_error_within_the_step_leaves_the_groups_as_they_were() -> None:
     model = sharded()
