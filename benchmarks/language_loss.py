@@ -11,10 +11,13 @@ so that what else the machine does meets all of them. The first step of each is 
 Prints each way's tokens per second of wall time and of CPU time, and the ratios of its steps to those of ``plain``
 beside them: median, lowest, highest. TRL (``pip install --no-deps trl``) is compared where it is asked for.
 
-measured (2026-11-23, at 490efb0, ``--with auto plain fused trl --steps 10``: SmolLM2-135M, 2 x 256, two quiet x86 CPU
-cores, torch 2.13, TRL 1.16), tokens a second of wall time, and the ratio to plain (least and most of ten steps): auto
-137.9, 0.99 (0.96 to 1.04); plain 138.2; fused 137.8, 1.00 (0.93 to 1.15); TRL 102.3, 0.75 (0.63 to 0.94). auto computes
-as plain does at this size.
+measured (SmolLM2-135M, 2 x 256, two quiet x86 CPU cores, torch 2.13), tokens a second of wall time, and the ratio to
+plain (median, least and most):
+2026-11-24, at 41e045c, ``--with auto plain fused --steps 8``: auto 151.2, 1.04 (1.00 to 1.24); plain 145.0; fused
+151.2, 1.03 (0.71 to 1.45);
+2026-11-23, at 490efb0, ``--with auto plain fused trl --steps 10``, TRL 1.16: auto 137.9, 0.99 (0.96 to 1.04); plain
+138.2; fused 137.8, 1.00 (0.93 to 1.15); TRL 102.3, 0.75 (0.63 to 0.94).
+auto computes as plain does at this size.
 """
 
 from __future__ import annotations
