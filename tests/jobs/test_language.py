@@ -319,6 +319,7 @@ def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Pa
 
     from trainer.language.adapters import load_adapted
 
+    loaded: Any
     for case in CASES:
         model = tuned(case, "fsdp", folder).output_dir / "model"
         _, auto_class, pipeline = KINDS.get(case, KINDS[""])
@@ -328,9 +329,13 @@ def test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer(folder: Pa
         assert f"pipeline_tag: {pipeline}\n" in card
         if case in ("adapter", "experts"):
             assert json.loads((model / "adapter_config.json").read_text())["r"] == 4
-            assert load_adapted(str(model)).peft_config
+            loaded = load_adapted(str(model))
+            ranks = {
+                tensor.shape[0] for name, tensor in loaded.named_parameters() if "lora_A" in name
+            }
+            assert loaded.peft_config and 4 in ranks
         else:
-            loaded: Any = getattr(transformers, auto_class).from_pretrained(model)
+            loaded = getattr(transformers, auto_class).from_pretrained(model)
             assert (
                 type(loaded).__name__
                 == json.loads((model / "config.json").read_text())["architectures"][0]

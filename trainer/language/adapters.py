@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,12 @@ def load_adapted(folder: str, base: str | None = None) -> Any:
 
     model = load_pretrained(base, "sdpa", ignored=["*"])
     try:
-        adapted = PeftModel.from_pretrained(model, str(config.parent))
+        with warnings.catch_warnings():
+            # peft 0.21 gives fused experts, which are parameters, their rank by a pattern, and then
+            # looks for it among modules only. The rank is right: else the shapes would not fit.
+            ignored = "The following (rank|alpha)_pattern keys did not match any targeted module"
+            warnings.filterwarnings("ignore", ignored, RuntimeWarning)
+            adapted = PeftModel.from_pretrained(model, str(config.parent))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         rule = f"the adapter cannot be loaded: {first_line(error)}"
         raise setting_error("model", folder, rule) from None
