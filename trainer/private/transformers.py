@@ -28,8 +28,12 @@ def mark_sharded(module: Any) -> None:
 
     ``_is_fsdp_managed_module``, by which transformers recognizes FSDP1. Publicly ``generate`` has
     ``synced_gpus``, which each caller would have to give.
+
+    ``torch.compile`` looks at the mark as well, and without ``_fsdp_use_orig_params`` beside it (as
+    FSDP2 sets both) it silently leaves the module uncompiled. Last seen in torch 2.13.
     """
     module._is_fsdp_managed_module = True
+    module._fsdp_use_orig_params = True
 
 
 def mark_initialized(parameter: Any) -> None:

@@ -83,3 +83,11 @@ def test_every_module_is_marked_for_generate() -> None:
     model = Scaled()
     keep_in_step(model)
     assert all(module._is_fsdp_managed_module for module in model.modules())
+
+
+def test_a_model_that_is_kept_in_step_is_compiled() -> None:
+    """The mark is one that torch.compile reads, too: it would silently run every module eagerly."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    keep_in_step(model)
+    forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    assert forward(torch.ones(1, 2)).shape == (1, 2)
