@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config.load import Loaded
 from ..errors import ConfigError, Origin, Problem, Sourced
@@ -45,6 +45,7 @@ from .trials import (
     judge,
     measure_gap,
     precision_of,
+    relative_gaps,
 )
 from .usage import local_text, usage_error
 
@@ -535,6 +536,9 @@ class Verdict:
 
         same = len(self.ended) == len(self.runs) and Sameness.DIFFERS not in found.values()
         self._print_conclusion(same, Sameness.ROUNDING in found.values())
+        for run in self.ended[1:]:
+            if found[run.name] is Sameness.DIFFERS:
+                self._print_first_difference(run)
         return same
 
     def _row(self, run: Run, split: Split, found: Mapping[str, Sameness]) -> list[str]:
@@ -578,3 +582,35 @@ class Verdict:
             if self.nudged:
                 beyond = f", and further than {NUDGE_FACTOR:g} times where rounding leads"
             print(f"NOT the same {within}{beyond}", flush=True)
+
+    def _print_first_difference(self, run: Run) -> None:
+        """Print the step at which a run that differs left the bound, and what is special to it."""
+        reference = self.reference
+        beyond: set[int] = set()
+        for key in ("loss", "grad_norm"):
+            gaps = relative_gaps(run.curve(key), reference.curve(key))
+            beyond.update(step for step, gap in gaps.items() if not gap <= self.bounds.step)
+        if not beyond:
+            return
+
+        step = min(beyond)
+        print(f"{run.name}: beyond the bound from step {step} on")
+        if step > 1 and _is_short(step, reference.plan):
+            print(
+                "  a short step, at the end of an epoch: layouts cut its few examples into "
+                "other micro-batches. If drop_last: true"
+            )
+            print(
+                "  makes the runs the same, the model computes an example otherwise beside others: "
+                "BatchNorm, a norm or convolution over padding"
+            )
+
+
+def _is_short(step: int, plan: Mapping[str, Any]) -> bool:
+    """Return whether a step is the last of an epoch, and has fewer examples than the others."""
+    steps_per_epoch = plan.get("steps_per_epoch")
+    samples = plan.get("train_samples")
+    if steps_per_epoch is None or samples is None:  # a stream
+        return False
+    rest = samples % plan["global_batch_size"]
+    return step % steps_per_epoch == 0 and rest != 0 and not plan.get("drop_last", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from judged_curves import BY_RANK, FIRST, KINK, LOST, NUDGED, REFERENCE, STEADY, curve
@@ -117,6 +118,36 @@ def test_different_first_loss_needs_no_nudged_run(
     monkeypatch.setattr(parity, "_weights_gap", lambda run, reference, initial: 1e-3)
     for apart in (FIRST, LOST):
         assert not parity.Verdict(runs=[REFERENCE, apart], initial={}, bounds=BOUNDS["no"]).is_open
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_named"),
+    [
+        ({"steps_per_epoch": 2, "train_samples": 7, "global_batch_size": 4}, True),
+        ({"steps_per_epoch": 2, "train_samples": 8, "global_batch_size": 4}, False),
+        ({"steps_per_epoch": 3, "train_samples": 10, "global_batch_size": 4}, False),
+        ({"steps_per_epoch": None, "train_samples": None, "global_batch_size": 4}, False),
+    ],
+)
+def test_run_that_differs_from_a_short_step_on_is_told_so(
+    facts: dict[str, Any],
+    is_named: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(parity, "_weights_gap", lambda run, reference, initial: 1e-3)
+    reference = replace(REFERENCE, plan={**REFERENCE.plan, **facts})
+    verdict = parity.Verdict(runs=[reference, BY_RANK], initial={}, bounds=BOUNDS["no"])
+    split = parity.Split(strategy="ddp", world=2, micro_batch=1, accumulation=1)
+    # From step 1 on by the norm: a short step explains nothing.
+    assert not verdict.report({"one process": split, "ddp": split})
+    assert "ddp: beyond the bound from step 1 on\n" in capsys.readouterr().out
+
+    verdict.runs = [reference, curve("ddp", 0, 1e-3, 1e-3, 3e-3, 3e-3, 3e-3, 3e-3, 5e-3)]
+    assert not verdict.report({"one process": split, "ddp": split})
+    printed = capsys.readouterr().out
+    assert "ddp: beyond the bound from step 2 on\n" in printed
+    assert ("a short step, at the end of an epoch" in printed) == is_named
 
 
 def test_kept_runs_have_folders_of_the_layouts_names(
