@@ -365,17 +365,10 @@ def _zero_footprint(case: Case, parts: Sequence[Part]) -> Footprint:
 
 def _zero_buffers(case: Case, parts: Sequence[Part]) -> int:
     stage, width = PAPER_STAGE[case.strategy], case.compute_width
-    total = elements(parts)
-    trainable = elements(parts, trainable=True)
-    bucket = case.bucket or default_bucket(case, total)
-    # What is exchanged at once: a bucket, or a larger gradient alone.
-    largest = max((part.numel for part in parts if part.trainable), default=0)
-    exchanged = max(min(bucket, trainable), largest)
-
+    bucket = case.bucket or default_bucket(case, elements(parts))
+    exchanged = _exchanged_at_once(bucket, parts)
     if stage == 3:
-        # The bucket in full precision, its parts in the order of the ranks, and gathered layers.
-        gathered = min(_unit(case, parts) + PREFETCH_ELEMENTS, total)
-        return 4 * bucket + 4 * exchanged + width * gathered
+        return _zero3_buffers(case, parts, bucket, exchanged)
 
     # The bucket, a copy of it in one piece, and that in the dtype in which it is sent.
     bucket_width = _gradient_width(case) if stage == 1 else width
@@ -384,6 +377,39 @@ def _zero_buffers(case: Case, parts: Sequence[Part]) -> int:
     if bucket_width != case.reduce_width:
         copies_width += case.reduce_width
     return bucket_width * bucket * buckets + copies_width * exchanged
+
+
+def _exchanged_at_once(bucket: int, parts: Sequence[Part]) -> int:
+    """Count the elements that are exchanged at once: a bucket, or a larger gradient alone."""
+    largest = max((part.numel for part in parts if part.trainable), default=0)
+    return max(min(bucket, elements(parts, trainable=True)), largest)
+
+
+def _zero3_buffers(case: Case, parts: Sequence[Part], bucket: int, exchanged: int) -> int:
+    """Count the bytes of stage 3's bucket, of the copy that is sent, and of gathered layers.
+
+    Read from DeepSpeed's runtime/zero, and measured by ``tests/workers/memory.py``: the bucket is
+    there from the start, in the dtype in which gradients are sent (``ipg_buckets`` in stage3.py);
+    the copy has its parts in the order of the ranks, and is there during an exchange only
+    (``reduce_scatter_coalesced``).
+    """
+    total = elements(parts)
+    gathered = min(_unit(case, parts) + PREFETCH_ELEMENTS, total)
+    gathered_bytes = case.compute_width * gathered
+    bucket_bytes = case.reduce_width * bucket
+    copy_bytes = case.reduce_width * exchanged
+
+    if elements(parts, trainable=True) > bucket:  # exchanges while layers are gathered
+        return bucket_bytes + copy_bytes + gathered_bytes
+
+    # The only exchange comes after the backward pass (``independent_gradient_partition_epilogue``).
+    # By then layers are freed, but the first: the hook that frees a layer needs an input with a
+    # gradient (``PostBackwardFunctionModule`` in parameter_offload.py).
+    first = min(parts[0].numel, _unit(case, parts)) if parts else 0
+    if first <= PERSISTENT_ELEMENTS:  # it stays whole, and is counted with the parameters
+        first = 0
+    first_bytes = case.compute_width * first
+    return bucket_bytes + max(copy_bytes + first_bytes, gathered_bytes)
 
 
 def default_bucket(case: Case, elements: int) -> int:

@@ -93,6 +93,25 @@ def test_zero_buffers_and_snapshot() -> None:
     )
 
 
+def test_zero3_frees_its_layers_before_the_only_exchange() -> None:
+    """But the first, where it is not small (``test_commands.py`` measures it)."""
+    embedding, layers = Part(numel=10**6, rows=1000), Part(numel=10**6, rows=1000, count=9)
+    first_conv = Part(numel=1000, rows=10)
+    case = Case(strategy="zero3", world_size=2)
+    bfloat16 = dataclasses.replace(case, mixed_precision="bf16")
+    reduced = dataclasses.replace(bfloat16, reduce_width=2)
+    assert footprint(case, [embedding, layers]).buffers == 8 * 10**7 + 4 * 10**6
+    assert footprint(bfloat16, [embedding, layers]).buffers == 8 * 10**7 + 2 * 10**6
+    assert footprint(reduced, [embedding, layers]).buffers == 4 * 10**7 + 2 * 10**6
+    assert footprint(case, [first_conv, layers]).buffers == 8 * (9 * 10**6 + 1000)
+
+    # Adapters on a frozen model: little is exchanged, and the layers that compute need more.
+    frozen = dataclasses.replace(layers, trainable=False, width=2)
+    adapters = Part(numel=1000, rows=10, count=9)
+    lora = dataclasses.replace(bfloat16, bucket=9000)
+    assert footprint(lora, [frozen, adapters]).buffers == 4 * 9000 + 2 * (9 * 10**6 + 9000)
+
+
 @pytest.mark.parametrize("strategy", STAGES)
 @pytest.mark.parametrize("gpu", [False, True])
 def test_the_bucket_is_that_of_the_strategy(strategy: str, gpu: bool) -> None:
