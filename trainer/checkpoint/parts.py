@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,16 +170,21 @@ class Parts:
         if pieces is None:
             pieces = self.pieces()
 
-        by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+        named_on_device = defaultdict[torch.device, list[tuple[str, Tensor]]](list)
         for key, tensor in (*pieces, *self._own_buffers()):
-            if tensor.is_floating_point() and (not kinds or key.kind in kinds):
-                name = key.name if key.kind == "parameter" else f"{key.kind} {key.name}"
-                by_device.setdefault(tensor.device, []).append((name, tensor))
+            if not tensor.is_floating_point():
+                continue
+            if kinds and key.kind not in kinds:
+                continue
+            name = key.name
+            if key.kind != "parameter":
+                name = f"{key.kind} {key.name}"
+            named_on_device[tensor.device].append((name, tensor))
 
         found: list[str] = []
-        for named in by_device.values():
+        for named in named_on_device.values():
             found.extend(_names_of_not_finite(named))
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(found))  # rank 0's buffers are among the pieces as well
 
     def _own_buffers(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield this rank's buffers: each rank has its own until they are averaged and written."""

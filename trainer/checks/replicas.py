@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -89,15 +89,17 @@ def checksums(strategy: Strategy) -> Checksums:
 
 def _read_back(sums: Mapping[tuple[str, int], Tensor]) -> Checksums:
     """Return sums as numbers; each device is waited for once."""
-    by_device: dict[torch.device, list[tuple[str, int]]] = {}
+    keys_on_device = defaultdict[torch.device, list[tuple[str, int]]](list)
     for key, total in sums.items():
-        by_device.setdefault(total.device, []).append(key)
+        keys_on_device[total.device].append(key)
 
-    numbers: dict[tuple[str, int], int] = {}
-    for keys in by_device.values():
-        of_device = torch.stack([sums[key] for key in keys]).tolist()
-        numbers.update(zip(keys, of_device, strict=True))
-    return {key: numbers[key] for key in sums}
+    # In the order of the sums: the first difference is reported.
+    numbers = dict.fromkeys(sums, 0)
+    for keys in keys_on_device.values():
+        stacked = torch.stack([sums[key] for key in keys])
+        for key, number in zip(keys, stacked.tolist(), strict=True):
+            numbers[key] = number
+    return numbers
 
 
 def _sum(values: Tensor) -> Tensor:

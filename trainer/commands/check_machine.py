@@ -211,14 +211,21 @@ def _describe_gpus(machine: Machine) -> str:
     """Return the GPUs by kind: ``2 x H100, 79.6 GiB``; and how many are visible, if not all."""
     kinds = []
     for (name, memory), count in Counter(machine.gpus).items():
-        kinds.append(f"{count} x {name}, {size(memory)}" if memory else f"{count} x {name}")
+        kind = f"{count} x {name}"
+        if memory:
+            kind += f", {size(memory)}"
+        kinds.append(kind)
     text = ", ".join(kinds)
     if machine.visible == len(machine.gpus):
         return text
 
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    setting = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
-    return f"{text or 'unknown'}; {machine.visible} visible{setting}"
+    if not text:
+        text = "unknown"
+    text += f"; {machine.visible} visible"
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        text += f" (CUDA_VISIBLE_DEVICES={chosen})"
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,23 +128,36 @@ class Activity:
         Args:
             allowed: core seconds that an idle family may have used.
         """
-        is_first_look = not self._family
-        for process, stat in family.items():
-            # A process that came since has worked since: compilers come and go.
-            self._family.setdefault(process, stat.core_seconds if is_first_look else 0.0)
-        used = sum(stat.core_seconds - self._family[process] for process, stat in family.items())
+        pids = [pid for pid, _ in family]
+
+        used = self._core_seconds_used(family)
+        uses_cores = used > allowed
 
         # Other processes may have the cores. Twice in a row: with much to do a machine is slow to
         # serve what wakes up for a moment.
-        is_runnable = _stays_runnable([pid for pid, _ in family])
-        self._runnable_looks = self._runnable_looks + 1 if is_runnable else 0
+        if _stays_runnable(pids):
+            self._runnable_looks += 1
+        else:
+            self._runnable_looks = 0
+        waits_for_cores = self._runnable_looks > 1
 
-        transferred = sum(_disk_bytes(pid) for pid, _ in family)
+        transferred = sum(_disk_bytes(pid) for pid in pids)
         if self._bytes is None:
             self._bytes = transferred
         uses_disk = transferred - self._bytes > _IDLE_BYTES
 
-        return used > allowed or self._runnable_looks > 1 or uses_disk
+        return uses_cores or waits_for_cores or uses_disk
+
+    def _core_seconds_used(self, family: dict[_Process, Stat]) -> float:
+        """Return the core seconds that a family used since the first look at it."""
+        is_first_look = not self._family
+        used = 0.0
+        for process, stat in family.items():
+            if process not in self._family:
+                # A process that came since has worked since: compilers come and go.
+                self._family[process] = stat.core_seconds if is_first_look else 0.0
+            used += stat.core_seconds - self._family[process]
+        return used
 
     def report(self) -> dict[str, Any]:
         """Return what is known, in seconds until now: the fields of ``observation.Report``."""

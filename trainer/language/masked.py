@@ -166,16 +166,22 @@ class Mask:
         if len(eligible) == 0:
             eligible = torch.arange(len(ids))
 
+        # The order of the three draws decides the numbers of a seed.
         count = max(1, round(self.probability * len(eligible)))
-        chosen = eligible[torch.randperm(len(eligible), generator=generator)[:count]]
+        shuffled = torch.randperm(len(eligible), generator=generator)
         draw = torch.rand(count, generator=generator)
         others = torch.randint(self.vocabulary, (count,), generator=generator)
 
+        chosen = eligible[shuffled[:count]]
+        targets = ids[chosen]
+        is_hidden = draw < HIDDEN_SHARE
+        is_changed = draw < HIDDEN_SHARE + REPLACED_SHARE
+
         labels = torch.full_like(ids, IGNORED)
-        labels[chosen] = ids[chosen]
+        labels[chosen] = targets
         masked = ids.clone()
-        masked[chosen] = torch.where(draw < HIDDEN_SHARE + REPLACED_SHARE, others, ids[chosen])
-        masked[chosen[draw < HIDDEN_SHARE]] = self.token
+        masked[chosen] = torch.where(is_changed, others, targets)
+        masked[chosen[is_hidden]] = self.token
         return {"input_ids": masked, "labels": labels}
 
     def collate(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

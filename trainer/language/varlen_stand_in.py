@@ -53,20 +53,34 @@ def _attend_backward(
     before: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_query, of_key, of_value = _empty_like(query), _empty_like(key), _empty_like(value)
+    """Return the gradients of query, key and value from that of the output."""
+    query_gradient = _empty_like(query)
+    key_gradient = _empty_like(key)
+    value_gradient = _empty_like(value)
     for begin, end in pairwise(borders.tolist()):
         if begin == end:
             continue
         q, k, v = _heads_first(query, key, value, begin, end)
-        of_output = gradient[begin:end].transpose(0, 1).to(q.dtype)
-
         weights = _weights(q, k, before, scale)
-        of_weights = of_output @ v.mT
-        of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True)) * scale
-        of_query[begin:end] = (of_scores @ k).transpose(0, 1)
-        of_key[begin:end] = _of_groups(of_scores.mT @ q, key.shape[1])
-        of_value[begin:end] = _of_groups(weights.mT @ of_output, value.shape[1])
-    return of_query, of_key, of_value
+        output_gradient = gradient[begin:end].transpose(0, 1).to(q.dtype)
+
+        # output = weights @ v
+        v_gradient = weights.mT @ output_gradient
+        weights_gradient = output_gradient @ v.mT
+
+        # weights = softmax(scores), row by row
+        row_sums = (weights * weights_gradient).sum(-1, keepdim=True)
+        scores_gradient = weights * (weights_gradient - row_sums)
+
+        # scores = q @ k.mT * scale
+        product_gradient = scores_gradient * scale
+        q_gradient = product_gradient @ k
+        k_gradient = product_gradient.mT @ q
+
+        query_gradient[begin:end] = q_gradient.transpose(0, 1)
+        key_gradient[begin:end] = _of_groups(k_gradient, key.shape[1])
+        value_gradient[begin:end] = _of_groups(v_gradient, value.shape[1])
+    return query_gradient, key_gradient, value_gradient
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

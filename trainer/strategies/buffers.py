@@ -108,21 +108,26 @@ def _choose(
     """
     replaced: list[tuple[nn.Module, str, Tensor | None]] = []
     current: list[Tensor] = []
-    before: list[Tensor] = []
-    parts = torch.split(copies, [buffer.numel() for _, _, buffer in places])
-    for (module, key, buffer), part in zip(places, parts, strict=True):
+    earlier: list[Tensor] = []
+    copies_of_each = torch.split(copies, [buffer.numel() for _, _, buffer in places])
+    for (module, key, buffer), copy in zip(places, copies_of_each, strict=True):
         now = own_buffers(module).get(key)
-        if now is not None and _form(now) == _form(buffer):
-            current.append(local(now).detach())
-            before.append(part)
+        if now is None or _form(now) != _form(buffer):
+            value = copy.view_as(local(buffer)).clone()
+            replaced.append((module, key, value))
         else:
-            replaced.append((module, key, part.view_as(local(buffer)).clone()))
+            current.append(local(now).detach())
+            earlier.append(copy)
+    if not current:
+        return replaced
 
-    if current:
-        chosen = torch.where(left_out.to(copies.device), _flat(before), _flat(current))
-        news = torch.split(chosen, [buffer.numel() for buffer in current])
-        shaped = [new.view_as(old) for new, old in zip(news, current, strict=True)]
-        copy_all(current, shaped)
+    # One kernel chooses between the values of all buffers, and one copies them into the buffers.
+    chosen = torch.where(left_out.to(copies.device), _flat(earlier), _flat(current))
+    values = []
+    flat_values = torch.split(chosen, [buffer.numel() for buffer in current])
+    for value, buffer in zip(flat_values, current, strict=True):
+        values.append(value.view_as(buffer))
+    copy_all(current, values)
     return replaced
 
 

@@ -135,11 +135,13 @@ def choose(rows: Sequence[Row], gpu: Gpu) -> tuple[Row | None, str]:
     The offers are in the order of speed; recomputing costs a third more arithmetic, host memory
     costs more than that.
     """
-    order = sorted(rows, key=lambda row: (row.offload != "none", row.recompute))
-    for index, row in enumerate(order):
+    fastest_first = sorted(rows, key=lambda row: (row.offload != "none", row.recompute))
+    too_large: list[str] = []
+    for row in fastest_first:
         if row.fits(gpu):
-            faster = list(dict.fromkeys(other.name for other in order[:index]))
-            return row, _why(row, gpu, faster)
+            return row, _why(row, gpu, too_large)
+        if row.name not in too_large:
+            too_large.append(row.name)
 
     least = min(rows, key=lambda row: row.device)
     needed = size(least.device + RESERVED)
