@@ -16,6 +16,7 @@ _MODULES = {
     "LaunchError": "errors",
     "Launched": "launching",
     "LossSpikes": "callbacks.loss_spikes",
+    "Now": "data.now",
     "Plan": "plan",
     "Pretrained": "task",
     "Run": "run",
@@ -30,6 +31,7 @@ _MODULES = {
     "load_export": "checkpoint.export",
     "load_task": "script",
     "main": "script",
+    "now": "data.now",
     "prepare_once": "data.cache",
     "run_and_exit": "distributed.exit",
 }

@@ -3,6 +3,8 @@ from .callbacks.loss_spikes import LossSpikes as LossSpikes
 from .checkpoint.export import load_export as load_export
 from .config.train_config import TrainConfig as TrainConfig
 from .data.cache import prepare_once as prepare_once
+from .data.now import Now as Now
+from .data.now import now as now
 from .distributed.exit import run_and_exit as run_and_exit
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError

@@ -168,14 +168,15 @@ def _build_data(run: Run, start: Start) -> None:
         pin_memory=pin_memory,
         gather=agreement.gather,
     )
-    keeps_checkpoints = config.keep_last > 0 or start.found is not None
-    run.sampled = sample_data(config, run.data, run.train_data, agreement, needed=keeps_checkpoints)
-
     run.steps_per_epoch = run.train_data.steps_per_epoch
     run.total_steps = last_step(config, run.train_data, start)
     run.eval_every = every_steps(config.eval_every, run.steps_per_epoch)
     run.save_every = every_steps(config.save_every, run.steps_per_epoch)
     run.plan = plan.with_length(run.total_steps)
+
+    run.train_data.items.total_steps = run.total_steps
+    keeps_checkpoints = config.keep_last > 0 or start.found is not None
+    run.sampled = sample_data(config, run.data, run.train_data, agreement, needed=keeps_checkpoints)
 
     has_ended = start.continues and start.step == run.total_steps == run.directory.ended_at()
     [run.finished, *_] = agreement.gather(has_ended)

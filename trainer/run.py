@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .checkpoint import Parts, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, export_model
 from .checkpoint.start import how_to_resume, restart_notices
+from .data.now import Now, at, current, set_now
 from .errors import CheckpointError, Origin, TrainerError
 from .faults.watchdog import Watchdog
 from .losses import weighted
@@ -177,7 +178,8 @@ class Run:
     def windows(self) -> Iterator[Window]:
         """Yield the optimizer steps that are left: this rank's micro-batches, on the CPU.
 
-        They come in the global order, which depends on the seed alone.
+        They come in the global order, which depends on the seed alone. ``trainer.now()`` is the
+        moment of the window that was yielded last, until there is none.
         """
         read_over = self.train_data.samples_to_read_over()
         if read_over:
@@ -185,7 +187,8 @@ class Run:
                 "the stream keeps no state, or shuffles in a buffer: "
                 f"{read_over:,} samples are read over first"
             )
-        return self.train_data.windows(self.samples, self.total_steps - self.step)
+        steps = self.total_steps - self.step
+        return _noted(self.train_data.windows(self.samples, steps, done=self.step))
 
     def train_mode(self) -> None:
         """Put the model into training mode, except for what build_model left in evaluation mode."""
@@ -232,6 +235,12 @@ class Run:
 
     # -- evaluation -------------------------------------------------------------------------------
 
+    def evaluating(self, name: str) -> AbstractContextManager[None]:
+        """Surround the evaluation of a set, of which ``trainer.now()`` tells."""
+        epoch = self.train_data.epochs_at(self.samples)
+        seed = self.config.seed
+        return at(Now(self.step, epoch, self.samples, self.total_steps, name, seed))
+
     def evaluate(self) -> dict[str, float]:
         """Measure on the whole evaluation set; every world size gives the same numbers.
 
@@ -251,6 +260,10 @@ class Run:
 
     def _measure(self) -> Mapping[str, Any] | None:
         """Return what the task reports over the evaluation set; None where a signal cut it off."""
+        with self.evaluating(""):
+            return self._measure_set()
+
+    def _measure_set(self) -> Mapping[str, Any] | None:
         # The loader knows how many examples a batch has. The first tensor of a batch need not begin
         # with them, so the default weight is not asked.
         kind = type(self.task)
@@ -447,3 +460,16 @@ class Run:
         self.agreement.close()
         self.strategy.close()
         self.directory.release()
+
+
+def _noted(windows: Iterator[Window]) -> Iterator[Window]:
+    """Yield the same windows; the moment of each is the one that ``trainer.now()`` returns."""
+    moment: Now | None = None
+    try:
+        for window in windows:
+            moment = window.now
+            set_now(moment)
+            yield window
+    finally:
+        if current() is moment:  # another run may have noted its own since
+            set_now(None)

@@ -15,7 +15,17 @@ from one_process import log_of, steps
 from torch import nn
 from torch.utils.data import default_collate
 
-from trainer import Callback, CheckpointError, Data, Run, Task, TrainConfig, TrainerError, build
+from trainer import (
+    Callback,
+    CheckpointError,
+    Data,
+    Run,
+    Task,
+    TrainConfig,
+    TrainerError,
+    build,
+    now,
+)
 from trainer.run import COUNTERS
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -213,3 +223,55 @@ def test_a_stop_is_said_with_its_reason_and_agreed_on_at_a_boundary(tmp_path: Pa
     assert run.stop_reason == "enough" and not run.stopping
     assert "stopping: enough" in log_of(tmp_path)
     assert run.agreement.poll() == 0
+
+
+def test_now_is_the_moment_of_the_window_until_the_last_one(tmp_path: Path) -> None:
+    run = run_in(tmp_path, keep_last=0, seed=5)
+    seen = []
+    for window in run.windows():
+        assert now() is window.now
+        run.optimizer.step()
+        run.advance(window)
+        seen.append((now().step, now().samples, now().total_steps, now().seed))
+    assert seen == [(1, 0, 4, 5), (2, 8, 4, 5), (3, 16, 4, 5), (4, 24, 4, 5)]
+    with pytest.raises(TrainerError, match="nothing is trained"):
+        now()
+
+
+class Moments(Plain):
+    """Keeps the moments of its evaluations."""
+
+    def build_data(self) -> Data:
+        data = super().build_data()
+        return replace(data, augment=self._augment)
+
+    @staticmethod
+    def _augment(item: Any, generator: torch.Generator) -> Any:
+        assert now().generator is generator, "also for the samples that are read while building"
+        assert now().total_steps == 4
+        return item
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"step": (float(now().step), 1), "epoch": (now().epoch, 1)}
+
+
+def test_an_evaluation_has_the_steps_that_are_done_and_gives_the_window_back(
+    tmp_path: Path,
+) -> None:
+    run = run_in(tmp_path, Moments(), keep_last=1)
+    assert run.evaluate() == {"eval/step": 0, "eval/epoch": 0}
+    windows = run.windows()
+    window = next(windows)
+    run.optimizer.step()
+    run.advance(window)
+    assert run.evaluate() == {"eval/step": 1, "eval/epoch": 8 / 64}
+    assert now() is window.now, "the step's hooks go on with it"
+    windows.close()
+
+
+def test_of_two_runs_each_window_has_its_own_moment(tmp_path: Path) -> None:
+    first = run_in(tmp_path / "first", keep_last=0, seed=1)
+    second = run_in(tmp_path / "second", keep_last=0, seed=2)
+    for mine, yours in zip(first.windows(), second.windows(), strict=True):
+        assert (mine.now.seed, yours.now.seed) == (1, 2)
+        assert now() is yours.now

@@ -124,17 +124,19 @@ def _evaluation_names(task: Task, loaded: Loaded, data: Data, model: nn.Module) 
     """Return the names of the metrics that an evaluation reports, from one batch of it."""
     from ..data.batches import Layout
     from ..data.evaluation import EvaluationBatches
+    from ..data.now import Now, at
     from ..metrics import WeightedSums
 
     config = loaded.config
     size = config.evaluation_batch_size or config.micro_batch_size
     layout = Layout(rank=0, world_size=1, micro_batch_size=size, accumulation_steps=1)
     batches = EvaluationBatches(data.evaluation, layout, batch_size=size, collate=data.collate)
-    batch, _ = next(iter(batches))
 
     sums = WeightedSums(task.build_metrics())
     model.eval()
-    with torch.no_grad():
+    moment = Now(step=0, epoch=0.0, samples=0, total_steps=1, evaluation_set="", seed=config.seed)
+    with torch.no_grad(), at(moment):
+        batch, _ = next(iter(batches))
         sums.add(task.evaluation_step(model, batch))
     metrics = task.summarize(sums.reduce(cast(Any, _OneProcess)))
     return [f"eval/{name}" for name in metrics]

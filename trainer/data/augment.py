@@ -11,13 +11,16 @@ from typing import Any
 
 from torch import Generator
 
+from .now import Now, at, current, set_now
 from .seeds import generator_of
 
 Augment = Callable[[Any, Generator], Any]
+# Epoch and index of an item, and the moment of the run for which it is read, where there is one.
+Key = tuple[int, int, Now | None]
 
 
 class Items:
-    """A map-style data set that is read by keys ``(epoch, index)``.
+    """A map-style data set that is read by keys ``(epoch, index, now)``.
 
     torch's DataLoader calls ``__getitems__`` with the keys of a batch.
 
@@ -26,15 +29,23 @@ class Items:
         seed: of the augmentation.
         augment: ``augment(item, generator) -> item``. The generator is seeded anew for each (seed,
             epoch, index), which costs some 20 microseconds an item.
+
+    Attributes:
+        total_steps: of the run, once they are known; for items that are read before training.
     """
 
     def __init__(self, dataset: Any, *, seed: int, augment: Augment | None) -> None:
         self.dataset = dataset
         self.seed = seed
         self.augment = augment
+        self.total_steps = 1
 
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
-        indices = [index for _, index in keys]
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+        moment = keys[0][2]
+        if moment is not None:
+            set_now(moment)  # it stays for collate, which follows
+
+        indices = [index for _, index, _ in keys]
         # datasets.Dataset and others read a whole list at once.
         read_many = getattr(self.dataset, "__getitems__", None)
         if read_many is None:
@@ -45,7 +56,7 @@ class Items:
         if self.augment is None:
             return items
         augmented = []
-        for item, (epoch, index) in zip(items, keys, strict=True):
+        for item, (epoch, index, _) in zip(items, keys, strict=True):
             augmented.append(self.augmented(item, epoch, index))
         return augmented
 
@@ -53,4 +64,9 @@ class Items:
         """Return the item as the augmentation makes it in this epoch."""
         if self.augment is None:
             return item
-        return self.augment(item, generator_of(self.seed, epoch, index))
+        generator = generator_of(self.seed, epoch, index)
+        moment = current()
+        if moment is None:
+            return self.augment(item, generator)
+        with at(moment.for_sample(generator)):
+            return self.augment(item, generator)

@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from ..errors import DataError
 from ..text import listed
 from .augment import Augment, Items
+from .now import Now
 from .seeds import generator_of
 from .worker_signals import ignore_signals
 
@@ -88,6 +89,7 @@ class Window:
         micros: the micro-batches; every rank has the same number of them.
         samples: of all ranks in this step.
         end: the position after this step.
+        now: where the run is in this step: its number, the epoch, a generator.
         digest: a checksum of the first samples of a stream, which must be the same on every rank; 0
             where nothing is to be compared.
     """
@@ -95,6 +97,7 @@ class Window:
     micros: tuple[MicroBatch, ...]
     samples: int
     end: int
+    now: Now
     digest: int = 0
 
     @property
@@ -217,10 +220,13 @@ class TrainData(ABC):
         return self.collate([copied(self._padding_item) for _ in range(count)])
 
     @abstractmethod
-    def windows(self, position: int, steps: int) -> Iterator[Window]:
+    def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         """Yield the next ``steps`` windows from ``position``.
 
         All batches of a window are fetched before it is yielded, so that its weight is known.
+
+        Args:
+            done: optimizer steps before these; those of the run are ``done + steps``.
         """
 
     @abstractmethod

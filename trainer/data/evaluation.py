@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from ..errors import DataError
 from .alike import check_same_beginning
-from .augment import Items
+from .augment import Items, Key
 from .batches import Layout, is_stream, parts_of_rank, sized
 from .blocks import blocks
 from .digest import digest
+from .now import current
 from .rng import seed_global_generators
 from .seeds import generator_of
 from .worker_signals import ignore_signals
@@ -126,15 +127,16 @@ def _or_first(part: range) -> range:
 
 
 class _BatchKeys:
-    """The keys ``(number of the batch, index)`` of this rank's batches, for torch's DataLoader."""
+    """The keys ``(number of the batch, index, now)`` of this rank's batches, for a DataLoader."""
 
     def __init__(self, size: int, layout: Layout) -> None:
         self.size = size
         self.layout = layout
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Key]]:
+        moment = current()
         for number, part in enumerate(parts_of_rank(range(self.size), self.layout)):
-            yield [(number, index) for index in _or_first(part)]
+            yield [(number, index, moment) for index in _or_first(part)]
 
 
 class _SeededItems(Items):
@@ -147,8 +149,8 @@ class _SeededItems(Items):
         super().__init__(dataset, seed=0, augment=None)
         self.rank = rank
 
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
         if get_worker_info() is not None:
-            number_of_batch, _ = keys[0]
+            number_of_batch = keys[0][0]
             seed_global_generators(self.seed, self.rank, number_of_batch)
         return super().__getitems__(keys)

@@ -11,7 +11,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, DataError
+from .augment import Key
 from .batches import Layout, MicroBatch, TrainData, Window, parts_of_rank, sized
+from .now import Now, at
 from .order import ORDERS, order_for
 
 
@@ -29,6 +31,11 @@ class Step(NamedTuple):
     micro_batches: list[range]
     samples: int
     end: int
+
+    @property
+    def begin(self) -> int:
+        """Return the position of its first sample."""
+        return self.end - self.samples
 
 
 class IndexedData(TrainData):
@@ -80,8 +87,8 @@ class IndexedData(TrainData):
                 )
             position = (epoch + 1) * self.size
 
-    def samples(self, position: int) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yield ``(epoch, this rank's micro-batches as indices of samples)`` of each step."""
+    def samples(self, position: int) -> Iterator[tuple[Step, list[list[int]]]]:
+        """Yield each step, and this rank's micro-batches of it as indices of samples."""
         order_of_epoch = -1
         for step in self.steps(position):
             if step.epoch != order_of_epoch:
@@ -91,50 +98,60 @@ class IndexedData(TrainData):
             micro_batches = []
             for places in step.micro_batches:
                 micro_batches.append(order[places.start : places.stop].tolist())
-            yield step.epoch, micro_batches
+            yield step, micro_batches
 
-    def windows(self, position: int, steps: int) -> Iterator[Window]:
-        batches = self._batches(position, steps)
-        for step in islice(self.steps(position), steps):
+    def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
+        batches = self._batches(position, steps, done)
+        total_steps = done + steps
+        for number, step in enumerate(islice(self.steps(position), steps), done + 1):
+            moment = self._moment(number, step.begin, total_steps)
             micros = []
             for places in step.micro_batches:
                 batch = next(batches) if places else None
-                micros.append(self._micro_batch(len(places), batch))
+                micros.append(self._micro_batch(len(places), batch, moment))
 
             self.position = step.end
-            yield Window(micros=tuple(micros), samples=step.samples, end=step.end)
+            yield Window(micros=tuple(micros), samples=step.samples, end=step.end, now=moment)
 
-    def _batches(self, position: int, steps: int) -> Iterator[Any]:
+    def _moment(self, number: int, begin: int, total_steps: int) -> Now:
+        """Return where the run is in a step that begins at a position."""
+        return Now(number, begin / self.size, begin, total_steps, None, self.seed)
+
+    def _batches(self, position: int, steps: int, done: int) -> Iterator[Any]:
         """Yield the batches of all micro-batches that are not empty.
 
         Loading processes read ahead of the training, so this goes through the steps on its own.
         """
-        keys = self._keys(position, steps)
+        keys = self._keys(position, steps, done)
         if self.workers or self.pin_memory:
             loader = self.loader(self.items, position, batch_sampler=keys, collate_fn=self.collate)
             return iter(loader)
         # Without workers the loader would do no more than this, at 30 microseconds a batch.
         return (self.collate(self.items.__getitems__(keys_of_batch)) for keys_of_batch in keys)
 
-    def _keys(self, position: int, steps: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield the keys of ``Items``, ``(epoch, index)``, of each batch."""
-        for epoch, micro_batches in islice(self.samples(position), steps):
+    def _keys(self, position: int, steps: int, done: int) -> Iterator[list[Key]]:
+        """Yield the keys of ``Items`` of each batch."""
+        total_steps = done + steps
+        numbered = enumerate(islice(self.samples(position), steps), done + 1)
+        for number, (step, micro_batches) in numbered:
+            moment = self._moment(number, step.begin, total_steps)
             for indices in micro_batches:
                 if indices:
-                    yield [(epoch, index) for index in indices]
+                    yield [(step.epoch, index, moment) for index in indices]
 
-    def _micro_batch(self, examples: int, batch: Any) -> MicroBatch:
+    def _micro_batch(self, examples: int, batch: Any, moment: Now) -> MicroBatch:
         """Make a micro-batch; a padding batch where there are no examples, or none with weight."""
         weight = 0.0
         if examples:
             weight = self.weigh(examples, batch)
         if weight == 0:
-            batch = self.padding_batch(self._padding_candidates())
+            with at(moment):
+                batch = self.padding_batch(self._padding_candidates())
         return self.micro_batch(batch, weight)
 
     def _padding_candidates(self) -> Iterator[Any]:
         for index in range(self.size):
-            yield from self.items.__getitems__([(0, index)])
+            yield from self.items.__getitems__([(0, index, None)])
         raise DataError(
             f"Data.train: none of its {self.size} samples has a weight; "
             "check Task.weight and the labels"

@@ -22,6 +22,7 @@ from .alike import SAME_DATA
 from .augment import Items
 from .batches import copied, is_stream, sized
 from .digest import digest, text_checksum
+from .now import at, first_moment
 from .rng import temporarily_seeded
 from .worker_signals import ignore_signals
 
@@ -146,14 +147,15 @@ class _Reader(IterableDataset[tuple[str, str, Fields]]):
         """Return the fields of these samples, and those of the batch of the augmented samples."""
         items = self.chosen.items
         plain = Items(items.dataset, seed=items.seed, augment=None)
-        samples = plain.__getitems__([(0, index) for index in indices])
-        fields_of_samples = [fields_of(sample) for sample in samples]
+        with at(first_moment(items.seed, items.total_steps)):
+            samples = plain.__getitems__([(0, index, None) for index in indices])
+            fields_of_samples = [fields_of(sample) for sample in samples]
 
-        augmented = []
-        for sample, index in zip(samples, indices, strict=True):
-            # A copy: an augmentation may change in place what the data set keeps.
-            augmented.append(items.augmented(copied(sample), 0, index))
-        batch = self.chosen.collate(augmented)
+            augmented = []
+            for sample, index in zip(samples, indices, strict=True):
+                # A copy: an augmentation may change in place what the data set keeps.
+                augmented.append(items.augmented(copied(sample), 0, index))
+            batch = self.chosen.collate(augmented)
         return fields_of_samples, fields_of(batch)
 
 

@@ -24,6 +24,7 @@ from ..private.datasets import has_shuffle_buffer
 from .batches import Layout, TrainData, Window, copied, parts_of_rank
 from .blocks import blocks
 from .digest import digest
+from .now import Now, set_now
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
@@ -61,9 +62,9 @@ class StreamData(TrainData):
             "began": 0,
         }
 
-    def windows(self, position: int, steps: int) -> Iterator[Window]:
+    def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         assert position == self._state["samples"], "restore() moves a stream, not a position"
-        reader = _Reader(self, self._state)
+        reader = _Reader(self, self._state, done=done, total_steps=done + steps)
         loader = self.loader(reader, position, batch_size=None, collate_fn=_unchanged)
         for read in islice(loader, steps):
             if isinstance(read, DataError):
@@ -73,6 +74,7 @@ class StreamData(TrainData):
                 micros=tuple(self.micro_batch(batch, weight) for batch, weight in read.batches),
                 samples=read.samples,
                 end=read.state["samples"],
+                now=read.now,
                 digest=read.digest,
             )
 
@@ -111,12 +113,14 @@ class _ReadWindow(NamedTuple):
         samples: of all ranks.
         state: of ``StreamData`` after this window.
         digest: of the first samples; 0 where nothing is to be compared.
+        now: where the run is in this step.
     """
 
     batches: list[tuple[Any, float]]
     samples: int
     state: dict[str, Any]
     digest: int
+    now: Now
 
 
 class _Reader(IterableDataset[Any]):
@@ -125,11 +129,17 @@ class _Reader(IterableDataset[Any]):
     Args:
         data: the stream and its settings.
         start: the state after which to continue.
+        done: optimizer steps before that.
+        total_steps: of the run.
     """
 
-    def __init__(self, data: StreamData, start: Mapping[str, Any]) -> None:
+    def __init__(
+        self, data: StreamData, start: Mapping[str, Any], *, done: int, total_steps: int
+    ) -> None:
         self.data = data
         self.start = start
+        self.step = done
+        self.total_steps = total_steps
 
     def __iter__(self) -> Iterator[_ReadWindow | DataError]:
         state = dict(self.start)
@@ -176,6 +186,7 @@ class _Reader(IterableDataset[Any]):
                 return
             is_first = state["samples"] == self.start["samples"]
             first_samples = 1 + digest(block[:2]) if is_first else 0
+            moment = self._next_moment(epoch, state["samples"])
             state = {
                 "samples": state["samples"] + len(block),
                 "epoch": epoch,
@@ -187,7 +198,14 @@ class _Reader(IterableDataset[Any]):
                 # The state of a stream that was read to its end may mean its beginning.
                 state = _next_epoch(state)
             batches = self._batches(block, epoch, numbers)
-            yield _ReadWindow(batches, len(block), state, first_samples)
+            yield _ReadWindow(batches, len(block), state, first_samples, moment)
+
+    def _next_moment(self, epoch: int, samples: int) -> Now:
+        """Return where the run is in the next step, and note it for what reads that step."""
+        self.step += 1
+        moment = Now(self.step, float(epoch), samples, self.total_steps, None, self.data.seed)
+        set_now(moment)
+        return moment
 
     def _batches(self, block: Sequence[Any], epoch: int, numbers: range) -> list[tuple[Any, float]]:
         """Return this rank's micro-batches of a global batch, each with its weight.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # The base class of BatchNorm and InstanceNorm, which keep running statistics. torch has no public
 # class for both. Last seen in torch 2.13.
@@ -103,6 +105,16 @@ def module_within_compiled(module: nn.Module) -> nn.Module | None:
 def is_compiled(module: nn.Module) -> bool:
     """Return whether ``torch.compile`` has wrapped a module (``_orig_mod``, torch 2.13)."""
     return hasattr(module, "_orig_mod") and hasattr(module, "dynamo_ctx")
+
+
+def not_compiled(function: F) -> F:
+    """Keep a function out of what ``torch.compile`` compiles: a graph ends where it is called.
+
+    ``_torchdynamo_disable``, last seen in torch 2.13. ``torch.compiler.disable`` sets it too, and
+    imports ``torch._dynamo`` for that, which takes a second.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
 
 
 def import_dynamo() -> None:

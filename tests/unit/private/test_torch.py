@@ -238,6 +238,22 @@ def test_compiled_and_recomputed_modules_have_the_names_of_wrappers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_torch_compile_leaves_a_marked_function_alone() -> None:
+    compiled: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        compiled.append(graph.code)
+        return graph.forward
+
+    @private_torch.not_compiled
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    model = torch.compile(lambda x: marked(x) * 2, backend=backend)
+    assert model(torch.ones(())) == 4
+    assert len(compiled) == 1 and " + 1" not in compiled[0] and " * 2" in compiled[0]
+
+
 def test_dynamo_is_a_module_of_torch() -> None:
     try:
         private_torch.import_dynamo()

@@ -235,6 +235,7 @@ def _as_on_gpu(task: Task, precision: str) -> Task:
 
 def _measure_task(args: argparse.Namespace) -> Subject:
     """Measure the model of a training config on the first samples of its data."""
+    from ...data.now import at, first_moment
     from ...losses import split_loss
     from ...script import load_config, load_task
     from ...strategies.base import compute_in
@@ -243,7 +244,9 @@ def _measure_task(args: argparse.Namespace) -> Subject:
     loaded = load_config(["--config", args.what])
     task, config = load_task(loaded)
     settle(args, config)
-    batch = _first_batch(task.build_data(), args.micro_batch)
+    moment = first_moment(config.seed)
+    with at(moment):
+        batch = _first_batch(task.build_data(), args.micro_batch)
     task = _as_on_gpu(task, args.precision)
 
     def build(dtype: torch.dtype | None) -> tuple[nn.Module, Callable[[], Tensor]]:
@@ -252,7 +255,8 @@ def _measure_task(args: argparse.Namespace) -> Subject:
             compute_in(model.to(dtype), dtype)
 
         def forward() -> Tensor:
-            loss, _ = split_loss(task.training_step(model, batch))
+            with at(moment):
+                loss, _ = split_loss(task.training_step(model, batch))
             return loss
 
         return model, forward

@@ -1,0 +1,236 @@
+"""Where a run is, as windows, items, collates and loading processes know it."""
+
+from __future__ import annotations
+
+import threading
+import timeit
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from layouts import Numbers, layout
+from torch import nn
+from torch.utils.data import IterableDataset, default_collate
+
+from trainer.data.batches import TrainData
+from trainer.data.evaluation import EvaluationBatches
+from trainer.data.indexed import IndexedData
+from trainer.data.now import Now, at, current, first_moment, now, set_now
+from trainer.data.stream import StreamData
+from trainer.errors import TrainerError
+
+
+@pytest.fixture(autouse=True)
+def nothing_noted() -> Iterator[None]:
+    set_now(None)
+    yield
+    set_now(None)
+
+
+def told(item: Any, generator: torch.Generator) -> torch.Tensor:
+    """Return an item with the moment at which it is augmented, and a number that is drawn."""
+    moment = now()
+    assert moment.generator is generator
+    drawn = float(torch.rand((), generator=moment.generator))
+    return torch.tensor(
+        [float(item), moment.step, moment.epoch, moment.samples, moment.total_steps, drawn],
+        dtype=torch.float64,
+    )
+
+
+def told_together(items: list[torch.Tensor]) -> torch.Tensor:
+    """Collate, and put a number of the step's own generator beside each item."""
+    drawn = float(torch.rand((), generator=now().generator))
+    batch: torch.Tensor = default_collate(items)
+    column = torch.full((len(batch), 1), drawn, dtype=torch.float64)
+    return torch.cat([batch, column], dim=1)
+
+
+class Stream(IterableDataset[float]):
+    def __iter__(self) -> Iterator[float]:
+        yield from range(17)
+
+
+Rows = list[tuple[float, ...]]
+
+
+def rows_of(ranks: list[TrainData], position: int, steps: int, done: int) -> list[Rows]:
+    """Return what all ranks together have of each step, and check the moments of the windows."""
+    of_steps = []
+    number = done
+    windows = [rank.windows(position, steps, done=done) for rank in ranks]
+    for of_ranks in zip(*windows, strict=True):
+        number += 1
+        assert {window.now.step for window in of_ranks} == {number}
+        [moment] = {window.now for window in of_ranks}
+        rows = []
+        for window in of_ranks:
+            for micro in window.micros:
+                if micro.weight:
+                    rows += [tuple(row) for row in micro.batch.tolist()]
+        for row in rows:
+            known = (moment.step, moment.epoch, moment.samples, moment.total_steps)
+            assert row[1:5] == known, "items are read for the step that trains on them"
+        of_steps.append(sorted(rows))
+    return of_steps
+
+
+def indexed(
+    world: int, micro: int, accumulation: int, workers: int, **more: Any
+) -> list[TrainData]:
+    return [
+        IndexedData(
+            Numbers(17),
+            layout(rank, world, micro, accumulation),
+            seed=3,
+            augment=told,
+            collate=told_together,
+            workers=workers,
+            **more,
+        )
+        for rank in range(world)
+    ]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_moment_is_the_same_on_every_layout_and_with_loading_processes(drop_last: bool) -> None:
+    steps = 4 if drop_last else 6
+    alone = rows_of(indexed(1, 6, 1, 0, drop_last=drop_last), 0, steps, 0)
+    assert rows_of(indexed(2, 3, 1, 0, drop_last=drop_last), 0, steps, 0) == alone
+    assert rows_of(indexed(2, 1, 3, 2, drop_last=drop_last), 0, steps, 0) == alone
+    assert rows_of(indexed(3, 2, 1, 1, drop_last=drop_last), 0, steps, 0) == alone
+
+    epochs = [rows[0][2] for rows in alone]
+    first_epoch = [0, 6 / 17] if drop_last else [0, 6 / 17, 12 / 17]
+    assert epochs == pytest.approx([*first_epoch, *(1 + epoch for epoch in first_epoch)])
+    assert all(epochs[number] == row[2] for number, rows in enumerate(alone) for row in rows)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_run_has_the_moments_of_the_whole_one(workers: int) -> None:
+    whole = rows_of(indexed(1, 6, 1, 0), 0, 6, 0)
+    assert rows_of(indexed(2, 3, 1, workers), 12, 4, 2) == whole[2:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_has_the_whole_epochs_of_its_steps(workers: int) -> None:
+    def ranks(world: int) -> list[TrainData]:
+        return [
+            StreamData(
+                Stream(),
+                layout(rank, world, 6 // world),
+                seed=3,
+                augment=told,
+                collate=told_together,
+                workers=workers,
+            )
+            for rank in range(world)
+        ]
+
+    alone = rows_of(ranks(1), 0, 6, 0)
+    assert rows_of(ranks(2), 0, 6, 0) == alone
+    assert [rows[0][2] for rows in alone] == [0, 0, 0, 1, 1, 1]
+    assert [rows[0][3] for rows in alone] == [0, 6, 12, 17, 23, 29]
+
+
+def test_the_generator_begins_anew_at_each_access_and_follows_from_seed_and_step() -> None:
+    def drawn(seed: int, step: int) -> float:
+        moment = first_moment(seed)._replace(step=step)
+        again = torch.rand((), generator=moment.generator)
+        assert torch.rand((), generator=moment.generator) == again
+        return float(again)
+
+    values = {drawn(seed, step) for seed in range(3) for step in range(50)}
+    assert len(values) == 150
+    assert drawn(7, 3) == pytest.approx(0.02532, abs=1e-5), "the same in every version"
+
+
+def test_a_padding_batch_is_augmented_in_a_moment_too() -> None:
+    ranks = [IndexedData(Numbers(1), layout(rank, 2, 1), seed=0, augment=told) for rank in range(2)]
+    [first, second] = [next(rank.windows(0, 1)) for rank in ranks]
+    assert sorted(micro.weight for window in (first, second) for micro in window.micros) == [0, 1]
+
+
+def evaluated_in(index: int) -> str:
+    moment = now()
+    return f"{index} at {moment.step} of {moment.evaluation_set}"
+
+
+class Told:
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> str:
+        return evaluated_in(index)
+
+
+def test_an_evaluation_is_known_where_its_items_are_read_each_time_anew() -> None:
+    for workers in (0, 1):
+        batches = EvaluationBatches(Told(), layout(0, 1, 3), batch_size=3, workers=workers)
+        for step in (4, 8):
+            with at(Now(step, 0.5, 8, 9, "clean")):
+                [(items, _)] = batches
+            assert items == [f"{index} at {step} of clean" for index in range(3)]
+        batches.close()
+
+
+def test_outside_of_a_run_a_sentence_says_where_to_call_it() -> None:
+    with pytest.raises(TrainerError, match=r"^trainer.now\(\): nothing is trained or evaluated"):
+        now()
+
+
+class Careless:
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> bool:
+        return current() is None
+
+
+def test_a_loading_process_has_no_moment_of_its_start() -> None:
+    with at(first_moment(0)):
+        loader = torch.utils.data.DataLoader(Careless(), batch_size=2, num_workers=1)  # type: ignore[arg-type]
+        [batch] = loader
+    assert batch.tolist() == [True, True]
+
+
+def test_threads_of_autograd_know_the_moment() -> None:
+    with at(first_moment(0)):
+        seen: list[Now] = []
+        thread = threading.Thread(target=lambda: seen.append(now()))
+        thread.start()
+        thread.join()
+        assert seen == [now()]
+
+
+class Scaled(nn.Module):
+    """Reads the step within what is compiled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (now().step * 0.5)
+
+
+def test_a_compiled_model_that_reads_the_step_is_not_compiled_anew_in_each() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    model = torch.compile(Scaled(), backend=backend)
+    compiled = []
+    for step in range(1, 12):
+        with at(first_moment(0)._replace(step=step)):
+            assert model(torch.ones(2)).tolist() == [0.5 * step, 0.5 * step]
+        compiled.append(len(graphs))
+    assert compiled[-1] == compiled[2] <= 3, "twice: for the first number, and for all others"
+
+
+def test_a_step_costs_less_than_two_microseconds() -> None:
+    data = IndexedData(Numbers(17), layout(0, 1, 2), seed=0)
+
+    def note() -> None:
+        set_now(data._moment(3, 4, 5))
+
+    assert min(timeit.repeat(note, number=1000, repeat=20)) / 1000 < 2e-6
