@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 import pytest
 from launchers import ROOT, Job, clean_environment, command, layouts, run, starter_id
+from small_examples import digits
 
 from trainer.checkpoint import discover
 
@@ -107,13 +108,7 @@ def check_kills(times: int, folder: Path, seed: int) -> None:
     while kills < times:
         finished = killed_once(run, draw)
         kills += not finished
-        found = [discover.verify(one) for one in discover.listing(run / "checkpoints")]
-        assert [one.problem for one in found if one.problem] == [], "what has a name is whole"
-        reached = max((one.step for one in found), default=0)
-        assert reached >= newest, (
-            f"kill {kills}: step {newest} was there, and now {reached} is the newest"
-        )
-        newest = reached
+        newest = check_checkpoints(run, newest, f"kill {kills}")
         if finished:
             check_end(whole, run)
             shutil.rmtree(run)  # there are kills left: from the beginning again
@@ -122,11 +117,24 @@ def check_kills(times: int, folder: Path, seed: int) -> None:
     check_end(whole, run)
 
 
+def checkpoint_steps(run: Path) -> list[int]:
+    return [found.step for found in discover.listing(run / "checkpoints")]
+
+
+def check_checkpoints(run: Path, newest: int, said: str) -> int:
+    """Check that what has a name is whole, and return the newest step, at least what it was."""
+    found = [discover.verify(listed) for listed in discover.listing(run / "checkpoints")]
+    assert [checkpoint.problem for checkpoint in found if checkpoint.problem] == [], said
+    reached = max((checkpoint.step for checkpoint in found), default=0)
+    assert reached >= newest, f"step {newest} was there, and now {reached} is the newest: {said}"
+    return reached
+
+
 def check_end(whole: Path, run: Path) -> None:
     assert losses(run) == losses(whole), "each step once, as in the unbroken run"
     ours, theirs = (path / "model" / "model.safetensors" for path in (whole, run))
     assert ours.read_bytes() == theirs.read_bytes()
-    assert [one.step for one in discover.listing(run / "checkpoints")] == [STEPS, 100, 50]
+    assert checkpoint_steps(run) == [STEPS, 100, 50]
 
 
 @pytest.mark.slow
@@ -206,19 +214,13 @@ def test_whatever_is_killed_goes_on_anywhere(tmp_path: Path) -> None:
         killer.join()
         said = f"{strategy} {world} {job.code}\n{job.out[-3000:]}\n{job.err[-6000:]}"
         assert killer.struck or job.code == 0, f"nobody killed it, and it failed: {said}"
-        found = [discover.verify(one) for one in discover.listing(folder / "checkpoints")]
-        assert [one.problem for one in found if one.problem] == [], "what has a name is whole"
-        reached = max((one.step for one in found), default=0)
-        assert reached >= newest, (
-            f"step {newest} was there, and now {reached} is the newest: {said}"
-        )
-        newest = reached
+        newest = check_checkpoints(folder, newest, said)
         counts["killed" if job.code else "finished"] += 1
         counts[f"{strategy} {world}"] += 1
         (tmp_path / "counts.json").write_text(json.dumps(counts))  # so far, for who waits
         if job.code == 0:
             assert losses_of(job) == pytest.approx(expected, rel=1e-5)
-            assert [one.step for one in found] == [STEPS_ANYWHERE, 40, 20]
+            assert checkpoint_steps(folder) == [STEPS_ANYWHERE, 40, 20]
             shutil.rmtree(folder)
             newest = 0
 
@@ -226,25 +228,9 @@ def test_whatever_is_killed_goes_on_anywhere(tmp_path: Path) -> None:
 # Started again by the launcher
 
 
-DIGITS = [
-    "--config",
-    "examples/configs/digits_cnn.yaml",
-    "--log_every",
-    "1",
-    "--warmup_steps",
-    "2",
-    "--max_steps",
-    "8",
-]
-BROKEN = [
-    *DIGITS,
-    "--save_every",
-    "2",
-    "--save_in_background",
-    "false",
-    "--task",
-    "tests.workers.failing:DiesOnce",
-]
+DIGITS = digits(steps=8, warmup_steps=2)
+SAVING = ["--save_every", "2", "--save_in_background", "false"]
+BROKEN = [*DIGITS, *SAVING, "--task", "tests.workers.failing:DiesOnce"]
 
 
 def account_of(job: Job) -> dict[str, Any]:

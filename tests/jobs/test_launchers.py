@@ -20,7 +20,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launchers import BIN, ROOT, clean_environment, free_port, run
+from launchers import BIN, ROOT, clean_environment, deepspeed_launcher, free_port, run
+from small_examples import digits
 
 ONE = ("--config_file", "accel_configs/single.yaml")
 TWO = ("--config_file", "accel_configs/ddp.yaml", "--main_process_port=PORT")
@@ -132,32 +133,11 @@ def test_accelerates_own_launchers_connect_the_processes(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_deepspeeds_launcher_starts_the_command(tmp_path: Path) -> None:
     """It puts --local_rank before the name of the command."""
-    words = [
-        str(BIN / "deepspeed"),
-        "--num_gpus",
-        "2",
-        "--master_port",
-        str(free_port()),
-        "--module",
-        "trainer",
-        "train",
-    ]
-    words += [
-        "--deepspeed",
-        "ds_configs/zero2.json",
-        "--config",
-        "examples/configs/digits_cnn.yaml",
-    ]
-    job = run(
-        [*words, "--max_steps", "2", "--warmup_steps", "1"],
-        tmp_path / "run",
-        environment=clean_environment(),
-    ).ok()
-    assert (job.plan["strategy"], job.plan["world_size"], job.plan["launcher"]) == (
-        "zero2",
-        2,
-        "deepspeed",
-    )
+    words = [*deepspeed_launcher(), "--module", "trainer", "train"]
+    words += ["--deepspeed", "ds_configs/zero2.json", *digits(steps=2, warmup_steps=1)]
+    job = run(words, tmp_path / "run", environment=clean_environment()).ok()
+    started = job.plan["strategy"], job.plan["world_size"], job.plan["launcher"]
+    assert started == ("zero2", 2, "deepspeed")
 
 
 # The notebook of examples/clusters

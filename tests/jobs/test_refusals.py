@@ -23,23 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import BIN, ROOT, Job, command, free_port, ranks, run, some_quick
+from launchers import BIN, ROOT, Job, command, deepspeed_launcher, ranks, run, some_quick
 from one_process import fit, steps
 from run_folders import another_run, everything
+from small_examples import digits
 from unlike import CASES
 
 from trainer import ConfigError
 
-DIGITS = [
-    "--config",
-    "examples/configs/digits_cnn.yaml",
-    "--max_steps",
-    "2",
-    "--log_every",
-    "1",
-    "--warmup_steps",
-    "0",
-]
+DIGITS = digits(steps=2)
 DDP = "distributed_type: MULTI_GPU\nnum_processes: 2\n"
 TYPOS = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stge: 3\n  gradient_cliping: 1.0\n"
 ALONE = ["ranks", "0"]  # plain python, without its seconds
@@ -175,15 +167,7 @@ def test_plain_python_beside_a_file_for_two(tmp_path: Path) -> None:
 
 
 def test_the_deepspeed_launcher_without_a_json(tmp_path: Path) -> None:
-    words = [
-        str(BIN / "deepspeed"),
-        "--num_gpus",
-        "2",
-        "--master_port",
-        str(free_port()),
-        "examples/train.py",
-    ]
-    job = run([*words, *DIGITS], tmp_path / "run")
+    job = run([*deepspeed_launcher(), "examples/train.py", *DIGITS], tmp_path / "run")
     answered(
         job, "started by the deepspeed launcher, but no configuration: add --deepspeed ds_configs/zero2.json"
     )  # fmt: skip

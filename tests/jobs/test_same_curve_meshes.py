@@ -23,21 +23,13 @@ import torch
 import yaml
 from launchers import ROOT, Job, command, ranks, run
 from safetensors.torch import load_file
+from small_examples import digits
 from transformers import AutoModelForCausalLM
 
 # Groups of FSDP2
 
 
-DIGITS = [
-    "--config",
-    "examples/configs/digits_cnn.yaml",
-    "--log_every",
-    "1",
-    "--warmup_steps",
-    "2",
-    "--max_steps",
-    "4",
-]
+DIGITS = digits(steps=4, warmup_steps=2)
 BATCH = ["--global_batch_size", "64", "--micro_batch_size", "8", "--save_every", "2"]
 PROCESSES = {"single": 0, "fsdp": 2, "hsdp": 4}
 

@@ -57,17 +57,21 @@ def results(strategy: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     return dict(json.loads((here / "results.json").read_text()))
 
 
+def sgd_of(model: torch.nn.Module) -> torch.optim.SGD:
+    """Build what the trainer builds by the settings of these cases: vectors do not decay."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+
+
 @cache
 def masked_reference() -> list[float]:
     """The losses of the same steps over the unmasked samples alone, in one process."""
     items, order, losses = masked_items(), epoch_order(22, 0, 0), []
     torch.manual_seed(0)
     model = Masked().build_model()
-    groups = [
-        {"params": [model.weight], "weight_decay": 0.01},
-        {"params": [model.bias], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    optimizer = sgd_of(model)
     for start in range(0, 22, 4):
         batch = default_collate([items[i] for i in order[start : start + 4] if items[i]["mask"]])
         loss = (model(batch["x"]) - batch["y"]).square().sum(-1).mean()
@@ -236,10 +240,7 @@ def skipped_reference() -> list[float]:
     items, order, losses = Images().build_data().train, epoch_order(33, 0, 0), []
     torch.manual_seed(0)
     model = Images(norm=False).build_model()
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    optimizer = sgd_of(model)
     for start in range(0, 24, 4):
         loss = Images().training_step(
             model, default_collate([items[i] for i in order[start : start + 4]])

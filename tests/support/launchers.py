@@ -123,13 +123,17 @@ def command(
         return [*words, *named]
     if launcher == "deepspeed":
         json_file = how if "/" in how else f"ds_configs/{how}.json"
-        starter = [str(BIN / "deepspeed")]
-        if not (BIN / "deepspeed").exists():  # its package was carried here without its command
-            starter = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        words = [*starter, "--num_gpus", str(world), "--master_port", port, script]
-        return [*words, "--deepspeed", json_file]
+        return [*deepspeed_launcher(world), script, "--deepspeed", json_file]
     assert launcher == "python"
     return [sys.executable, script]
+
+
+def deepspeed_launcher(world: int = 2) -> list[str]:
+    """Return the deepspeed launcher's command, without the script."""
+    starter = [str(BIN / "deepspeed")]
+    if not (BIN / "deepspeed").exists():  # its package was carried here without its command
+        starter = [sys.executable, "-m", "deepspeed.launcher.runner"]
+    return [*starter, "--num_gpus", str(world), "--master_port", str(free_port())]
 
 
 def launch_file(path: Path, how: str, world: int = 2, mixed_precision: str | None = None) -> Path:

@@ -26,6 +26,17 @@ from trainer.strategies.fsdp import FSDP2
 from trainer.strategies.tensors import local
 
 STEPS = 8
+# Shared with overlapped.py, which trains the same task.
+SETTINGS: dict[str, Any] = {
+    "task": "local_steps:Small",
+    "max_steps": STEPS,
+    "log_every": 1,
+    "micro_batch_size": 4,
+    "accumulation_steps": 2,
+    "lr": 1e-2,
+    "max_grad_norm": 0.5,
+    "mixed_precision": "no",
+}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw"},
     "momentum": {"optimizer": "sgd", "momentum": 0.9},
@@ -70,18 +81,7 @@ def one(file: str, folder: Path, *, rows: bool, settings: dict[str, Any]) -> tup
     if not rows:
         FSDP2._may_step_rows = lambda *_: False  # type: ignore[method-assign]
     config = TrainConfig(
-        task="local_steps:Small",
-        output_dir=str(folder),
-        max_steps=STEPS,
-        save_every=STEPS // 2,
-        log_every=1,
-        micro_batch_size=4,
-        accumulation_steps=2,
-        lr=1e-2,
-        max_grad_norm=0.5,
-        ema_decay=0.9,
-        mixed_precision="no",
-        **settings,
+        output_dir=str(folder), save_every=STEPS // 2, ema_decay=0.9, **SETTINGS, **settings
     )
     made = Trainer(Small(), config, launch(config, accel_config=file))
     FSDP2._may_step_rows = allowed  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
-from local_steps import Small
+from local_steps import SETTINGS, Small
 
 import trainer
 from trainer import TrainConfig, Trainer
@@ -29,18 +29,7 @@ def losses(folder: Path, stage: int, *, overlaps: bool) -> list[float]:
         zero.update(overlap_comm=True, reduce_bucket_size=BUCKET)
     path = folder / f"{name}-{os.environ['RANK']}.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
-    config = TrainConfig(
-        task="local_steps:Small",
-        output_dir=str(folder / name),
-        max_steps=8,
-        log_every=1,
-        micro_batch_size=4,
-        accumulation_steps=2,
-        lr=1e-2,
-        max_grad_norm=0.5,
-        keep_last=0,
-        mixed_precision="no",
-    )
+    config = TrainConfig(output_dir=str(folder / name), keep_last=0, **SETTINGS)
     made = Trainer(Small(), config, launch(config, deepspeed=str(path)))
     assert made.run.strategy.zero.overlap_comm == overlaps  # type: ignore[attr-defined]
     found = [info.metrics["loss"] for info in made.steps() if info.metrics]
