@@ -26,6 +26,7 @@ _MODULES = {
     "Trainer": "loop",
     "TrainerError": "errors",
     "build": "builder",
+    "is_main": "distributed.main_process",
     "launch": "launching",
     "load_config": "script",
     "load_export": "checkpoint.export",
@@ -34,6 +35,7 @@ _MODULES = {
     "now": "data.now",
     "prepare_once": "data.cache",
     "run_and_exit": "distributed.exit",
+    "say": "reporting.say",
 }
 __all__ = sorted(_MODULES)
 

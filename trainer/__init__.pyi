@@ -6,6 +6,7 @@ from .data.cache import prepare_once as prepare_once
 from .data.now import Now as Now
 from .data.now import now as now
 from .distributed.exit import run_and_exit as run_and_exit
+from .distributed.main_process import is_main as is_main
 from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
@@ -17,6 +18,7 @@ from .launching import Launched as Launched
 from .launching import launch as launch
 from .loop import Trainer as Trainer
 from .plan import Plan as Plan
+from .reporting.say import say as say
 from .run import Run as Run
 from .script import load_config as load_config
 from .script import load_task as load_task

@@ -54,7 +54,6 @@ class Now(NamedTuple):
     of_sample: Generator | None = None
 
     @property
-    @not_compiled
     def generator(self) -> Generator:
         """Return a CPU generator of (seed, step) that begins anew at each access.
 

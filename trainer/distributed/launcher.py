@@ -200,6 +200,16 @@ def _is_connected() -> bool:
     return dist is not None and bool(dist.is_available() and dist.is_initialized())
 
 
+def rank_of_process() -> int:
+    """Return the rank that torch or a launcher gave this process; 0 where nobody did."""
+    if _is_connected():
+        return int(sys.modules["torch.distributed"].get_rank())
+    if os.environ.get("RANK", "").isdecimal():
+        return int(os.environ["RANK"])
+    _, ranks = _from_starter(os.environ, refuse=False)
+    return int(ranks.get("RANK", 0))
+
+
 def _first(variables: Mapping[str, str], names: Sequence[str]) -> int:
     """Return the first number that is set; 0 for none."""
     for name in names:

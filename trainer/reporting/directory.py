@@ -30,6 +30,7 @@ from ..checkpoint.untrusted import read_json
 from ..distributed.agreement import Agreement
 from ..errors import DEFAULT, ConfigError, Origin, Problem, writing
 from .lock import LOCK, FolderLock, Locked
+from .say import log_into, log_no_more
 
 CHECKPOINTS = "checkpoints"
 # What runs write, and what --overwrite may delete.
@@ -96,6 +97,7 @@ class RunDirectory:
 
     def release(self, *, undo: bool = False) -> None:
         """Let another run have the folder; with ``undo`` as if this one had never looked at it."""
+        log_no_more(self)
         if self._lock is not None:
             self._lock.release(undo=undo)
 
@@ -110,6 +112,7 @@ class RunDirectory:
             ConfigError: the folder is used; with ``overwrite``, by others than a run.
         """
         agreement.run_on_main(lambda: self._claim(overwrite=overwrite, continues=continues))
+        log_into(self)
 
     def _claim(self, *, overwrite: bool, continues: bool) -> None:
         entries = [entry for entry in self.path.iterdir() if entry.name != LOCK]

@@ -1,0 +1,22 @@
+"""Which process is the main one: asked before a launch, in a task, where data is loaded."""
+
+from __future__ import annotations
+
+import sys
+
+from .launcher import rank_of_process
+
+
+def is_main() -> bool:
+    """Return whether this is the main process of the job, the one of rank 0.
+
+    In a plain process it is true. It may be asked before anything is launched: then what the
+    launcher gave the process counts. A process that loads data is never the main one.
+    """
+    return not _loads_data() and rank_of_process() == 0
+
+
+def _loads_data() -> bool:
+    """Return whether this is a process of a DataLoader."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None

@@ -1,0 +1,43 @@
+"""One line for people, from code that has no run at hand: ``trainer.say()``."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..distributed.main_process import is_main
+
+
+class LogFile(Protocol):
+    """A run's folder, as far as it takes lines."""
+
+    def line(self, text: str) -> None: ...
+
+
+_log_file: LogFile | None = None
+
+
+def say(text: str) -> None:
+    """Print one line from the main process, and add it to the run's log.txt.
+
+    For tasks and callbacks: ``build_data``, ``build_model``, ``training_step``. Before a run has
+    its folder the line is only printed. Other ranks say nothing, and neither do processes that load
+    data, which would all say the same.
+    """
+    if not is_main():
+        return
+    print(text, flush=True)
+    if _log_file is not None:
+        _log_file.line(text)
+
+
+def log_into(log_file: LogFile) -> None:
+    """Add lines to this run's log.txt from here on: the run that was built last has them."""
+    global _log_file
+    _log_file = log_file
+
+
+def log_no_more(log_file: LogFile) -> None:
+    """Leave a run's log.txt alone; that of another run stays."""
+    global _log_file
+    if _log_file is log_file:
+        _log_file = None
