@@ -36,7 +36,7 @@ from .data.batches import Layout
 from .data.evaluation import EvaluationBatches
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
-from .errors import DEFAULT, Origin
+from .errors import DEFAULT, ConfigError, Origin, Problem
 from .hooks import Callback, Hooks
 from .launching import Launched, launch
 from .optim.ema import Average
@@ -48,7 +48,7 @@ from .reporting.meter import Meter
 from .run import Run
 from .strategies.meta_device import is_on_meta
 from .task import Task, own_optimizer
-from .text import listed
+from .text import hidden, listed
 
 
 def build(
@@ -75,6 +75,12 @@ def build(
         ConfigError, LaunchError, DataError: before the first step, on every rank.
     """
     origins = origins or {}
+    if callbacks is None and config.callbacks:
+        origin = origins.get("callbacks", Origin("TrainConfig", key="callbacks"))
+        rule = (
+            "has no effect: Trainer's loop calls them, and this is a loop of one's own; remove it"
+        )
+        raise ConfigError(Problem(origin=origin, value=config.callbacks, rule=rule))
     row = checks_of(config) if callbacks is None else list(callbacks)
     hooks = Hooks(row)
     if launched is None:
@@ -313,6 +319,7 @@ def _facts(run: Run) -> dict[str, object]:
         distributed_type=str(run.accelerator.distributed_type).rsplit(".", 1)[-1],
         machine=run.machine,
         seed=run.config.seed,
+        callbacks=hidden(run.config.callbacks),
         **run.task_facts,
         train_samples=run.train_data.size,
         evaluation_samples=evaluation_size(run.data.evaluation),

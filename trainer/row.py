@@ -31,7 +31,8 @@ def row_of(
     """Return the hooks of a run. Trackers and the profiler are imported only where asked for.
 
     Args:
-        added: the user's, which come after all others but the one that saves.
+        added: the user's, which come after all others but the one that saves. Those that the config
+            names come behind them.
         origins: of the config's values, by key, for messages.
     """
     row: list[Callback] = []
@@ -72,6 +73,10 @@ def row_of(
 
     # Yours; and last the checkpoint, which holds the state of all.
     row.extend(added)
+    if config.callbacks:
+        from .callbacks.configured import configured_callbacks
+
+        row.extend(configured_callbacks(config.callbacks, origins))
     if config.replica_check_every is not None:
         row.append(ReplicaCheck(config.replica_check_every))
     row.append(SaveCheckpoints())

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .config.load import Loaded, check_settings
 from .config.load import load_config as read_config
+from .config.named_class import find_class
 from .config.plain import plain
 from .config.train_config import WARMUPS, TrainConfig
 from .distributed.exit import run_and_exit
 from .distributed.imports import uncollected
 from .errors import COMMAND_LINE, ConfigError, Origin, Problem
-from .text import did_you_mean
 
 if TYPE_CHECKING:
     from .task import Task
@@ -73,7 +72,7 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     them afterwards.
 
     Raises:
-        ConfigError: there is no such task, or it cannot have these settings.
+        ConfigError: there is no such task or callback, or it cannot have these settings.
     """
     from .task import Task
 
@@ -81,6 +80,10 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise _task_problem(loaded, "does not name a subclass of trainer.Task")
     task = check_settings(cls, loaded.config.task_settings, loaded)
+    if loaded.config.callbacks:
+        from .callbacks.configured import check_callbacks
+
+        check_callbacks(loaded.config.callbacks, loaded.origins)
 
     defaults = _task_defaults(task, loaded.origins)
     origin = Origin(f"default of {cls.__name__}", is_default=True)
@@ -118,36 +121,10 @@ def _find_task(loaded: Loaded) -> object:
 
     The module is in the script's folder, installed, in the working folder or in the config's.
     """
-    module_name, _, class_name = loaded.config.task.partition(":")
     for folder in _folders(loaded.config_file):
         if folder not in sys.path:
             sys.path.append(folder)
-
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # the module was found; something that it imports was not
-        rule = (
-            f"no module {error.name!r} here, beside the config, in the script's folder or installed"
-        )
-        raise _task_problem(loaded, rule) from None
-
-    if not hasattr(module, class_name):
-        raise _task_problem(loaded, _without_class(module, class_name))
-    return getattr(module, class_name)
-
-
-def _without_class(module: ModuleType, class_name: str) -> str:
-    """Return the rule that is broken where a module does not have the class."""
-    name = module.__name__
-    place = getattr(module, "__file__", None) or "built into Python"
-    if name.partition(".")[0] in sys.stdlib_module_names:
-        return f"the module {name} is Python's own ({place}); give your file another name"
-
-    known = [key for key, value in vars(module).items() if isinstance(value, type)]
-    hint = did_you_mean(class_name, known) if known else f"it is {place}, and defines no class"
-    return f"{name} has no {class_name!r}; {hint}"
+    return find_class(loaded.config.task, partial(_task_problem, loaded))
 
 
 def _folders(config_file: str | None) -> list[str]:

@@ -45,14 +45,15 @@ class Progress(Callback):
         speed = _speed(metrics)
         memory = size(metrics["peak_memory_bytes"])
         line = (
-            f"{at}  loss {metrics['loss']:.4f}  lr {metrics['lr']:.3e}  "
+            f"{at}  loss {metrics['loss']:.4f}  {_rates(metrics, '.3e')}  "
             f"norm {metrics['grad_norm']:.3f}  {speed}  "
             f"eta {clock(metrics['eta_seconds'])}  mem {memory}"
         )
         if self.bar is None:
             self._print(run, line)
         else:
-            shown = f"loss {metrics['loss']:.4f} lr {metrics['lr']:.2e} {speed} mem {memory}"
+            rates = _rates(metrics, ".2e")
+            shown = f"loss {metrics['loss']:.4f} {rates} {speed} mem {memory}"
             self.bar.set_postfix_str(shown)
             run.directory.line(line)
 
@@ -63,6 +64,16 @@ class Progress(Callback):
         else:
             self.bar.write(text)
         sys.stdout.flush()
+
+
+def _rates(metrics: Mapping[str, float], form: str) -> str:
+    """Return the learning rate; where groups have others, those by the groups' names as well."""
+    text = f"lr {metrics['lr']:{form}}"
+    groups = []
+    for name, value in metrics.items():
+        if name.startswith("lr/"):
+            groups.append(f"{name.removeprefix('lr/')} {value:{form}}")
+    return f"{text} ({', '.join(groups)})" if groups else text
 
 
 def _speed(metrics: Mapping[str, float]) -> str:

@@ -25,7 +25,7 @@ from ..strategies.tensors import canonical_state
 from ..text import listed
 from .checksums import check_read
 from .codec import decode, encode_plain
-from .compatibility import changed_rates, check_same, fingerprint
+from .compatibility import changed_rates, check_same, differences, fingerprint
 from .contents import WEIGHTS, Contents
 from .discover import MANIFEST, CheckpointInfo, inspect, verify_together
 from .export import ADAPTER_FILE
@@ -141,7 +141,14 @@ def _check_same_run(
     others += parts.sampled.changes(state.get("content", {}))
     advice = _advice_on_defaults(state.get("config", {}), parts)
     changes = check_same(before, now, others, allowed=allowed, source=source, advice=advice)
+    changes += _changed_callbacks(state.get("config", {}), parts.config)
     return [f"changed since the checkpoint: {line}" for line in changes]
+
+
+def _changed_callbacks(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return how the callbacks of the config differ: they may change numbers, or only look on."""
+    key = "callbacks"
+    return differences({key: before.get(key, [])}, {key: now.get(key, [])})
 
 
 def _advice_on_defaults(before: Mapping[str, Any], parts: Parts) -> str:

@@ -79,7 +79,7 @@ def load_config(
         shown = config if complete is None else complete(loaded)
 
         def place(key: Key) -> str:
-            return _origin(loaded.origins, key, DEFAULT.source).place
+            return origin_of(loaded.origins, key, DEFAULT.source).place
 
         print(to_yaml(shown, place), end="")
         raise SystemExit(0)
@@ -148,7 +148,7 @@ def _read(argv: Sequence[str]) -> _Read:
 
     origins = _origins(document, typed.texts)
     given = _with_typed(document.data, typed.texts)
-    check = Validator(lambda key: _origin(origins, key, document.path), read_table(_ALIASES))
+    check = Validator(lambda key: origin_of(origins, key, document.path), read_table(_ALIASES))
     check.problems += problems
     values = check.settings(TrainConfig, given)
     check.missing(TrainConfig, {*given, *(problem.key for problem in check.problems)})
@@ -177,9 +177,9 @@ def check_settings(cls: type[S], settings: Mapping[str, Any], loaded: Loaded) ->
     texts = {key: text for key, text in loaded.texts.items() if key.startswith(f"{top}.")}
     values = _with_typed({top: settings}, texts)
 
-    place_of_task = _origin(loaded.origins, ("task",), "TrainConfig").place
+    place_of_task = origin_of(loaded.origins, ("task",), "TrainConfig").place
     aliases = _aliases_below(top, annotations_of(cast(type, cls)))
-    check = Validator(lambda key: _origin(loaded.origins, key, place_of_task), aliases)
+    check = Validator(lambda key: origin_of(loaded.origins, key, place_of_task), aliases)
     task = check.build(cls, values[top], (top,))
     if task is None:
         raise ConfigError(check.problems)
@@ -224,6 +224,9 @@ def _hidden_keys(values: object, above: Key = ()) -> Iterator[Key]:
     if isinstance(values, Mapping):
         for name, value in values.items():
             yield from _hidden_keys(value, (*above, str(name)))
+    elif isinstance(values, list):
+        for number, value in enumerate(values):
+            yield from _hidden_keys(value, (*above, str(number)))
     elif values == HIDDEN:
         yield above
 
@@ -256,7 +259,7 @@ def _origins(document: Document, texts: Mapping[str, str]) -> dict[str, Origin]:
     return origins
 
 
-def _origin(origins: Mapping[str, Origin], key: Key, otherwise: str) -> Origin:
+def origin_of(origins: Mapping[str, Origin], key: Key, otherwise: str) -> Origin:
     """Return where a key was set: its own place, or that of the nearest mapping around it."""
     for end in range(len(key), 0, -1):
         part = ".".join(key[:end])

@@ -288,6 +288,10 @@ class TrainConfig:
         Field(description="what a checkpoint that cannot be written does to the run"),
     ] = "stop"
 
+    callbacks: Annotated[
+        list[str | dict[str, Any]],
+        Field(description="module:Class of each, or {module:Class: {its settings}}"),
+    ] = field(default_factory=list)
     trackers: Annotated[
         list[str],
         Field(
@@ -331,5 +335,5 @@ GROUPS = {
     "mixed_precision": "Numbers",
     "log_every": "Logging, evaluation, saving",
     "resume": "Checkpoints",
-    "trackers": "Trackers and profiling",
+    "callbacks": "Callbacks, trackers and profiling",
 }

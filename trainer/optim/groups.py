@@ -106,11 +106,17 @@ def group_names(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def logged_rates(rates: Sequence[Any], names: Sequence[str]) -> dict[str, float]:
-    """Return ``lr``, the first group's rate, and ``lr/NAME`` of the others where they differ."""
+    """Return ``lr``, the first group's rate, and ``lr/NAME`` of each group where rates differ.
+
+    The first is there under its name too, unless that is only its number.
+    """
     values = [float(rate) for rate in rates]
     logged = {"lr": values[0]}
-    if any(value != values[0] for value in values):
-        for name, value in zip(names[1:], values[1:], strict=True):
+    if all(value == values[0] for value in values):
+        return logged
+
+    for name, value in zip(names, values, strict=True):
+        if name != "0":
             logged[f"lr/{name}"] = value
     return logged
 

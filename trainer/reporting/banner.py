@@ -42,6 +42,8 @@ def banner(facts: Mapping[str, Any]) -> str:
         ("state per rank", f"{state_size} of parameters, gradients and optimizer state"),
         ("output", facts["output_dir"]),
     ]
+    if facts.get("callbacks"):
+        rows.append(("callbacks", ", ".join(map(_callback, facts["callbacks"]))))
     return table(rows, facts["notices"])
 
 
@@ -110,6 +112,15 @@ def _schedule(plan: Mapping[str, Any]) -> str:
     if configured:  # the length of the run is not known yet
         return f"{schedule}, warm-up{configured}"
     return schedule
+
+
+def _callback(entry: str | Mapping[str, Any]) -> str:
+    """Return a callback as the config names it, with its settings behind it."""
+    if isinstance(entry, str):
+        return entry
+    [(named, settings)] = entry.items()
+    texts = [f"{key} {value}" for key, value in (settings or {}).items()]
+    return f"{named} ({', '.join(texts)})" if texts else named
 
 
 def _count(number: int | None) -> str:

@@ -11,12 +11,14 @@ import pytest
 import torch
 from brought_tasks import Plain
 from from_launcher import configured
-from one_process import fit, rows
+from fake_run import step_info
+from one_process import fit, log_of, rows
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from trainer import ConfigError, Plan, TrainConfig, Trainer
+from trainer.callbacks.tracking import tracked_values
 from trainer.commands.compare.present import as_table
 from trainer.commands.compare.report import make_report
 from trainer.commands.runs import read_run
@@ -69,6 +71,10 @@ def test_every_rate_is_logged_where_they_differ(tmp_path: Path) -> None:
     fit(tmp_path / "own", TwoRates(), max_steps=3, log_every=1)
     logged = [(row["lr"], row["lr/head"]) for row in rows(tmp_path / "own") if "loss" in row]
     assert logged == [pytest.approx((0.05 * f, 0.5 * f)) for f in (1, 0.5, 0.25)]
+    assert "  lr 5.000e-02 (head 5.000e-01)  norm " in log_of(tmp_path / "own"), "the console too"
+    step = step_info(metrics={"lr": 0.05, "lr/head": 0.5})
+    assert tracked_values(step)["train/lr/head"] == 0.5, "and the trackers"
+
     fit(tmp_path / "usual", Plain(), max_steps=3, log_every=1)
     assert not any(key.startswith("lr/") for row in rows(tmp_path / "usual") for key in row)
 
@@ -151,6 +157,11 @@ def test_names_and_texts_of_groups() -> None:
         "lr": 1.0,
         "lr/b": 2.0,
         "lr/2": 1.0,
+    }
+    assert logged_rates([1.0, 2.0], ["stem", "head"]) == {
+        "lr": 1.0,
+        "lr/stem": 1.0,
+        "lr/head": 2.0,
     }
     assert logged_rates([1.0, 1.0], ["0", "1"]) == {"lr": 1.0}
     one = {

@@ -1,0 +1,265 @@
+"""Callbacks that the training config names: found, checked, made, saved, and told at a resume."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import yaml
+from brought_tasks import Plain
+from one_process import fit, log_of
+from pydantic import Field
+
+import trainer
+from trainer import Callback, ConfigError, Run, StepInfo, TrainConfig, load_config, load_task
+from trainer.callbacks.configured import check_callbacks, configured_callbacks
+from trainer.row import row_of
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+MADE: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_made() -> Iterator[None]:
+    MADE.clear()
+    yield
+    MADE.clear()
+
+
+@dataclass
+class Thaw(Callback):
+    """A dataclass, whose fields are its settings."""
+
+    at: Annotated[int, Field(description="step", ge=1)]
+    layers: str = "stem.*"
+    rates: list[float] = field(default_factory=list)
+    seen: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.layers == "":
+            raise ValueError("layers names none")
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        self.seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.seen = state["seen"]
+
+
+class Words(Callback):
+    """A plain class, whose settings are the arguments of its ``__init__``."""
+
+    def __init__(self, text: str, times: int = 1, *, tags: tuple[str, ...] = ()) -> None:
+        MADE.append(text)
+        self.text, self.times, self.tags = text, times, tags
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        run.say(f"{self.text} {info.step}")
+
+
+class Loud(Words):
+    """Inherits its ``__init__``."""
+
+
+class Silent(Callback):
+    """Takes no settings."""
+
+
+class NoCallback:
+    pass
+
+
+HERE = __name__
+
+
+def named(*entries: Any) -> list[Callback]:
+    return configured_callbacks(list(entries))
+
+
+def problems(*entries: Any) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        configured_callbacks(list(entries))
+    return [str(problem) for problem in raised.value.problems]
+
+
+def test_classes_are_made_with_their_settings_in_the_order_of_the_list() -> None:
+    silent, thaw, words, loud = named(
+        f"{HERE}:Silent",
+        {f"{HERE}:Thaw": {"at": 3, "rates": [1, 0.5]}},
+        {f"{HERE}:Words": {"text": "a", "tags": ["b"]}},
+        {f"{HERE}:Loud": {"text": "c", "times": 2}},
+    )
+    assert isinstance(silent, Silent)
+    assert isinstance(thaw, Thaw) and (thaw.at, thaw.rates) == (3, [1.0, 0.5])
+    assert isinstance(words, Words) and (words.text, words.times, words.tags) == ("a", 1, ("b",))
+    assert isinstance(loud, Loud) and (loud.text, loud.times) == ("c", 2)
+
+
+def test_a_class_of_the_package_and_one_with_empty_settings() -> None:
+    spikes, silent = named("trainer:LossSpikes", {f"{HERE}:Silent": None})
+    assert isinstance(spikes, trainer.LossSpikes) and isinstance(silent, Silent)
+
+
+@pytest.mark.parametrize(
+    ("entry", "rule"),
+    [
+        (f"{HERE}:Thow", "did you mean 'Thaw'?"),
+        ("no_such_module:Thaw", "no module 'no_such_module' here, beside the config"),
+        (f"{HERE}:NoCallback", "does not name a subclass of trainer.Callback"),
+        ("Thaw", "must name a class, such as mymodule:LogImages"),
+        ({f"{HERE}:Thaw": {"at": 3}, f"{HERE}:Silent": {}}, "must be module:Class, or a mapping"),
+        ({f"{HERE}:Thaw": 3}, "must be module:Class, or a mapping"),
+        ({f"{HERE}:Thaw": {"at": 3, "layer": "x"}}, "unknown key; did you mean 'layers'?"),
+        ({f"{HERE}:Thaw": {"at": "3"}}, "must be a whole number"),
+        ({f"{HERE}:Thaw": {"at": 0}}, "must be at least 1"),
+        (f"{HERE}:Thaw", "is required: step"),
+        ({f"{HERE}:Thaw": {"at": 1, "layers": ""}}, "layers names none"),
+        ({f"{HERE}:Words": {"text": 1}}, "must be text"),
+        ({f"{HERE}:Words": {"text": "a", "time": 2}}, "unknown key; did you mean 'times'?"),
+        (f"{HERE}:Words", "is required"),
+        ({f"{HERE}:Silent": {"at": 1}}, "unknown key"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_the_place(entry: Any, rule: str) -> None:
+    [problem] = problems(f"{HERE}:Silent", entry)
+    assert rule in problem and "callbacks.1" in problem, problem
+
+
+def test_all_problems_are_told_at_once() -> None:
+    assert len(problems(f"{HERE}:Thow", {f"{HERE}:Words": {"texts": "a"}})) == 2
+
+
+def test_a_check_makes_dataclasses_alone() -> None:
+    check_callbacks([{f"{HERE}:Words": {"text": "a"}}, {f"{HERE}:Thaw": {"at": 1}}], {})
+    assert MADE == []
+    with pytest.raises(ConfigError, match="layers names none"):
+        check_callbacks([{f"{HERE}:Thaw": {"at": 1, "layers": ""}}], {})
+
+
+def test_they_come_behind_those_of_the_code_and_before_the_checkpoint() -> None:
+    config = TrainConfig(task="m:T", max_steps=1, callbacks=[f"{HERE}:Silent"])
+    row = row_of(config, [Words("code")], {})
+    assert [type(hook).__name__ for hook in row][-3:] == ["Words", "Silent", "SaveCheckpoints"]
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+MODULE = """
+from dataclasses import dataclass
+import torch
+import trainer
+
+class Line(trainer.Task):
+    def build_data(self):
+        return trainer.Data(train=torch.randn(16, 2))
+
+    def build_model(self):
+        return torch.nn.Linear(2, 1)
+
+    def training_step(self, model, batch):
+        return model(batch).pow(2).mean()
+
+@dataclass
+class Thaw(trainer.Callback):
+    at: int
+    layers: str = "stem.*"
+"""
+
+
+@pytest.fixture
+def config_file(module_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of one's own beside a training config that names its callback."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (module_folder / "line.py").write_text(MODULE)
+    path = module_folder / "train.yaml"
+    path.write_text("task: line:Line\nmax_steps: 2\ncallbacks:\n  - line:Thaw:\n      at: 3\n")
+    return path
+
+
+def test_a_wrong_setting_is_told_with_its_line_before_anything_starts(config_file: Path) -> None:
+    text = config_file.read_text()
+    config_file.write_text(text.replace("at: 3", "at: 3\n      layer: x"))
+    with pytest.raises(ConfigError) as raised:
+        load_task(load_config([str(config_file)]))
+    place = f"{config_file}:6: callbacks.0.line:Thaw.layer"
+    assert str(raised.value) == f"{place}: 'x': unknown key; did you mean 'layers'?"
+
+
+def test_the_command_line_gives_the_whole_list(config_file: Path) -> None:
+    def callbacks(text: str) -> Any:
+        loaded = load_config([str(config_file), "--callbacks", text])
+        return load_task(loaded)[1].callbacks
+
+    assert callbacks("[line:Thaw: {at: 4}]") == [{"line:Thaw": {"at": 4}}]
+    assert callbacks("[{line:Thaw: {at: 4}}, trainer:LossSpikes]")[1] == "trainer:LossSpikes"
+    assert callbacks("[]") == []
+    with pytest.raises(ConfigError, match=r"^command line: callbacks\.0\.line:Thaw\.at: .*number"):
+        callbacks("[line:Thaw: {at: x}]")
+
+
+def test_check_tells_a_wrong_callback(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainer.commands.check import run
+
+    config_file.write_text(config_file.read_text().replace("line:Thaw", "line:Thow"))
+    assert run([str(config_file)]) == 2
+    assert "did you mean 'Thaw'?" in capsys.readouterr().err
+
+
+def test_the_saved_config_names_them_and_reads_back(tmp_path: Path) -> None:
+    named = [f"{HERE}:Silent", {f"{HERE}:Thaw": {"at": 3}}]
+    fit(tmp_path, callbacks=named)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["callbacks"] == named
+    assert load_config([str(tmp_path / "config.yaml")]).config.callbacks == named
+    assert json.loads((tmp_path / "plan.json").read_text())["callbacks"] == named
+    assert f"{HERE}:Silent, {HERE}:Thaw (at 3)" in log_of(tmp_path), "the banner"
+
+
+def test_a_secret_among_the_settings_is_not_written_down(config_file: Path) -> None:
+    config_file.write_text(
+        config_file.read_text().replace("at: 3", "at: 3\n      hf_token: (hidden)")
+    )
+    with pytest.raises(ConfigError, match="a secret, which is not written down"):
+        load_config([str(config_file)])
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+def test_they_are_called_and_their_state_is_resumed(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"callbacks": [{f"{HERE}:Thaw": {"at": 1}}] * 2}
+    fit(tmp_path, max_steps=2, **settings)
+    run = fit(tmp_path, max_steps=4, resume="auto", **settings)
+    assert [hook.seen for hook in run.callbacks if isinstance(hook, Thaw)] == [4, 4]
+
+
+def test_a_changed_setting_is_told_at_a_resume_and_allowed(tmp_path: Path) -> None:
+    fit(tmp_path, max_steps=2, callbacks=[{f"{HERE}:Thaw": {"at": 1}}])
+    changed = [{f"{HERE}:Thaw": {"at": 2}}]
+    fit(tmp_path, max_steps=4, resume="auto", callbacks=changed)
+    line = f"changed since the checkpoint: callbacks.0.{HERE}:Thaw.at: 1 -> 2"
+    assert line in log_of(tmp_path)
+    fit(tmp_path, max_steps=6, resume="auto")
+    assert "changed since the checkpoint: callbacks" in log_of(tmp_path).rpartition(line)[2]
+
+
+def test_a_loop_of_ones_own_refuses_what_it_would_not_call(tmp_path: Path) -> None:
+    config = TrainConfig(
+        task="brought_tasks:Plain",
+        output_dir=str(tmp_path),
+        max_steps=1,
+        callbacks=[f"{HERE}:Silent"],
+    )
+    with pytest.raises(ConfigError, match="has no effect: Trainer's loop calls them"):
+        trainer.build(Plain(), config)
+    trainer.build(Plain(), replace(config, callbacks=[])).close()
