@@ -26,6 +26,7 @@ from .faults.watchdog import Watchdog
 from .losses import weighted
 from .metrics import WeightedSums, agreed
 from .reporting.banner import facts
+from .reporting.gallery import Gallery
 from .strategies.whole_parameters import whole_parameters
 from .task import Task
 from .text import hidden
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .optim.ema import Average
     from .plan import Plan
     from .reporting.directory import RunDirectory
+    from .reporting.media import Shown
     from .reporting.meter import Meter
     from .strategies import Shard, Strategy
     from .task import Data
@@ -57,10 +59,12 @@ COUNTERS = (
 )
 
 
-class SaveHooks(Protocol):
+class RunHooks(Protocol):
     """The part of the hooks that a run itself calls."""
 
     def on_save(self, run: Run) -> None: ...
+
+    def on_show(self, run: Run, name: str, shown: Shown, step: int) -> None: ...
 
 
 @dataclass(kw_only=True, eq=False)
@@ -99,6 +103,7 @@ class Run:
             before the first step (a mask of -inf), and so may in checkpoints.
         finished: whether the run in this folder has ended already: nothing is trained or written.
         is_main: whether this is the main process, which writes.
+        matrices: metrics that are shown as one picture, and whose elements no tracker gets.
         facts: what plan.json holds.
         notices: what the banner says below its table.
     """
@@ -108,7 +113,7 @@ class Run:
     plan: Plan
     accelerator: Accelerator
     strategy: Strategy
-    hooks: SaveHooks
+    hooks: RunHooks
     callbacks: Sequence[StatefulCallback]
     task_facts: Mapping[str, Any]
     origins: Mapping[str, Origin]
@@ -138,6 +143,8 @@ class Run:
     schedule: LRScheduler = field(init=False)
     average: Average = field(init=False)
     averaged: list[Shard] = field(init=False)
+    gallery: Gallery | None = None  # made by the first ``show``
+    matrices: set[str] = field(default_factory=set)  # metrics that trackers get as one picture
     saver: Saver = field(init=False)
     facts: dict[str, Any] = field(init=False)
     reads_weights_later: bool = False  # first values do not count: files have others
@@ -393,6 +400,37 @@ class Run:
                 Path(directory),
                 self.parts().save_beside,
             )
+
+    # -- what people look at ----------------------------------------------------------------------
+
+    def show(self, name: str, value: Any) -> None:
+        """Show images, a histogram or a confusion matrix, as a file of the run and in its trackers.
+
+        Not collective: call it on every rank or on the main process alone, from ``on_start`` on.
+        What the main process gives is shown, at ``run.step``. It never ends the run: a value that
+        cannot be shown is one notice.
+
+        Args:
+            name: such as ``samples`` or ``eval/errors``.
+            value: a ``trainer.Images`` or what it takes (a tensor NCHW, a list of PIL images), a
+                ``trainer.Histogram`` or a ``trainer.ConfusionMatrix``.
+        """
+        if not self.is_main:
+            return
+
+        if self.gallery is None:
+            self.gallery = Gallery(self.directory.path, self.say)
+        if "facts" not in vars(self):  # a run that is refused leaves no files
+            self.gallery.say_once(f"{name}: not shown: before on_start nothing is written")
+            return
+
+        aside: AbstractContextManager[None] = contextlib.nullcontext()
+        if self.meter.memory.phase == "training":
+            aside = self.meter.paused("trackers")
+        with aside:
+            shown = self.gallery.show(name, value, self.step)
+            if shown is not None:
+                self.hooks.on_show(self, name, shown, self.step)
 
     # -- the job ----------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ EVENTS = {
     "before_update": 0,
     "on_step": 1,
     "on_save": 0,
+    "on_show": 3,
     "on_end": 1,
 }
 RUN: Any = object()

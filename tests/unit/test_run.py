@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from brought_tasks import Plain
-from one_process import log_of, steps
+from one_process import fit, log_of, losses, steps
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -275,3 +275,57 @@ def test_of_two_runs_each_window_has_its_own_moment(tmp_path: Path) -> None:
     for mine, yours in zip(first.windows(), second.windows(), strict=True):
         assert (mine.now.seed, yours.now.seed) == (1, 2)
         assert now() is yours.now
+
+
+class Showing(Callback):
+    """Shows at each hook of a step; on the main process alone with ``alone``."""
+
+    def show(self, run: Run, value: Any = None) -> None:
+        run.show("a", torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(run.step)))
+
+    on_data = show
+    on_start = show
+    on_window = show
+    before_update = show
+    on_step = show
+    on_save = show
+    on_end = show
+
+
+class Seen(Callback):
+    """Keeps what is shown."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_show(self, run: Run, name: str, shown: Any, step: int) -> None:
+        self.steps.append(step)
+
+
+def test_pictures_are_shown_at_any_hook_and_change_no_number(tmp_path: Path) -> None:
+    seen = Seen()
+    fit(tmp_path / "without")
+    run = fit(tmp_path / "with", None, Showing(), seen)
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
+    said = [line for line in log_of(tmp_path / "with").splitlines() if "note: show" in line]
+    assert said == [
+        "note: show: a: not shown: before on_start nothing is written; training continues"
+    ]
+    assert seen.steps == sorted(seen.steps) and set(seen.steps) == set(range(9))
+    names = sorted(path.name for path in (tmp_path / "with" / "media" / "a").iterdir())
+    assert names == [f"step-{step:08}.png" for step in range(9)]
+    assert run.meter.spent["trackers"] > 0
+
+
+def test_a_folder_with_pictures_is_one_of_a_run(tmp_path: Path) -> None:
+    fit(tmp_path, None, Showing())
+    fit(tmp_path, None, overwrite=True)
+    assert not (tmp_path / "media").exists()
+
+
+def test_other_processes_show_nothing(tmp_path: Path) -> None:
+    seen = Seen()
+    run = fit(tmp_path, None, seen)
+    run.is_main = False
+    run.show("a", torch.zeros(1, 1, 4, 4))
+    assert seen.steps == []

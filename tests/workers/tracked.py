@@ -35,6 +35,7 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
         accelerator=Accelerator(cpu=True),
         facts={"strategy": "ddp", "deepspeed": {"api_key": SECRET}},
         step=steps[-1],
+        matrices=set(),
     )
 
     tracking = Tracking(["wandb"], origin=Origin("here"))

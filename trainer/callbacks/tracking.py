@@ -8,8 +8,8 @@ is in ``wandb_run.py``, servers that fail in ``tracker_faults.py``.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
@@ -19,8 +19,12 @@ from ..faults.waits import waits_outside
 from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..text import did_you_mean, is_secret
+from .show_confusion import element_of_matrix, is_metric
 from .tracker_faults import TolerantTracker
 from .wandb_run import WandbRun
+
+if TYPE_CHECKING:
+    from ..reporting.media import Shown
 
 _AXES = ("step", "epoch", "samples")
 _PIP_NAMES = {"comet_ml": "comet-ml"}
@@ -44,6 +48,7 @@ class Tracking(Callback):
         self.names = list(names)
         self.has_started = False
         self.wandb_run: WandbRun | None = None  # once started, if W&B is among the trackers
+        self._waiting: list[tuple[str, Shown, int]] = []  # shown before the trackers started
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         has_values = info.metrics is not None or info.evaluation is not None
@@ -55,7 +60,22 @@ class Tracking(Callback):
             if not self.has_started:
                 self._start(run)
                 self.has_started = True
-            run.accelerator.log(tracked_values(info), step=info.step)
+                self._show_waiting(run)
+            values = without_matrices(tracked_values(info), run.matrices)
+            run.accelerator.log(values, step=info.step)
+
+    def on_show(self, run: Run, name: str, shown: Shown, step: int) -> None:
+        """Give the trackers what a callback shows; what comes before they start waits for that."""
+        self._waiting.append((name, shown, step))
+        if self.has_started:
+            self._show_waiting(run)
+
+    def _show_waiting(self, run: Run) -> None:
+        waiting, self._waiting = self._waiting, []
+        with waits_outside("a tracker"):
+            for name, shown, step in waiting:
+                for tracker in run.accelerator.trackers:
+                    tracker.show(name, shown, step)
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         if not self.has_started:
@@ -127,6 +147,19 @@ def tracked_values(info: StepInfo) -> dict[str, float]:
             if name not in _AXES:
                 values[f"train/{name}"] = value
     return values
+
+
+def without_matrices(values: Mapping[str, float], matrices: Collection[str]) -> dict[str, float]:
+    """Leave out the elements of the metrics that are shown as one picture: ``confusion/3/5``."""
+    if not matrices:
+        return dict(values)
+    kept = {}
+    for name, value in values.items():
+        found = element_of_matrix(name)
+        is_shown = found is not None and any(is_metric(found[0], matrix) for matrix in matrices)
+        if not is_shown:
+            kept[name] = value
+    return kept
 
 
 def experiment_of(run: Run) -> str:

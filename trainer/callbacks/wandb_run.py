@@ -115,7 +115,7 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
         """Draw every curve over optimizer steps; summarize a loss by its minimum and last value."""
         for axis in ("step", "samples", "epoch"):
             self.run.define_metric(axis, hidden=axis != "step")
-        for group in ("train/*", "eval/*"):
+        for group in ("train/*", "eval/*", "media/*"):
             self.run.define_metric(group, step_metric="step")
         for name in ("train/loss", "eval/loss"):
             self.run.define_metric(name, step_metric="step", summary="min,last")

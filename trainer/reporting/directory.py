@@ -8,6 +8,7 @@ attempts.json   how long each attempt of the run took, and from which step to wh
 log.txt         the plain lines that the terminal showed
 model/          the exported model; best/ the best one
 checkpoints/    step-XXXXXXXX/ to resume from
+media/          what callbacks have shown: images, histograms, confusion matrices
 profile/        the trace of profile_steps
 wandb/, tracking/, tracking.json    the trackers' files
 .lock           locked by the run that writes here
@@ -36,7 +37,7 @@ CHECKPOINTS = "checkpoints"
 # What runs write, and what --overwrite may delete.
 _FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
 _MODELS = ("model", "best")
-_TRACKED = ("wandb", "tracking", "tracking.json", "profile")
+_TRACKED = ("wandb", "tracking", "tracking.json", "profile", "media")
 
 
 class RunDirectory:
