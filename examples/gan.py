@@ -112,10 +112,7 @@ def train(discriminator: trainer.Run, generator: trainer.Run) -> None:
         generator.directory.row(row)
         if generator.step % generator.config.log_every == 0:
             generator.say("  ".join(f"{name} {value:.6g}" for name, value in row.items()))
-        if (
-            generator.step == generator.total_steps
-            or generator.step % (generator.save_every or sys.maxsize) == 0
-        ):
+        if generator.step == generator.total_steps or generator.saves_at(generator.step):
             generator.save()
             discriminator.save()
 

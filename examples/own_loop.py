@@ -58,7 +58,7 @@ def main() -> None:
         state.advance(window, skipped=accelerator.optimizer_step_was_skipped)
         if state.step % config.log_every == 0:
             state.say(f"step {state.step}  loss {accelerator.reduce(mean, 'mean').item():.6f}")
-        if state.save_every and state.step % state.save_every == 0:
+        if state.saves_at(state.step):
             state.save()
     state.save()
     state.export(state.directory.path / "model")

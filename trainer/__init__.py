@@ -14,6 +14,7 @@ _MODULES = {
     "ConfusionMatrix": "reporting.media",
     "Data": "task",
     "DataError": "errors",
+    "EvaluationSet": "task",
     "Histogram": "reporting.media",
     "Images": "reporting.media",
     "LaunchError": "errors",

@@ -28,5 +28,6 @@ from .script import load_config as load_config
 from .script import load_task as load_task
 from .script import main as main
 from .task import Data as Data
+from .task import EvaluationSet as EvaluationSet
 from .task import Pretrained as Pretrained
 from .task import Task as Task

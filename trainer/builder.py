@@ -13,7 +13,8 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.optim import Optimizer
 
-from .building.data import build_data, evaluation_size, sample_data
+from .building.data import build_data, sample_data
+from .building.evaluation import intervals_of, measured_sets, sizes_of
 from .building.length import epoch_end_notices, last_step, most_checkpoints, profile_notices
 from .building.meta_model import MetaModel
 from .building.model import (
@@ -31,9 +32,9 @@ from .checkpoint.start import start_of_attempt
 from .checks.row import checks_of
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts
-from .config.train_config import TrainConfig, every_steps
+from .config.interval import Interval, interval_of, interval_text
+from .config.train_config import TrainConfig
 from .data.batches import Layout
-from .data.evaluation import EvaluationBatches
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
 from .errors import DEFAULT, ConfigError, Origin, Problem
@@ -165,27 +166,40 @@ def _build_data(run: Run, start: Start) -> None:
     run.data, run.train_data = build_data(
         run.task, config, run.layout, run.origins, pin_memory=pin_memory
     )
-    run.evaluation_batches = EvaluationBatches(
-        run.data.evaluation,
-        run.layout,
-        batch_size=config.evaluation_batch_size or plan.micro_batch_size,
-        collate=run.data.collate,
-        workers=config.workers,
-        pin_memory=pin_memory,
-        gather=agreement.gather,
-    )
     run.steps_per_epoch = run.train_data.steps_per_epoch
     run.total_steps = last_step(config, run.train_data, start)
-    run.eval_every = every_steps(config.eval_every, run.steps_per_epoch)
-    run.save_every = every_steps(config.save_every, run.steps_per_epoch)
+    run.eval_every = _interval(run, "eval_every")
+    run.save_every = _interval(run, "save_every")
     run.plan = plan.with_length(run.total_steps)
 
     run.train_data.items.total_steps = run.total_steps
     keeps_checkpoints = config.keep_last > 0 or start.found is not None
     run.sampled = sample_data(config, run.data, run.train_data, agreement, needed=keeps_checkpoints)
+    run.evaluation_sets = measured_sets(
+        run.task,
+        run.data,
+        run.layout,
+        batch_size=config.evaluation_batch_size or plan.micro_batch_size,
+        every=intervals_of(run.data, run.eval_every, run.steps_per_epoch),
+        workers=config.workers,
+        pin_memory=pin_memory,
+        gather=agreement.gather,
+    )
 
     has_ended = start.continues and start.step == run.total_steps == run.directory.ended_at()
     [run.finished, *_] = agreement.gather(has_ended)
+
+
+def _interval(run: Run, key: str) -> Interval | None:
+    """Return how often something is done; ``ConfigError`` for less than a step."""
+    value = getattr(run.config, key)
+    if value is None:
+        return None
+    try:
+        return interval_of(value, run.steps_per_epoch)
+    except ValueError as error:
+        origin = run.origins.get(key, Origin("TrainConfig", key=key))
+        raise ConfigError(Problem(origin=origin, value=value, rule=str(error))) from None
 
 
 def _build_model(run: Run, start: Start) -> tuple[nn.Module, MetaModel | None]:
@@ -309,6 +323,11 @@ def _announce(run: Run) -> None:
     run.say(banner(run.facts))
 
 
+def _evaluation_every(run: Run) -> dict[str, str]:
+    """Return how often each evaluation set is measured, by name."""
+    return {name: interval_text(chosen.every) for name, chosen in run.evaluation_sets.items()}
+
+
 def _facts(run: Run) -> dict[str, object]:
     """Return what plan.json holds: everything that is known of a run before its first step."""
     state_bytes = run.agreement.gather(run.strategy.state_bytes())
@@ -322,7 +341,8 @@ def _facts(run: Run) -> dict[str, object]:
         callbacks=hidden(run.config.callbacks),
         **run.task_facts,
         train_samples=run.train_data.size,
-        evaluation_samples=evaluation_size(run.data.evaluation),
+        evaluation_samples=sizes_of(run.data),
+        evaluation_every=_evaluation_every(run),
         steps_per_epoch=run.steps_per_epoch,
         total_steps=run.total_steps,
         parameters=run.parameters,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,10 +48,14 @@ class WeightedSums:
     Args:
         objects: torchmetrics by name, fresh ones on the device; what is added under these names
             updates them.
+
+    Attributes:
+        named: the names of torchmetrics under which something was added.
     """
 
     def __init__(self, objects: Mapping[str, Metric] = MappingProxyType({})) -> None:
         self._objects = objects
+        self.named: set[str] = set()
         self._sums: dict[Key, Tensor] = {}  # of shape (2, *shape): sums, and weights
         for metric in objects.values():
             metric.dist_sync_fn = _gather
@@ -80,7 +84,9 @@ class WeightedSums:
         for name, value in metrics.items():
             if name not in self._objects:
                 self._add(name, value, counts)
-            elif counts:
+                continue
+            self.named.add(name)
+            if counts:
                 _update(self._objects[name], value)
 
     def _add(self, name: str, value: Value, counts: bool) -> None:
@@ -105,6 +111,10 @@ class WeightedSums:
     def layout(self) -> Layout:
         """Return what was added on this rank: ranks may have different names."""
         return {key: tuple(pair.shape[1:]) for key, pair in self._sums.items()}
+
+    def keep(self, names: Collection[str]) -> None:
+        """Drop the torchmetrics of other names. Call it with the same names on every rank."""
+        self._objects = {name: self._objects[name] for name in self._objects if name in names}
 
     def reduce(self, accelerator: Accelerator, layout: Layout | None = None) -> dict[str, float]:
         """Compute the values over all ranks, in one reduction.

@@ -14,6 +14,7 @@ from .callbacks.evaluation import Evaluation
 from .callbacks.log import Log
 from .callbacks.metrics_file import MetricsFile
 from .callbacks.progress import Progress
+from .callbacks.sanity import SanityEvaluation
 from .callbacks.skipped_buffers import SkippedBuffers
 from .callbacks.stopping import Stopping
 from .callbacks.time_limit import TimeLimit
@@ -47,6 +48,9 @@ def row_of(
     log = Log(config.log_every)
     evaluation = Evaluation(log)
     row.append(log)
+    if config.sanity_evaluation:
+        origin = origins.get("best_metric", Origin("TrainConfig", key="best_metric"))
+        row.append(SanityEvaluation(config.best_metric, origin))
     row.append(evaluation)
 
     # Checks of the code come before anything of the step is written.

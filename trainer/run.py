@@ -8,7 +8,7 @@ under every strategy.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,28 +17,32 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
+from .building.evaluation import place_of
+from .building.trial import unchanged
 from .checkpoint import Parts, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, export_model
 from .checkpoint.start import how_to_resume, restart_notices
 from .data.now import Now, at, current, set_now
-from .errors import CheckpointError, Origin, TrainerError
+from .errors import CheckpointError, DataError, Origin, TrainerError
 from .faults.watchdog import Watchdog
 from .losses import weighted
+from .metrics import Layout as SumsLayout
 from .metrics import WeightedSums, agreed
 from .reporting.banner import facts
 from .reporting.gallery import Gallery
 from .strategies.whole_parameters import whole_parameters
 from .task import Task
-from .text import hidden
+from .text import did_you_mean, hidden
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.optim.lr_scheduler import LRScheduler
 
+    from .building.evaluation import MeasuredSet
     from .checkpoint import OptimizerForm
+    from .config.interval import Interval
     from .config.train_config import TrainConfig
     from .data.batches import Layout, TrainData, Window
-    from .data.evaluation import EvaluationBatches
     from .data.samples import Sampled
     from .distributed.agreement import Agreement
     from .optim.ema import Average
@@ -94,11 +98,13 @@ class Run:
         rates: the learning rate of each parameter group in the last step.
         total_steps: the step at which training ends.
         steps_per_epoch: None for a stream, whose length is not known.
-        eval_every, save_every: the config's, in optimizer steps, or None.
+        evaluation_sets: the sets to measure on, by name; a single one has the name "". Iterating
+            one yields this rank's ``(batch, examples)``, in the order of the data.
+        eval_every, save_every: the config's intervals, or None; ``is_due_at(step)``.
         skipped_steps: steps that the fp16 scaler skipped, and those that ``on_nan: skip`` left out.
         stopping: whether the ranks have agreed that training ends with this step.
         stop_signal: the number of the signal that asked for it; 0 where code asked.
-        last_evaluation: the ``eval/...`` numbers of the last evaluation.
+        last_evaluation: the ``eval/...`` numbers of each set when it was measured last.
         not_finite_at_start: buffers and frozen parameters that held values that are not finite
             before the first step (a mask of -inf), and so may in checkpoints.
         finished: whether the run in this folder has ended already: nothing is trained or written.
@@ -129,11 +135,11 @@ class Run:
     data: Data = field(init=False)
     train_data: TrainData = field(init=False)
     sampled: Sampled = field(init=False)
-    evaluation_batches: EvaluationBatches = field(init=False)
+    evaluation_sets: dict[str, MeasuredSet] = field(init=False)
     steps_per_epoch: int | None = field(init=False)
     total_steps: int = field(init=False)
-    eval_every: int | None = field(init=False)
-    save_every: int | None = field(init=False)
+    eval_every: Interval | None = field(init=False)
+    save_every: Interval | None = field(init=False)
     model_file: ModelFile = field(init=False)
     parameters: int = field(init=False)
     trainable: int = field(init=False)
@@ -248,57 +254,138 @@ class Run:
         seed = self.config.seed
         return at(Now(self.step, epoch, self.samples, self.total_steps, name, seed))
 
-    def evaluate(self) -> dict[str, float]:
-        """Measure on the whole evaluation set; every world size gives the same numbers.
+    def evaluate(self, names: Collection[str] | None = None) -> dict[str, float]:
+        """Measure on whole evaluation sets; every world size gives the same numbers.
 
         A signal ends it between two batches: then it returns nothing, and ``stopping`` is set.
+
+        Args:
+            names: of the sets; by default all.
+
+        Returns:
+            The values of these sets: ``eval/loss``, or ``eval/clean/loss`` of a set with a name.
+
+        Raises:
+            DataError: there is no such set.
         """
+        chosen = self._chosen_sets(names)
         self.strategy.sync_buffers()
         self.model.eval()
+        measured: dict[str, dict[str, float]] | None
         with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
-            means = self._measure()
+            measured = self._measure_all(chosen)
         self.train_mode()
         self.strategy.settle()
 
-        if means is None:
+        if measured is None:
             return {}
-        self.last_evaluation = {f"eval/{name}": float(value) for name, value in means.items()}
-        return self.last_evaluation
+        self._keep(measured)
+        values: dict[str, float] = {}
+        for values_of_set in measured.values():
+            values.update(values_of_set)
+        return values
 
-    def _measure(self) -> Mapping[str, Any] | None:
-        """Return what the task reports over the evaluation set; None where a signal cut it off."""
-        with self.evaluating(""):
-            return self._measure_set()
+    def try_evaluation(self) -> dict[str, float]:
+        """Evaluate the first batch of each set as ``evaluate`` would, and change nothing.
 
-    def _measure_set(self) -> Mapping[str, Any] | None:
+        Random numbers, buffers, modes of modules and positions of streams are afterwards as they
+        were. The values mean little; which names they have, and that they can be computed, does.
+        """
+        values: dict[str, float] = {}
+        trial = unchanged(self.model, compiled=self.plan.compile)
+        with self.meter.paused("evaluation"), trial, torch.no_grad():
+            self.model.eval()
+            for chosen in self.evaluation_sets.values():
+                with self.evaluating(chosen.name):
+                    first = chosen.batches.first()
+                    values |= self._measure(chosen, [first], is_trial=True) or {}
+        self.strategy.settle()
+        return values
+
+    def _chosen_sets(self, names: Collection[str] | None) -> list[MeasuredSet]:
+        """Return the evaluation sets of these names, in the order of the task's data."""
+        if not self.evaluation_sets:
+            raise DataError(f"{place_of('')} is None: there is nothing to measure on")
+        if names is None:
+            return list(self.evaluation_sets.values())
+
+        for name in names:
+            if name not in self.evaluation_sets:
+                hint = did_you_mean(name, list(self.evaluation_sets))
+                raise DataError(f"Data.evaluation has no set {name!r}; {hint}")
+        return [chosen for name, chosen in self.evaluation_sets.items() if name in names]
+
+    def _measure_all(self, chosen: Sequence[MeasuredSet]) -> dict[str, dict[str, float]] | None:
+        """Return the values of each set, by its name; None where a signal ended it."""
+        measured = {}
+        for evaluation_set in chosen:
+            with self.evaluating(evaluation_set.name):
+                values = self._measure(evaluation_set, evaluation_set)
+            if values is None:
+                return None
+            measured[evaluation_set.name] = values
+        return measured
+
+    def _measure(
+        self,
+        evaluation_set: MeasuredSet,
+        batches: Iterable[tuple[Any, int]],
+        *,
+        is_trial: bool = False,
+    ) -> dict[str, float] | None:
+        """Return the values of a set over these batches; None where a signal ended it.
+
+        Args:
+            is_trial: no signal is looked for.
+        """
         # The loader knows how many examples a batch has. The first tensor of a batch need not begin
         # with them, so the default weight is not asked.
-        kind = type(self.task)
-        counts_examples = (
-            kind.evaluation_step is Task.evaluation_step and kind.weight is Task.weight
-        )
-        metrics = self.task.build_metrics()
+        metrics = evaluation_set.build_metrics()
         device = self.accelerator.device
         sums = WeightedSums({name: metric.to(device) for name, metric in metrics.items()})
 
-        for batch, examples in self.evaluation_batches:
+        for batch, examples in batches:
             batch = self.strategy.to_device(batch)
-            if counts_examples:
+            if evaluation_set.counts_examples:
                 loss = self.task.training_step(self.model, batch)
                 values: Mapping[str, Any] = weighted(loss, float(examples))
             else:
-                values = self.task.evaluation_step(self.model, batch)
+                values = evaluation_set.evaluation_step(self.model, batch)
             sums.add(values, counts=examples > 0)
 
-            if not self.stop_signal:
+            if not self.stop_signal and not is_trial:
                 self.stop_signal = self.agreement.poll_evaluation()
                 if self.stop_signal:
                     self.stopping = True
                     return None
 
-        layouts = self.agreement.gather(sums.layout())
-        totals = sums.reduce(self.accelerator, agreed(layouts))
-        return self.task.summarize(totals)
+        layout = self._layout_of_all_ranks(sums, evaluation_set)
+        means = self.task.summarize(sums.reduce(self.accelerator, layout))
+        return {f"{evaluation_set.prefix}{name}": float(value) for name, value in means.items()}
+
+    def _layout_of_all_ranks(self, sums: WeightedSums, evaluation_set: MeasuredSet) -> SumsLayout:
+        """Return what all ranks together have added, and drop torchmetrics of another step."""
+        of_ranks = self.agreement.gather((sums.layout(), sums.named))
+        if evaluation_set.has_own_step:
+            sums.keep(set().union(*(named for _, named in of_ranks)))
+        return agreed(layout for layout, _ in of_ranks)
+
+    def _keep(self, measured: Mapping[str, dict[str, float]]) -> None:
+        """Keep the values of these sets, and those that the other sets had last."""
+        kept: dict[str, float] = {}
+        for name, evaluation_set in self.evaluation_sets.items():
+            if name in measured:
+                kept |= measured[name]
+                continue
+            for metric, value in self.last_evaluation.items():
+                if metric.startswith(evaluation_set.prefix):
+                    kept[metric] = value
+        self.last_evaluation = kept
+
+    def close_evaluation(self) -> None:
+        """End the loading processes of all evaluation sets."""
+        for evaluation_set in self.evaluation_sets.values():
+            evaluation_set.batches.close()
 
     # -- checkpoints and exports ------------------------------------------------------------------
 
@@ -448,7 +535,7 @@ class Run:
 
     def saves_at(self, step: int) -> bool:
         """Return whether a checkpoint is due at a step; the last one is saved in any case."""
-        return self.save_every is not None and step % self.save_every == 0
+        return self.save_every is not None and self.save_every.is_due_at(step)
 
     def fail(self, text: str) -> NoReturn:
         """End the run; a checkpoint that is being written is of before, and is waited for.

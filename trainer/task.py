@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +23,9 @@ class Data:
 
     Args:
         train: items to train on.
-        evaluation: items to measure on, or None.
+        evaluation: items to measure on, or None; or several sets by name, each a data set, a stream
+            or an ``EvaluationSet``: ``{"clean": ..., "noisy": ...}``. Their values are
+            ``eval/clean/loss`` and so on, those of a single set ``eval/loss``.
         collate: turns a list of items into a batch; None for torch's ``default_collate``.
         augment: ``augment(item, generator) -> item``, for training only. What it draws from the
             generator depends on (seed, epoch, sample) alone, so it is the same on every layout and
@@ -38,6 +40,28 @@ class Data:
     collate: Callable[[Sequence[Any]], Any] | None = None
     augment: Callable[[Any, Generator], Any] | None = None
     version: str = ""
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """A data set to measure on, with what differs from the other sets of ``Data.evaluation``.
+
+    Args:
+        items: a data set or a stream.
+        every: steps such as 100, or epochs such as ``"1/4 epoch"``; by default ``eval_every`` of
+            the config. All sets are measured at the end of training as well.
+        collate: turns a list of items into a batch; by default ``Data.collate``.
+        evaluation_step: ``evaluation_step(model, batch)``, as of ``Task``; by default the task's.
+        build_metrics: as of ``Task``; by default the task's. Of these, a set with its own
+            ``evaluation_step`` has those that it names.
+    """
+
+    items: Any
+    _: KW_ONLY
+    every: int | str | None = None
+    collate: Callable[[Sequence[Any]], Any] | None = None
+    evaluation_step: Callable[[nn.Module, Any], Mapping[str, Any]] | None = None
+    build_metrics: Callable[[], Mapping[str, Metric]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +208,7 @@ class Task:
         return {}
 
     def summarize(self, metrics: dict[str, float]) -> Mapping[str, float]:
-        """Return the metrics to report, from those over all examples.
+        """Return the metrics to report, from those over all examples of one set.
 
         The place for a metric that is derived from a mean. A perplexity is exp of the mean loss,
         not the mean of exp: ``{**metrics, "perplexity": exp(metrics["loss"])}``.

@@ -108,7 +108,10 @@ def test_task_methods_are_called_in_the_order_of_the_page(
 
     noted = type("Noted", (Line,), {name: noting(name) for name in methods})
     run = trainer.Trainer(
-        noted(), trainer.TrainConfig(task="line:Line", output_dir="run", max_steps=2)
+        noted(),
+        trainer.TrainConfig(
+            task="line:Line", output_dir="run", max_steps=2, sanity_evaluation=False
+        ),
     )
     run.fit()
     run.run.close()

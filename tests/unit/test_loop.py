@@ -96,7 +96,7 @@ def test_the_weight_of_a_step_is_asked_before_its_first_forward_pass_and_read_af
 
     monkeypatch.setattr(Agreement, "begin_sums", begin_sums)
     config = replace(configured(tmp_path), accumulation_steps=2, keep_last=0, max_steps=1)
-    trainer = Trainer(Tokens(), config)
+    trainer = Trainer(Tokens(), replace(config, sanity_evaluation=False))
     events.clear()
     for _ in trainer.steps():
         break

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import set_seed
 
+from ..data.alike import SAME_DATA
 from ..data.augment import Items
-from ..data.batches import Layout, TrainData, is_stream, sized
+from ..data.batches import Layout, TrainData, is_stream
 from ..data.indexed import IndexedData
 from ..data.samples import Sampled, SampledSet
 from ..distributed.agreement import Agreement
 from ..errors import DataError, Origin
-from ..task import Data, Task
+from ..task import Data, EvaluationSet, Task
+from ..text import listed
+from .evaluation import UNNAMED, place_of, sets_of, sizes_of
 from .returned import data_of
 
 if TYPE_CHECKING:
@@ -39,15 +42,11 @@ def build_data(
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(config.seed, deterministic=config.deterministic)
     data = data_of(task)
-    evaluation_size(data.evaluation)  # an empty one is refused now, not at the first evaluation
+    sizes_of(data)  # an empty set is refused now, not at the first evaluation
 
     kind: type[TrainData] = IndexedData
     if is_stream(data.train):
-        if data.evaluation is data.train and hasattr(data.train, "state_dict"):
-            raise DataError(
-                "Data.train and Data.evaluation are one stream, and its position serves one of "
-                "them only: give evaluation a stream of its own (copy.deepcopy)"
-            )
+        _check_own_position(data)
         from ..data.stream import StreamData, check_stream_settings
 
         check_stream_settings(config, origins)
@@ -89,19 +88,39 @@ def sample_data(
         **how,
     )
     sets = [training_set]
-    if agreement.distributed and data.evaluation is not data.train:
-        evaluation_set = SampledSet(
-            name="Data.evaluation",
-            items=Items(data.evaluation, seed=config.seed, augment=None),
-            batch_size=config.evaluation_batch_size or micro_batch,
-            **how,
-        )
-        sets.append(evaluation_set)
+    if agreement.distributed:
+        evaluation_sets = sets_of(data) or {UNNAMED: EvaluationSet(None)}
+        _check_same_names(evaluation_sets, agreement)
+        for name, chosen in evaluation_sets.items():
+            if chosen.items is data.train:
+                continue
+            how["collate"] = chosen.collate or train.collate
+            evaluation_set = SampledSet(
+                name=place_of(name),
+                items=Items(chosen.items, seed=config.seed, augment=None),
+                batch_size=config.evaluation_batch_size or micro_batch,
+                **how,
+            )
+            sets.append(evaluation_set)
     return Sampled(sets, agreement.gather)
 
 
-def evaluation_size(dataset: Any) -> int | None:
-    """Count the samples to measure on: 0 without any, None for a stream."""
-    if dataset is None:
-        return 0
-    return None if is_stream(dataset) else sized(dataset, "evaluation")
+def _check_same_names(sets: Mapping[str, EvaluationSet], agreement: Agreement) -> None:
+    """Raise ``DataError`` where ranks have other sets, or in another order. Collective."""
+    of_ranks = agreement.gather([place_of(name) for name in sets])
+    for rank, places in enumerate(of_ranks):
+        if places != of_ranks[0]:
+            raise DataError(
+                f"rank {rank}: the sets are {listed(places)}, rank 0: {listed(of_ranks[0])}: "
+                f"{SAME_DATA}"
+            )
+
+
+def _check_own_position(data: Data) -> None:
+    """Raise ``DataError`` where the stream to train on, which has a state, is measured on too."""
+    for name, chosen in sets_of(data).items():
+        if chosen.items is data.train and hasattr(data.train, "state_dict"):
+            raise DataError(
+                f"Data.train and {place_of(name)} are one stream, and its position serves one of "
+                "them only: give evaluation a stream of its own (copy.deepcopy)"
+            )

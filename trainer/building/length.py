@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from torch import nn
 
 from ..checkpoint import Start
+from ..config.interval import Interval
 from ..config.train_config import TrainConfig, profiled_steps
 from ..data.batches import TrainData
 from ..data.indexed import IndexedData
@@ -40,9 +42,9 @@ def last_step(config: TrainConfig, data: TrainData, start: Start) -> int:
     return end
 
 
-def most_checkpoints(config: TrainConfig, save_every: int | None, total_steps: int) -> int:
+def most_checkpoints(config: TrainConfig, save_every: Interval | None, total_steps: int) -> int:
     """Count the checkpoints that there will be at once, the one that is being written included."""
-    saves = 1 if save_every is None else -(-total_steps // save_every)
+    saves = 1 if save_every is None else math.ceil(total_steps / save_every.steps)
     count = min(saves, config.keep_last + 1)
     if config.best_metric is not None:
         count += 1

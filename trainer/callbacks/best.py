@@ -6,13 +6,17 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..building.evaluation import set_of_metric
 from ..errors import CheckpointError, TrainerError
 from ..hooks import Callback, StepInfo
 from ..run import Run
+from ..text import did_you_mean
 
 
 class Best(Callback):
     """Keeps the best model under ``best/``, and stops after ``patience`` evaluations without it.
+
+    Evaluations of other sets than the metric's do not count.
 
     Args:
         metric: for example ``eval/loss``; the same number on every rank, so all decide the same.
@@ -39,11 +43,11 @@ class Best(Callback):
             self.best, self.best_step, self.waited = math.inf, None, 0
 
     def on_step(self, run: Run, info: StepInfo) -> None:
-        if info.evaluation is None:
+        if info.evaluation is None or not self._is_of_set_measured(run, info.evaluation):
             return
         if self.metric not in info.evaluation:
-            known = ", ".join(sorted(info.evaluation))
-            raise TrainerError(f"best_metric: {self.metric!r}: not among {known}")
+            hint = did_you_mean(self.metric, info.evaluation)
+            raise TrainerError(f"best_metric: {self.metric!r}: was not measured; {hint}")
 
         value = self.sign * info.evaluation[self.metric]
         if value < self.best:
@@ -55,6 +59,14 @@ class Best(Callback):
         if self.waited == self.patience:
             # The next step is the last one, and may evaluate once more.
             run.stop(f"{self.metric} did not improve in {self.waited} evaluations", agreed=True)
+
+    def _is_of_set_measured(self, run: Run, evaluation: Mapping[str, float]) -> bool:
+        """Return whether the set of the metric was measured; true for a set that is not there."""
+        name = set_of_metric(self.metric, list(run.evaluation_sets))
+        if name is None:
+            return True
+        prefix = run.evaluation_sets[name].prefix
+        return any(metric.startswith(prefix) for metric in evaluation)
 
     def pinned_steps(self) -> Collection[int]:
         return () if self.best_step is None else (self.best_step,)

@@ -7,49 +7,57 @@ from typing import Any
 
 import torch
 
+from ..building.evaluation import UNNAMED
 from ..hooks import Callback, Hooks, StepInfo
 from ..run import Run
 from .log import Log
 
 
 class Evaluation(Callback):
-    """Measures every ``eval_every`` steps and at the end of training.
+    """Measures each evaluation set when it is due, and all of them at the end of training.
 
-    A run that a signal ends has no time for it: what it must have is its checkpoint. An evaluation
-    that was due then is pending, and is made up first when the run is resumed.
+    A run that a signal ends has no time for it: what it must have is its checkpoint. Sets that were
+    due then are pending, and are made up first when the run is resumed.
 
     Args:
         log: gives the numbers of the last step, where a signal during the evaluation made it that.
 
     Attributes:
         behind: the hooks behind this one in the row, which see an evaluation that is made up.
+        pending: the names of the sets to make up.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self.behind = Hooks([])
-        self.pending = False
+        self.pending: list[str] = []
 
     def on_start(self, run: Run) -> None:
         """Make up the evaluation that a signal left no time for."""
-        if not self.pending or run.data.evaluation is None:
+        names = [name for name in self.pending if name in run.evaluation_sets]
+        if not names:
             return
-        metrics = run.evaluate()
+
+        metrics = run.evaluate(names)
         if metrics:
-            self.pending = False
+            self.pending = []
             self.behind.on_step(run, _step_of(run, metrics))
         if run.stopping:
-            run.evaluation_batches.close()
+            run.close_evaluation()
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Fill ``info.evaluation`` where it is due. Collective: call on every rank."""
-        self.pending = False
-        is_regular = run.eval_every is not None and info.step % run.eval_every == 0
-        if run.data.evaluation is not None and (info.is_last or is_regular):
+        self.pending = []
+        regular = []
+        for name, chosen in run.evaluation_sets.items():
+            if chosen.is_due_at(info.step):
+                regular.append(name)
+        due = list(run.evaluation_sets) if info.is_last else regular
+        if due:
             if not run.stop_signal:
-                info.evaluation = run.evaluate() or None
-            is_cut_off = bool(run.stop_signal) and info.evaluation is None
-            self.pending = is_regular and is_cut_off
+                info.evaluation = run.evaluate(due) or None
+            if run.stop_signal and info.evaluation is None:
+                self.pending = regular
 
         # A signal that came during the evaluation makes this step the last one.
         if run.stop_signal and not info.is_last:
@@ -57,13 +65,15 @@ class Evaluation(Callback):
             if info.metrics is None:
                 info.metrics = self._log.measure(run, info)
         if info.is_last:
-            run.evaluation_batches.close()
+            run.close_evaluation()
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"pending": True} if self.pending else {}
+        return {"pending": self.pending} if self.pending else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.pending = bool(state.get("pending"))
+        pending = state.get("pending", [])
+        # Older versions, which knew a single set only, wrote true.
+        self.pending = [UNNAMED] if pending is True else list(pending)
 
 
 def _step_of(run: Run, metrics: dict[str, float]) -> StepInfo:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from ..building.evaluation import best_metric_problem, measured_sets
 from ..building.returned import data_of, optimizer_by
-from ..errors import Origin, Problem, TrainerError
+from ..errors import Origin, TrainerError
 from ..optim.groups import check_settings_run
 from ..strategies import strategy_class
 from ..strategies.optimizer_probe import refusal
 from ..task import own_optimizer
-from ..text import did_you_mean
 from .whole_model import build_whole
 
 if TYPE_CHECKING:
@@ -96,18 +96,16 @@ def _check_plan(
 def _check_evaluation(
     problems: _Problems, task: Task, loaded: Loaded, data: Data, model: nn.Module
 ) -> None:
-    """Evaluate one batch, and check that the config's ``best_metric`` is among its metrics."""
-    best_metric = loaded.config.best_metric
-    if data.evaluation is None and best_metric is None:
-        return
-
+    """Evaluate one batch of each set, and check that ``best_metric`` is among the metrics."""
     names = problems.attempt("evaluation_step", _evaluation_names, task, loaded, data, model)
-    if names is None or best_metric is None or best_metric in names:
+    best_metric = loaded.config.best_metric
+    if names is None or best_metric is None:
         return
 
     origin = loaded.origins.get("best_metric", Origin("TrainConfig", key="best_metric"))
-    rule = f"the task measures no such value; {did_you_mean(best_metric, names)}"
-    problems.lines.append(str(Problem(origin=origin, value=best_metric, rule=rule)))
+    problem = best_metric_problem(best_metric, names, origin)
+    if problem is not None:
+        problems.lines.append(str(problem))
 
 
 class _OneProcess:
@@ -121,22 +119,25 @@ class _OneProcess:
 
 
 def _evaluation_names(task: Task, loaded: Loaded, data: Data, model: nn.Module) -> list[str]:
-    """Return the names of the metrics that an evaluation reports, from one batch of it."""
+    """Return the names of the metrics that an evaluation reports, from one batch of each set."""
     from ..data.batches import Layout
-    from ..data.evaluation import EvaluationBatches
     from ..data.now import Now, at
     from ..metrics import WeightedSums
 
     config = loaded.config
     size = config.evaluation_batch_size or config.micro_batch_size
     layout = Layout(rank=0, world_size=1, micro_batch_size=size, accumulation_steps=1)
-    batches = EvaluationBatches(data.evaluation, layout, batch_size=size, collate=data.collate)
 
-    sums = WeightedSums(task.build_metrics())
     model.eval()
-    moment = Now(step=0, epoch=0.0, samples=0, total_steps=1, evaluation_set="", seed=config.seed)
-    with torch.no_grad(), at(moment):
-        batch, _ = next(iter(batches))
-        sums.add(task.evaluation_step(model, batch))
-    metrics = task.summarize(sums.reduce(cast(Any, _OneProcess)))
-    return [f"eval/{name}" for name in metrics]
+    names: list[str] = []
+    for measured_set in measured_sets(task, data, layout, batch_size=size).values():
+        moment = Now(0, 0.0, 0, 1, measured_set.name, config.seed)
+        with at(moment), torch.no_grad():
+            batch, _ = measured_set.batches.first()
+            sums = WeightedSums(measured_set.build_metrics())
+            sums.add(measured_set.evaluation_step(model, batch))
+        if measured_set.has_own_step:
+            sums.keep(sums.named)
+        metrics = task.summarize(sums.reduce(cast(Any, _OneProcess)))
+        names += [f"{measured_set.prefix}{name}" for name in metrics]
+    return names

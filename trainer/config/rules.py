@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..text import did_you_mean, seconds_of
+from .interval import FORMS, is_interval
 from .schedules import check_schedule
 from .validate import Validator
 
@@ -15,8 +16,6 @@ from .validate import Validator
 OPTIMIZERS = ("adamw", "adam", "sgd")
 WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # one length, in three units
 PATHS = ("output_dir", "resume", "weights")
-INTERVAL = "steps such as 100, or epochs such as '1 epoch'"
-_EPOCHS = re.compile(r"([1-9][0-9]*) epochs?")
 _CLASS = re.compile(r"[A-Za-z_][\w.]*[.:][A-Za-z_]\w*")
 
 
@@ -79,8 +78,8 @@ class _Rules:
         c, problem = self.config, self.problem
         for key in ("eval_every", "save_every"):
             every = vars(c)[key]
-            if isinstance(every, str) and not _EPOCHS.fullmatch(every):
-                problem(key, f"must be {INTERVAL} or null")
+            if every is not None and not is_interval(every):
+                problem(key, f"must be {FORMS}, or null")
 
         if c.epochs is None and c.max_steps is None:
             problem("epochs", "epochs or max_steps is required", "max_steps")
@@ -157,12 +156,3 @@ def profiled_steps(text: str) -> tuple[int, int]:
     """Return first and last step of ``profile_steps``."""
     first, _, last = text.partition("-")
     return int(first), int(last or first)
-
-
-def every_steps(value: int | str | None, steps_per_epoch: int | None) -> int | None:
-    """Return ``eval_every`` or ``save_every`` in optimizer steps; None stays None."""
-    if not isinstance(value, str):
-        return value
-    epochs = _EPOCHS.fullmatch(value)
-    assert epochs and steps_per_epoch, f"{value!r} passed no check"
-    return int(epochs[1]) * steps_per_epoch

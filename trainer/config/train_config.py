@@ -17,18 +17,18 @@ from pydantic import Field
 
 from ..errors import ConfigError
 from .annotations import LocalPath
+from .interval import FORMS, Every
 from .plain import plain
-from .rules import INTERVAL, OPTIMIZERS, PATHS, WARMUPS, check_rules, every_steps, profiled_steps
+from .rules import OPTIMIZERS, PATHS, WARMUPS, check_rules, profiled_steps
 from .schedules import SCHEDULES, TO_FINAL
 from .validate import Validator, defaults_of
 
 __all__ = [
-    "DEFAULTS", "GROUPS", "OPTIMIZERS", "WARMUPS", "TrainConfig", "every_steps", "profiled_steps",
+    "DEFAULTS", "GROUPS", "OPTIMIZERS", "WARMUPS", "TrainConfig", "profiled_steps",
 ]  # fmt: skip
 
 Precision = Literal["no", "bf16", "fp16"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Steps = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,12 +246,17 @@ class TrainConfig:
     ] = None
 
     log_every: Annotated[int, Field(description="optimizer steps", ge=1)] = 10
-    eval_every: Annotated[Steps | str | None, Field(description=f"{INTERVAL}; else at the end")] = (
-        None
-    )
-    save_every: Annotated[Steps | str | None, Field(description=f"{INTERVAL}; else at the end")] = (
-        None
-    )
+    eval_every: Annotated[Every | None, Field(description=f"{FORMS}; else at the end")] = None
+    sanity_evaluation: Annotated[
+        bool,
+        Field(
+            description=(
+                "evaluate one batch of each set before the first step, so that an error in it "
+                "shows at once"
+            ),
+        ),
+    ] = True
+    save_every: Annotated[Every | None, Field(description=f"{FORMS}; else at the end")] = None
     best_metric: Annotated[
         str | None, Field(description="keep the best model by this, such as eval/loss")
     ] = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import DataLoader, default_collate, get_worker_info
@@ -11,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from ..errors import DataError
 from .alike import check_same_beginning
 from .augment import Items, Key
-from .batches import Layout, is_stream, parts_of_rank, sized
+from .batches import Layout, copied, is_stream, parts_of_rank, sized
 from .blocks import blocks
 from .digest import digest
 from .now import current
@@ -40,6 +42,7 @@ class EvaluationBatches:
             batch, so it is the same in each evaluation.
         pin_memory: whether batches lie in page-locked memory, from which a GPU copies faster.
         gather: collects a number from each rank, to compare the streams that they read. Collective.
+        name: of the data set, for messages.
     """
 
     def __init__(
@@ -52,13 +55,16 @@ class EvaluationBatches:
         workers: int = 0,
         pin_memory: bool = False,
         gather: Callable[[int], list[int]] = lambda number: [number],
+        name: str = "Data.evaluation",
     ) -> None:
         self.dataset = dataset
         self.layout = replace(layout, micro_batch_size=batch_size, accumulation_steps=1)
-        self.collate = collate or default_collate
+        self.collate: Callable[[Any], Any] = collate or default_collate
         self.workers = workers
         self.pin_memory = pin_memory
         self.gather = gather
+        self.name = name
+        self._read_ahead: Iterator[list[Any]] | None = None
         self._kept_loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
@@ -73,29 +79,50 @@ class EvaluationBatches:
             return self._of_stream()
         return self._of_data_set()
 
+    def first(self) -> tuple[Any, int]:
+        """Return the first batch of this rank, for a trial: later iterations are as without it.
+
+        It is made of copies of the items, because some collates change theirs. Loading processes do
+        not stay. Collective for a stream: call on every rank.
+
+        Raises:
+            DataError: the data set is empty, or ranks read different streams.
+        """
+        if is_stream(self.dataset):
+            block = self._checked(self._first_block())
+            [part] = parts_of_rank(range(len(block)), self.layout)
+            items = [copied(block[place]) for place in _or_first(part)]
+            return self.collate(items), self._counted(part)
+
+        part = next(parts_of_rank(range(self._size()), self.layout))
+        first_keys = list(islice(_BatchKeys(self._size(), self.layout), 1))
+        workers = min(1, self.workers)
+        [batch] = self._loader(first_keys, _CollatedCopies(self.collate), workers=workers)
+        return batch, self._counted(part)
+
     def close(self) -> None:
         """End the loading processes."""
         self._kept_loader = None
 
+    def _size(self) -> int:
+        return sized(self.dataset, self.name.removeprefix("Data."))
+
     def _of_data_set(self) -> Iterator[tuple[Any, int]]:
-        loader = self._loader() if self._kept_loader is None else self._kept_loader
+        loader = self._kept_loader
+        if loader is None:
+            keys = _BatchKeys(self._size(), self.layout)
+            loader = self._loader(keys, self.collate, workers=self.workers, stay=self.workers > 0)
         if self.workers:
             self._kept_loader = loader
 
-        parts = parts_of_rank(range(sized(self.dataset, "evaluation")), self.layout)
+        parts = parts_of_rank(range(self._size()), self.layout)
         for indices, batch in zip(parts, loader, strict=True):
             yield batch, self._counted(indices)
 
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
-        seed = 0
-        read = blocks(self.dataset, self.layout.global_batch_size, seed)
-        block = next(read, [])
-        digests = self.gather(digest(block[:2]))
-        check_same_beginning(digests, "Data.evaluation")
-        if not block:
-            raise DataError(
-                "Data.evaluation gave nothing: an empty stream, or one that can be read only once"
-            )
+        read = self._blocks() if self._read_ahead is None else self._read_ahead
+        self._read_ahead = None
+        block = self._checked(next(read, []))
 
         while block:
             [part] = parts_of_rank(range(len(block)), self.layout)
@@ -103,18 +130,61 @@ class EvaluationBatches:
             yield batch, self._counted(part)
             block = next(read, [])
 
+    def _blocks(self) -> Iterator[list[Any]]:
+        """Read the stream from its beginning, in blocks of one batch of all ranks."""
+        seed = 0
+        return blocks(self.dataset, self.layout.global_batch_size, seed)
+
+    def _checked(self, first_block: list[Any]) -> list[Any]:
+        """Return the first block of the stream, if all ranks have read the same. Collective."""
+        digests = self.gather(digest(first_block[:2]))
+        check_same_beginning(digests, self.name)
+        if not first_block:
+            raise DataError(
+                f"{self.name} gave nothing: an empty stream, or one that can be read only once"
+            )
+        return first_block
+
+    def _first_block(self) -> list[Any]:
+        """Read the first block of the stream, so that the next iteration has it as well."""
+        if isinstance(self.dataset, Iterator):  # it can be read only once
+            read = self._blocks() if self._read_ahead is None else self._read_ahead
+            block = next(read, [])
+            self._read_ahead = chain([block] if block else [], read)
+            return block
+
+        state = None
+        if hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict"):
+            state = copy.deepcopy(self.dataset.state_dict())
+        block = next(self._blocks(), [])
+        if state is not None:
+            self.dataset.load_state_dict(state)
+        return block
+
     def _counted(self, part: range) -> int:
         """Return how many examples of this rank's part count in the evaluation."""
         return len(part) if self.layout.counts else 0
 
-    def _loader(self) -> DataLoader[Any]:
+    def _loader(
+        self,
+        keys: Iterable[list[Key]],
+        collate: Callable[[Any], Any],
+        *,
+        workers: int,
+        stay: bool = False,
+    ) -> DataLoader[Any]:
+        """Make torch's loader of the batches with these keys.
+
+        Args:
+            stay: whether the loading processes serve for several iterations.
+        """
         items: Any = _SeededItems(self.dataset, self.layout.rank)
         return DataLoader(
             items,
-            batch_sampler=_BatchKeys(sized(self.dataset, "evaluation"), self.layout),
-            collate_fn=self.collate,
-            num_workers=self.workers,
-            persistent_workers=self.workers > 0,
+            batch_sampler=keys,
+            collate_fn=collate,
+            num_workers=workers,
+            persistent_workers=stay,
             pin_memory=self.pin_memory,
             generator=generator_of(0, self.layout.rank),
             worker_init_fn=ignore_signals,
@@ -124,6 +194,16 @@ class EvaluationBatches:
 def _or_first(part: range) -> range:
     """Return the samples of a batch: a padding batch, of the first sample, for an empty part."""
     return part or range(1)
+
+
+class _CollatedCopies:
+    """A ``collate`` of copies of the items."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: Sequence[Any]) -> Any:
+        return self.collate([copied(item) for item in items])
 
 
 class _BatchKeys:

@@ -86,7 +86,7 @@ class SampledSet:
         if is_stream(dataset):
             return {"sets": {self.name: {SIZE: "that of a stream"}}}
 
-        size = sized(dataset, self.name.rpartition(".")[2])
+        size = sized(dataset, self.name.removeprefix("Data."))
         about = {SIZE: str(size)}
         if self.version:
             about["the version"] = self.version

@@ -30,13 +30,12 @@ def banner(facts: Mapping[str, Any]) -> str:
             rows.append((name, value))
 
     train_samples = _count(facts["train_samples"])
-    evaluation_samples = _count(facts["evaluation_samples"])
     steps_per_epoch = _count(facts["steps_per_epoch"])
     parameters = f"{facts['parameters']:,} parameters"
     state_size = size(facts["state_bytes_per_rank"])
     rows += [
         ("machine", machine_text(facts["machine"])),
-        ("data", f"{train_samples} training, {evaluation_samples} evaluation samples"),
+        *_data_rows(train_samples, facts),
         ("length", f"{facts['total_steps']:,} steps, {steps_per_epoch} an epoch"),
         ("model", f"{parameters} ({facts['trainable_parameters']:,} trainable)"),
         ("state per rank", f"{state_size} of parameters, gradients and optimizer state"),
@@ -52,6 +51,18 @@ def _optimizer_rows(planned: str, facts: Mapping[str, Any]) -> list[Row]:
     known = {"lr": facts["lr"], "parameters": facts["trainable_parameters"]}
     shared, groups = group_texts(facts["optimizer_groups"], known)
     return [("optimizer", f"{planned}; {shared}"), *(("", group) for group in groups)]
+
+
+def _data_rows(train_samples: str, facts: Mapping[str, Any]) -> list[Row]:
+    """Return the row of the data, and one of the sets to measure on where they have names."""
+    samples = facts["evaluation_samples"]
+    if not isinstance(samples, Mapping):
+        return [("data", f"{train_samples} training, {_count(samples)} evaluation samples")]
+
+    sets = []
+    for name, count in samples.items():
+        sets.append(f"{name}: {_count(count)} samples, {facts['evaluation_every'][name]}")
+    return [("data", f"{train_samples} training samples"), ("evaluation", "; ".join(sets))]
 
 
 def plan_rows(plan: Mapping[str, Any]) -> list[Row]:

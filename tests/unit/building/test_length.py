@@ -11,6 +11,7 @@ from torch import nn
 from trainer import TrainConfig
 from trainer.building.length import epoch_end_notices, last_step, most_checkpoints, profile_notices
 from trainer.checkpoint import Start
+from trainer.config.interval import interval_of
 from trainer.data.batches import Layout
 from trainer.data.indexed import IndexedData
 
@@ -35,8 +36,10 @@ def test_the_earlier_of_epochs_and_max_steps_ends_a_run(
 
 def test_checkpoints_that_are_there_at_once_are_counted() -> None:
     config = TrainConfig(task="m:T", max_steps=100, keep_last=2, keep_every=40)
-    assert most_checkpoints(config, 10, 100) == 3 + 2
+    assert most_checkpoints(config, interval_of(10, None), 100) == 3 + 2
     assert most_checkpoints(config, None, 100) == 1 + 2
+    assert most_checkpoints(config, interval_of("1/4 epoch", 98), 100) == 3 + 2
+    assert most_checkpoints(config, interval_of("1/4 epoch", 398), 100) == 2 + 2
 
 
 def test_steps_that_are_none_of_the_run_are_not_profiled_silently() -> None:

@@ -22,6 +22,7 @@ def test_the_best_stays(tmp_path: Path) -> None:
         "keep_last": 1,
         "save_every": 1,
         "lr_scaling": "none",
+        "sanity_evaluation": False,
     }
     trainer = fit(tmp_path, Evaluated(), **best)
     [kept] = [step for callback in trainer.callbacks for step in callback.pinned_steps()]
@@ -29,7 +30,13 @@ def test_the_best_stays(tmp_path: Path) -> None:
 
 
 def test_the_best_of_another_folder_is_forgotten(tmp_path: Path) -> None:
-    best = {"eval_every": 1, "best_metric": "eval/loss", "save_every": 1, "keep_last": 9}
+    best = {
+        "eval_every": 1,
+        "best_metric": "eval/loss",
+        "save_every": 1,
+        "keep_last": 9,
+        "sanity_evaluation": False,
+    }
     fit(tmp_path / "run", Evaluated(), **best)
     resume = str(checkpoint(tmp_path / "run", 5))
     trainer = fit(tmp_path / "branch", Evaluated(), resume=resume, **best)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,23 +34,29 @@ class MeasuredLog(Log):
         return {"loss": 1.0}
 
 
+def evaluated_every(steps: int | None) -> Any:
+    """A set that is due every few steps, or at the end alone."""
+    return SimpleNamespace(is_due_at=lambda step: steps is not None and step % steps == 0)
+
+
 def evaluating_run(*, signal_in_evaluation: int = 0, **attributes: Any) -> Any:
     """A run at step 4 that evaluates every fourth step, and counts evaluations and closed loaders."""
     run = fake_run(
         step=4,
         samples=32,
-        eval_every=4,
         stop_signal=0,
         stopping=False,
         evaluations=0,
+        measured=[],
         closed=0,
-        data=SimpleNamespace(evaluation=[1]),
+        evaluation_sets={"": evaluated_every(4)},
         train_data=SimpleNamespace(epochs_at=lambda samples: samples / 64),
     )
     vars(run).update(attributes)
 
-    def evaluate() -> dict[str, float]:
+    def evaluate(names: Collection[str]) -> dict[str, float]:
         run.evaluations += 1
+        run.measured.append(list(names))
         if signal_in_evaluation:
             run.stop_signal, run.stopping = signal_in_evaluation, True
             return {}
@@ -60,7 +66,7 @@ def evaluating_run(*, signal_in_evaluation: int = 0, **attributes: Any) -> Any:
         run.closed += 1
 
     run.evaluate = evaluate
-    run.evaluation_batches = SimpleNamespace(close=close)
+    run.close_evaluation = close
     return run
 
 
@@ -100,14 +106,46 @@ def test_evaluations_are_made_every_few_steps_and_at_the_last(
 
 
 def test_without_a_set_to_measure_on_there_is_no_evaluation() -> None:
-    run = evaluating_run(data=SimpleNamespace(evaluation=None))
+    run = evaluating_run(evaluation_sets={})
     _, info = evaluation_at(run, is_last=True)
     assert (run.evaluations, info.evaluation) == (0, None)
 
 
-@pytest.mark.parametrize(("step", "pending"), [(4, {"pending": True}), (5, {})])
+SEVERAL = {"clean": evaluated_every(4), "noisy": evaluated_every(2), "end": evaluated_every(None)}
+
+
+@pytest.mark.parametrize(
+    ("step", "is_last", "measured"),
+    [
+        (1, False, []),
+        (2, False, [["noisy"]]),
+        (4, False, [["clean", "noisy"]]),
+        (5, True, [["clean", "noisy", "end"]]),
+    ],
+)
+def test_each_set_has_its_own_interval_and_all_are_measured_at_the_end(
+    step: int, is_last: bool, measured: list[list[str]]
+) -> None:
+    run = evaluating_run(evaluation_sets=SEVERAL)
+    evaluation_at(run, step, is_last=is_last)
+    assert run.measured == measured
+
+
+def test_the_sets_that_were_due_are_pending_by_name() -> None:
+    run = evaluating_run(evaluation_sets=SEVERAL, signal_in_evaluation=signal.SIGTERM)
+    hook, _ = evaluation_at(run, 2, is_last=True)
+    assert run.measured == [["clean", "noisy", "end"]]
+    assert hook.state_dict() == {"pending": ["noisy"]}, "that it ended here is no reason"
+
+    resumed = evaluating_run(evaluation_sets=SEVERAL)
+    hook.load_state_dict({"pending": ["noisy", "of before"]})
+    hook.on_start(resumed)
+    assert resumed.measured == [["noisy"]] and hook.state_dict() == {}
+
+
+@pytest.mark.parametrize(("step", "pending"), [(4, {"pending": [""]}), (5, {})])
 def test_a_run_that_a_signal_ends_leaves_its_due_evaluation_pending(
-    step: int, pending: dict[str, bool]
+    step: int, pending: dict[str, list[str]]
 ) -> None:
     run = evaluating_run(stop_signal=signal.SIGTERM)
     hook, info = evaluation_at(run, step, is_last=True)
@@ -120,7 +158,7 @@ def test_a_signal_during_an_evaluation_makes_this_step_the_last() -> None:
     hook, info = evaluation_at(run)
     assert info.is_last and info.evaluation is None
     assert info.metrics == {"loss": 1.0}, "the last step is logged"
-    assert hook.pending and run.closed == 1
+    assert hook.pending == [""] and run.closed == 1
 
 
 def test_a_pending_evaluation_is_made_up_before_the_first_step() -> None:
@@ -142,7 +180,7 @@ def test_a_signal_leaves_no_time_to_make_it_up_either() -> None:
     hook.load_state_dict({"pending": True})
     hook.on_start(run)
     assert (seen.evaluations, run.closed) == ([], 1)
-    assert hook.state_dict() == {"pending": True}
+    assert hook.state_dict() == {"pending": [""]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +258,7 @@ def make_old(folder: Path) -> None:
     """Rewrite the checkpoint of step 2 as versions before ``Evaluation`` had a state wrote it."""
     path = checkpoint(folder, 2)
     state = json.loads((path / "state.json").read_text())
-    assert state["callbacks"].pop("Evaluation") == {"pending": True}
+    assert state["callbacks"].pop("Evaluation") == {"pending": [""]}
     state["evaluation_owed"] = True
     (path / "state.json").write_text(json.dumps(state))
     reseal(path)

@@ -33,7 +33,8 @@ from trainer.errors import ConfigError
         ("task_settings: {a: [.nan]}", "task_settings.a.0: nan: must be a finite number"),
         (
             "save_every: 2.5",
-            "save_every: 2.5: must be a whole number or text",
+            "save_every: 2.5: must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoch'; "
+            "epochs are written '2.5 epochs'",
         ),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config.rules import every_steps, profiled_steps
+from trainer.config.rules import profiled_steps
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
 
@@ -36,13 +36,6 @@ def test_settings_that_do_not_go_together(wrong: dict[str, Any], told: str) -> N
     with pytest.raises(ConfigError) as caught:
         TrainConfig(**{"task": "a:B", "max_steps": 1, **wrong})
     assert told in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("value", "steps"), [(None, None), (7, 7), ("1 epoch", 30), ("3 epochs", 90)]
-)
-def test_every_steps(value: int | str | None, steps: int | None) -> None:
-    assert every_steps(value, 30) == steps
 
 
 def test_a_rule_about_a_wrong_key_is_not_reported_as_well() -> None:

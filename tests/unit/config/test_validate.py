@@ -57,11 +57,15 @@ from trainer.errors import ConfigError
             "no such optimizer; known: a class such as torch.optim.Muon, adam, adamw, sgd",
         ),
         ("best_mode", "lower", "must be one of 'min', 'max'"),
-        ("eval_every", "weekly", "must be steps such as 100, or epochs such as '1 epoch' or null"),
+        (
+            "eval_every",
+            "weekly",
+            "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoch', or null",
+        ),
         (
             "save_every",
             "0 epochs",
-            "must be steps such as 100, or epochs such as '1 epoch' or null",
+            "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoch', or null",
         ),
         ("save_every", 0, "must be at least 1"),
         ("task_settings", 3, "must be a mapping"),

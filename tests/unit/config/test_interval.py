@@ -1,0 +1,85 @@
+"""How often something is done in a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.config.interval import interval_of, interval_text, is_interval
+from trainer.config.train_config import TrainConfig
+from trainer.errors import ConfigError
+
+
+def due(value: int | str, steps_per_epoch: int | None, last: int) -> list[int]:
+    interval = interval_of(value, steps_per_epoch)
+    return [step for step in range(1, last + 1) if interval.is_due_at(step)]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (7, [7, 14, 21]),
+        (1, list(range(1, 25))),
+        ("1 epoch", [10, 20]),
+        ("2 epochs", [20]),
+        ("0.25 epoch", [3, 5, 8, 10, 13, 15, 18, 20, 23]),
+        ("1/4 epoch", [3, 5, 8, 10, 13, 15, 18, 20, 23]),
+        ("1/3 epoch", [4, 7, 10, 14, 17, 20, 24]),
+        ("1.5 epochs", [15]),
+        ("0.7 epoch", [7, 14, 21]),
+    ],
+)
+def test_an_interval_is_steps_or_parts_of_an_epoch(value: int | str, expected: list[int]) -> None:
+    assert due(value, 10, 24) == expected
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 5))
+def test_the_end_of_an_epoch_is_always_hit(parts: int, steps_per_epoch: int, epochs: int) -> None:
+    parts = min(parts, steps_per_epoch)
+    steps = due(f"1/{parts} epoch", steps_per_epoch, epochs * steps_per_epoch)
+    assert set(range(steps_per_epoch, epochs * steps_per_epoch + 1, steps_per_epoch)) <= set(steps)
+    assert len(steps) == parts * epochs, "as often as there are parts"
+
+
+@given(st.integers(1, 50), st.integers(1, 200))
+def test_a_number_of_steps_is_due_at_its_multiples(every: int, step: int) -> None:
+    assert interval_of(every, None).is_due_at(step) == (step % every == 0)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["0.25", "epoch", "0 epochs", "0.0 epochs", "1/0 epoch", "-1 epoch", "1/2/3 epoch", ""]
+)
+def test_what_is_no_interval(wrong: str) -> None:
+    assert not is_interval(wrong)
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(task="a:B", max_steps=1, eval_every=wrong)
+    assert str(caught.value) == (
+        f"TrainConfig: eval_every: {wrong!r}: must be steps such as 100, "
+        "or epochs such as '2 epochs' or '1/4 epoch', or null"
+    )
+
+
+@pytest.mark.parametrize("key", ["eval_every", "save_every"])
+def test_a_bare_fraction_is_answered_with_how_to_write_it(key: str) -> None:
+    settings: dict[str, Any] = {key: 0.25}
+    with pytest.raises(ConfigError, match=r"a part of an epoch is written '0\.25 epoch'$"):
+        TrainConfig(task="a:B", max_steps=1, **settings)
+    with pytest.raises(ConfigError, match=r"must be a whole number or text; write 2$"):
+        TrainConfig(task="a:B", max_steps=1, **{key: 2.0})  # type: ignore[arg-type]
+
+
+def test_less_than_a_step_is_refused_with_the_steps_of_an_epoch() -> None:
+    assert due("1/8 epoch", 8, 3) == [1, 2, 3]
+    with pytest.raises(ValueError, match=r"^is shorter than one step: an epoch has 8 steps here"):
+        interval_of("1/9 epoch", 8)
+    with pytest.raises(ValueError, match=r"^a stream has no known length; use a number of steps"):
+        interval_of("1/9 epoch", None)
+
+
+def test_an_interval_as_text() -> None:
+    assert interval_text(interval_of("1/4 epoch", 10)) == "every 2.5 steps and at the end"
+    assert interval_text(interval_of(1, None)) == "every step"
+    assert interval_text(None) == "at the end"
