@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from brought_tasks import Plain
-from from_launcher import configured
 from fake_run import step_info
+from from_launcher import configured
 from one_process import fit, log_of, rows
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
