@@ -1,0 +1,111 @@
+"""What a task makes of step and epoch is the same on every layout, and after a resume.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| Mixup of one strength a step, augmentation by epoch, and a schedule by step in training and evaluation have one process's curve | DDP on 2 with accumulation and loading processes; all on 2 (nightly) | test_what_follows_from_step_and_epoch_has_the_curve_of_one_process |
+| So have they after resuming in the middle of an epoch | the same jobs | test_a_resumed_run_goes_on_with_the_moments_of_the_whole_one |
+| A transform that draws globally has one curve by the recipe of docs/coming_from.md, and another one without it | the same jobs | test_a_transform_that_draws_globally_has_one_curve_by_the_recipe |
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from launchers import launch_file, ranks, some_quick
+from moments import SAVED_AT, STEPS
+
+WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "zero": "DeepSpeedEngine"}
+QUICK = some_quick("ddp")  # what a task sees is not the strategy's doing
+
+
+class Found(NamedTuple):
+    """What a job left.
+
+    Args:
+        facts: world size and class of the model.
+        folder: of its runs.
+    """
+
+    facts: dict[str, Any]
+    folder: Path
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def values(self, name: str, key: str) -> dict[int, float]:
+        return {row["step"]: row[key] for row in self.rows(name) if key in row}
+
+
+@cache
+def trained(strategy: str, folder: Path) -> Found:
+    here = folder / strategy
+    here.mkdir()
+    world = 1 if strategy == "single" else 2
+    told = {
+        "accel_config": str(launch_file(here / "accel.yaml", strategy, world)),
+        "folder": str(here),
+        "world": world,
+        "accumulation": world,
+        "workers": 0 if strategy == "single" else 2,
+        "cases": ["moments", "recipe", "careless"],
+    }
+    done = ranks(["tests/workers/moments.py", json.dumps(told)], world)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return Found(json.loads((here / "found.json").read_text()), here)
+
+
+def check_layout(found: Found, strategy: str) -> None:
+    family = "zero" if strategy.startswith("zero") else strategy
+    assert found.facts["world_size"] == 2
+    assert found.facts["model_class"].startswith(WRAPPED[family])
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_what_follows_from_step_and_epoch_has_the_curve_of_one_process(
+    strategy: str, folder: Path
+) -> None:
+    alone, found = trained("single", folder), trained(strategy, folder)
+    check_layout(found, strategy)
+    steps = range(1, STEPS + 1)
+    assert list(found.values("moments", "loss")) == list(steps)
+    for key in ("loss", "part", "eval/loss"):
+        wanted = alone.values("moments", key)
+        assert found.values("moments", key) == pytest.approx(wanted, rel=1e-5), key
+
+    assert found.values("moments", "at_step") == {step: step for step in steps}
+    samples = [0, 8, 16, 24, 26, 34, 42, 50, 52, 60]
+    at_epoch = dict(zip(steps, [place / 26 for place in samples], strict=True))
+    assert found.values("moments", "at_epoch") == pytest.approx(at_epoch)
+    assert found.values("moments", "eval/at_step") == {step: step for step in (4, 8, STEPS)}
+    assert len(set(found.values("moments", "part").values())) == STEPS, "drawn anew at each step"
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_a_resumed_run_goes_on_with_the_moments_of_the_whole_one(
+    strategy: str, folder: Path
+) -> None:
+    found = trained(strategy, folder)
+    for name in ("moments", "recipe"):
+        for key in ("loss", "eval/loss"):
+            whole = found.values(name, key)
+            rest = {step: value for step, value in whole.items() if step > SAVED_AT}
+            assert found.values(f"{name}-resumed", key) == rest, "to the bit"
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_a_transform_that_draws_globally_has_one_curve_by_the_recipe(
+    strategy: str, folder: Path
+) -> None:
+    alone, found = trained("single", folder), trained(strategy, folder)
+    check_layout(found, strategy)
+    wanted = alone.values("recipe", "loss")
+    assert found.values("recipe", "loss") == pytest.approx(wanted, rel=1e-5)
+
+    without, without_alone = found.values("careless", "loss"), alone.values("careless", "loss")
+    off = max(abs(without[step] / without_alone[step] - 1) for step in without)
+    assert off > 1e-2, "the recipe is what makes it the same"

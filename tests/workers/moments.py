@@ -1,0 +1,170 @@
+"""Run as connected processes under one layout: tasks that depend on step and epoch, whole and resumed.
+
+    tests/workers/moments.py '{"accel_config": ..., "folder": ..., "world": 2, "accumulation": 2, "workers": 2}'
+
+Each case is trained once whole, and once from its own checkpoint in the middle of an epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+import trainer
+from trainer import Data, Task, TrainConfig, Trainer
+from trainer.launching import launch
+
+GLOBAL_BATCH, SAMPLES, STEPS, SAVED_AT = 8, 26, 10, 5  # four steps an epoch, the last of two
+FEATURES, CLASSES = 6, 3
+
+
+class Samples:
+    """Random features and classes.
+
+    Args:
+        noise: how much of global noise is added to the features of an item.
+    """
+
+    def __init__(self, noise: float = 0.0) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(SAMPLES, FEATURES, generator=generator)
+        self.label = torch.randint(0, CLASSES, (SAMPLES,), generator=generator)
+        self.noise = noise
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        x = self.x[index]
+        if self.noise:
+            x = shaken(x, self.noise)
+        return {"x": x, "label": self.label[index]}
+
+
+def shaken(x: Tensor, noise: float = 0.5) -> Tensor:
+    """Transform as torchvision's classes do: it draws from torch's global generator."""
+    return x + noise * torch.randn(x.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments(Task):
+    """Mixup of one strength a step, which falls by epoch, and features that are dropped by step."""
+
+    def build_data(self) -> Data:
+        data = Samples()
+
+        def augment(item: dict[str, Any], generator: Generator) -> dict[str, Any]:
+            """Add noise that grows by epoch, and a partner for mixup, out of all samples."""
+            now = trainer.now()
+            assert now.generator is generator
+            partner = int(torch.randint(0, SAMPLES, (), generator=generator))
+            noise = 0.1 * (1 + int(now.epoch)) * torch.randn(FEATURES, generator=generator)
+            at = torch.tensor([now.step, now.epoch, now.samples], dtype=torch.float64)
+            mixed = {"x2": data.x[partner], "label2": data.label[partner]}
+            return {**item, **mixed, "x": item["x"] + noise, "at": at}
+
+        return Data(train=data, evaluation=Samples(), augment=augment)
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+    def training_step(self, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Any]]:
+        now = trainer.now()
+        here = torch.tensor([now.step, now.epoch, now.samples], dtype=torch.float64)
+        assert now.evaluation_set is None and now.total_steps == STEPS
+        assert torch.equal(batch["at"], here.expand_as(batch["at"])), "fetched for this step"
+
+        strength = 1 - now.epoch / 3
+        part = strength * float(torch.rand((), generator=now.generator))
+        x = (1 - part) * batch["x"] + part * batch["x2"]
+        logits = model(x * kept())
+        first = F.cross_entropy(logits, batch["label"])
+        second = F.cross_entropy(logits, batch["label2"])
+        loss = (1 - part) * first + part * second
+        return loss, {"part": part, "at_step": float(now.step), "at_epoch": now.epoch}
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        now = trainer.now()
+        assert now.evaluation_set == ""
+        loss = F.cross_entropy(model(batch["x"] * kept()), batch["label"], reduction="none")
+        return {"loss": loss, "at_step": torch.full_like(loss, now.step)}
+
+
+def kept() -> Tensor:
+    """Return the features that this step keeps: ever fewer, the same for the whole global batch."""
+    now = trainer.now()
+    generator = now.generator
+    torch.rand((), generator=generator)  # mixup's
+    drawn = torch.rand(FEATURES, generator=generator)
+    return (drawn >= 0.5 * now.step / now.total_steps).float()
+
+
+class Plain(Moments):
+    """A transform that draws from the global generator, under the augmentation's own seed."""
+
+    def build_data(self) -> Data:
+        def augment(item: dict[str, Any], generator: Generator) -> dict[str, Any]:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+                return {**item, "x": shaken(item["x"])}
+
+        return Data(train=Samples(), evaluation=Samples(), augment=augment)
+
+    def training_step(self, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Any]]:
+        return F.cross_entropy(model(batch["x"]), batch["label"]), {}
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        loss = F.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+        return {"loss": loss, "at_step": torch.full_like(loss, trainer.now().step)}
+
+
+class Careless(Plain):
+    """The same transform in ``__getitem__``, without a seed."""
+
+    def build_data(self) -> Data:
+        return Data(train=Samples(noise=0.5), evaluation=Samples())
+
+
+CASES: dict[str, type[Task]] = {"moments": Moments, "recipe": Plain, "careless": Careless}
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    folder, world, accumulation = Path(told["folder"]), told["world"], told["accumulation"]
+    found: dict[str, Any] = {}
+    for name in told["cases"]:
+        for resumes in (False, True):
+            whole = folder / name
+            config = TrainConfig(
+                task=f"moments:{CASES[name].__name__}",
+                output_dir=f"{whole}-resumed" if resumes else str(whole),
+                max_steps=STEPS,
+                micro_batch_size=GLOBAL_BATCH // world // accumulation,
+                accumulation_steps=accumulation,
+                workers=told["workers"],
+                lr=0.05,
+                log_every=1,
+                eval_every=4,
+                save_every=SAVED_AT,
+                resume=str(whole / "checkpoints" / f"step-{SAVED_AT:08d}") if resumes else "none",
+            )
+            run = Trainer(CASES[name](), config, launch(config, accel_config=told["accel_config"]))
+            for _ in run.steps():
+                pass
+            found["world_size"] = run.run.accelerator.num_processes
+            found["model_class"] = type(run.run.model).__name__
+            run.close()
+    if run.run.is_main:
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    trainer.run_and_exit(main)
