@@ -358,11 +358,12 @@ def _load_averages(parts: Parts, ranges: Ranges) -> list[str]:
     """Read the moving averages, where there are any; others start with the weights."""
     if parts.averages is None:
         return []
-    for shard, average in parts.averages:
-        if ranges.holds("average", shard.name):
-            ranges.read("average", shard.name, shard.start, average, shard.columns)
-        else:
-            average.copy_(shard.tensor)
+    with ranges.kept_open():
+        for shard, average in parts.averages:
+            if ranges.holds("average", shard.name):
+                ranges.read("average", shard.name, shard.start, average, shard.columns)
+            else:
+                average.copy_(shard.tensor)
     if ranges.names("average"):
         return []
     return ["the checkpoint holds no moving average: it starts with the weights"]
