@@ -11,7 +11,9 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -476,8 +478,14 @@ class Run:
             self.hooks.on_save(self)
             self.saver.save(self.parts())
 
-    def export(self, directory: str | Path) -> None:
-        """Write the model (its moving average, if one is kept) as safetensors."""
+    def export(
+        self, directory: str | Path, *, beside: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Write the model (its moving average, if one is kept) as safetensors.
+
+        Args:
+            beside: the texts of further files in the folder, by name.
+        """
         with self.meter.paused("saving"), self.average.applied():
             self.agreement.check_same(self.strategy.fingerprint)
             export_model(
@@ -485,7 +493,7 @@ class Run:
                 self.agreement,
                 self.model_file,
                 Path(directory),
-                self.parts().save_beside,
+                partial(self.parts().save_beside, more=beside),
             )
 
     # -- what people look at ----------------------------------------------------------------------

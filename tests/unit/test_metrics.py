@@ -171,3 +171,12 @@ def test_an_evaluation_returns_values_by_name(result: Any, said: str) -> None:
         DataError, match=f"^evaluation_step must return values by name, .* it returned {said}$"
     ):
         WeightedSums().add(result)
+
+
+def test_torchmetrics_that_no_step_names_can_be_dropped(accelerator: Accelerator) -> None:
+    sums = WeightedSums({"sum": torchmetrics.SumMetric(), "other": torchmetrics.SumMetric()})
+    sums.add({"sum": torch.ones(2)}, counts=False)
+    assert sums.named == {"sum"}, "a batch that does not count names it too"
+    sums.add({"sum": torch.ones(2)})
+    sums.keep(sums.named)
+    assert sums.reduce(accelerator) == {"sum": 2.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from brought_tasks import Plain
+import torchmetrics
+from brought_tasks import Numbers, Plain
 from one_process import fit, log_of, losses, steps
 from torch import nn
 from torch.utils.data import default_collate
@@ -18,7 +20,10 @@ from torch.utils.data import default_collate
 from trainer import (
     Callback,
     CheckpointError,
+    ConfigError,
     Data,
+    DataError,
+    EvaluationSet,
     Run,
     Task,
     TrainConfig,
@@ -106,7 +111,7 @@ def test_what_is_said_is_printed_and_logged(
 
 @pytest.mark.parametrize(
     ("save_every", "expected"),
-    [(None, []), (2, [2, 4, 6, 8]), (3, [3, 6]), ("1 epochs", [8])],
+    [(None, []), (2, [2, 4, 6, 8]), (3, [3, 6]), ("1 epochs", [8]), ("0.5 epoch", [4, 8])],
 )
 def test_a_checkpoint_is_due_every_few_steps(
     save_every: Any, expected: list[int], tmp_path: Path
@@ -183,6 +188,105 @@ def test_the_default_evaluation_is_the_mean_loss_over_all_examples(tmp_path: Pat
     with torch.no_grad():
         expected = float(run.task.training_step(run.model, whole))
     assert run.evaluate()["eval/loss"] == pytest.approx(expected, rel=1e-6)
+
+
+class Several(Plain):
+    """Two sets of 10 and 3 samples; the second has a step, metrics and an interval of its own."""
+
+    def build_data(self) -> Data:
+        noisy = EvaluationSet(Numbers(3, seed=2), every=3, evaluation_step=self.measure)
+        return Data(train=Numbers(64), evaluation={"clean": Numbers(10, seed=1), "noisy": noisy})
+
+    def measure(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"at": batch["at"].double(), "recall": (torch.ones(2), torch.ones(2))}
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        return {**metrics, "count": float(len(metrics))}
+
+
+def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
+    run = run_in(tmp_path, Several(), evaluation_batch_size=4)
+    noisy = {"at": 1.0, "recall/0": 1.0, "recall/1": 1.0, "count": 3.0}
+    noisy = {f"eval/noisy/{name}": value for name, value in noisy.items()}
+    assert run.evaluate(["noisy"]) == noisy
+    assert run.last_evaluation == noisy
+    whole = run.evaluate()
+    assert list(whole) == ["eval/clean/loss", "eval/clean/count", *noisy]
+    assert run.last_evaluation == whole
+    with pytest.raises(DataError, match=r"has no set 'claen'; did you mean 'clean'\?"):
+        run.evaluate(["claen"])
+
+
+def test_the_last_values_of_each_set_are_kept(tmp_path: Path) -> None:
+    run = run_in(tmp_path, Several(), evaluation_batch_size=4)
+    run.last_evaluation = {"eval/clean/loss": 0.5, "eval/clean/old": 1.0, "eval/gone/loss": 2.0}
+    run.evaluate(["noisy"])
+    assert list(run.last_evaluation)[:3] == ["eval/clean/loss", "eval/clean/old", "eval/noisy/at"]
+    assert "eval/gone/loss" not in run.last_evaluation, "of a set that there is no more"
+    run.evaluate(["clean"])
+    assert "eval/clean/old" not in run.last_evaluation, "all values of a set are of one evaluation"
+
+
+def test_sets_can_be_iterated_in_the_order_of_the_data(tmp_path: Path) -> None:
+    run = run_in(tmp_path, Several(), evaluation_batch_size=2)
+    found = {}
+    for name, batches in run.evaluation_sets.items():
+        found[name] = [(batch["at"].tolist(), examples) for batch, examples in batches]
+    assert found["noisy"] == [([0, 1], 2), ([2], 1)]
+    assert [examples for _, examples in found["clean"]] == [2] * 5
+    assert list(run_in(tmp_path / "one", None).evaluation_sets) == [""]
+
+
+def test_a_set_with_its_own_step_has_those_torchmetrics_of_the_task_that_it_names(
+    tmp_path: Path,
+) -> None:
+    class Measured(Plain):
+        def build_data(self) -> Data:
+            own = {"mean": EvaluationSet(Numbers(3), evaluation_step=self.mean)}
+            whole = EvaluationSet(
+                Numbers(3), build_metrics=lambda: {"sum": torchmetrics.SumMetric()}
+            )
+            return Data(train=Numbers(64), evaluation={"both": Numbers(3), **own, "sum": whole})
+
+        def build_metrics(self) -> dict[str, Any]:
+            return {"sum": torchmetrics.SumMetric(), "mean": torchmetrics.MeanMetric()}
+
+        def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+            return {"sum": batch["at"].double()}
+
+        def mean(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+            return {"mean": batch["at"].double()}
+
+    values = run_in(tmp_path, Measured()).evaluate()
+    assert math.isnan(values.pop("eval/both/mean")), "a task's own step that forgets one shows it"
+    assert values == {"eval/both/sum": 3.0, "eval/mean/mean": 1.0, "eval/sum/sum": 3.0}
+
+
+def test_without_a_set_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
+    class Blind(Plain):
+        def build_data(self) -> Data:
+            return Data(train=Numbers(64))
+
+    with pytest.raises(DataError, match="is None: there is nothing to measure on"):
+        run_in(tmp_path, Blind()).evaluate()
+
+
+def test_plan_and_banner_show_the_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_in(tmp_path, Several(), eval_every="1/4 epoch")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["evaluation_samples"] == {"clean": 10, "noisy": 3}
+    assert plan["evaluation_every"]["clean"] == "every 2 steps and at the end"
+    shown = "clean: 10 samples, every 2 steps and at the end; noisy: 3 samples, every 3 steps"
+    assert shown in capsys.readouterr().out
+
+
+def test_an_interval_below_a_step_is_refused_with_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_in(tmp_path, save_every="0.1 epoch")
+    assert str(caught.value) == (
+        "TrainConfig: save_every: '0.1 epoch': is shorter than one step: an epoch has 8 steps "
+        "here, so use '1/8 epoch' or more, or a number of steps"
+    )
 
 
 def test_layers_that_build_model_put_into_evaluation_mode_stay_there(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ..data.batches import Layout, is_stream, sized
 from ..data.evaluation import EvaluationBatches
 from ..errors import DataError, Origin, Problem
 from ..task import Data, EvaluationSet, Task
-from ..text import did_you_mean, kind_of
+from ..text import did_you_mean, kind_of, listed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -228,8 +228,12 @@ def best_metric_problem(metric: str, known: Sequence[str], origin: Origin) -> Pr
     """
     if metric in known:
         return None
+    without_set = metric.removeprefix("eval")
+    of_sets = [name for name in known if name.endswith(without_set)]
     if not known:
         rule = "the task measures nothing: its Data has no evaluation set"
+    elif len(of_sets) > 1:
+        rule = f"the task measures it on several sets; name one: {listed(of_sets)}"
     else:
         rule = f"the task measures no such value; {did_you_mean(metric, known)}"
     return Problem(origin=origin, value=metric, rule=rule)

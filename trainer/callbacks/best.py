@@ -9,14 +9,20 @@ from typing import Any
 from ..building.evaluation import set_of_metric
 from ..errors import CheckpointError, TrainerError
 from ..hooks import Callback, StepInfo
+from ..reporting.directory import json_text
 from ..run import Run
 from ..text import did_you_mean
+
+# In the folder of the model and not beside it: both are replaced at once, and are copied together.
+# What loads a model looks for files of other names.
+FILE = "best.json"
 
 
 class Best(Callback):
     """Keeps the best model under ``best/``, and stops after ``patience`` evaluations without it.
 
-    Evaluations of other sets than the metric's do not count.
+    ``best/best.json`` has its value, its step and what else was measured at it. Evaluations of
+    other sets than the metric's do not count.
 
     Args:
         metric: for example ``eval/loss``; the same number on every rank, so all decide the same.
@@ -26,6 +32,7 @@ class Best(Callback):
 
     def __init__(self, metric: str, mode: str, patience: int | None) -> None:
         self.metric = metric
+        self.mode = mode
         self.sign = 1.0 if mode == "min" else -1.0
         self.patience = patience
         self.best = math.inf  # the value times the sign
@@ -52,7 +59,7 @@ class Best(Callback):
         value = self.sign * info.evaluation[self.metric]
         if value < self.best:
             self.best, self.best_step, self.waited = value, info.step, 0
-            run.export(run.directory.path / "best")
+            run.export(run.directory.path / "best", beside={FILE: json_text(self._about(info))})
             return
 
         self.waited += 1
@@ -67,6 +74,18 @@ class Best(Callback):
             return True
         prefix = run.evaluation_sets[name].prefix
         return any(metric.startswith(prefix) for metric in evaluation)
+
+    def _about(self, info: StepInfo) -> dict[str, Any]:
+        """Return what is known of the best model: its value, its step, and its other values."""
+        return {
+            "metric": self.metric,
+            "mode": self.mode,
+            "value": self.sign * self.best,
+            "step": info.step,
+            "epoch": info.epoch,
+            "samples": info.samples,
+            "evaluation": info.evaluation,
+        }
 
     def pinned_steps(self) -> Collection[int]:
         return () if self.best_step is None else (self.best_step,)

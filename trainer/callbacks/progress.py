@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,8 @@ from tqdm import tqdm
 from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..text import clock, metrics_text, size
+
+_TOKENS = re.compile(r"eval/([^/]+/)?tokens")
 
 
 class Progress(Callback):
@@ -33,7 +36,7 @@ class Progress(Callback):
             self._show_metrics(run, at, info.metrics)
         if info.evaluation is not None:
             shown = metrics_text(info.evaluation)
-            tokens = info.evaluation.get("eval/tokens")
+            tokens = sum(_tokens(info.evaluation))
             if tokens:
                 shown += f"  {tokens / run.meter.lasted:.0f} tokens/s"
             self._print(run, f"{at}  {shown}")
@@ -74,6 +77,11 @@ def _rates(metrics: Mapping[str, float], form: str) -> str:
         if name.startswith("lr/"):
             groups.append(f"{name.removeprefix('lr/')} {value:{form}}")
     return f"{text} ({', '.join(groups)})" if groups else text
+
+
+def _tokens(evaluation: Mapping[str, float]) -> list[float]:
+    """Return the tokens of each set that was measured, where its task counts them."""
+    return [value for name, value in evaluation.items() if _TOKENS.fullmatch(name)]
 
 
 def _speed(metrics: Mapping[str, float]) -> str:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -81,13 +82,19 @@ class Parts:
             named[key] = callback
         return named
 
-    def save_beside(self, folder: Path) -> None:
-        """Write the small files beside an exported model: configurations and the model card."""
+    def save_beside(self, folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Write the small files beside an exported model: configurations and the model card.
+
+        Args:
+            more: the texts of further files, by name.
+        """
         save_config(self.strategy.model, folder, self.model_file.most_of())
         self.task.save_extras(folder)
         card = self.task.model_card(self.run)
         if card:
             (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
+        for name, text in more.items():
+            (folder / name).write_text(text, encoding="utf-8")
 
     def pieces(self) -> Iterator[tuple[Key, Tensor]]:
         """Yield views of the parameters, their state and averages that this rank writes.

@@ -57,6 +57,7 @@ ONE_PROCESS = "one process"
 _OFF = {
     "export_dtype": "float32",
     "eval_every": "null",
+    "sanity_evaluation": "false",
     "save_every": "null",
     "best_metric": "null",
     "early_stop_patience": "null",

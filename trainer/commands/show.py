@@ -35,13 +35,17 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, help="of the batch that are shown, at most")
     args, words = parser.parse_known_args(argv)
 
+    from ..building.evaluation import sets_of
+
     loaded = load_config(words)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
         task, data, numbers, batch = _first_batch(loaded)
 
-    for name, rows in (("data", data.train), ("evaluation", data.evaluation)):
-        if rows is not None:
-            print(f"{name:12}{getattr(rows, 'fill', f'{len(rows):,} rows')}")
+    shown = {"data": data.train}
+    for name, chosen in sets_of(data).items():
+        shown[f"evaluation {name}".strip()] = chosen.items
+    for name, rows in shown.items():
+        print(f"{name:11} {getattr(rows, 'fill', f'{len(rows):,} rows')}")
     for notice in task.notices():
         print(f"note: {notice}")
 

@@ -195,8 +195,7 @@ class RunDirectory:
 
         What JSON does not have becomes text, and a number that is not finite null.
         """
-        text = json.dumps(_with_nulls(value), indent=2, default=str, allow_nan=False)
-        self.write(name, text + "\n")
+        self.write(name, json_text(value))
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, where a number that is not finite becomes null."""
@@ -243,6 +242,11 @@ def _delete(entry: Path) -> None:
         shutil.rmtree(entry)
     else:
         entry.unlink()
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON for a file; see ``RunDirectory.write_json``."""
+    return json.dumps(_with_nulls(value), indent=2, default=str, allow_nan=False) + "\n"
 
 
 def _with_nulls(value: Any) -> Any:

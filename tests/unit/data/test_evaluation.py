@@ -115,6 +115,71 @@ def test_an_evaluation_left_half_way_does_not_spoil_the_next() -> None:
     batches.close()
 
 
+class InPlace(Drawing):
+    """Keeps its items, which the collate below changes."""
+
+    def __init__(self) -> None:
+        self.items = [{"x": [at]} for at in range(12)]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def taking(items: list[Any]) -> list[int]:
+    return [item["x"].pop() for item in items]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("rank", "expected"), [(0, ([0, 1], 2)), (1, ([2, 3], 2))])
+def test_the_first_batch_is_that_of_an_evaluation_and_costs_it_nothing(
+    workers: int, rank: int, expected: tuple[list[int], int]
+) -> None:
+    batches = EvaluationBatches(
+        InPlace(), layout(rank, 2), batch_size=2, collate=taking, workers=workers
+    )
+    assert batches.first() == expected == batches.first()
+    assert next(iter(batches)) == expected
+    batches.close()
+
+
+def test_a_rank_without_a_sample_gets_a_padding_batch_first() -> None:
+    of_ranks = []
+    for rank in range(3):
+        batch, examples = EvaluationBatches(Numbers(2), layout(rank, 3), batch_size=2).first()
+        of_ranks.append((batch.tolist(), examples))
+    assert of_ranks == [([0], 0), ([0], 1), ([1], 1)]
+
+
+class Going(Count):
+    """A stream that goes on where it was left; its state can be set."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.at = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.at < self.size:
+            self.at += 1
+            yield torch.tensor(self.at - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize(
+    "stream", [Count(5), Going(5), map(torch.tensor, range(5))], ids=["anew", "state", "once"]
+)
+def test_reading_the_first_block_of_a_stream_does_not_disturb_the_evaluation(stream: Any) -> None:
+    batches = EvaluationBatches(stream, layout(), batch_size=2)
+    for _ in range(2):
+        batch, examples = batches.first()
+        assert (batch.tolist(), examples) == ([0, 1], 2)
+    assert [batch.tolist() for batch, _ in batches] == [[0, 1], [2, 3], [4]]
+
+
 def test_a_stream_draws_the_same_in_each_evaluation() -> None:
     batches = EvaluationBatches(DrawingStream(), layout(), batch_size=5)
     first, second = (torch.cat([batch for batch, _ in batches]) for _ in range(2))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -33,6 +34,7 @@ _LAYOUT_KEYS = (
     "micro_batch_size",
     "accumulation_steps",
 )
+_LOSS_OF_SET = re.compile(r"eval/([^/]+/)?loss")
 _PRECISIONS = {"no": "full precision", "bf16": "bf16", "fp16": "fp16", "tf32": "tf32"}
 
 
@@ -323,18 +325,21 @@ def _best(run: Run) -> dict[str, Any] | None:
 
 
 def _curves(run: Run, logged: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
-    """Return the points of the curves: step, samples, seconds, loss."""
-    train = []
-    for row in logged:
-        train.append([row["step"], row["samples"], row.get("seconds", 0), row["loss"]])
+    """Return the points of the curves: step, samples, seconds, loss.
 
-    evaluation = []
+    They are ``train`` and ``eval``, and ``eval/clean`` of an evaluation set with a name.
+    """
+    curves: dict[str, list[list[Any]]] = {"train": [], "eval": []}
+    for row in logged:
+        point = [row["step"], row["samples"], row.get("seconds", 0), row["loss"]]
+        curves["train"].append(point)
+
     for row in run.rows:
-        loss = row.get("eval/loss")
-        if loss is not None:
-            seconds = _seconds_at(logged, row["step"])
-            evaluation.append([row["step"], row["samples"], seconds, loss])
-    return {"train": train, "eval": evaluation}
+        for key, loss in row.items():
+            if loss is not None and _LOSS_OF_SET.fullmatch(key):
+                point = [row["step"], row["samples"], _seconds_at(logged, row["step"]), loss]
+                curves.setdefault(key.removesuffix("/loss"), []).append(point)
+    return curves
 
 
 def _seconds_at(logged: Sequence[Mapping[str, Any]], step: int) -> float:

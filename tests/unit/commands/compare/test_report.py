@@ -205,6 +205,22 @@ def test_best_metric_is_reported_with_its_step() -> None:
     )
 
 
+def test_each_evaluation_set_with_a_loss_has_a_curve() -> None:
+    several = made("a")
+    rows: list[dict[str, Any]] = [
+        {"step": 2, "samples": 128, "eval/clean/loss": 1.5, "eval/clean/recall/3": 0.5},
+        {"step": 4, "samples": 256, "eval/clean/loss": 1.25, "eval/noisy/loss": None},
+        {"step": 5, "samples": 320, "eval/noisy/accuracy": 0.5},
+    ]
+    told = make_report([replace(several, rows=[*several.rows[:-1], *rows]), made("b")])
+    curves, of_other = (run["curves"] for run in told["runs"])
+    assert curves["eval"] == [] and of_other.keys() == {"train", "eval"}
+    assert curves["eval/clean"] == [[2, 128, pytest.approx(0.2), 1.5], [4, 256, 0.4, 1.25]]
+    assert curves.keys() == {"train", "eval", "eval/clean"}
+    final = told["runs"][0]["final"]
+    assert final["eval/clean/loss"] == 1.25 and final["eval/noisy/accuracy"] == 0.5
+
+
 def test_different_machines_are_reported() -> None:
     here, there = ({"cpu": name, "cores": 2} for name in ("Abacus 3000", "Abacus 4000"))
     told = make_report([made("a", machine=here), made("b", speed=200, machine=there)])
