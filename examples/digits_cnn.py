@@ -101,6 +101,14 @@ class DigitsCNN(Task):
             "confusion": (confusion, None),  # counts: eval/confusion/<label>/<prediction>
         }
 
+    def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        probabilities = model(batch["image"]).softmax(-1)
+        return {
+            "label": batch["label"],
+            "predicted": probabilities.argmax(-1),
+            "probability": probabilities.amax(-1),
+        }
+
 
 def _convolution(channels_in: int, channels_out: int) -> tuple[nn.Module, ...]:
     return (

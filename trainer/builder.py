@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 from accelerate.utils import set_seed
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from .building.data import build_data, sample_data
 from .building.evaluation import intervals_of, measured_sets, sizes_of
@@ -23,21 +25,22 @@ from .building.model import (
     held_in_evaluation,
     operations_per_token,
 )
-from .building.optimizer import build_optimizer, build_schedule
+from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
 from .checkpoint import OptimizerForm, SavePolicy, Saver, Start
 from .checkpoint.checksums import base_weights
 from .checkpoint.disk import check_shared
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
+from .checkpoint.restore import load_weights
 from .checkpoint.start import start_of_attempt
 from .checks.row import checks_of
 from .config.dump import to_yaml
-from .config.fingerprint import task_facts
+from .config.fingerprint import task_facts, task_folder
 from .config.interval import Interval, interval_of, interval_text
 from .config.train_config import TrainConfig
 from .data.batches import Layout
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
-from .errors import DEFAULT, ConfigError, Origin, Problem
+from .errors import DEFAULT, CheckpointError, ConfigError, Origin, Problem
 from .hooks import Callback, Hooks
 from .launching import Launched, launch
 from .optim.ema import Average
@@ -122,6 +125,96 @@ def build(
         _find_values_that_are_not_finite(run, resumed=start.found is not None)
         _announce(run)
     return run
+
+
+def build_for_evaluation(
+    task: Task,
+    config: TrainConfig,
+    weights: Path | None,
+    launched: Launched | None = None,
+    *,
+    origins: Mapping[str, Origin] | None = None,
+) -> Run:
+    """Build a run that is evaluated and never trained: no folder, no optimizer state, no gradients.
+
+    Nothing is written, and no folder is claimed. ``run.evaluate`` measures it; ``run.close`` ends
+    it. Collective: call it on every rank.
+
+    Args:
+        task: what to measure.
+        config: as for a training; how long it is, and where it writes, makes no difference.
+        weights: a folder of safetensors or a checkpoint, whose moving average counts where it has
+            one; None for the values that the task's model begins with.
+        launched: the result of ``launch``; by default launched here, without files of its own.
+        origins: of the config's values, by key, for messages.
+
+    Raises:
+        ConfigError, LaunchError, DataError: on every rank.
+        CheckpointError: the weights are those of another model.
+    """
+    origins = origins or {}
+    if launched is None:
+        launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
+
+    run = Run(
+        task=task,
+        config=config,
+        plan=launched.plan,
+        accelerator=launched.accelerator,
+        strategy=type(launched.strategy)(launched.plan, launched.accelerator),
+        hooks=Hooks([]),
+        callbacks=(),
+        task_facts=task_facts(task, config.task),
+        origins=origins,
+    )
+    with run.watched(lambda: (0, "set-up", 0), log=lambda text: None, advice="evaluate again"):
+        _connect(run)
+        run.directory = RunDirectory(config.output_dir, main=False)  # nothing is written
+        _build_data(run, Start())
+        _build_frozen_model(run, weights)
+    return run
+
+
+def _build_frozen_model(run: Run, weights: Path | None) -> None:
+    """Build and prepare a model that is only evaluated, and give it its values."""
+    task, config, strategy = run.task, run.config, run.strategy
+    model, changes = build_model(task, config, run.plan)
+    run.note(*changes)
+    run.model_file = ModelFile.of(model)
+    run.parameters = count_parameters(model)
+    run.frozen_modes = held_in_evaluation(model)
+
+    # Of an adapted model the folder holds the adapter, and files the model below it.
+    in_folder = weights is not None and run.model_file.names is None
+    meta_model = MetaModel.of(model, task, config.seed, resumes=in_folder)
+    if weights is None and meta_model is not None and meta_model.source is not None:
+        new = sorted(meta_model.source.new)
+        if new:
+            folder = meta_model.source.folder
+            raise CheckpointError(f"{folder}: does not hold this model: it lacks {listed(new)}")
+
+    optimizer = build_no_optimizer(model)
+    run.optimizer_facts = {}
+    run.optimizer_form = OptimizerForm.of(
+        model, optimizer, saved=False, device=strategy.step_device
+    )
+    strategy.prepare(model, optimizer)
+    strategy.verify()
+    run.agreement.limit_waits()
+    run.note(*strategy.notices)
+    run.note(*task.notices())
+
+    set_seed(seed_of(config.seed, run.layout.rank))  # as at the start of a training
+    run.schedule = LambdaLR(strategy.optimizer, lambda step: 1.0)
+    run.averaged = []
+    run.average = Average([], strategy.write_back, None)
+    policy = SavePolicy(keep_last=0, keep_every=None, on_save_error="stop", in_background=False)
+    run.saver = Saver(run.directory.path / "checkpoints", run.agreement, policy, run.say)
+
+    if meta_model is not None:
+        run.note(*meta_model.fill(run.parts(), run.agreement))
+    if weights is not None:
+        run.note(*load_weights(run.parts(), weights, run.agreement))
 
 
 def _connect(run: Run) -> None:
@@ -340,6 +433,7 @@ def _facts(run: Run) -> dict[str, object]:
         seed=run.config.seed,
         callbacks=hidden(run.config.callbacks),
         **run.task_facts,
+        task_folder=task_folder(run.task),
         train_samples=run.train_data.size,
         evaluation_samples=sizes_of(run.data),
         evaluation_every=_evaluation_every(run),

@@ -271,14 +271,8 @@ class Run:
             DataError: there is no such set.
         """
         chosen = self._chosen_sets(names)
-        self.strategy.sync_buffers()
-        self.model.eval()
-        measured: dict[str, dict[str, float]] | None
-        with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
+        with self.evaluating():
             measured = self._measure_all(chosen)
-        self.train_mode()
-        self.strategy.settle()
-
         if measured is None:
             return {}
         self._keep(measured)
@@ -286,6 +280,20 @@ class Run:
         for values_of_set in measured.values():
             values.update(values_of_set)
         return values
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Surround code that computes with the model as an evaluation does.
+
+        The model is in evaluation mode, has the same buffers on every rank and its moving average,
+        if one is kept, and records no gradients.
+        """
+        self.strategy.sync_buffers()
+        self.model.eval()
+        with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
+            yield
+        self.train_mode()
+        self.strategy.settle()
 
     def try_evaluation(self) -> dict[str, float]:
         """Evaluate the first batch of each set as ``evaluate`` would, and change nothing.
@@ -558,13 +566,18 @@ class Run:
         )
 
     def watched(
-        self, position: Callable[[], tuple[int, str, int]], *, log: Callable[[str], None]
+        self,
+        position: Callable[[], tuple[int, str, int]],
+        *,
+        log: Callable[[str], None],
+        advice: str | None = None,
     ) -> Watchdog:
         """Return the watch over ranks that are gone or stuck, for a block that all ranks enter.
 
         Args:
             position: returns the step, the phase and a number that grows as the rank moves on.
             log: writes the message that names a rank.
+            advice: what to do then; by default how to resume.
         """
         checkpoints = Path(self.config.output_dir) / "checkpoints"
         return Watchdog(
@@ -573,7 +586,7 @@ class Run:
             position=position,
             hang_seconds=self.config.hang_seconds,
             gpu=self.plan.device == "cuda",
-            advice=lambda: how_to_resume(checkpoints),
+            advice=lambda: how_to_resume(checkpoints) if advice is None else advice,
             log=log,
         )
 

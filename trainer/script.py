@@ -19,6 +19,7 @@ from .distributed.imports import uncollected
 from .errors import COMMAND_LINE, ConfigError, Origin, Problem
 
 if TYPE_CHECKING:
+    from .launching import Launched
     from .task import Task
 
 
@@ -36,22 +37,35 @@ def train(argv: Sequence[str]) -> dict[str, float]:
     loaded = load_config(argv)  # first, and without torch: a wrong key is answered quickly
 
     with uncollected():
-        from .launching import launch
         from .loop import Trainer
-        from .task import own_optimizer
 
         task, config = load_task(loaded)
-    launched = launch(
+    launched = launch_as(loaded, task, config)
+    trainer = Trainer(task, config, launched, origins=loaded.origins)
+    evaluation = trainer.fit()
+    trainer.run.close()
+    return evaluation
+
+
+def launch_as(loaded: Loaded, task: Task, config: TrainConfig) -> Launched:
+    """Launch under the files that a command line names.
+
+    Collective: call on every rank.
+
+    Args:
+        loaded: what was read of the command line.
+        task, config: of it.
+    """
+    from .launching import launch
+    from .task import own_optimizer
+
+    return launch(
         config,
         origins=loaded.origins,
         accel_config=loaded.accel_config,
         deepspeed=loaded.deepspeed,
         optimizer_built_by=own_optimizer(task),
     )
-    trainer = Trainer(task, config, launched, origins=loaded.origins)
-    evaluation = trainer.fit()
-    trainer.run.close()
-    return evaluation
 
 
 def load_config(argv: Sequence[str]) -> Loaded:

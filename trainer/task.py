@@ -199,6 +199,18 @@ class Task:
 
         return weighted(self.training_step(model, batch), float(self.weight(batch)))
 
+    def prediction_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        """Return what is written of each example of a batch, by the name of its column.
+
+        For ``trainer evaluate --predictions FILE``. A value is a tensor or an array whose first
+        dimension is the examples, or a list with an entry for each of them::
+
+            def prediction_step(self, model, batch):
+                logits = model(batch["image"])
+                return {"label": batch["label"], "predicted": logits.argmax(-1)}
+        """
+        raise NotImplementedError(f"{type(self).__name__}.prediction_step")
+
     def build_metrics(self) -> Mapping[str, Metric]:
         """Make torchmetrics by name, anew for each evaluation.
 
@@ -245,6 +257,15 @@ class Task:
     def save_extras(self, directory: Path) -> None:
         """Write what belongs beside an exported model (a tokenizer). Called on the main process."""
 
+    def for_model(self, folder: Path) -> Task | None:
+        """Return this task with the model of a folder, which ``trainer evaluate FOLDER`` measures.
+
+        By default None: ``build_model`` gives the model, and the folder's safetensors files its
+        values, by their names. A task that reads models of many forms returns itself with another
+        setting.
+        """
+        return None
+
     def model_card(self, run: Mapping[str, Any]) -> str:
         """Return the ``README.md`` of an exported model; empty for none.
 
@@ -268,6 +289,11 @@ def own_schedule(task: Task) -> str | None:
     """Return the method by which a task builds its own schedule; None where it has none."""
     build = type(task).build_schedule
     return None if build is Task.build_schedule else f"{build.__module__}:{build.__qualname__}"
+
+
+def predicts(task: Task) -> bool:
+    """Return whether a task says what is written of each example."""
+    return type(task).prediction_step is not Task.prediction_step
 
 
 def computed(task: Task, batches: Iterable[Any]) -> tuple[float, float]:

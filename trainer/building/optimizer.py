@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.optim import SGD
 
 from ..config.schedules import PLATEAU
 from ..errors import ConfigError, LaunchError, Origin, Problem
@@ -96,6 +97,30 @@ def _freeze_the_rest(optimizer: Optimizer, model: nn.Module) -> list[str]:
     if not optimizer.param_groups:
         raise LaunchError("the optimizer holds no trainable parameter")
     return left_out
+
+
+def build_no_optimizer(model: nn.Module) -> Optimizer:
+    """Freeze a model for evaluation, and return an optimizer that keeps nothing.
+
+    Engines take a model together with an optimizer, and refuse a model that trains nothing. So the
+    smallest trainable parameter stays trainable: gradients, and an engine's own copies of what is
+    trained, are as small as that one. Plain SGD has no state, and is never stepped.
+
+    Args:
+        model: not prepared yet; changed in place.
+
+    Raises:
+        LaunchError: it has no trainable parameter.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    sized = [parameter for parameter in trainable if parameter.numel()]
+    if not sized:
+        raise LaunchError("the model has no trainable parameters")
+
+    smallest = min(sized, key=lambda parameter: parameter.numel())
+    for parameter in trainable:
+        parameter.requires_grad_(parameter is smallest)
+    return SGD([smallest], lr=1.0)
 
 
 def build_schedule(

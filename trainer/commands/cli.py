@@ -22,6 +22,10 @@ COMMANDS = {
         "train",
         "train what a config names; under a launcher: accelerate launch ... -m trainer train",
     ),
+    "evaluate": (
+        "evaluate",
+        "measure a run's model, or another one, under any strategy; write its predictions",
+    ),
     "checkpoints": ("checkpoints", "list the checkpoints of a run, and check them"),
     "export": ("export", "make a model folder from a checkpoint"),
     "import": ("import_checkpoint", "make a model folder from another program's checkpoint"),

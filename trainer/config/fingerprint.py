@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..text import hidden
@@ -46,6 +47,21 @@ def task_facts(task: object, named: str) -> dict[str, Any]:
         "task": named if leads_here else f"{cls.__module__}:{cls.__qualname__}",
         "task_settings": hidden(plain(settings, compared=True)),
     }
+
+
+def task_folder(task: object) -> str | None:
+    """Return the folder from which the module of a task is imported, to find it there again.
+
+    None where its file is not known.
+    """
+    cls = type(task)
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if file is None:
+        return None
+    depth = cls.__module__.count(".")
+    if Path(file).stem == "__init__":
+        depth += 1
+    return str(Path(file).resolve().parents[depth])
 
 
 def fingerprint(facts: Mapping[str, Any]) -> dict[str, Any]:

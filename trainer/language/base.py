@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -19,7 +19,7 @@ from ..task import Pretrained, Task
 from .adapters import Adapter
 from .attention import VARLEN
 from .columns import Columns
-from .loss import mean_loss
+from .loss import loss_of_each, mean_loss
 from .meta_model import StoredWeights
 from .operations import Attention
 from .packing import IGNORED
@@ -31,6 +31,7 @@ from .tokens import BadRows, Corpus, Int64Array, load_tokenizer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt")
 LARGEST_EXPONENT = 700.0  # exp(710) is larger than any float
 
 
@@ -159,6 +160,21 @@ class LanguageTask(Task):
         stored: StoredWeights | None = self.memory.get("stored")
         return None if stored is None else stored.for_model(model)
 
+    def for_model(self, folder: Path) -> LanguageTask | None:
+        """Return the task with another pretrained model, whole, and the tokenizer beside it.
+
+        None for a folder with an adapter, which is read into the model of this task.
+        """
+        if not (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
+            return None
+        tokenizer = self.tokenizer
+        if tokenizer is None and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            tokenizer = self.model
+        settings: dict[str, Any] = {"model": str(folder), "tokenizer": tokenizer, "adapter": None}
+        if hasattr(self, "config"):  # of a model from scratch
+            settings["config"] = None
+        return replace(self, **settings)
+
     def initialize(self, model: nn.Module, module: nn.Module) -> None:
         if not hasattr(module, "reset_lora_parameters"):
             super().initialize(model, module)
@@ -284,6 +300,13 @@ class TokenTask(LanguageTask):
         tokens = self.weight(batch)
         loss = self.training_step(model, batch)
         return {"loss": (loss * tokens, tokens), "tokens": (tokens, None)}
+
+    def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        """Return the mean loss of each row over its tokens, and how many these are."""
+        labels = batch["labels"]
+        losses = loss_of_each(model, self.inputs(batch), labels)
+        tokens = (labels != IGNORED).sum(-1)
+        return {"loss": losses.double().sum(-1) / tokens, "tokens": tokens}
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         # exp of the mean over all tokens; a mean of the batches' perplexities would depend on how

@@ -130,6 +130,17 @@ class SequenceClassifier(LanguageTask):
         loss = cross_entropy(logits, labels, reduction="none")
         return {"loss": loss, "accuracy": (logits.argmax(-1) == labels).float()}
 
+    def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        """Return the label of each text, the predicted one, and the logits of all classes."""
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        logits = model(**inputs).logits.float()
+        names = self.memory["labels"]
+        return {
+            "label": [names[number] for number in batch["labels"].tolist()],
+            "predicted": [names[number] for number in logits.argmax(-1).tolist()],
+            "logits": logits,
+        }
+
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, "text-classification", "Classifier of texts")
 

@@ -44,12 +44,15 @@ class FusedHead(nn.Linear):
 
     targets: Tensor | None = None
     always = False  # in chunks also where all logits fit
+    each = False  # return the loss of each target, not their mean; without gradients
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.targets is None:
             return super().forward(hidden)
 
         targets = self.targets.flatten()
+        if self.each:
+            return self._loss_of_each(hidden.flatten(0, -2), targets)
         fit = rows_that_fit(len(targets), self.out_features) > 0
         if fit and not self.always:
             logits = super().forward(hidden).flatten(0, -2)
@@ -70,6 +73,20 @@ class FusedHead(nn.Linear):
             torch.is_grad_enabled(),
         )
         return loss
+
+    def _loss_of_each(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each target, 0 where it is ``IGNORED``, with one chunk in memory.
+
+        Args:
+            hidden: (tokens, features).
+            targets: (tokens,).
+        """
+        rows = rows_of_chunk(len(targets), self.out_features, hidden.device.type)
+        losses = []
+        for begin in range(0, len(targets), rows):
+            logits = super().forward(hidden[begin : begin + rows])
+            losses.append(loss_of_each_logit(logits, targets[begin : begin + rows]))
+        return torch.cat(losses)
 
 
 def rows_that_fit(length: int, vocabulary: int) -> int:
@@ -230,6 +247,32 @@ def mean_loss(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
     finally:
         head.targets = None
     return loss
+
+
+def loss_of_each(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
+    """Return the cross entropy at each position of ``labels``, 0 where it is ``IGNORED``.
+
+    For evaluation: no gradients. One forward pass, as every rank makes the same number of them.
+
+    Args:
+        labels: the token to predict at each position, so already shifted.
+    """
+    head = next((module for module in model.modules() if isinstance(module, FusedHead)), None)
+    if head is None:
+        logits = model(**inputs, use_cache=False).logits
+        return loss_of_each_logit(logits.flatten(0, -2), labels.flatten()).view(labels.shape)
+
+    head.targets, head.each = labels, True
+    try:
+        losses: Tensor = model(**inputs, use_cache=False).logits
+    finally:
+        head.targets, head.each = None, False
+    return losses.view(labels.shape)
+
+
+def loss_of_each_logit(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross entropy of (tokens, words) logits at each of the targets."""
+    return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
 
 
 def loss_of_logits(logits: Tensor, labels: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ checkpoints/    step-XXXXXXXX/ to resume from
 media/          what callbacks have shown: images, histograms, confusion matrices
 profile/        the trace of profile_steps
 wandb/, tracking/, tracking.json    the trackers' files
+evaluations/    what `trainer evaluate` measured
 .lock           locked by the run that writes here
 """
 
@@ -37,7 +38,11 @@ CHECKPOINTS = "checkpoints"
 # What runs write, and what --overwrite may delete.
 _FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
 _MODELS = ("model", "best")
+<<<<<<< HEAD
 _TRACKED = ("wandb", "tracking", "tracking.json", "profile", "media")
+=======
+_TRACKED = ("wandb", "tracking", "tracking.json", "profile", "evaluations")
+>>>>>>> bfa28e2 (trainer evaluate measures a run's model under any strategy, without a training, and writes predictions)
 
 
 class RunDirectory:
@@ -195,12 +200,17 @@ class RunDirectory:
 
         What JSON does not have becomes text, and a number that is not finite null.
         """
+<<<<<<< HEAD
         self.write(name, json_text(value))
+=======
+        text = json.dumps(with_nulls(value), indent=2, default=str, allow_nan=False)
+        self.write(name, text + "\n")
+>>>>>>> 3961f5f (trainer evaluate measures a run's model under any strategy, without a training, and writes predictions)
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, where a number that is not finite becomes null."""
         if self.main:
-            text = json.dumps(_with_nulls(values), allow_nan=False)
+            text = json.dumps(with_nulls(values), allow_nan=False)
             self._write("metrics.jsonl", "ab", text + "\n")
 
     def cut_rows(self, step: int) -> None:
@@ -244,17 +254,21 @@ def _delete(entry: Path) -> None:
         entry.unlink()
 
 
+<<<<<<< HEAD
 def json_text(value: object) -> str:
     """Return a value as JSON for a file; see ``RunDirectory.write_json``."""
     return json.dumps(_with_nulls(value), indent=2, default=str, allow_nan=False) + "\n"
 
 
 def _with_nulls(value: Any) -> Any:
+=======
+def with_nulls(value: Any) -> Any:
+>>>>>>> 3961f5f (trainer evaluate measures a run's model under any strategy, without a training, and writes predictions)
     """Return a value with null for its numbers that are not finite: JSON has none of them."""
     if isinstance(value, Mapping):
-        return {key: _with_nulls(item) for key, item in value.items()}
+        return {key: with_nulls(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_nulls(item) for item in value]
+        return [with_nulls(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -10,7 +10,7 @@ from plans import plan
 from torch import nn
 
 from trainer import Task, TrainConfig
-from trainer.building.optimizer import build_optimizer, build_schedule
+from trainer.building.optimizer import build_no_optimizer, build_optimizer, build_schedule
 from trainer.errors import ConfigError, LaunchError
 
 
@@ -72,3 +72,16 @@ def test_a_schedule_that_follows_a_metric_is_refused() -> None:
         match=r"^Mine.build_schedule: 'ReduceLROnPlateau': follows a metric and not the",
     ):
         build_schedule(Mine(), TrainConfig(task="m:T", max_steps=4), plan(), optimizer, 4)
+
+
+def test_a_model_that_is_only_evaluated_trains_its_smallest_parameter_and_keeps_no_state() -> None:
+    """Engines want a model and an optimizer that train something."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 1))
+    model[2].requires_grad_(False)
+    optimizer = build_no_optimizer(model)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["1.bias"]
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert not optimizer.state
+    with pytest.raises(LaunchError, match="no trainable parameters"):
+        build_no_optimizer(model[2])

@@ -8,7 +8,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trainer.config.fingerprint import fingerprint, task_facts
+from evaluated import Sign
+from launchers import ROOT
+
+import trainer
+from trainer.config.fingerprint import fingerprint, task_facts, task_folder
+from trainer.language import CausalLM
 
 
 class Activation(Enum):
@@ -46,6 +51,13 @@ def test_settings_of_a_task_as_checkpoints_of_older_runs_hold_them() -> None:
         "inner": {"rate": 0.5, "half": 0.25},
         "pair": [1, "relu"],
     }
+
+
+def test_the_folder_of_a_task_is_the_one_from_which_its_module_is_imported() -> None:
+    assert task_folder(Sign()) == str(ROOT / "tests" / "workers")
+    package = Path(trainer.__file__).resolve().parents[1]
+    assert task_folder(CausalLM.__new__(CausalLM)) == str(package)
+    assert task_folder(object()) is None, "built into Python"
 
 
 def test_float32_counts_where_it_is_not_what_runs_before_the_key_had() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_language import CONFIGS, save_model
 
 from trainer import ConfigError
 from trainer.language import Adapter, CausalLM
@@ -91,3 +92,24 @@ def test_a_notice_is_kept_once(task: Callable[..., CausalLM]) -> None:
 def test_perplexity_is_exp_of_the_mean_loss_and_stays_finite(task: Callable[..., CausalLM]) -> None:
     assert task().summarize({"loss": 2.0})["perplexity"] == pytest.approx(7.389056)
     assert task().summarize({"loss": 1e9})["perplexity"] < float("inf")
+
+
+def test_a_task_is_evaluated_with_the_whole_model_of_another_folder(
+    task: Callable[..., CausalLM], llama: Path, tmp_path: Path
+) -> None:
+    other = save_model(tmp_path / "other")
+    adapted = task(adapter={"r": 2}).for_model(other)
+    assert adapted is not None and (adapted.model, adapted.adapter) == (str(other), None)
+    assert adapted.tokenizer is None, "the one of the other folder"
+
+    for file in other.iterdir():
+        if file.name.startswith("tokenizer"):
+            file.unlink()
+    bare = task().for_model(other)
+    assert bare is not None and bare.tokenizer == str(llama)
+    scratch = task(model=None, config=CONFIGS["llama"], tokenizer=str(llama)).for_model(other)
+    assert scratch is not None and (scratch.model, scratch.config) == (str(other), None)
+
+    (other / "adapter_config.json").write_text("{}")
+    assert task().for_model(other) is None, "an adapter belongs to the task's own model"
+    assert task().for_model(tmp_path) is None

@@ -91,3 +91,14 @@ def test_a_label_without_training_examples_and_a_missing_column_are_refused(
         ConfigError, match=r"label_column: 'lable': no such column in .*:1; did you mean 'label'\?"
     ):
         task(folder, "bert", label_column="lable").build_data()
+
+
+def test_predictions_are_labels_and_logits(folder: Path) -> None:
+    classifier = task(folder, "bert", evaluation=0.2)
+    data, model = classifier.build_data(), build_whole(classifier).eval()
+    with torch.no_grad():
+        predicted = classifier.prediction_step(model, data.collate(data.evaluation))
+    assert predicted["label"] == [label for _, label in data.evaluation]
+    assert predicted["logits"].shape == (6, 3)
+    best = predicted["logits"].argmax(-1).tolist()
+    assert predicted["predicted"] == [["0", "1", "2"][number] for number in best]

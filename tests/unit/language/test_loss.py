@@ -16,6 +16,7 @@ from tiny_language import CONFIGS, VOCABULARY, build_with_batch
 
 from trainer import ConfigError
 from trainer.language import Adapter, CausalLM
+from trainer.language import loss as loss_module
 from trainer.language.loss import ChunkedLoss, FusedHead, mean_loss, rows_of_chunk
 from trainer.language.packing import IGNORED
 from trainer.strategies.compiled import remember_settings
@@ -328,3 +329,31 @@ def test_fused_head_takes_a_fifth_of_the_memory_at_32k_words_and_4096_tokens(
     assert fused_loss == pytest.approx(plain_loss, rel=1e-6)
     assert plain_peak > 900, f"MiB: logits and their gradients are 500 MiB each; {found}"
     assert fused_peak * 5 <= plain_peak, found
+
+
+@pytest.mark.parametrize("loss", ["plain", "fused"])
+def test_predictions_are_the_loss_and_the_tokens_of_each_row(
+    loss: str, task: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_module, "CHUNK", {"cpu": 1})
+    monkeypatch.setattr(loss_module, "LEAST_ROWS", {"cpu": 48})
+    causal = task(loss=loss, packing="none")
+    model, batch = build_with_batch(causal)
+    model.eval()
+    batch["labels"][0, :9] = IGNORED
+    with torch.no_grad():
+        predicted = causal.prediction_step(model, batch)
+        assert predicted["tokens"].tolist() == [
+            int((row != IGNORED).sum()) for row in batch["labels"]
+        ]
+        for number in range(2):
+            row = {name: tensor[number : number + 1] for name, tensor in batch.items()}
+            alone = causal.training_step(model, row).item()
+            assert predicted["loss"][number].item() == pytest.approx(alone, rel=1e-5)
+
+        metrics = causal.evaluation_step(model, batch)
+        total, tokens = metrics["loss"]
+        summed = (predicted["loss"] * predicted["tokens"]).sum().item()
+        assert summed == pytest.approx(float(total), rel=1e-5) and int(tokens) > 0
+        batch["labels"][1] = IGNORED
+        assert causal.prediction_step(model, batch)["loss"][1].isnan(), "a row without a token"
