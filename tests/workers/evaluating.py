@@ -1,7 +1,7 @@
-"""Run as a rank of a job: ``trainer evaluate`` with the arguments that follow."""
+"""Run as a rank of a job: the command ``trainer``, beside the tasks of this folder."""
 
 import sys
 
 from trainer.commands.cli import main
 
-sys.exit(main(["evaluate", *sys.argv[1:]]))
+sys.exit(main(sys.argv[1:]))

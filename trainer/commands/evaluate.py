@@ -348,9 +348,11 @@ def _banner(run: Run, model: EvaluatedModel) -> str:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """Return what the file of the values says about how they were measured."""
+    """Return what the file of the values says about how they were measured. Collective."""
+    state_bytes = run.agreement.gather(run.strategy.state_bytes())
     return {
         **run.plan.as_dict(),
+        "state_bytes_per_rank": max(state_bytes),
         "model_class": type(run.model).__name__,
         "distributed_type": str(run.accelerator.distributed_type).rsplit(".", 1)[-1],
         **run.task_facts,
