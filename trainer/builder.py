@@ -6,6 +6,7 @@ every layout shares, so the same run begins with the same weights everywhere.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -36,6 +37,7 @@ from .checks.row import checks_of
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts, task_folder
 from .config.interval import Interval, interval_of, interval_text
+from .config.naming import Names, resolve_names
 from .config.train_config import TrainConfig
 from .data.batches import Layout
 from .data.seeds import seed_of
@@ -65,8 +67,8 @@ def build(
 ) -> Run:
     """Build a run: data, model, optimizer and schedule, prepared under a strategy.
 
-    It claims ``config.output_dir``, and continues from a checkpoint where ``config.resume`` asks
-    for it. Collective: call it on every rank.
+    It claims the folder that ``config.output_dir`` names, and continues from a checkpoint where
+    ``config.resume`` asks for it. Collective: call it on every rank.
 
     Args:
         task: what to learn.
@@ -227,9 +229,10 @@ def _connect(run: Run) -> None:
 
 def _claim_folder(run: Run) -> Start:
     """Lock the run's folder, find the checkpoint to begin with, and make the folder this run's."""
+    names = _name(run)
     config, agreement = run.config, run.agreement
     at = run.origins.get("output_dir", DEFAULT)
-    run.directory = RunDirectory(config.output_dir, main=run.is_main, origin=at)
+    run.directory = RunDirectory(names.output_dir, main=run.is_main, origin=at)
     folder = run.directory.path / "checkpoints"
 
     with run.directory.locked(agreement):
@@ -239,6 +242,23 @@ def _claim_folder(run: Run) -> Start:
         start = start_of_attempt(config.resume, folder, agreement, origin=asked_at)
         run.directory.claim(agreement, overwrite=config.overwrite, continues=start.continues)
     return start
+
+
+def _name(run: Run) -> Names:
+    """Resolve the names of the run and its folder, and keep them. Collective: call on every rank.
+
+    Those of the main process count: the environment of another machine may differ.
+    """
+    # A task that was made in Python has settings that its config does not name.
+    settings = {**run.task_facts["task_settings"], **run.config.task_settings}
+    config = dataclasses.replace(run.config, task_settings=settings)
+    of_ranks = run.agreement.gather(resolve_names(config, run.plan, run.origins))
+    names: Names = of_ranks[0]
+
+    run.name = names.run_name
+    run.config = names.written_to(run.config)
+    run.note(*names.notices)
+    return names
 
 
 def _build_data(run: Run, start: Start) -> None:
@@ -427,6 +447,7 @@ def _facts(run: Run) -> dict[str, object]:
     return facts(
         run.plan,
         **run.optimizer_facts,
+        run_name=run.name,
         model_class=type(run.model).__name__,
         distributed_type=str(run.accelerator.distributed_type).rsplit(".", 1)[-1],
         machine=run.machine,

@@ -24,6 +24,7 @@ from .building.trial import unchanged
 from .checkpoint import Parts, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, export_model
 from .checkpoint.start import how_to_resume, restart_notices
+from .config.placeholders import of_literal
 from .data.now import Now, at, current, set_now
 from .errors import CheckpointError, DataError, Origin, TrainerError
 from .faults.watchdog import Watchdog
@@ -87,7 +88,9 @@ class Run:
             ``strategy.backward(loss)`` in ``with strategy.micro_step(boundary=is_last):`` for each
             micro-batch, then ``strategy.finish_step()``.
         agreement: decisions of all ranks, over a CPU group of its own.
-        directory: the run's folder; its ``path`` is ``config.output_dir``.
+        name: for people: ``run_name`` with the values of its placeholders.
+        directory: the run's folder; its ``path`` is ``output_dir`` with those values, which is
+            then in ``config.output_dir`` too.
         meter: the clocks of this rank.
         data, train_data: what ``Task.build_data`` returned, and the windows of its training set.
         schedule: of the learning rate; ``advance`` steps it.
@@ -132,6 +135,7 @@ class Run:
     agreement: Agreement = field(init=False)
     meter: Meter = field(init=False)
     machine: Mapping[str, Any] = field(init=False)
+    name: str = field(init=False)
     directory: RunDirectory = field(init=False)
     layout: Layout = field(init=False)
     data: Data = field(init=False)
@@ -250,7 +254,7 @@ class Run:
 
     # -- evaluation -------------------------------------------------------------------------------
 
-    def evaluating(self, name: str) -> AbstractContextManager[None]:
+    def _measuring(self, name: str) -> AbstractContextManager[None]:
         """Surround the evaluation of a set, of which ``trainer.now()`` tells."""
         epoch = self.train_data.epochs_at(self.samples)
         seed = self.config.seed
@@ -306,7 +310,7 @@ class Run:
         with self.meter.paused("evaluation"), trial, torch.no_grad():
             self.model.eval()
             for chosen in self.evaluation_sets.values():
-                with self.evaluating(chosen.name):
+                with self._measuring(chosen.name):
                     first = chosen.batches.first()
                     values |= self._measure(chosen, [first], is_trial=True) or {}
         self.strategy.settle()
@@ -329,7 +333,7 @@ class Run:
         """Return the values of each set, by its name; None where a signal ended it."""
         measured = {}
         for evaluation_set in chosen:
-            with self.evaluating(evaluation_set.name):
+            with self._measuring(evaluation_set.name):
                 values = self._measure(evaluation_set, evaluation_set)
             if values is None:
                 return None
@@ -435,6 +439,7 @@ class Run:
             run=facts(
                 self.plan,
                 **self.optimizer_facts,
+                run_name=self.name,
                 machine=self.machine,
                 step=self.step,
                 **counters,
@@ -579,14 +584,20 @@ class Run:
             log: writes the message that names a rank.
             advice: what to do then; by default how to resume.
         """
-        checkpoints = Path(self.config.output_dir) / "checkpoints"
+
+        def advice_text() -> str:
+            if advice is not None:
+                return advice
+            # Not ``directory``, which is not there yet while the ranks connect.
+            return how_to_resume(Path(of_literal(self.config.output_dir)) / "checkpoints")
+
         return Watchdog(
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
             position=position,
             hang_seconds=self.config.hang_seconds,
             gpu=self.plan.device == "cuda",
-            advice=lambda: how_to_resume(checkpoints) if advice is None else advice,
+            advice=advice_text,
             log=log,
         )
 

@@ -27,6 +27,10 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
     )
     trainer: Any = SimpleNamespace(
         is_main=True,
+        finished=False,
+        name="Task-ddp-2",
+        note=print,
+        agreement=SimpleNamespace(run_on_main=lambda work: work()),
         directory=directory,
         plan=plan,
         config=config,
@@ -39,6 +43,7 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
     )
 
     tracking = Tracking(["wandb"], origin=Origin("here"))
+    tracking.on_data(trainer)
     for step in steps:
         info: Any = SimpleNamespace(
             step=step,

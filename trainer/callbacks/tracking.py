@@ -7,6 +7,7 @@ is in ``wandb_run.py``, servers that fail in ``tracker_faults.py``.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from ..config.fingerprint import fingerprint
+from ..config.placeholders import file_name_part
 from ..errors import ConfigError, Origin, Problem
 from ..faults.waits import waits_outside
 from ..hooks import Callback, StepInfo
@@ -21,13 +23,16 @@ from ..run import Run
 from ..text import did_you_mean, is_secret
 from .show_confusion import element_of_matrix, is_metric
 from .tracker_faults import TolerantTracker
-from .wandb_run import WandbRun
+from .wandb_run import WandbRun, check_run_id
+from .wandb_settings import WandbSettings
 
 if TYPE_CHECKING:
     from ..reporting.media import Shown
 
 _AXES = ("step", "epoch", "samples")
 _PIP_NAMES = {"comet_ml": "comet-ml"}
+_NAME_ARGUMENTS = {"clearml": "task_name", "swanlab": "experiment_name"}
+_WITHOUT_NAME = ("comet_ml", "dvclive")
 # Facts of plan.json that belong to the folder or the machine, not to the training.
 _LEFT_OUT = ("origins", "files", "notices", "output_dir")
 
@@ -47,8 +52,23 @@ class Tracking(Callback):
         check_names(names, origin)
         self.names = list(names)
         self.has_started = False
+        self.wandb_settings: WandbSettings | None = None  # on the main process
         self.wandb_run: WandbRun | None = None  # once started, if W&B is among the trackers
         self._waiting: list[tuple[str, Shown, int]] = []  # shown before the trackers started
+
+    def on_data(self, run: Run) -> None:
+        """Look at W&B's variables, once the folder is this run's and before anything is trained."""
+        if run.config.run_name is not None:
+            for name in self.names:
+                if name in _WITHOUT_NAME:
+                    run.note(f"run_name: Accelerate's tracker {name} takes none")
+        if "wandb" in self.names and not run.finished:
+            run.agreement.run_on_main(lambda: self._read_wandb_variables(run))
+
+    def _read_wandb_variables(self, run: Run) -> None:
+        self.wandb_settings = WandbSettings.of(run.config, os.environ)
+        check_run_id(run.directory, os.environ)
+        run.note(*self.wandb_settings.notices)
 
     def on_step(self, run: Run, info: StepInfo) -> None:
         has_values = info.metrics is not None or info.evaluation is not None
@@ -94,25 +114,38 @@ class Tracking(Callback):
         accelerator.init_trackers(run.config.project, config=configuration(run))
 
     def _new_tracker(self, name: str, run: Run) -> TolerantTracker:
-        plan = run.plan
-        experiment = experiment_of(run)
-        run_name = f"{experiment}-{plan.strategy}-{plan.world_size}"
         if name == "wandb":
-            self.wandb_run = WandbRun(run, run_name=run_name, experiment=experiment)
+            assert self.wandb_settings is not None, "on_data comes before the first step"
+            self.wandb_run = WandbRun(run, self.wandb_settings)
             return TolerantTracker(
                 self.wandb_run, run.say, on_failure=self.wandb_run.finish_as_failed
             )
 
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
-        settings: dict[str, Any] = {}
-        if name == "trackio":
-            settings = {"name": run_name, "embed": False}
-        elif name == "mlflow":
-            settings = {"run_name": run_name}
+        title, settings = _named(name, run)
         if tracker_class.requires_logging_directory:
             settings["logging_dir"] = str(run.directory.path / "tracking")
-        tracker = tracker_class(run.config.project, **settings)
+        tracker = tracker_class(title, **settings)
         return TolerantTracker(tracker, run.say, on_failure=tracker.finish)
+
+
+def _named(tracker: str, run: Run) -> tuple[str, dict[str, Any]]:
+    """Return how a tracker's class is told project and run: its first argument, and others."""
+    project = run.config.project
+    if tracker == "trackio":
+        return project, {"name": run.name, "embed": False}
+    if tracker == "mlflow":
+        return project, {"run_name": run.name}
+
+    if run.config.run_name is None:  # the others were not given one before there was the key
+        return project, {}
+    if tracker == "tensorboard":
+        return file_name_part(run.name), {}  # its runs are called as their folders
+    if tracker == "aim":
+        return run.name, {"experiment": project}
+    if tracker in _NAME_ARGUMENTS:
+        return project, {_NAME_ARGUMENTS[tracker]: run.name}
+    return project, {}
 
 
 def check_names(names: Sequence[str], origin: Origin) -> None:
@@ -160,11 +193,6 @@ def without_matrices(values: Mapping[str, float], matrices: Collection[str]) -> 
         if not is_shown:
             kept[name] = value
     return kept
-
-
-def experiment_of(run: Run) -> str:
-    """Return the name that runs which are compared have in common: by default the task's."""
-    return run.config.experiment or run.config.task.rpartition(":")[2]
 
 
 def configuration(run: Run) -> dict[str, Any]:

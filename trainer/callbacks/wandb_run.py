@@ -18,9 +18,12 @@ from urllib.parse import urlsplit
 
 from accelerate.tracking import WandBTracker
 
+from ..errors import ConfigError, Origin, Problem
+from ..reporting.directory import RunDirectory
 from ..run import Run
 from ..text import hidden_words
 from .tracker_faults import first_line
+from .wandb_settings import WandbSettings
 
 START_SECONDS = 10.0
 UPLOAD_SECONDS = 60.0
@@ -32,14 +35,13 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
 
     Args:
         training: the run of this package, on its main process; `run` is the one on W&B.
-        run_name: of the run, for people.
-        experiment: runs to compare share it; W&B's group.
+        names: project, group, tags and others, of the config or of W&B's variables.
 
     Attributes:
         summary: of summary.json, set before ``finish``.
     """
 
-    def __init__(self, training: Run, *, run_name: str, experiment: str) -> None:
+    def __init__(self, training: Run, names: WandbSettings) -> None:
         import wandb
 
         self._training = training
@@ -62,14 +64,15 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             x_disable_meta=command_has_secret,
         )
         plan = training.plan
+        tags = [plan.strategy, f"world-{plan.world_size}", plan.mixed_precision, plan.device]
         super().__init__(
-            training.config.project,
+            names.project,
             id=_run_id(training),
             resume="allow",
-            group=experiment,
-            job_type="train",
-            name=run_name,
-            tags=[plan.strategy, f"world-{plan.world_size}", plan.mixed_precision, plan.device],
+            group=names.group,
+            job_type=names.job_type,
+            name=training.name,
+            tags=[*tags, *(tag for tag in names.tags if tag not in tags)],
             dir=str(training.directory.path),
             mode=mode,
             settings=settings,
@@ -141,14 +144,44 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
 
 
 def _run_id(training: Run) -> str:
-    """Return the id of the run: that of the attempts before in this folder, or a new one."""
-    path = training.directory.path / FILE
-    if path.exists():
-        return str(json.loads(path.read_text(encoding="utf-8"))["wandb"])
+    """Return the id of the run: that of the attempts before in this folder, or a new one.
 
-    new_id = secrets.token_hex(4)
+    A new one is that of WANDB_RUN_ID, which an agent of W&B sets.
+    """
+    kept = _kept_id(training.directory)
+    if kept is not None:
+        return kept
+
+    new_id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
     training.directory.write(FILE, json.dumps({"wandb": new_id}) + "\n")
     return new_id
+
+
+def _kept_id(directory: RunDirectory) -> str | None:
+    """Return the id of the run that a folder's training has on W&B; None before its first one."""
+    path = directory.path / FILE
+    if not path.exists():
+        return None
+    return str(json.loads(path.read_text(encoding="utf-8"))["wandb"])
+
+
+def check_run_id(directory: RunDirectory, environment: Mapping[str, str]) -> None:
+    """Check that WANDB_RUN_ID names the run that the folder continues, if it has one.
+
+    Raises:
+        ConfigError: it names another one.
+    """
+    requested = environment.get("WANDB_RUN_ID")
+    kept = _kept_id(directory)
+    if not requested or kept is None or requested == kept:
+        return
+
+    rule = (
+        f"{directory.path / FILE} continues the run {kept!r}; unset the variable, or give another "
+        "output_dir for a run of its own"
+    )
+    origin = Origin("environment", key="WANDB_RUN_ID")
+    raise ConfigError(Problem(origin=origin, value=requested, rule=rule))
 
 
 def _choose_mode() -> tuple[str, str]:

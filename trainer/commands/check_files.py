@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ..config.arguments import split_command_line
 from ..config.documents import read_document
 from ..config.load import Loaded, load_task_part
+from ..config.naming import Names, resolve_names
 from ..distributed.launcher import Launcher
 from ..errors import COMMAND_LINE, ConfigError, TrainerError
 from ..launching.cpu_rehearsal import rehearsal_notices
@@ -152,13 +153,19 @@ class _Check:
     def describe_config(self, name: str, loaded: Loaded, task: Task | None) -> None:
         """Describe a config under each launch file, and build its task with ``--build``."""
         self.answer.append(f"{name}: task {loaded.config.task}")
+        if not self.requests and task is not None:
+            names = self.catch(resolve_names, loaded.config, None, loaded.origins)
+            if names is not None:
+                self.answer.append(table(_name_rows(names), names.notices))
         plans = []
         for path, request in self.requests:
             plan = self.catch(self._plan, loaded, request, task)
             if plan is not None:
                 plans.append(plan)
+                names = resolve_names(loaded.config, plan, loaded.origins)
+                rows = [*_name_rows(names), *plan_rows(plan.as_dict())]
                 self.answer.append(f"\n{name} under {path}")
-                self.answer.append(table(plan_rows(plan.as_dict()), plan.notices))
+                self.answer.append(table(rows, [*plan.notices, *names.notices]))
 
         if not self.requests:
             if self.args.build:
@@ -259,6 +266,10 @@ class _Check:
             self.add_problems([str(error)])
 
         return None
+
+
+def _name_rows(names: Names) -> list[tuple[str, str]]:
+    return [("run", names.run_name), ("output", names.output_dir)]
 
 
 def _kind_of_file(path: str) -> str:

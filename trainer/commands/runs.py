@@ -27,7 +27,7 @@ class Run:
     """A training that ran.
 
     Args:
-        name: for people: the folder's name, or W&B's.
+        name: for people: ``run_name`` where it was set, else the folder's name; or W&B's.
         path: what the user typed for it.
         plan: what ran, as in plan.json, together with the settings of the training config.
         rows: as in metrics.jsonl: logged steps and evaluations, by step.
@@ -94,8 +94,11 @@ def _read_folder(folder: Path) -> Run:
 
     # A run of an older version lacks some settings: those had today's defaults.
     config = read_document(folder / "config.yaml", what="training config").data
+    name = folder.resolve().name
+    if config.get("run_name"):  # without the key all runs of a task are called alike
+        name = str(plan.get("run_name", name))
     return Run(
-        name=folder.resolve().name,
+        name=name,
         path=str(folder),
         plan=hidden({**DEFAULTS, **config, **plan}),
         rows=rows,

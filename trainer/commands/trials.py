@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from ..config.placeholders import as_literal
 from .runs import Run, read_run
 from .usage import usage_error
 
@@ -81,7 +82,7 @@ class Trial:
             words.append(self.script)
         else:
             words += ["-m", "trainer", "train"]
-        return [*words, *self.arguments, f"--output_dir={self.output}"]
+        return [*words, *self.arguments, f"--output_dir={as_literal(str(self.output))}"]
 
 
 def _free_port() -> int:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ..errors import COMMAND_LINE, DEFAULT, ConfigError, Origin, Problem
-from ..text import HIDDEN
+from ..text import HIDDEN, printable
 from .arguments import help_text, misplaced, put, split_command_line
 from .documents import Document, Key, read_document, read_table
 from .dump import to_yaml
+from .naming import resolve_names
+from .placeholders import TEMPLATES
 from .rules import check_rules
 from .train_config import DEFAULTS, TrainConfig
 from .typed import Typed
@@ -77,9 +79,14 @@ def load_config(
 
     if "print_config" in read.switches:
         shown = config if complete is None else complete(loaded)
+        resolved = vars(resolve_names(shown, None, loaded.origins))
 
         def place(key: Key) -> str:
-            return origin_of(loaded.origins, key, DEFAULT.source).place
+            origin = origin_of(loaded.origins, key, DEFAULT.source).place
+            [name, *below] = key
+            if below or name not in TEMPLATES or resolved[name] == vars(shown)[name]:
+                return origin
+            return f"{origin}: {printable(resolved[name])}"
 
         print(to_yaml(shown, place), end="")
         raise SystemExit(0)

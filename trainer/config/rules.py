@@ -9,6 +9,7 @@ from typing import Any
 
 from ..text import did_you_mean, seconds_of
 from .interval import FORMS, is_interval
+from .placeholders import TEMPLATES, PlaceholderError, names_in
 from .schedules import check_schedule
 from .validate import Validator
 
@@ -42,6 +43,7 @@ def check_rules(check: Validator, defaults: Mapping[str, Any], values: Mapping[s
 
     rules = _Rules(config, problem)
     rules.check_names()
+    rules.check_templates()
     rules.check_length()
     rules.check_batch()
     rules.check_optimizer()
@@ -72,6 +74,19 @@ class _Rules:
         if c.overwrite and c.resume == "auto":
             rule = "would delete the run that resume: auto continues; remove one of the two"
             problem("overwrite", rule, "resume")
+
+    def check_templates(self) -> None:
+        """Check the braces of names with placeholders; ``naming.py`` knows their values."""
+        for key in TEMPLATES:
+            template = vars(self.config)[key]
+            if template is None:
+                continue
+            try:
+                names_in(template)
+            except PlaceholderError as error:
+                self.problem(key, str(error))
+        if self.config.run_name is not None and not self.config.run_name.strip():
+            self.problem("run_name", "must not be empty")
 
     def check_length(self) -> None:
         """Check how long the run is, and the intervals in it."""

@@ -45,7 +45,9 @@ class TrainConfig:
     task_settings: Annotated[
         dict[str, Any], Field(description="the task's own: --task_settings.width 64")
     ] = field(default_factory=dict)
-    output_dir: Annotated[LocalPath, Field(description="folder of the run")] = "runs/default"
+    output_dir: Annotated[
+        LocalPath, Field(description="folder of the run; placeholders: runs/{experiment}-lr{lr}")
+    ] = "runs/default"
     overwrite: Annotated[
         bool, Field(description="allow a used output_dir: its contents are replaced")
     ] = False
@@ -306,6 +308,15 @@ class TrainConfig:
     project: Annotated[str, Field(description="of the trackers")] = "samecurve"
     experiment: Annotated[
         str | None, Field(description="runs to compare share it: W&B's group; else the task's name")
+    ] = None
+    run_name: Annotated[
+        str | None,
+        Field(
+            description=(
+                "such as '{experiment}-lr{lr}-{strategy}x{world_size}-s{seed}'; else "
+                "EXPERIMENT-STRATEGY-PROCESSES"
+            )
+        ),
     ] = None
     track_model: Annotated[
         bool, Field(description="upload the exported model to W&B, as an artifact")

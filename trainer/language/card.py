@@ -85,6 +85,7 @@ def _training(run: Mapping[str, Any]) -> list[str]:
         processes += f" on {run['num_machines']} machines"
 
     rows = {
+        "run": run["run_name"],
         "strategy": run["strategy"],
         "processes": processes,
         "precision": ", ".join(f"{part} {dtype}" for part, dtype in run["precision"].items()),

@@ -20,7 +20,7 @@ def facts(plan: Plan, **more: Any) -> dict[str, Any]:
 
 def banner(facts: Mapping[str, Any]) -> str:
     """Return the table for people: the plan, and what was built from it."""
-    rows = [("launcher", facts["launcher"])]
+    rows = [("run", facts["run_name"]), ("launcher", facts["launcher"])]
     for name, value in plan_rows(facts):
         if name == "strategy":
             rows.append((name, f"{value} ({facts['model_class']})"))

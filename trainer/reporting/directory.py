@@ -38,11 +38,7 @@ CHECKPOINTS = "checkpoints"
 # What runs write, and what --overwrite may delete.
 _FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json", "attempts.json", "log.txt")
 _MODELS = ("model", "best")
-<<<<<<< HEAD
-_TRACKED = ("wandb", "tracking", "tracking.json", "profile", "media")
-=======
-_TRACKED = ("wandb", "tracking", "tracking.json", "profile", "evaluations")
->>>>>>> bfa28e2 (trainer evaluate measures a run's model under any strategy, without a training, and writes predictions)
+_TRACKED = ("wandb", "tracking", "tracking.json", "profile", "media", "evaluations")
 
 
 class RunDirectory:
@@ -200,12 +196,7 @@ class RunDirectory:
 
         What JSON does not have becomes text, and a number that is not finite null.
         """
-<<<<<<< HEAD
         self.write(name, json_text(value))
-=======
-        text = json.dumps(with_nulls(value), indent=2, default=str, allow_nan=False)
-        self.write(name, text + "\n")
->>>>>>> 3961f5f (trainer evaluate measures a run's model under any strategy, without a training, and writes predictions)
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, where a number that is not finite becomes null."""
@@ -254,16 +245,12 @@ def _delete(entry: Path) -> None:
         entry.unlink()
 
 
-<<<<<<< HEAD
 def json_text(value: object) -> str:
     """Return a value as JSON for a file; see ``RunDirectory.write_json``."""
-    return json.dumps(_with_nulls(value), indent=2, default=str, allow_nan=False) + "\n"
+    return json.dumps(with_nulls(value), indent=2, default=str, allow_nan=False) + "\n"
 
 
-def _with_nulls(value: Any) -> Any:
-=======
 def with_nulls(value: Any) -> Any:
->>>>>>> 3961f5f (trainer evaluate measures a run's model under any strategy, without a training, and writes predictions)
     """Return a value with null for its numbers that are not finite: JSON has none of them."""
     if isinstance(value, Mapping):
         return {key: with_nulls(item) for key, item in value.items()}

@@ -19,6 +19,7 @@ from trackers import inspect, quiet
 
 from trainer.callbacks import wandb_run
 from trainer.commands.runs import read_run
+from trainer.errors import ConfigError
 from trainer.reporting.directory import RunDirectory
 
 # Logs the steps from the second argument to the third to W&B, into the folder of the first.
@@ -138,9 +139,33 @@ def test_wandb_is_online_only_with_a_key_and_where_the_environment_lets_it(
     assert wandb_run._choose_mode() == ("disabled", "")
 
 
-def test_an_attempt_continues_the_run_whose_id_is_in_the_folder(tmp_path: Path) -> None:
+def test_an_attempt_continues_the_run_whose_id_is_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     trainer: Any = SimpleNamespace(directory=RunDirectory(str(tmp_path), main=True))
     first = wandb_run._run_id(trainer)
     assert wandb_run._run_id(trainer) == first
     (tmp_path / wandb_run.FILE).unlink()
     assert wandb_run._run_id(trainer) != first
+
+
+def test_the_variable_is_the_id_of_a_fresh_folder_and_refused_in_that_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(str(tmp_path), main=True)
+    variables = {"WANDB_RUN_ID": "mine"}
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    wandb_run.check_run_id(directory, variables)
+    trainer: Any = SimpleNamespace(directory=directory)
+    assert wandb_run._run_id(trainer) == "mine"
+    assert json.loads((tmp_path / wandb_run.FILE).read_text()) == {"wandb": "mine"}
+
+    wandb_run.check_run_id(directory, variables)  # an agent starts it again
+    wandb_run.check_run_id(directory, {})
+    with pytest.raises(ConfigError) as caught:
+        wandb_run.check_run_id(directory, {"WANDB_RUN_ID": "other"})
+    assert str(caught.value) == (
+        f"environment: WANDB_RUN_ID: 'other': {tmp_path}/tracking.json continues the run 'mine'; "
+        "unset the variable, or give another output_dir for a run of its own"
+    )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from trainer.config.dump import to_yaml
 from trainer.config.load import load_config
+from trainer.config.placeholders import as_literal
 from trainer.config.train_config import TrainConfig
 
 words = st.text(max_size=12)
@@ -33,6 +34,7 @@ interval = (
     | st.integers(1, 99).map(lambda n: f"{n} epochs")
     | st.just("1 epoch")
 )
+folders = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 share = st.floats(0, 1, exclude_max=True)
 
 
@@ -43,7 +45,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
             {"task": st.sampled_from(["a:B", "pkg.module:Task"])},
             optional={
                 "task_settings": st.dictionaries(words, nested, max_size=4),
-                "output_dir": st.text(min_size=1),
+                "output_dir": st.text(folders, min_size=1).map(as_literal),
                 "overwrite": st.booleans(),
                 "seed": st.integers(0, 2**32 - 1),
                 "micro_batch_size": batch,

@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         runs = [read_run(path) for path in args.paths]
 
-    report = make_report(runs)
+    report = make_report(runs, args.by, args.mode)
     first_name = report["runs"][0]["name"]
     others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
     report["title"] = args.title or f"{first_name}{others}"
@@ -140,6 +140,12 @@ def _parser() -> argparse.ArgumentParser:
         help="where the page goes; default compare.html, with --launch in the output folder",
     )
     parser.add_argument("--json", type=local_text, help="write the same as JSON")
+    parser.add_argument(
+        "--by", help="name the best run by this metric, such as eval/accuracy; else by best_metric"
+    )
+    parser.add_argument(
+        "--mode", choices=("min", "max"), help="with --by: which of its values is the best"
+    )
     parser.add_argument("--title", help="headline of the page")
 
     return parser

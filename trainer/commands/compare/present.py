@@ -11,6 +11,9 @@ from typing import Any
 
 from ...text import columns, printable, size
 
+# Columns that say nothing where all runs of a sweep have the same in them.
+_LAYOUT_COLUMNS = ("strategy", "world", "states", "sent a step")
+_MOST_SETTINGS = 6  # that are columns of the table; more have a table of their own
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -27,11 +30,15 @@ def as_table(report: Mapping[str, Any]) -> str:
 
     Escape sequences in names are shown, so that the terminal does not obey them.
     """
-    lines = columns(_rows(report), left=2)
-    lines += _different_settings(report)
+    settings = _settings_of_a_sweep(report)
+    if settings:
+        lines = columns(_rows_of_a_sweep(report, settings), left=1)
+    else:
+        lines = columns(_rows(report), left=2)
+        lines += _different_settings(report)
     lines.append("")
     for run in report["runs"]:
-        remarks = _remarks(run)
+        remarks = _remarks(run, with_settings=not settings)
         if remarks:
             lines.append(f"{run['name']}: {remarks}")
     for group in report["groups"]:
@@ -40,6 +47,8 @@ def as_table(report: Mapping[str, Any]) -> str:
             lines.append(f"parity of {names}: {group['verdict']}: {group['why']}")
     lines += _same_settings(report)
     lines.append(report["recommendation"])
+    if report["best"]:
+        lines.append(report["best"])
     return printable("\n".join(lines))
 
 
@@ -69,6 +78,29 @@ def _rows(report: Mapping[str, Any]) -> list[list[str]]:
             row.append(_best(run))
         rows.append(row)
     return rows
+
+
+def _settings_of_a_sweep(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings that differ, if few do and all runs have one layout; else none."""
+    different: Mapping[str, Any] = report["settings"]["different"]
+    one_layout = not {"strategy", "world_size"} & different.keys()
+    return different if one_layout and len(different) <= _MOST_SETTINGS else {}
+
+
+def _rows_of_a_sweep(report: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Sequence[str]]:
+    """Return the rows with the settings that differ, without the layout where it is one for all."""
+    heading, *rows = _rows(report)
+    heading = [heading[0], *settings, *heading[1:]]
+    widened = []
+    for run, row in zip(report["runs"], rows, strict=True):
+        own = [_plain(values.get(run["name"], "")) for values in settings.values()]
+        widened.append([row[0], *own, *row[1:]])
+
+    kept = []
+    for column in zip(heading, *widened, strict=True):
+        if column[0] not in _LAYOUT_COLUMNS or len(set(column[1:])) > 1:
+            kept.append(column)
+    return list(zip(*kept, strict=True))
 
 
 def _row(run: Mapping[str, Any], units: Sequence[str], metrics: Sequence[str]) -> list[str]:
@@ -117,7 +149,7 @@ def _same_settings(report: Mapping[str, Any]) -> list[str]:
     return textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False)
 
 
-def _remarks(run: Mapping[str, Any]) -> str:
+def _remarks(run: Mapping[str, Any], *, with_settings: bool) -> str:
     """Return what is unusual about a run: how it ended, its memory, its settings."""
     remarks = []
     if run["state"]:
@@ -133,7 +165,7 @@ def _remarks(run: Mapping[str, Any]) -> str:
     changes = []
     for key, (usual, own) in run["differs"].items():
         changes.append(f"{key} {_plain(usual)} -> {_plain(own)}")
-    if changes:
+    if changes and with_settings:
         remarks.append(f"other settings: {', '.join(changes)}")
     return "; ".join(remarks)
 

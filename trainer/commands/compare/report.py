@@ -22,6 +22,7 @@ from ..nudged import is_nudged
 from ..planner.costs import sent_by_plan
 from ..runs import Run
 from ..trials import BOUNDS, NUDGE_FACTOR, Bounds, Sameness, judge, measure_gap, precision_of
+from .best import By, best_text, chosen
 from .recommendation import recommend
 
 # Settings of the layout of a run, which change no numbers.
@@ -38,21 +39,28 @@ _LOSS_OF_SET = re.compile(r"eval/([^/]+/)?loss")
 _PRECISIONS = {"no": "full precision", "bf16": "bf16", "fp16": "fp16", "tf32": "tf32"}
 
 
-def make_report(runs: Sequence[Run]) -> dict[str, Any]:
+def make_report(
+    runs: Sequence[Run], by: str | None = None, mode: str | None = None
+) -> dict[str, Any]:
     """Collect everything that the table, the JSON and the page show.
 
     Runs whose settings decide the same numbers form a group, and are compared with the first run of
     their group. The largest group is the main one: the settings of all other runs are compared with
     its, and the recommendation is about it.
 
+    Args:
+        by: the metric by which the best run is named; else each run's ``best_metric``.
+        mode: ``min`` or ``max``: which value of that metric is the best.
+
     Raises:
-        ConfigError: no run has logged a step.
+        ConfigError: no run has logged a step, or none the metric.
     """
     if not any(map(_has_logged, runs)):
         paths = ", ".join(run.path for run in runs)
         rule = "no step was logged; there is nothing to compare"
         raise ConfigError(Problem(origin=Origin(paths), rule=rule))
 
+    chosen_by = chosen(runs, by, mode)
     runs = _without_partly_known(runs)
     names = _distinct_names(runs)
     groups = _group_by_settings(runs)
@@ -61,7 +69,7 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
 
     entries = []
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):
-        entry = _entry(run, name)
+        entry = _entry(run, name, chosen_by or By.of(run))
         entry["group"] = _group_of(index, groups)
         entry["differs"] = _differences(_settings(run), usual) if run.plan else {}
         entries.append(entry)
@@ -80,6 +88,7 @@ def make_report(runs: Sequence[Run]) -> dict[str, Any]:
         "main": main_number,
         "settings": _split_settings(runs, names),
         "recommendation": recommend(main_entries, verdicts[main_number], len(entries)),
+        "best": best_text(runs, names, chosen_by),
     }
 
 
@@ -209,7 +218,7 @@ def _all_settings(run: Run) -> dict[str, Any]:
     return settings
 
 
-def _entry(run: Run, name: str) -> dict[str, Any]:
+def _entry(run: Run, name: str, by: By | None) -> dict[str, Any]:
     """Return what the report shows of one run; None where a value is not known."""
     plan, summary = run.plan, run.summary
     logged = [row for row in run.rows if row.get("loss") is not None]
@@ -236,7 +245,7 @@ def _entry(run: Run, name: str) -> dict[str, Any]:
     entry["sent_bytes"] = None if sent is None else sent * steps
     entry["seconds"] = summary.get("seconds", {})
     entry["final"] = _final_values(run, last)
-    entry["best"] = _best(run)
+    entry["best"] = None if by is None else by.best(run)
     entry["curves"] = _curves(run, logged)
     return entry
 
@@ -308,20 +317,6 @@ def _final_values(run: Run, last: Mapping[str, Any]) -> dict[str, Any]:
             final[key] = value
 
     return final
-
-
-def _best(run: Run) -> dict[str, Any] | None:
-    """Return the best value of the run's ``best_metric`` and its step; None where there is none."""
-    metric = run.plan.get("best_metric")
-    if not metric:
-        return None
-    values = {step: value for step, value in run.curve(metric).items() if value is not None}
-    if not values:
-        return None
-
-    better = max if run.plan.get("best_mode") == "max" else min
-    step = better(values, key=lambda step: float(values[step]))
-    return {"metric": metric, "value": values[step], "step": step}
 
 
 def _curves(run: Run, logged: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
