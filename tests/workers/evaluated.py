@@ -31,12 +31,14 @@ class Sign(Task):
     Args:
         held_out: examples to evaluate on; 0 for no evaluation set.
         stream: whether they come as a stream.
+        named: whether there are two evaluation sets, with names.
         width: of the hidden layer.
         wrong: what is wrong with the predictions.
     """
 
     held_out: int = 23
     stream: bool = False
+    named: bool = False
     width: int = 6
     wrong: str = ""
 
@@ -47,6 +49,8 @@ class Sign(Task):
         evaluation: Any = items[48:] or None
         if self.stream:
             evaluation = Stream(items[48:])
+        if self.named:
+            evaluation = {"clean": items[48:], "first": Stream(items[48:55])}
         return Data(train=items[:48], evaluation=evaluation)
 
     def build_model(self) -> nn.Module:

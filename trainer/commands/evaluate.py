@@ -30,11 +30,12 @@ from ..config.train_config import DEFAULTS, TrainConfig
 from ..distributed.exit import run_and_exit
 from ..errors import CheckpointError, ConfigError, DataError, Origin, Problem, TrainerError
 from ..script import launch_as, load_config, load_task
-from ..text import columns, is_headline, table, versions
+from ..text import columns, did_you_mean, is_headline, table, versions
 from .evaluated_model import EvaluatedModel, find_model
 from .usage import local_path, local_text, usage_error
 
 if TYPE_CHECKING:
+    from ..building.evaluation import MeasuredSet
     from ..config.load import Loaded
     from ..run import Run
     from ..task import Task
@@ -88,19 +89,18 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
             task, weights = own, None
     run = build_for_evaluation(task, config, weights, launched, origins=loaded.origins)
     run.step, run.samples = model.step, model.samples
-    if run.data.evaluation is None:
-        raise DataError(_without_data(task))
+    sets = _chosen_sets(run, args.sets)
     run.note(*model.notices, *_notices(task, model))
-    run.say(_banner(run, model))
+    run.say(_banner(run, model, sets))
 
     began = time.perf_counter()
     values: dict[str, float] = {}
     written: dict[str, int] = {}
     with run.watched(lambda: (run.step, *run.meter.position), log=run.say, advice="start it again"):
         if not args.only_predictions:
-            values = run.evaluate()
+            values = run.evaluate(list(sets))
         if args.predictions is not None and not run.stopping:
-            written = _predict(run, args.predictions)
+            written = _predict(run, sets, args.predictions)
     if run.stopping:
         raise TrainerError("stopped by a signal; no values were written")
 
@@ -166,6 +166,11 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=local_text, help="the training config; by default that of the run"
     )
     parser.add_argument(
+        "--sets",
+        metavar="NAMES",
+        help="of evaluation sets with names, such as clean,noisy; by default all",
+    )
+    parser.add_argument(
         "--out",
         type=local_path,
         metavar="FILE",
@@ -175,7 +180,8 @@ def _parser() -> argparse.ArgumentParser:
         "--predictions",
         type=local_path,
         metavar="FILE",
-        help="write what Task.prediction_step returns of each example: FILE.jsonl or FILE.parquet",
+        help="write what Task.prediction_step returns of each example: FILE.jsonl or FILE.parquet; "
+        "FILE.NAME.jsonl of each set with a name",
     )
     parser.add_argument(
         "--only_predictions",
@@ -327,7 +333,32 @@ def _notices(task: Task, model: EvaluatedModel) -> list[str]:
     return notices
 
 
-def _banner(run: Run, model: EvaluatedModel) -> str:
+def _chosen_sets(run: Run, names: str | None) -> dict[str, MeasuredSet]:
+    """Return the evaluation sets to measure, by name.
+
+    Args:
+        names: as typed, with commas between them; None for all.
+
+    Raises:
+        DataError: there is none.
+        ConfigError: there is none of such a name.
+    """
+    found = run.evaluation_sets
+    if not found:
+        raise DataError(_without_data(run.task))
+    if names is None:
+        return found
+
+    chosen = {}
+    for name in names.split(","):
+        if name not in found:
+            known = [other for other in found if other]
+            raise usage_error("sets", name, f"no such evaluation set; {did_you_mean(name, known)}")
+        chosen[name] = found[name]
+    return chosen
+
+
+def _banner(run: Run, model: EvaluatedModel, sets: Mapping[str, MeasuredSet]) -> str:
     """Return the table of what is evaluated, and on which layout."""
     from ..reporting.banner import plan_rows
     from ..reporting.machine import machine_text
@@ -342,13 +373,33 @@ def _banner(run: Run, model: EvaluatedModel) -> str:
     rows += [
         ("machine", machine_text(run.machine)),
         ("model", f"{run.parameters:,} parameters"),
-        ("batch", f"{run.evaluation_batches.layout.micro_batch_size} examples per process"),
+        ("data", _sizes_text(run, sets)),
+        ("batch", f"{_batch_size(run)} examples per process"),
     ]
     return table(rows, run.notices)
 
 
+def _sizes_text(run: Run, sets: Mapping[str, MeasuredSet]) -> str:
+    """Return how many examples are measured, of each set where they have names."""
+    from ..building.evaluation import sizes_of
+
+    sizes = sizes_of(run.data)
+    texts = []
+    for name in sets:
+        size = sizes[name] if isinstance(sizes, dict) else sizes
+        count = "a stream" if size is None else f"{size:,} examples"
+        texts.append(f"{name}: {count}" if name else count)
+    return "; ".join(texts)
+
+
+def _batch_size(run: Run) -> int:
+    return run.config.evaluation_batch_size or run.plan.micro_batch_size
+
+
 def _facts(run: Run) -> dict[str, Any]:
     """Return what the file of the values says about how they were measured. Collective."""
+    from ..building.evaluation import sizes_of
+
     state_bytes = run.agreement.gather(run.strategy.state_bytes())
     return {
         **run.plan.as_dict(),
@@ -356,7 +407,8 @@ def _facts(run: Run) -> dict[str, Any]:
         "model_class": type(run.model).__name__,
         "distributed_type": str(run.accelerator.distributed_type).rsplit(".", 1)[-1],
         **run.task_facts,
-        "evaluation_batch_size": run.evaluation_batches.layout.micro_batch_size,
+        "evaluation_samples": sizes_of(run.data),
+        "evaluation_batch_size": _batch_size(run),
         "parameters": run.parameters,
         "machine": run.machine,
         "notices": run.notices,
@@ -364,11 +416,15 @@ def _facts(run: Run) -> dict[str, Any]:
     }
 
 
-def _predict(run: Run, path: Path) -> dict[str, int]:
-    """Write the predictions; return the number of rows of each file. Collective."""
-    from .predictions import write_predictions
+def _predict(run: Run, sets: Mapping[str, MeasuredSet], path: Path) -> dict[str, int]:
+    """Write the predictions for each set; return the number of rows of each file. Collective."""
+    from .predictions import file_of_set, write_predictions
 
-    return {str(path): write_predictions(run, run.evaluation_batches, path)}
+    written = {}
+    for name, chosen in sets.items():
+        file = file_of_set(path, name)
+        written[str(file)] = write_predictions(run, chosen, file)
+    return written
 
 
 def _report(run: Run, record: Mapping[str, Any], path: Path | None) -> None:
@@ -390,9 +446,9 @@ def _report(run: Run, record: Mapping[str, Any], path: Path | None) -> None:
 def _write(path: Path, record: Mapping[str, Any]) -> None:
     """Write the file of the values, which has its name once it is complete."""
     from ..checkpoint.disk import part_of, publish
-    from ..reporting.directory import with_nulls
+    from ..reporting.directory import json_text
 
-    text = json.dumps(with_nulls(record), indent=2, default=str, allow_nan=False) + "\n"
+    text = json_text(record)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part_of(path).write_bytes(text.encode(errors="backslashreplace"))

@@ -137,9 +137,12 @@ def _best_of(run: Path) -> EvaluatedModel:
         rule = f"{run} holds no best/: a run keeps one where best_metric is set, once it evaluated"
         raise usage_error("best", None, rule)
 
-    best = _read_json(run / "summary.json").get("best")
-    step = best.get("step") if isinstance(best, Mapping) else None
-    return EvaluatedModel(weights=run / "best", name="best", run=run, step=_number(step))
+    facts = _read_json(run / "best" / "best.json")
+    if not facts:  # of a run of before 2026-11-24
+        summary = _read_json(run / "summary.json").get("best")
+        facts = summary if isinstance(summary, Mapping) else {}
+    step = _number(facts.get("step"))
+    return EvaluatedModel(weights=run / "best", name="best", run=run, step=step)
 
 
 def _checkpoint_of(run: Path, wanted: str) -> EvaluatedModel:

@@ -227,7 +227,7 @@ def file_of_set(path: Path, name: str) -> Path:
     """Return the file of one evaluation set: FILE itself for the only one, without a name."""
     if not name:
         return path
-    return path.with_name(f"{path.stem}.{name.replace('/', '_')}{path.suffix}")
+    return path.with_name(f"{path.stem}.{name}{path.suffix}")
 
 
 # -- making them ----------------------------------------------------------------------------------

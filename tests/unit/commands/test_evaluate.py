@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from evaluated import Sign
 from launchers import clean_environment
@@ -43,8 +44,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(folder, **settings)
 
 
-def evaluated_at(run: Path, step: int) -> dict[str, float]:
-    [row] = [row for row in rows(run) if row["step"] == step and "eval/loss" in row]
+def evaluated_at(run: Path, step: int, name: str = "eval/loss") -> dict[str, float]:
+    [row] = [row for row in rows(run) if row["step"] == step and name in row]
     return {name: value for name, value in row.items() if name.startswith("eval/")}
 
 
@@ -238,6 +239,29 @@ def test_predictions_alone_need_no_labels(run: Path, tmp_path: Path) -> None:
     assert evaluate([str(run), "--predictions", str(file), "--only_predictions"]) == {}
     written = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["index"] for row in written] == list(range(23))
+
+
+def test_sets_with_names_are_measured_and_predicted_each_in_its_own_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path / "run", Sign(named=True))
+    values = evaluate([str(run), "--predictions", str(tmp_path / "p.parquet")])
+    assert values == evaluated_at(run, 6, "eval/clean/loss")
+    assert set(values) == {
+        f"eval/{name}/{metric}" for name in ("clean", "first") for metric in ("accuracy", "loss")
+    }
+    counts = {
+        name: pyarrow.parquet.read_table(tmp_path / f"p.{name}.parquet").num_rows
+        for name in ("clean", "first")
+    }
+    assert counts == {"clean": 23, "first": 7} and not (tmp_path / "p.parquet").exists()
+    assert "data        clean: 23 examples; first: a stream" in capsys.readouterr().out
+
+    first = evaluate([str(run), "--sets", "first", "--predictions", str(tmp_path / "q.jsonl")])
+    assert first == {name: value for name, value in values.items() if "/first/" in name}
+    assert [file.name for file in tmp_path.glob("q*")] == ["q.first.jsonl"]
+    with pytest.raises(ConfigError, match="sets: 'frist': no such evaluation set; did you mean 'f"):
+        evaluate([str(run), "--sets", "clean,frist"])
 
 
 def test_the_command_finds_a_task_beside_the_script_that_trained_it(

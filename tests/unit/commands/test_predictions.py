@@ -55,7 +55,7 @@ def test_every_example_once_in_the_order_of_the_data(
     monkeypatch.setattr(predictions, "GROUP_ROWS", 10)
     run = built(tmp_path, stream=stream)
     path = tmp_path / "new" / f"predictions.{ending}"
-    assert write_predictions(run, run.evaluation_batches, path) == 23
+    assert write_predictions(run, run.evaluation_sets[""], path) == 23
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
     if ending == "jsonl":
@@ -92,7 +92,7 @@ def test_what_is_no_column_is_refused_and_leaves_no_file(
     path = tmp_path / "predictions.jsonl"
     path.write_text("of before")
     with pytest.raises(DataError, match=message):
-        write_predictions(run, run.evaluation_batches, path)
+        write_predictions(run, run.evaluation_sets[""], path)
     assert path.read_text() == "of before"
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
@@ -118,7 +118,7 @@ def test_values_of_many_types(ending: str, tmp_path: Path) -> None:
     run = built(tmp_path)
     run.task = Values()
     path = tmp_path / f"values.{ending}"
-    write_predictions(run, run.evaluation_batches, path)
+    write_predictions(run, run.evaluation_sets[""], path)
     if ending == "jsonl":
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         assert [row["not finite"] for row in rows[:3]] == [None, None, 2.0]
@@ -169,7 +169,6 @@ def test_what_json_cannot_hold_is_named(tmp_path: Path) -> None:
 def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert file_of_set(Path("out/p.jsonl"), "") == Path("out/p.jsonl")
     assert file_of_set(Path("out/p.jsonl"), "clean") == Path("out/p.clean.jsonl")
-    assert file_of_set(Path("p.parquet"), "a/b") == Path("p.a_b.parquet")
     check_file(tmp_path / "p.parquet")
     with pytest.raises(ConfigError, match=r"ends in neither .jsonl nor .parquet"):
         check_file(tmp_path / "p.json")
