@@ -1,0 +1,106 @@
+"""Several evaluation sets have the same values everywhere, and trying them out changes nothing.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| Sets that the ranks cannot share evenly have the values of one process, each at its own steps | all on 2 | test_values_of_each_set_are_those_of_one_process |
+| The best of one set is kept with its value and step | all on 2 | test_the_best_of_one_set_is_kept_with_its_step |
+| A run is equal to the bit with and without a sanity evaluation | one process; all on 2 | test_the_sanity_evaluation_changes_no_bit |
+| A run that is resumed in the middle is equal to the bit | one process; all on 2 | test_a_resumed_run_is_equal_to_the_bit |
+
+One job a strategy; "all" is DDP in the quick tests, the others nightly.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launchers import ranks, some_quick
+
+QUICK = some_quick("ddp")
+AND_ONE_PROCESS = ["single", *QUICK]
+WRAPPED = {
+    "ddp": "DistributedDataParallel",
+    "fsdp": "FSDPSequential",
+    "zero1": "DeepSpeedEngine",
+    "zero2": "DeepSpeedEngine",
+    "zero3": "DeepSpeedEngine",
+}
+
+
+@cache
+def results(strategy: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """What is left of each training of ``tests/workers/evaluation_sets.py``."""
+    here = folder / strategy
+    here.mkdir()
+    world = 0 if strategy == "single" else 2
+    words = ["tests/workers/evaluation_sets.py", f"accel_configs/{strategy}.yaml", str(here)]
+    done = ranks(words, world)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    found = dict(json.loads((here / "results.json").read_text()))
+    for training in found.values():
+        assert training["world"] == max(world, 1)
+        assert training["model"] == WRAPPED.get(strategy, "Sequential")
+    return found
+
+
+def evaluations(training: dict[str, Any], name: str) -> dict[int, dict[str, float]]:
+    """Return the values of a set by step."""
+    found: dict[int, dict[str, float]] = {}
+    for row in training["rows"]:
+        values = {key: value for key, value in row.items() if key.startswith(f"eval/{name}/")}
+        if values:
+            found[row["step"]] = values
+    return found
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_values_of_each_set_are_those_of_one_process(strategy: str, folder: Path) -> None:
+    alone, divided = results("single", folder)["calm"], results(strategy, folder)["calm"]
+    steps = {"seven": [3, 5, 7, 9, 12], "one": [2, 4, 6, 8, 10, 12]}  # an epoch has nine
+    for name, expected in steps.items():
+        reference, values = evaluations(alone, name), evaluations(divided, name)
+        assert list(reference) == list(values) == expected
+        for step in expected:
+            assert values[step] == pytest.approx(reference[step], rel=1e-5, abs=1e-6), step
+
+    last = divided["last"]
+    names = {name.removeprefix("eval/") for name in last}
+    own = {"one/ids", "one/logit/0", "one/logit/1", "one/logit/2", "one/logit/3"}
+    assert names == {"seven/loss", "seven/accuracy", "seven/order"} | own
+    assert divided["steps"] == [f"step-{step:08}" for step in (3, 6, 9, 12)]
+    assert last == evaluations(divided, "seven")[12] | evaluations(divided, "one")[12]
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_the_best_of_one_set_is_kept_with_its_step(strategy: str, folder: Path) -> None:
+    training = results(strategy, folder)["calm"]
+    losses = {
+        step: values["eval/seven/loss"] for step, values in evaluations(training, "seven").items()
+    }
+    step = min(losses, key=lambda step: losses[step])
+    expected = {"metric": "eval/seven/loss", "value": losses[step], "step": step}
+    assert training["summary"] == expected
+    assert training["best"].items() >= expected.items()
+    assert training["best"]["evaluation"]["eval/seven/loss"] == losses[step]
+
+
+@pytest.mark.parametrize("strategy", AND_ONE_PROCESS)
+def test_the_sanity_evaluation_changes_no_bit(strategy: str, folder: Path) -> None:
+    found = results(strategy, folder)
+    assert found["restless"] == found["without"]
+
+
+@pytest.mark.parametrize("strategy", AND_ONE_PROCESS)
+def test_a_resumed_run_is_equal_to_the_bit(strategy: str, folder: Path) -> None:
+    found = results(strategy, folder)
+    whole, resumed = found["restless"], found["resumed"]
+    assert resumed["rows"] == [row for row in whole["rows"] if row["step"] > 6]
+    for key in ("last", "saved"):
+        assert resumed[key] == whole[key], key
+    if whole["summary"]["step"] > 6:  # else it has no best/ in its folder, and begins anew
+        for key in ("best", "summary", "kept"):
+            assert resumed[key] == whole[key], key
