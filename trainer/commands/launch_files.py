@@ -12,6 +12,7 @@ from ..launching.details import Rows, details, written
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.files.deepspeed_file import read_deepspeed_file
 from ..launching.files.other_files import refuse_other_files
+from ..launching.gpu_defaults import default_rows
 from ..launching.request import Request, Section
 
 # Keys by which a file is recognized. A training config shares some names with both of the others.
@@ -116,6 +117,7 @@ def request_rows(request: Request, world_size: int | None, *, rehearsal: bool) -
         rows.append(("clipping", f"global norm {norm:g}" if norm else "none"))
 
     rows += details({"fsdp": fsdp, "deepspeed": deepspeed, "dynamo": request.dynamo})
+    rows += default_rows(request.deepspeed)
     return rows
 
 

@@ -23,3 +23,21 @@ def overlapped(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
         zero.setdefault("overlap_comm", True)
         config[_ZERO] = zero
     return config
+
+
+def default_rows(deepspeed: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of ``trainer check`` that names what a GPU adds; none where nothing is added.
+
+    Args:
+        deepspeed: DeepSpeed's configuration, as the launch file has it.
+    """
+    written = deepspeed.get(_ZERO) or {}
+    with_defaults = overlapped(deepspeed).get(_ZERO) or {}
+    added = []
+    for key, value in with_defaults.items():
+        if key not in written:
+            added.append(f"{_ZERO}.{key}={str(value).lower()}")
+    if not added:
+        return []
+    source = "samecurve's default where the file does not set it"
+    return [("on GPUs", f"{', '.join(added)} ({source}; none with find_unused_parameters)")]

@@ -118,6 +118,16 @@ def test_defaults_of_the_task_are_in_the_plan(check: Check) -> None:
     )
 
 
+@pytest.mark.parametrize("unused", [None, "false", "true"])
+def test_what_a_gpu_adds_to_the_file_is_shown(check: Check, unused: str | None) -> None:
+    words = [] if unused is None else ["--max_steps", "5", "--find_unused_parameters", unused]
+    if words:
+        words += ["--task", "digits_cnn:DigitsCNN"]
+    done = check("accel_configs/zero2.yaml", *words)
+    shown = "zero_optimization.overlap_comm=true (samecurve's default" in done.stdout
+    assert shown == (unused != "true"), done.stdout + done.stderr
+
+
 def test_files_and_settings_in_any_order() -> None:
     """Files and settings in any order; with the device and the notices of this machine, and nothing
     of libraries'.

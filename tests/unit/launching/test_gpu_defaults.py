@@ -8,7 +8,7 @@ import pytest
 from plans import CPU, FOUR_GPUS, launched, plan, request
 
 from trainer.launching.details import details
-from trainer.launching.gpu_defaults import overlapped
+from trainer.launching.gpu_defaults import default_rows, overlapped
 
 
 @pytest.mark.parametrize(("stage", "expected"), [(1, True), (2, True), (3, None)])
@@ -33,3 +33,12 @@ def test_what_the_file_says_holds() -> None:
     assert overlapped(written) == written
     made = plan(request("zero2", deepspeed=written), launcher=launched(4), machine=FOUR_GPUS)
     assert made.deepspeed == written
+
+
+def test_what_a_gpu_adds_is_a_row_of_check() -> None:
+    [(name, text)] = default_rows({"zero_optimization": {"stage": 2}})
+    assert name == "on GPUs"
+    assert text.startswith("zero_optimization.overlap_comm=true (samecurve's default")
+    for settings in ({"stage": 3}, {"stage": 1, "overlap_comm": False}):
+        assert default_rows({"zero_optimization": settings}) == []
+    assert default_rows({}) == []
