@@ -35,6 +35,27 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 LARGEST_EXPONENT = 700.0  # exp(710) is larger than any float
 
 
+def sources_by_set(
+    evaluation: str | float | Mapping[str, str] | None,
+) -> dict[str, tuple[str, str]]:
+    """Return the key of the setting and the source of each evaluation set, by its name.
+
+    A single set has the name "". Nothing is returned for a share of the data.
+    """
+    if isinstance(evaluation, Mapping):
+        return {name: (f"evaluation.{name}", source) for name, source in evaluation.items()}
+    if isinstance(evaluation, str):
+        return {"": ("evaluation", evaluation)}
+    return {}
+
+
+def as_evaluation(sets: Mapping[str, Any]) -> Any:
+    """Return evaluation sets as ``Data.evaluation`` has them: none, a single one, or several."""
+    if not sets:
+        return None
+    return sets.get("", sets)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LanguageTask(Task):
     """A task with a transformers model, which may be built without values, and a tokenizer.
@@ -51,7 +72,7 @@ class LanguageTask(Task):
         data: what to train on: a file, a folder, a pattern, hf:NAME, or a list of these
             (``sources.py``).
         evaluation: what to evaluate on, named in the same way; or the share of ``data`` that is
-            kept for it, such as 0.05.
+            kept for it, such as 0.05; or several sets by name: ``{prose: a.jsonl, code: b.jsonl}``.
         memory: what the task keeps between its calls: the tokenizer, the files of the model,
             counts of its data, notices.
     """
@@ -63,7 +84,7 @@ class LanguageTask(Task):
     ignore_tensors: str | list[str] | None = field(default=None, compare=False)
     cache_dir: LocalPath = "~/.cache/samecurve"
     data: LocalPath | list[LocalPath]
-    evaluation: LocalPath | float | None = None
+    evaluation: LocalPath | float | dict[str, LocalPath] | None = None
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     packs: ClassVar[bool] = False  # whether several documents may share a row
@@ -249,18 +270,18 @@ class TokenTask(LanguageTask):
         """
         return Columns(text=self.text_column), None
 
-    def documents(self) -> tuple[Documents, Documents | None]:
-        """Return the documents to train on and those to evaluate on, as tokens."""
+    def documents(self) -> tuple[Documents, dict[str, Documents]]:
+        """Return the documents to train on and those to evaluate on, by set, as tokens."""
         train = self._tokenized("data", self.data)
-        if self.evaluation is None:
-            return train, None
-
         if isinstance(self.evaluation, float):
             kept = np.array(held_out(len(train.chosen), self.evaluation))
             evaluation = Documents("evaluation", train.corpus, train.chosen[kept])
-            return Documents("data", train.corpus, train.chosen[~kept]), evaluation
+            return Documents("data", train.corpus, train.chosen[~kept]), {"": evaluation}
 
-        return train, self._tokenized("evaluation", self.evaluation)
+        sets = {}
+        for name, (key, source) in sources_by_set(self.evaluation).items():
+            sets[name] = self._tokenized(key, source)
+        return train, sets
 
     def _tokenized(self, key: str, names: str | list[str]) -> Documents:
         """Return all documents that the setting ``key`` names, as tokens."""

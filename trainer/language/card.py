@@ -57,7 +57,8 @@ def _data(task: LanguageTask) -> list[str]:
 
     names = task.data if isinstance(task.data, list) else [task.data]
     lines += [f"- {name}" for name in names]
-    for key in ("data", "evaluation"):
+    sets = [key for key in task.memory if key.partition(".")[0] == "evaluation"]
+    for key in ("data", *sets):
         if key in task.memory:
             lines.append(f"- {key}: {task.memory[key]}")
     return lines

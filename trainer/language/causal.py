@@ -25,7 +25,7 @@ from .attention import (
     varlen_copy,
     why_not_by_default,
 )
-from .base import Documents, TokenTask
+from .base import Documents, TokenTask, as_evaluation
 from .card import model_card
 from .columns import Columns
 from .ends import end_with, with_end
@@ -121,12 +121,13 @@ class CausalLM(TokenTask):
 
     def build_data(self) -> Data:
         train_documents, evaluation_documents = self.documents()
-        evaluation = None
-        if evaluation_documents is not None:
-            evaluation = self._rows(evaluation_documents)
+        sets = {name: self._rows(documents) for name, documents in evaluation_documents.items()}
         train = self._rows(train_documents)
         return Data(
-            train=train, evaluation=evaluation, collate=self._collate(), version=train.version
+            train=train,
+            evaluation=as_evaluation(sets),
+            collate=self._collate(),
+            version=train.version,
         )
 
     def columns(self, row: Row | None) -> tuple[Columns, ChatTemplate | None]:

@@ -16,7 +16,7 @@ from xxhash import xxh3_128_hexdigest
 from ..errors import DataError
 from ..task import Data
 from .adapters import add_adapter
-from .base import LanguageTask
+from .base import LanguageTask, as_evaluation, sources_by_set
 from .card import model_card
 from .columns import take_column, take_text
 from .problems import setting_error
@@ -60,17 +60,17 @@ class SequenceClassifier(LanguageTask):
         # Shorter ones first: 2 before 10.
         self.memory["labels"] = sorted(labels, key=lambda label: (len(label), label))
 
-        evaluation = None
+        sets: dict[str, list[Example]] = {}
         if isinstance(self.evaluation, float):
             kept = held_out(len(examples), self.evaluation)
-            evaluation = [example for example, keep in zip(examples, kept, strict=True) if keep]
+            sets[""] = [example for example, keep in zip(examples, kept, strict=True) if keep]
             examples = [example for example, keep in zip(examples, kept, strict=True) if not keep]
-        elif self.evaluation is not None:
-            evaluation = self._examples("evaluation", self.evaluation)
-            unknown = sorted({label for _, label in evaluation} - labels)
+        for name, (key, source) in sources_by_set(self.evaluation).items():
+            sets[name] = self._examples(key, source)
+            unknown = sorted({label for _, label in sets[name]} - labels)
             if unknown:
                 rule = f"has a label that data lacks: {unknown[0]!r}"
-                raise setting_error("evaluation", self.evaluation, rule)
+                raise setting_error(key, source, rule)
 
         collate = partial(
             _collate,
@@ -79,7 +79,9 @@ class SequenceClassifier(LanguageTask):
             length=self.sequence_length,
         )
         version = xxh3_128_hexdigest(json.dumps(examples).encode())
-        return Data(train=examples, evaluation=evaluation, collate=collate, version=version)
+        return Data(
+            train=examples, evaluation=as_evaluation(sets), collate=collate, version=version
+        )
 
     def load_tokenizer(self) -> Any:
         tokenizer = super().load_tokenizer()

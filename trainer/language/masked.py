@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from ..data.seeds import generator_of
 from ..task import Data
 from .adapters import add_adapter
-from .base import Documents, TokenTask
+from .base import Documents, TokenTask, as_evaluation
 from .card import model_card
 from .operations import Attention
 from .packing import IGNORED
@@ -53,12 +53,12 @@ class MaskedLM(TokenTask):
         mask = self._mask()
 
         train = Pieces(train_documents, self.sequence_length)
-        evaluation = None
-        if evaluation_documents is not None:
-            evaluation = Pieces(evaluation_documents, self.sequence_length, mask)
+        sets = {}
+        for name, documents in evaluation_documents.items():
+            sets[name] = Pieces(documents, self.sequence_length, mask)
         return Data(
             train=train,
-            evaluation=evaluation,
+            evaluation=as_evaluation(sets),
             collate=mask.collate,
             augment=mask,
             version=train.version,

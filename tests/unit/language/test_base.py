@@ -27,6 +27,16 @@ def test_evaluation_keeps_a_share_of_the_documents(
         task(evaluation=0.001).build_data()
 
 
+def test_several_evaluation_sets_have_names(task: Callable[..., CausalLM], texts: Path) -> None:
+    made = task(evaluation={"prose": str(texts), "code": str(texts)})
+    data = made.build_data()
+    assert [rows.fill.documents for rows in data.evaluation.values()] == [120, 120]
+    assert list(data.evaluation) == ["prose", "code"]
+    assert {"data", "evaluation.prose", "evaluation.code"} <= made.memory.keys()
+    with pytest.raises(ConfigError, match=r"task_settings\.evaluation\.prose: .*no-such-file"):
+        task(evaluation={"prose": "no-such-file.jsonl"}).build_data()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

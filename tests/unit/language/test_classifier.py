@@ -102,3 +102,14 @@ def test_predictions_are_labels_and_logits(folder: Path) -> None:
     assert predicted["logits"].shape == (6, 3)
     best = predicted["logits"].argmax(-1).tolist()
     assert predicted["predicted"] == [["0", "1", "2"][number] for number in best]
+
+
+def test_evaluation_sets_by_name_have_labels_of_the_data(folder: Path) -> None:
+    save_rows(folder / "few.jsonl", ROWS[:5])
+    save_rows(folder / "other.jsonl", [{"text": "a text", "label": 7}])
+    few = {"few": str(folder / "few.jsonl"), "all": str(folder / "rows.jsonl")}
+    data = task(folder, "bert", evaluation=few).build_data()
+    assert {name: len(rows) for name, rows in data.evaluation.items()} == {"few": 5, "all": 30}
+    other = {"few": few["few"], "other": str(folder / "other.jsonl")}
+    with pytest.raises(ConfigError, match=r"evaluation\.other: .*has a label that data lacks: '7'"):
+        task(folder, "bert", evaluation=other).build_data()
