@@ -93,7 +93,7 @@ def test_the_shell_loop_of_the_page(folder: Path) -> None:
     assert last.startswith("Best by eval/accuracy (max): ") and f"{max(best.values()):.6g}" in last
     assert set(re.findall(r"digits-lr[\d.]+-s\d", last)) == set(winners)
     assert table.startswith("No two runs train under the same settings")
-    [heading] = [line for line in said.splitlines() if line.startswith("run  ")]
+    [heading] = [line for line in said.splitlines() if "final loss" in line]
     assert {"lr", "seed"} <= set(heading.split()) and "strategy" not in heading
 
 
