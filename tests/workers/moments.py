@@ -113,7 +113,9 @@ class Plain(Moments):
     def build_data(self) -> Data:
         def augment(item: dict[str, Any], generator: Generator) -> dict[str, Any]:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+                torch.default_generator.manual_seed(
+                    int(torch.randint(2**62, (), generator=generator))
+                )
                 return {**item, "x": shaken(item["x"])}
 
         return Data(train=Samples(), evaluation=Samples(), augment=augment)
