@@ -18,7 +18,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .building.data import build_data, sample_data
 from .building.evaluation import intervals_of, measured_sets, sizes_of
-from .building.length import epoch_end_notices, last_step, most_checkpoints, profile_notices
+from .building.length import (
+    epoch_end_notices,
+    last_step,
+    most_checkpoints,
+    profile_notices,
+    stop_step,
+)
 from .building.meta_model import MetaModel
 from .building.model import (
     build_model,
@@ -36,7 +42,7 @@ from .checkpoint.start import start_of_attempt
 from .checks.row import checks_of
 from .config.dump import to_yaml
 from .config.fingerprint import task_facts, task_folder
-from .config.interval import Interval, interval_of, interval_text
+from .config.interval import Interval, checked_interval, interval_text
 from .config.naming import Names, resolve_names
 from .config.train_config import TrainConfig
 from .data.batches import Layout
@@ -47,6 +53,7 @@ from .hooks import Callback, Hooks
 from .launching import Launched, launch
 from .optim.ema import Average
 from .optim.schedule import check_schedule
+from .optim.unfreezing import Unfreezing
 from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
@@ -120,6 +127,7 @@ def build(
 
         _prepare(run, model, optimizer)
         _prepare_saves(run)
+        _freeze(run)
         if meta_model is not None:
             run.note(*meta_model.fill(run.parts(), run.agreement))
         run.base_weights = base_weights(run.parts(), run.agreement)
@@ -299,26 +307,22 @@ def _build_data(run: Run, start: Start) -> None:
         gather=agreement.gather,
     )
 
-    has_ended = start.continues and start.step == run.total_steps == run.directory.ended_at()
+    run.stop_at = stop_step(config, run.steps_per_epoch, start, run.origins)
+    has_ended = start.continues and start.step == run.last_step == run.directory.ended_at()
     [run.finished, *_] = agreement.gather(has_ended)
 
 
 def _interval(run: Run, key: str) -> Interval | None:
     """Return how often something is done; ``ConfigError`` for less than a step."""
-    value = getattr(run.config, key)
-    if value is None:
-        return None
-    try:
-        return interval_of(value, run.steps_per_epoch)
-    except ValueError as error:
-        origin = run.origins.get(key, Origin("TrainConfig", key=key))
-        raise ConfigError(Problem(origin=origin, value=value, rule=str(error))) from None
+    origin = run.origins.get(key, Origin("TrainConfig", key=key))
+    return checked_interval(getattr(run.config, key), run.steps_per_epoch, origin)
 
 
 def _build_model(run: Run, start: Start) -> tuple[nn.Module, MetaModel | None]:
     """Build the model, not prepared yet, and what fills it if it is on the meta device."""
     task, config = run.task, run.config
-    model, changes = build_model(task, config, run.plan)
+    run.unfreezing = Unfreezing(config, run.plan, run.steps_per_epoch, run.origins)
+    model, changes = build_model(task, config, run.plan, run.unfreezing)
     run.note(*changes)
     run.note(*epoch_end_notices(model, run.train_data, run.total_steps))
     run.note(*profile_notices(config.profile_steps, start.step, run.total_steps))
@@ -350,11 +354,13 @@ def _export_notices(run: Run) -> list[str]:
 
 def _build_optimizer(run: Run, model: nn.Module, start: Start) -> Optimizer:
     """Build the optimizer over the model that is not prepared yet."""
-    optimizer, run.optimizer_facts, notices = build_optimizer(run.task, run.config, model, run.plan)
+    optimizer, run.optimizer_facts, notices = build_optimizer(
+        run.task, run.config, model, run.plan, run.unfreezing
+    )
     run.note(*notices)
     run.parameters = count_parameters(model)
-    run.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    run.operations = operations_per_token(model)
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    run.unfreezing.count(trainable, operations_per_token(model), model)
     keeps_checkpoints = run.config.keep_last > 0 or start.found is not None
     run.optimizer_form = OptimizerForm.of(
         model, optimizer, saved=keeps_checkpoints, device=run.strategy.step_device
@@ -401,6 +407,18 @@ def _prepare_saves(run: Run) -> None:
     run.note(*run.saver.prepare(run.parts(), at_once))
 
 
+def _freeze(run: Run) -> None:
+    """Freeze the layers that are trained later: all above was prepared to train them."""
+    run.state_bytes = run.strategy.state_bytes()
+    run.unfreezing.begin(run.strategy, run.schedule)
+    for layers in run.unfreezing.entries:
+        if layers.at is not None and layers.at >= run.total_steps:
+            run.note(
+                f"{layers.key}: {layers.title} is not trained: step {layers.at} is not before the "
+                f"end of the run, step {run.total_steps}"
+            )
+
+
 def _find_values_that_are_not_finite(run: Run, *, resumed: bool) -> None:
     """Note the buffers and frozen parameters that are not finite at the start (a mask of -inf).
 
@@ -424,7 +442,7 @@ def _announce(run: Run) -> None:
     run.facts = _facts(run)
     if run.finished:
         run.directory.main = False  # every file stays as it is
-        run.say(f"finished already at step {run.step}; nothing to do")
+        run.say(_finished_text(run))
         return
 
     # Where a launch file replaces a default of the task, the config leaves the key out: as the
@@ -441,9 +459,20 @@ def _evaluation_every(run: Run) -> dict[str, str]:
     return {name: interval_text(chosen.every) for name, chosen in run.evaluation_sets.items()}
 
 
+def _finished_text(run: Run) -> str:
+    if run.last_step < run.total_steps:
+        return (
+            f"stop_at {run.config.stop_at} has ended this run already, at step {run.step} of "
+            f"{run.total_steps}; raise it or leave it out to continue"
+        )
+    return f"finished already at step {run.step}; nothing to do"
+
+
 def _facts(run: Run) -> dict[str, object]:
     """Return what plan.json holds: everything that is known of a run before its first step."""
-    state_bytes = run.agreement.gather(run.strategy.state_bytes())
+    state_bytes = run.agreement.gather(run.state_bytes)
+    if run.unfreezing.entries:
+        run.optimizer_facts["unfreezing"] = run.unfreezing.facts()
     return facts(
         run.plan,
         **run.optimizer_facts,
@@ -460,6 +489,7 @@ def _facts(run: Run) -> dict[str, object]:
         evaluation_every=_evaluation_every(run),
         steps_per_epoch=run.steps_per_epoch,
         total_steps=run.total_steps,
+        stop_at=run.stop_at,
         parameters=run.parameters,
         trainable_parameters=run.trainable,
         state_bytes_per_rank=max(state_bytes),

@@ -18,6 +18,7 @@ from .callbacks.sanity import SanityEvaluation
 from .callbacks.skipped_buffers import SkippedBuffers
 from .callbacks.stopping import Stopping
 from .callbacks.time_limit import TimeLimit
+from .callbacks.unfreeze import UnfreezeLayers
 from .checks.finite import FiniteNumbers
 from .checks.replicas import ReplicaCheck
 from .checks.row import checks_of
@@ -74,6 +75,10 @@ def row_of(
         from .callbacks.profiling import Profile
 
         row.append(Profile(*profiled_steps(config.profile_steps)))
+
+    # Behind all that looks at the step as it was made.
+    if config.unfreeze is not None:
+        row.append(UnfreezeLayers())
 
     # Yours; and last the checkpoint, which holds the state of all.
     row.extend(added)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .data.samples import Sampled
     from .distributed.agreement import Agreement
     from .optim.ema import Average
+    from .optim.unfreezing import Unfreezing
     from .plan import Plan
     from .reporting.directory import RunDirectory
     from .reporting.media import Shown
@@ -101,11 +102,13 @@ class Run:
         step, samples: optimizer steps done, and samples consumed by all ranks.
         step_began: samples consumed before the last of these steps.
         rates: the learning rate of each parameter group in the last step.
-        total_steps: the step at which training ends.
+        total_steps: the step at which training ends, and the schedule.
+        stop_at: the config's, in optimizer steps, or None.
         steps_per_epoch: None for a stream, whose length is not known.
         evaluation_sets: the sets to measure on, by name; a single one has the name "". Iterating
             one yields this rank's ``(batch, examples)``, in the order of the data.
         eval_every, save_every: the config's intervals, or None; ``is_due_at(step)``.
+        trainable: how many elements of parameters are trained now.
         skipped_steps: steps that the fp16 scaler skipped, and those that ``on_nan: skip`` left out.
         stopping: whether the ranks have agreed that training ends with this step.
         stop_signal: the number of the signal that asked for it; 0 where code asked.
@@ -144,12 +147,13 @@ class Run:
     evaluation_sets: dict[str, MeasuredSet] = field(init=False)
     steps_per_epoch: int | None = field(init=False)
     total_steps: int = field(init=False)
+    stop_at: int | None = field(init=False)
     eval_every: Interval | None = field(init=False)
     save_every: Interval | None = field(init=False)
     model_file: ModelFile = field(init=False)
     parameters: int = field(init=False)
-    trainable: int = field(init=False)
-    operations: int = field(init=False)
+    unfreezing: Unfreezing = field(init=False)
+    state_bytes: int = field(init=False)  # of this rank, with nothing frozen that will be trained
     optimizer_form: OptimizerForm = field(init=False)
     optimizer_facts: dict[str, Any] = field(init=False)
     schedule: LRScheduler = field(init=False)
@@ -192,6 +196,22 @@ class Run:
         """Return the optimizer as ``accelerator.prepare`` gives it, for loops that step it."""
         return self.strategy.prepared_optimizer
 
+    @property
+    def last_step(self) -> int:
+        """Return the step with which this run ends: ``total_steps``, or before it ``stop_at``."""
+        if self.stop_at is None:
+            return self.total_steps
+        return min(self.stop_at, self.total_steps)
+
+    @property
+    def trainable(self) -> int:
+        return self.unfreezing.trainable
+
+    @property
+    def operations(self) -> int:
+        """Return the floating-point operations of a token with the parameters."""
+        return self.unfreezing.operations
+
     # -- steps ------------------------------------------------------------------------------------
 
     def windows(self) -> Iterator[Window]:
@@ -206,7 +226,7 @@ class Run:
                 "the stream keeps no state, or shuffles in a buffer: "
                 f"{read_over:,} samples are read over first"
             )
-        steps = self.total_steps - self.step
+        steps = self.last_step - self.step
         return _noted(self.train_data.windows(self.samples, steps, done=self.step))
 
     def train_mode(self) -> None:
@@ -225,7 +245,7 @@ class Run:
         Raises:
             CheckpointError: a save failed on some rank, and ``on_save_error`` is ``stop``.
         """
-        self.rates = self.schedule.get_last_lr()
+        self.rates = self.unfreezing.rates(self.schedule.get_last_lr())
         self.step += 1
         self.step_began = self.samples
         self.samples = window.end
@@ -239,7 +259,7 @@ class Run:
             self.average.update()
 
         # The last step waits for the save anyway, and is to leave its model whatever the save does.
-        if self.step < self.total_steps:
+        if self.step < self.last_step:
             self.saver.poll()
 
     def whole_parameters(self, *names: str) -> AbstractContextManager[nn.Module]:
@@ -251,6 +271,27 @@ class Run:
         Elsewhere a change in place is refused where it would be lost.
         """
         return whole_parameters(self.strategy, names)
+
+    def unfreeze(self, layers: str | Sequence[str], lr: float | None = None) -> None:
+        """Train layers from the next step on that the key ``unfreeze`` has frozen.
+
+        Call it between two steps (in ``on_start`` or ``on_step`` of a callback). What is trained
+        already stays as it is. A resumed run knows what was unfrozen.
+
+        Args:
+            layers: the names or patterns of an entry of the key, or others that name all of it.
+            lr: their learning rate; by default the entry's, or else the config's. It is scaled as
+                the config's, and moves with the schedule.
+
+        Raises:
+            LaunchError: the key does not name them.
+        """
+        patterns = [layers] if isinstance(layers, str) else list(layers)
+        for entry in self.unfreezing.named(patterns):
+            if entry.is_frozen:
+                self.unfreezing.unfreeze(entry, self.step, lr)
+                what = f"{entry.title} is trained from now on: {self.unfreezing.text(entry)}"
+                self.say(f"step {self.step}: {what}")
 
     # -- evaluation -------------------------------------------------------------------------------
 
@@ -427,6 +468,7 @@ class Run:
             strategy=self.strategy,
             optimizer_form=self.optimizer_form,
             averages=averages,
+            unfreezing=self.unfreezing,
             schedule=self.schedule,
             data=self.train_data,
             sampled=self.sampled,

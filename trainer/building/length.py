@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 
 from torch import nn
 
 from ..checkpoint import Start
-from ..config.interval import Interval
+from ..config.interval import Interval, checked_interval
 from ..config.train_config import TrainConfig, profiled_steps
 from ..data.batches import TrainData
 from ..data.indexed import IndexedData
@@ -32,14 +33,36 @@ def last_step(config: TrainConfig, data: TrainData, start: Start) -> int:
     key = min(ends, key=lambda name: (ends[name], name == "epochs"))
     end = ends[key]
 
+    _refuse_end_before(start, end, key, getattr(config, key))
+    return end
+
+
+def stop_step(
+    config: TrainConfig,
+    steps_per_epoch: int | None,
+    start: Start,
+    origins: Mapping[str, Origin],
+) -> int | None:
+    """Return the step at which ``stop_at`` ends this run; None without it.
+
+    Raises:
+        ConfigError: the checkpoint to begin with is behind that step already.
+    """
+    origin = origins.get("stop_at", Origin("TrainConfig", key="stop_at"))
+    until = checked_interval(config.stop_at, steps_per_epoch, origin)
+    if until is None:
+        return None
+    _refuse_end_before(start, until.first_step, "stop_at", config.stop_at)
+    return until.first_step
+
+
+def _refuse_end_before(start: Start, end: int, key: str, value: int | str | None) -> None:
     if start.found is not None and start.step > end:
         rule = (
             f"ends the run at step {end}, and {start.found.path} is at step {start.step} already; "
             "raise it"
         )
-        origin = Origin("resume", key=key)
-        raise ConfigError(Problem(origin=origin, value=getattr(config, key), rule=rule))
-    return end
+        raise ConfigError(Problem(origin=Origin("resume", key=key), value=value, rule=rule))
 
 
 def most_checkpoints(config: TrainConfig, save_every: Interval | None, total_steps: int) -> int:

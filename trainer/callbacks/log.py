@@ -38,7 +38,7 @@ class Log(Callback):
             **logged_rates(run.rates, group_names(run.optimizer_facts["optimizer_groups"])),
             "grad_norm": float(info.grad_norm),
             "skipped_steps": run.skipped_steps,
-            **run.meter.read(run.total_steps - run.step),
+            **run.meter.read(run.last_step - run.step),
         }
 
         more = reported.reduce(run.accelerator, self._layout)

@@ -12,10 +12,19 @@ class Stopping(Callback):
     It comes before every hook that reads ``info.is_last``.
     """
 
+    def on_start(self, run: Run) -> None:
+        """Note why a run makes no step that resumes where ``stop_at`` has ended it."""
+        self._note_stop_at(run)
+
     def on_step(self, run: Run, info: StepInfo) -> None:
         """Set ``info.is_last``. Collective, but no step waits for it (``distributed/votes.py``)."""
         signal = run.agreement.poll(run.strategy.fingerprint)
         if signal is not None:
             run.stopping = True
             run.stop_signal = signal
-        info.is_last = run.stopping or run.step >= run.total_steps
+        info.is_last = run.stopping or run.step >= run.last_step
+        self._note_stop_at(run)
+
+    def _note_stop_at(self, run: Run) -> None:
+        if run.last_step <= run.step < run.total_steps:
+            run.stop_reason = f"stop_at {run.config.stop_at}"

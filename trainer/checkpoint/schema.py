@@ -47,6 +47,7 @@ STATE_SCHEMA: dict[Any, Any] = {
     "not_finite_at_start?": [str],
     "content?": {str: dict},
     "evaluation_owed?": bool,
+    "unfrozen?": [{"layers": [str], "step": int, "lr": object}],
     "spent?": {"tokens": float, "seconds": float},
     "export?": {"file": str, "names": {str: str}},
 }

@@ -126,6 +126,9 @@ def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
         state[name] = encode(value, tensors, name)
 
     groups = [settings(group) for group in strategy.optimizer.param_groups]
+    unfrozen = parts.unfreezing.state()
+    if unfrozen:
+        state["unfrozen"] = unfrozen
     state["schedule"] = schedule_state(parts.schedule)
     state["data"] = encode(parts.data.state(), tensors, "data")
     state["content"] = parts.sampled.state()

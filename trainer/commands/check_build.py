@@ -11,6 +11,7 @@ from ..building.evaluation import best_metric_problem, measured_sets
 from ..building.returned import data_of, optimizer_by
 from ..errors import Origin, TrainerError
 from ..optim.groups import check_settings_run
+from ..optim.unfreezing import Unfreezing
 from ..strategies import strategy_class
 from ..strategies.optimizer_probe import refusal
 from ..task import own_optimizer
@@ -47,6 +48,9 @@ def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
         return problems.lines
 
     for plan in plans:
+        # At which steps does not matter to what is checked here.
+        unfreezing = Unfreezing(loaded.config, plan, steps_per_epoch=1, origins=loaded.origins)
+        problems.attempt("build_model", unfreezing.find, model)
         _check_plan(problems, task, loaded, plan, model)
     if data is not None:
         _check_evaluation(problems, task, loaded, data, model)

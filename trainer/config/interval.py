@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
+
+from ..errors import ConfigError, Origin, Problem
 
 FORMS = "steps such as 100, or epochs such as '2 epochs' or '1/4 epoch'"
 _EPOCHS = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]+) epochs?")
@@ -48,6 +51,11 @@ class Interval:
         """Return whether a multiple of the interval ends with this step, or within it."""
         return step // self.steps > (step - 1) // self.steps
 
+    @property
+    def first_step(self) -> int:
+        """Return the step with which, or within which, the interval ends for the first time."""
+        return math.ceil(self.steps)
+
 
 def is_interval(value: object) -> bool:
     """Return whether a number of steps, or a text, says how often."""
@@ -80,6 +88,22 @@ def interval_of(value: int | str, steps_per_epoch: int | None) -> Interval:
             f"'1/{steps_per_epoch} epoch' or more, or a number of steps"
         )
     return Interval(steps)
+
+
+def checked_interval(
+    value: int | str | None, steps_per_epoch: int | None, origin: Origin
+) -> Interval | None:
+    """Return the interval that a key of the config stands for; None stays None.
+
+    Raises:
+        ConfigError: as ``interval_of``.
+    """
+    if value is None:
+        return None
+    try:
+        return interval_of(value, steps_per_epoch)
+    except ValueError as error:
+        raise ConfigError(Problem(origin=origin, value=value, rule=str(error))) from None
 
 
 def _epochs(text: str) -> Fraction | None:

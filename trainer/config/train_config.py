@@ -73,6 +73,10 @@ class TrainConfig:
             ),
         ),
     ] = None
+    stop_at: Annotated[
+        Every | None,
+        Field(description=f"end there, under the schedule of the whole run: {FORMS}"),
+    ] = None
     micro_batch_size: Annotated[
         int, Field(description="examples per process and backward", ge=1)
     ] = 8
@@ -170,6 +174,16 @@ class TrainConfig:
     max_grad_norm: Annotated[
         float | None,
         Field(description="clip to this norm, 0: do not; else from the launch files, else 0", ge=0),
+    ] = None
+
+    unfreeze: Annotated[
+        dict[str, Any] | list[dict[str, Any]] | None,
+        Field(
+            description=(
+                "layers that are frozen at first: {layers: stem.*, at: 2 epochs, lr: 1e-4}, or a "
+                "list of such"
+            ),
+        ),
     ] = None
 
     mixed_precision: Annotated[
@@ -339,6 +353,7 @@ class TrainConfig:
             if path is not None and "\0" not in path:
                 object.__setattr__(self, key, os.path.expanduser(path))
         object.__setattr__(self, "task_settings", plain(self.task_settings))
+        object.__setattr__(self, "unfreeze", plain(self.unfreeze))
 
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(defaults_of(TrainConfig))

@@ -226,8 +226,12 @@ class TrainData(ABC):
         All batches of a window are fetched before it is yielded, so that its weight is known.
 
         Args:
-            done: optimizer steps before these; those of the run are ``done + steps``.
+            done: optimizer steps before these.
         """
+
+    def total_steps(self, done: int, steps: int) -> int:
+        """Return the steps of the whole run; ``stop_at`` ends it before them."""
+        return max(self.items.total_steps, done + steps)
 
     @abstractmethod
     def epochs_at(self, position: int) -> float:

@@ -102,7 +102,7 @@ class IndexedData(TrainData):
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         batches = self._batches(position, steps, done)
-        total_steps = done + steps
+        total_steps = self.total_steps(done, steps)
         for number, step in enumerate(islice(self.steps(position), steps), done + 1):
             moment = self._moment(number, step.begin, total_steps)
             micros = []
@@ -131,7 +131,7 @@ class IndexedData(TrainData):
 
     def _keys(self, position: int, steps: int, done: int) -> Iterator[list[Key]]:
         """Yield the keys of ``Items`` of each batch."""
-        total_steps = done + steps
+        total_steps = self.total_steps(done, steps)
         numbered = enumerate(islice(self.samples(position), steps), done + 1)
         for number, (step, micro_batches) in numbered:
             moment = self._moment(number, step.begin, total_steps)

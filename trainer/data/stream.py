@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
+from ..config.unfreeze import read_unfreeze
 from ..errors import ConfigError, DataError, Origin, Problem
 from ..private.datasets import has_shuffle_buffer
 from .batches import Layout, TrainData, Window, copied, parts_of_rank
@@ -64,7 +65,7 @@ class StreamData(TrainData):
 
     def windows(self, position: int, steps: int, *, done: int = 0) -> Iterator[Window]:
         assert position == self._state["samples"], "restore() moves a stream, not a position"
-        reader = _Reader(self, self._state, done=done, total_steps=done + steps)
+        reader = _Reader(self, self._state, done=done, total_steps=self.total_steps(done, steps))
         loader = self.loader(reader, position, batch_size=None, collate_fn=_unchanged)
         for read in islice(loader, steps):
             if isinstance(read, DataError):
@@ -285,9 +286,11 @@ def check_stream_settings(config: TrainConfig, origins: Mapping[str, Origin]) ->
         broken["epochs"] = f"{no_length} max_steps"
     if config.workers > 1:
         broken["workers"] = "a stream is read in order, by one process a rank; use 0 or 1"
-    for key in ("eval_every", "save_every"):
+    for key in ("eval_every", "save_every", "stop_at"):
         if isinstance(getattr(config, key), str):
             broken[key] = f"{no_length} a number of steps"
+    if any(isinstance(entry.at, str) for entry in read_unfreeze(config.unfreeze)):
+        broken["unfreeze"] = f"{no_length} a number of steps"
 
     problems = []
     for key, rule in broken.items():

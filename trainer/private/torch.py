@@ -297,6 +297,16 @@ def rebuild_buckets(model: DistributedDataParallel) -> None:
     model.reducer._rebuild_buckets()
 
 
+def release_reducer(model: DistributedDataParallel) -> None:
+    """Take a wrapper of DDP off its parameters, whose gradients it exchanges no longer.
+
+    ``reducer`` and ``logger``, which refers to it, last seen in torch 2.13: its hooks on gradients
+    end with it, and nothing public removes them.
+    """
+    model.logger = None
+    model.reducer = None  # type: ignore[assignment]
+
+
 def numbers_without_gradient(model: DistributedDataParallel) -> list[int]:
     """Return the numbers of the parameters that DDP still waits for after a backward pass.
 

@@ -36,8 +36,9 @@ def banner(facts: Mapping[str, Any]) -> str:
     rows += [
         ("machine", machine_text(facts["machine"])),
         *_data_rows(train_samples, facts),
-        ("length", f"{facts['total_steps']:,} steps, {steps_per_epoch} an epoch"),
+        ("length", f"{_steps(facts)}, {steps_per_epoch} an epoch"),
         ("model", f"{parameters} ({facts['trainable_parameters']:,} trainable)"),
+        *(("unfreeze", entry["text"]) for entry in facts.get("unfreezing", ())),
         ("state per rank", f"{state_size} of parameters, gradients and optimizer state"),
         ("output", facts["output_dir"]),
     ]
@@ -132,6 +133,14 @@ def _callback(entry: str | Mapping[str, Any]) -> str:
     [(named, settings)] = entry.items()
     texts = [f"{key} {value}" for key, value in (settings or {}).items()]
     return f"{named} ({', '.join(texts)})" if texts else named
+
+
+def _steps(facts: Mapping[str, Any]) -> str:
+    """Return the length of a run, and where ``stop_at`` ends it."""
+    stop_at = facts.get("stop_at")
+    if stop_at is None or stop_at >= facts["total_steps"]:
+        return f"{facts['total_steps']:,} steps"
+    return f"{facts['total_steps']:,} steps, of which stop_at ends this run at {stop_at:,}"
 
 
 def _count(number: int | None) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
@@ -242,11 +242,36 @@ class Strategy(ABC):
         # The inner optimizer: the prepared one looks up a package at every step (half of
         # Accelerate's step cost).
         self.optimizer = self.prepared_optimizer.optimizer
+        self._find_trainable()
+        if self.plan.compile:
+            self.compile(dict(self.plan.dynamo))
+
+    def set_trainable(self, groups: Collection[int], *, trainable: bool) -> None:
+        """Freeze or unfreeze all parameters of some parameter groups, between two steps.
+
+        Collective: call on every rank. Frozen, they have no gradient, and the optimizer leaves them
+        and their state alone, until the first step after they are trainable again.
+
+        Args:
+            groups: the numbers of the groups, all of whose parameters were trainable in
+                ``prepare``.
+        """
+        self.settle()
+        for number in groups:
+            for parameter in self.parameters_of_group(number):
+                parameter.requires_grad_(trainable)
+        self._find_trainable()
+
+    def parameters_of_group(self, number: int) -> Sequence[Tensor]:
+        """Return the parameters of the prepared model that a parameter group was built over."""
+        parameters: Sequence[Tensor] = self.optimizer.param_groups[number]["params"]
+        return parameters
+
+    def _find_trainable(self) -> None:
         self.trainable = [
             parameter for parameter in self.model.parameters() if parameter.requires_grad
         ]
-        if self.plan.compile:
-            self.compile(dict(self.plan.dynamo))
+        self._divisions = None
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Set ``model`` and ``prepared_optimizer``. Collective: call on every rank."""

@@ -19,7 +19,7 @@ import contextlib
 import copy
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,6 +71,9 @@ class ZeRO(Strategy):
         self._stage = STAGES[plan.strategy]
         self._reducer: OrderedReducer | None = None  # one process needs none
         self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
+        self._groups: list[list[Any]] = []  # the model's parameters by group of the optimizer
+        self._in_flat_groups: set[int] = set()  # the ids of those that have full-precision copies
+        self._frozen_groups = FrozenGroups()
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -122,6 +125,7 @@ class ZeRO(Strategy):
         super().prepare(model, optimizer)
 
         self._take_engine()
+        self._in_flat_groups = {id(parameter) for parameter in self.trainable}
         self._accumulate_in_configured_dtype()
         self._begin_backward = private_deepspeed.take_over_backward_start(self.engine)
         self._gather_persistent()
@@ -183,6 +187,8 @@ class ZeRO(Strategy):
             # In evaluation torch's encoder layers would read the weights of layers inside, which
             # nobody has gathered.
             torch.backends.mha.set_fastpath_enabled(False)
+        # The engine puts flat tensors in their places.
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
         with engine_start(model):
             super().wrap(model, optimizer)
 
@@ -234,6 +240,20 @@ class ZeRO(Strategy):
         self._reducer = OrderedReducer(dict(self.parameters()), reduce, gather_object)
         setattr(self.zero, method, self._reducer.reduce)
         self.zero.register_grad_acc_post_hook(self._reducer.finish_backward)
+
+    def set_trainable(self, groups: Collection[int], *, trainable: bool) -> None:
+        """Freeze or unfreeze parameter groups, which the engine was built to train.
+
+        Its hooks wait for gradients, and none comes of what is frozen. Its flat gradients are zeros
+        there, with which the optimizer must not step.
+        """
+        super().set_trainable(groups, trainable=trainable)
+        self._frozen_groups.set(self.optimizer, groups, frozen=not trainable)
+        if self._reducer is not None:
+            self._reducer.start_anew(dict(self.parameters()))
+
+    def parameters_of_group(self, number: int) -> Sequence[Tensor]:
+        return self._groups[number]
 
     def _copies_of_the_engine(self) -> list[tuple[str, nn.Parameter]]:
         """List the parameters whose full-precision values the engine keeps elsewhere, by name."""
@@ -330,7 +350,7 @@ class ZeRO(Strategy):
     def shard(self, name: str, parameter: Any) -> Shard | None:
         if self._stage == 3:
             return self._shard_of_stage_3(name, parameter)
-        if not parameter.requires_grad:
+        if id(parameter) not in self._in_flat_groups:
             return self.replicated(name, parameter.data)
 
         part = private_deepspeed.flat_range(self.zero, parameter)
@@ -341,7 +361,7 @@ class ZeRO(Strategy):
             name=name,
             start=part.start,
             tensor=part.values,
-            state_key=part.flat_group,
+            state_key=part.flat_group if parameter.requires_grad else None,
             state_offset=part.offset,
         )
 
@@ -349,9 +369,11 @@ class ZeRO(Strategy):
         flat: Tensor = parameter.ds_tensor.data
         state_key = None
         offset = 0
-        if parameter.requires_grad:
+        if id(parameter) in self._in_flat_groups:
             part = private_deepspeed.flat_range_stage_3(self.zero, parameter)
-            flat, state_key, offset = part.values, part.flat_group, part.offset
+            flat, offset = part.values, part.offset
+            if parameter.requires_grad:
+                state_key = part.flat_group
 
         # Each rank has ceil(numel / world) elements; the last ones are padding, and left out.
         start = min(self.accelerator.process_index * flat.numel(), parameter.ds_numel)
@@ -383,8 +405,9 @@ class ZeRO(Strategy):
         import deepspeed
         from deepspeed.utils import safe_get_full_fp32_param
 
-        if parameter.requires_grad:
-            whole = safe_get_full_fp32_param(parameter)
+        if id(parameter) in self._in_flat_groups:
+            with _trainable(parameter):
+                whole = safe_get_full_fp32_param(parameter)
             assert isinstance(whole, Tensor), f"no full-precision copy of {name}"
             return whole
         with deepspeed.zero.GatheredParameters([parameter]):  # it is whole already but in stage 3
@@ -447,6 +470,60 @@ class ZeRO(Strategy):
     def close(self) -> None:
         self.engine.destroy()
         super().close()
+
+
+class FrozenGroups:
+    """Keeps an optimizer from stepping some of its parameter groups.
+
+    The engine gives each group a flat gradient. It is hidden while the optimizer steps, which
+    leaves out what has none.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[dict[str, Any]] = []
+        self._hidden: list[tuple[Tensor, Tensor | None]] = []
+        self._hooks: list[Any] = []
+
+    def set(self, optimizer: Optimizer, groups: Collection[int], *, frozen: bool) -> None:
+        """Freeze or unfreeze groups of the optimizer, given by their numbers."""
+        chosen = [optimizer.param_groups[number] for number in groups]
+        self._groups = [group for group in self._groups if not _is_among(group, chosen)]
+        if frozen:
+            self._groups.extend(chosen)
+
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._groups:
+            self._hooks.append(optimizer.register_step_pre_hook(self._hide))
+            self._hooks.append(optimizer.register_step_post_hook(self._show))
+
+    def _hide(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:  # the engine has them step one at a time
+            if _is_among(group, self._groups):
+                for tensor in group["params"]:
+                    self._hidden.append((tensor, tensor.grad))
+                    tensor.grad = None
+
+    def _show(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for tensor, gradient in self._hidden:
+            tensor.grad = gradient
+        self._hidden = []
+
+
+def _is_among(group: dict[str, Any], groups: Sequence[dict[str, Any]]) -> bool:
+    return any(group is other for other in groups)
+
+
+@contextlib.contextmanager
+def _trainable(parameter: nn.Parameter) -> Iterator[None]:
+    """Mark a parameter as trainable: the engine does not look for the copies of frozen ones."""
+    before = parameter.requires_grad
+    parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        parameter.requires_grad_(before)
 
 
 def _slices(tensors: list[Tensor]) -> list[Tensor]:

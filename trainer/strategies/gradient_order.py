@@ -66,6 +66,14 @@ class OrderedReducer:
         self._waiting: dict[int, tuple[Any, ...]] = {}
         self._set_order([])
 
+    def start_anew(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Forget the order: other parameters are trainable from now on. Between two steps."""
+        self._parameters = parameters
+        self._first_reached = set()
+        self._arrived = set()
+        self._graph_is_complete = False
+        self._set_order([])
+
     def _set_order(self, expected: Sequence[str]) -> None:
         """Set the order: the parameters that are expected, then all others."""
         self._order = list(dict.fromkeys([*expected, *self._parameters]))

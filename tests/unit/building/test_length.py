@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from layouts import Numbers
 from torch import nn
 
-from trainer import TrainConfig
-from trainer.building.length import epoch_end_notices, last_step, most_checkpoints, profile_notices
+from trainer import ConfigError, TrainConfig
+from trainer.building.length import (
+    epoch_end_notices,
+    last_step,
+    most_checkpoints,
+    profile_notices,
+    stop_step,
+)
 from trainer.checkpoint import Start
 from trainer.config.interval import interval_of
 from trainer.data.batches import Layout
@@ -32,6 +39,19 @@ def test_the_earlier_of_epochs_and_max_steps_ends_a_run(
     data = IndexedData(Numbers(20), cut, seed=0)
     config = TrainConfig(task="m:T", **settings)
     assert last_step(config, data, Start()) == expected
+
+
+@pytest.mark.parametrize(("value", "step"), [(None, None), (7, 7), ("2 epochs", 10)])
+def test_stop_at_is_a_step_or_epochs(value: Any, step: int | None) -> None:
+    config = TrainConfig(task="m:T", max_steps=100, stop_at=value)
+    assert stop_step(config, 5, Start()) == step
+
+
+def test_a_checkpoint_behind_stop_at_is_refused() -> None:
+    found = SimpleNamespace(manifest={"step": 8, "samples": 32}, path="checkpoints/step-00000008")
+    config = TrainConfig(task="m:T", max_steps=100, stop_at=7)
+    with pytest.raises(ConfigError, match="stop_at: 7: ends the run at step 7, and checkpoints/st"):
+        stop_step(config, 5, Start(found=found))  # type: ignore[arg-type]
 
 
 def test_checkpoints_that_are_there_at_once_are_counted() -> None:

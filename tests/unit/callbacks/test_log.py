@@ -58,6 +58,7 @@ def run_with(reported: WeightedSums | None = None) -> Any:
         skipped_steps=0,
         meter=SimpleNamespace(read=lambda steps_left: {"eta_seconds": float(steps_left)}),
         total_steps=10,
+        last_step=10,
         step=4,
     )
 

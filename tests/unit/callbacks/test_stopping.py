@@ -12,7 +12,9 @@ from fake_run import fake_run, step_info
 from trainer.callbacks.stopping import Stopping
 
 
-def run_at(step: int, answer: int | None, fingerprints: list[int]) -> Any:
+def run_at(
+    step: int, answer: int | None, fingerprints: list[int], *, stop_at: int | None = None
+) -> Any:
     """A run of ten steps whose ranks have agreed on an answer."""
 
     def poll(fingerprint: int) -> int | None:
@@ -22,6 +24,9 @@ def run_at(step: int, answer: int | None, fingerprints: list[int]) -> Any:
     return fake_run(
         step=step,
         total_steps=10,
+        last_step=stop_at or 10,
+        stop_reason="",
+        config=SimpleNamespace(stop_at=stop_at),
         stopping=False,
         stop_signal=0,
         agreement=SimpleNamespace(poll=poll),
@@ -44,3 +49,19 @@ def test_a_stop_that_the_ranks_agreed_on_makes_this_step_the_last(answer: int) -
     Stopping().on_step(run, info)
     assert info.is_last and run.stopping
     assert run.stop_signal == answer, "0 where code asked"
+
+
+def test_stop_at_ends_a_run_before_the_last_step_of_its_schedule() -> None:
+    for step in (3, 4):
+        run, info = run_at(step, None, [], stop_at=4), step_info(step)
+        Stopping().on_step(run, info)
+        assert info.is_last == (step == 4)
+        assert run.stop_reason == ("stop_at 4" if step == 4 else "")
+
+    resumed = run_at(4, None, [], stop_at=4)
+    Stopping().on_start(resumed)
+    assert resumed.stop_reason == "stop_at 4", "also where a resumed run makes no step"
+
+    done = run_at(10, None, [], stop_at=10)
+    Stopping().on_step(done, step_info(10))
+    assert done.stop_reason == "", "the end of the schedule is no early end"

@@ -36,6 +36,11 @@ interval = (
 )
 folders = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 share = st.floats(0, 1, exclude_max=True)
+layers = st.sampled_from(["stem.*", "layer4", "*.bias"])
+entry = st.fixed_dictionaries(
+    {"layers": layers | st.lists(layers, min_size=1, max_size=2)},
+    optional={"at": interval, "lr": st.floats(0, 1, exclude_min=True)},
+)
 
 
 @st.composite
@@ -58,6 +63,8 @@ def configs(draw: st.DrawFn) -> TrainConfig:
                 "mixed_precision": st.sampled_from([None, "no", "bf16", "fp16"]),
                 "eval_every": interval,
                 "save_every": interval,
+                "stop_at": interval,
+                "unfreeze": st.none() | entry | st.lists(entry, max_size=2),
             },
         )
     )
