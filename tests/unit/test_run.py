@@ -359,6 +359,16 @@ class Moments(Plain):
         return {"step": (float(now().step), 1), "epoch": (now().epoch, 1)}
 
 
+def test_a_window_knows_the_steps_of_the_run_where_stop_at_ends_it_before(tmp_path: Path) -> None:
+    run = run_in(tmp_path, keep_last=0, stop_at=2)
+    totals = []
+    for window in run.windows():
+        totals.append(now().total_steps)
+        run.optimizer.step()
+        run.advance(window)
+    assert totals == [4, 4]
+
+
 def test_an_evaluation_has_the_steps_that_are_done_and_gives_the_window_back(
     tmp_path: Path,
 ) -> None:

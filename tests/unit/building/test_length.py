@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from layouts import Numbers
+from origins import origin
 from torch import nn
 
 from trainer import ConfigError, TrainConfig
@@ -41,17 +42,26 @@ def test_the_earlier_of_epochs_and_max_steps_ends_a_run(
     assert last_step(config, data, Start()) == expected
 
 
-@pytest.mark.parametrize(("value", "step"), [(None, None), (7, 7), ("2 epochs", 10)])
+@pytest.mark.parametrize(
+    ("value", "step"), [(None, None), (7, 7), ("2 epochs", 10), ("0.5 epoch", 3)]
+)
 def test_stop_at_is_a_step_or_epochs(value: Any, step: int | None) -> None:
     config = TrainConfig(task="m:T", max_steps=100, stop_at=value)
-    assert stop_step(config, 5, Start()) == step
+    assert stop_step(config, 5, Start(), {}) == step
+
+
+def test_stop_at_within_the_first_step_is_refused_at_its_line() -> None:
+    config = TrainConfig(task="m:T", max_steps=100, stop_at="0.1 epoch")
+    at = origin("a.yaml:7")
+    with pytest.raises(ConfigError, match=r"a\.yaml:7: '0\.1 epoch': is shorter than one step"):
+        stop_step(config, 5, Start(), {"stop_at": at})
 
 
 def test_a_checkpoint_behind_stop_at_is_refused() -> None:
     found = SimpleNamespace(manifest={"step": 8, "samples": 32}, path="checkpoints/step-00000008")
     config = TrainConfig(task="m:T", max_steps=100, stop_at=7)
     with pytest.raises(ConfigError, match="stop_at: 7: ends the run at step 7, and checkpoints/st"):
-        stop_step(config, 5, Start(found=found))  # type: ignore[arg-type]
+        stop_step(config, 5, Start(found=found), {})  # type: ignore[arg-type]
 
 
 def test_checkpoints_that_are_there_at_once_are_counted() -> None:
