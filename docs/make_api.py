@@ -142,7 +142,9 @@ def _signature(name: str, thing: Any) -> str:
             words.append("*")
         text = parameter.name
         if parameter.annotation is not parameter.empty:
-            text += f": {parameter.annotation}"
+            # A NamedTuple keeps its annotations as references.
+            named = getattr(parameter.annotation, "__forward_arg__", parameter.annotation)
+            text += f": {named}"
         if parameter.default is not parameter.empty:
             factory = factories.get(parameter.name, dataclasses.MISSING)
             default = parameter.default if factory is dataclasses.MISSING else factory()

@@ -31,11 +31,13 @@ class _Entry:
     """An item of the list.
 
     Args:
-        key: of the item, or of the mapping with its settings.
+        place: the key of the class.
+        key: the key of its settings.
         named: ``module:Class``.
         settings: of the callback.
     """
 
+    place: Key
     key: Key
     named: str
     settings: Mapping[str, Any]
@@ -107,16 +109,17 @@ def _found(values: Sequence[Any], check: Validator) -> list[_Found]:
 
 def _entry(value: Any, number: int, check: Validator) -> _Entry | None:
     """Read an item: ``module:Class``, or a mapping from it to the settings."""
-    key = ("callbacks", str(number))
+    place = ("callbacks", str(number))
     if isinstance(value, str):
-        return _Entry(key=key, named=value, settings={})
+        return _Entry(place=place, key=(*place, value), named=value, settings={})
 
     if isinstance(value, Mapping) and len(value) == 1:
         [(named, settings)] = value.items()
         if settings is None or isinstance(settings, Mapping):
-            return _Entry(key=(*key, str(named)), named=str(named), settings=settings or {})
+            key = (*place, str(named))
+            return _Entry(place=key, key=key, named=str(named), settings=settings or {})
     rule = "must be module:Class, or a mapping from it to its settings: {module:Class: {at: 3}}"
-    check.record(key, rule, value)
+    check.record(place, rule, value)
     return None
 
 
@@ -124,7 +127,7 @@ def _find(entry: _Entry, check: Validator) -> type[Callback] | None:
     """Import the class of an item; where there is no such callback, record a problem."""
 
     def problem(rule: str) -> ConfigError:
-        origin = check.origin(entry.key)
+        origin = check.origin(entry.place)
         return ConfigError(Problem(origin=origin, value=entry.named, rule=rule))
 
     module, _, name = entry.named.partition(":")

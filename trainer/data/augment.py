@@ -68,5 +68,5 @@ class Items:
         moment = current()
         if moment is None:
             return self.augment(item, generator)
-        with at(moment.for_sample(generator)):
+        with at(Now(*moment[:-1], of_sample=generator)):
             return self.augment(item, generator)

@@ -64,10 +64,6 @@ class Now(NamedTuple):
             return self.of_sample
         return generator_of(self.seed, self.step, 0, _OF_STEPS)
 
-    def for_sample(self, generator: Generator) -> Now:
-        """Return this moment for the augmentation of a sample."""
-        return Now(*self[:-1], of_sample=generator)
-
 
 def first_moment(seed: int, total_steps: int = 1) -> Now:
     """Return the moment of the first step, for code that looks at a task without training it."""
