@@ -4,6 +4,7 @@
 |---|---|---|
 | Mixup of one strength a step, augmentation by epoch, and a schedule by step in training and evaluation have one process's curve | DDP on 2 with accumulation and loading processes; all on 2 (nightly) | test_what_follows_from_step_and_epoch_has_the_curve_of_one_process |
 | So have they after resuming in the middle of an epoch | the same jobs | test_a_resumed_run_goes_on_with_the_moments_of_the_whole_one |
+| A callback that the config names is called at each step, and has its state after a resume | the same jobs | test_a_callback_of_the_config_is_called_and_resumed |
 | A transform that draws globally has one curve by the recipe of docs/coming_from.md, and another one without it | the same jobs | test_a_transform_that_draws_globally_has_one_curve_by_the_recipe |
 """
 
@@ -95,6 +96,13 @@ def test_a_resumed_run_goes_on_with_the_moments_of_the_whole_one(
             whole = found.values(name, key)
             rest = {step: value for step, value in whole.items() if step > SAVED_AT}
             assert found.values(f"{name}-resumed", key) == rest, "to the bit"
+
+
+@pytest.mark.parametrize("strategy", QUICK)
+def test_a_callback_of_the_config_is_called_and_resumed(strategy: str, folder: Path) -> None:
+    found = trained(strategy, folder)
+    check_layout(found, strategy)
+    assert found.facts["seen"] == STEPS, "those before the resume included"
 
 
 @pytest.mark.parametrize("strategy", QUICK)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 import trainer
-from trainer import Data, Task, TrainConfig, Trainer
+from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
 from trainer.launching import launch
 
 GLOBAL_BATCH, SAMPLES, STEPS, SAVED_AT = 8, 26, 10, 5  # four steps an epoch, the last of two
@@ -135,6 +135,24 @@ class Careless(Plain):
         return Data(train=Samples(noise=0.5), evaluation=Samples())
 
 
+@dataclass
+class Watch(Callback):
+    """Counts steps, and looks whether each is the one that ``now`` tells."""
+
+    first: int
+    seen: int = field(default=0, init=False)
+
+    def on_step(self, run: Run, info: StepInfo) -> None:
+        assert trainer.now().step == info.step == self.first + self.seen
+        self.seen += 1
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
 CASES: dict[str, type[Task]] = {"moments": Moments, "recipe": Plain, "careless": Careless}
 
 
@@ -156,11 +174,17 @@ def main() -> None:
                 log_every=1,
                 eval_every=4,
                 save_every=SAVED_AT,
+                callbacks=[{"moments:Watch": {"first": 1}}],
                 resume=str(whole / "checkpoints" / f"step-{SAVED_AT:08d}") if resumes else "none",
             )
             run = Trainer(CASES[name](), config, launch(config, accel_config=told["accel_config"]))
             for _ in run.steps():
                 pass
+            [found["seen"]] = [
+                hook.state_dict()["seen"]
+                for hook in run.run.callbacks
+                if "seen" in hook.state_dict()
+            ]
             found["world_size"] = run.run.accelerator.num_processes
             found["model_class"] = type(run.run.model).__name__
             run.close()
