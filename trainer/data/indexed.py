@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..errors import CheckpointError, DataError
 from .augment import Key
 from .batches import Layout, MicroBatch, TrainData, Window, parts_of_rank, sized
-from .now import Now, at
+from .now import Now, set_now
 from .order import ORDERS, order_for
 
 
@@ -105,10 +105,11 @@ class IndexedData(TrainData):
         total_steps = self.total_steps(done, steps)
         for number, step in enumerate(islice(self.steps(position), steps), done + 1):
             moment = self._moment(number, step.begin, total_steps)
+            set_now(moment)  # for Task.weight and padding batches; batches may come from elsewhere
             micros = []
             for places in step.micro_batches:
                 batch = next(batches) if places else None
-                micros.append(self._micro_batch(len(places), batch, moment))
+                micros.append(self._micro_batch(len(places), batch))
 
             self.position = step.end
             yield Window(micros=tuple(micros), samples=step.samples, end=step.end, now=moment)
@@ -139,14 +140,13 @@ class IndexedData(TrainData):
                 if indices:
                     yield [(step.epoch, index, moment) for index in indices]
 
-    def _micro_batch(self, examples: int, batch: Any, moment: Now) -> MicroBatch:
+    def _micro_batch(self, examples: int, batch: Any) -> MicroBatch:
         """Make a micro-batch; a padding batch where there are no examples, or none with weight."""
         weight = 0.0
         if examples:
             weight = self.weigh(examples, batch)
         if weight == 0:
-            with at(moment):
-                batch = self.padding_batch(self._padding_candidates())
+            batch = self.padding_batch(self._padding_candidates())
         return self.micro_batch(batch, weight)
 
     def _padding_candidates(self) -> Iterator[Any]:

@@ -157,6 +157,19 @@ def evaluated_in(index: int) -> str:
     return f"{index} at {moment.step} of {moment.evaluation_set}"
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_is_weighed_in_the_step_that_it_is_for(workers: int) -> None:
+    weighed = []
+
+    def weigh(batch: torch.Tensor) -> int:
+        weighed.append(now().step)
+        return len(batch)
+
+    data = IndexedData(Numbers(8), layout(0, 1, 2, 2), seed=0, weight_of=weigh, workers=workers)
+    assert [window.now.step for window in data.windows(0, 2)] == [1, 2]
+    assert weighed == [1, 1, 2, 2]
+
+
 class Told:
     def __len__(self) -> int:
         return 3
