@@ -62,8 +62,10 @@ def row_of(
     row.append(Progress())
     # After the metrics, so that metrics.jsonl shows the NaN; the checkpoint comes after both.
     row.append(FiniteNumbers(config.on_nan))
+    best = None
     if config.best_metric is not None:
-        row.append(Best(config.best_metric, config.best_mode, config.early_stop_patience))
+        best = Best(config.best_metric, config.best_mode, config.early_stop_patience)
+        row.append(best)
     if config.max_time is not None:
         row.append(TimeLimit(config.max_time))
     if config.trackers:
@@ -71,6 +73,10 @@ def row_of(
 
         origin = origins.get("trackers", Origin("TrainConfig", key="trackers"))
         row.append(Tracking(config.trackers, origin=origin))
+    if config.push_to_hub is not None:
+        from .callbacks.hub import HubPush
+
+        row.append(HubPush(config.push_to_hub, private=config.hub_private, best=best))
     if config.profile_steps is not None:
         from .callbacks.profiling import Profile
 

@@ -45,6 +45,8 @@ def _conditions(config: TrainConfig) -> Iterator[tuple[str, str]]:
         yield "early_stop_patience", "without best_metric, the value that has to get better"
     if "wandb" not in config.trackers:
         yield "track_model", "without wandb among the trackers"
+    if config.push_to_hub is None:
+        yield "hub_private", "without push_to_hub, the repository that it is about"
 
 
 def unused_by_optimizer(optimizer: str | None) -> tuple[str, ...]:

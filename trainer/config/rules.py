@@ -18,6 +18,7 @@ from .validate import Validator
 OPTIMIZERS = ("adamw", "adam", "sgd")
 WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # one length, in three units
 PATHS = ("output_dir", "resume", "weights")
+_REPOSITORY = re.compile(r"[A-Za-z0-9_.-]{1,96}/[A-Za-z0-9_.-]{1,96}")
 _CLASS = re.compile(r"[A-Za-z_][\w.]*[.:][A-Za-z_]\w*")
 
 
@@ -148,12 +149,17 @@ class _Rules:
             problem("schedule_settings", rule, "schedule")
 
     def check_tracking(self) -> None:
-        """Check trackers, the profiler, and the metric of the best model."""
+        """Check trackers, the profiler, the metric of the best model, and the Hub."""
         c, problem = self.config, self.problem
         if len(set(c.trackers)) < len(c.trackers):
             problem("trackers", "has a name twice")
         if c.best_metric is not None and not re.fullmatch("eval/.+", c.best_metric):
             problem("best_metric", "must be an evaluation value, such as eval/loss")
+
+        if c.push_to_hub is not None and not _is_repository(c.push_to_hub):
+            problem(
+                "push_to_hub", "must be a repository of the Hub, USER/NAME, such as anna/digits"
+            )
 
         if c.profile_steps is None:
             return
@@ -163,6 +169,13 @@ class _Rules:
         elif c.max_steps is not None and profiled_steps(c.profile_steps)[0] > c.max_steps:
             rule = f"begins behind the last step, max_steps {c.max_steps}"
             problem("profile_steps", rule, "max_steps")
+
+
+def _is_repository(text: str) -> bool:
+    """Return whether a text is USER/NAME as the Hub takes it."""
+    if not _REPOSITORY.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
+        return False
+    return all(part[0] not in "-." and part[-1] not in "-." for part in text.split("/"))
 
 
 def _are_profiled_steps(text: str) -> bool:

@@ -338,6 +338,15 @@ class TrainConfig:
     profile_steps: Annotated[
         str | None, Field(description="trace these optimizer steps, such as 10-12")
     ] = None
+    push_to_hub: Annotated[
+        str | None,
+        Field(
+            description="USER/NAME on the Hugging Face Hub that gets each best model, and the last"
+        ),
+    ] = None
+    hub_private: Annotated[bool, Field(description="create this repository as a private one")] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         values = vars(self)
@@ -366,5 +375,5 @@ GROUPS = {
     "mixed_precision": "Numbers",
     "log_every": "Logging, evaluation, saving",
     "resume": "Checkpoints",
-    "callbacks": "Callbacks, trackers and profiling",
+    "callbacks": "Callbacks, trackers, profiling, the Hub",
 }

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config.plain import plain
-from ..optim.groups import group_texts
-from ..reporting.machine import machine_text
+from ..reporting.card import evaluation_lines, training_lines
+from ..text import hidden
 from .base import LanguageTask
 
 # Settings that have a place of their own in the card, or mean nothing to its readers.
@@ -28,8 +28,8 @@ def model_card(task: LanguageTask, run: Mapping[str, Any], pipeline: str, title:
         "",
         *_data(task),
         *_settings(task),
-        *_training(run),
-        *_evaluation(run),
+        *training_lines(run),
+        *evaluation_lines(run["last_evaluation"]),
         "",
     ]
     return "\n".join(lines)
@@ -72,42 +72,5 @@ def _settings(task: LanguageTask) -> list[str]:
         value = getattr(task, setting.name)
         if setting.init and setting.name not in NOT_LISTED and value is not None:
             settings[setting.name] = plain(value)
-    listed = yaml.safe_dump(settings, sort_keys=False).strip()
+    listed = yaml.safe_dump(hidden(settings), sort_keys=False).strip()
     return ["", "## Settings", "", "```yaml", listed, "```"]
-
-
-def _training(run: Mapping[str, Any]) -> list[str]:
-    shared, groups = group_texts(run["optimizer_groups"], {"lr": run["lr"]})
-    groups_text = "; ".join([shared, *groups])
-    spent = run["spent"]
-
-    processes = str(run["world_size"])
-    if run["num_machines"] > 1:
-        processes += f" on {run['num_machines']} machines"
-
-    rows = {
-        "run": run["run_name"],
-        "strategy": run["strategy"],
-        "processes": processes,
-        "precision": ", ".join(f"{part} {dtype}" for part, dtype in run["precision"].items()),
-        "global batch": f"{run['global_batch_size']} rows",
-        "optimizer": f"{run['optimizer']}, lr {run['lr']:g}, {run['schedule']}; {groups_text}",
-        "steps": f"{run['step']:,}",
-    }
-    if spent["tokens"]:
-        rows["tokens trained on"] = f"{spent['tokens']:,.0f}"
-    rows["time"] = f"{spent['seconds'] / 3600:.2f} hours"
-    rows["machine"] = machine_text(run["machine"])
-    rows["versions"] = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-
-    table = [f"| {name} | {text} |" for name, text in rows.items()]
-    return ["", "## Training", "", "| | |", "|---|---|", *table]
-
-
-def _evaluation(run: Mapping[str, Any]) -> list[str]:
-    metrics = run["last_evaluation"]
-    if not metrics:
-        return []
-
-    table = [f"| {name.removeprefix('eval/')} | {value:.6g} |" for name, value in metrics.items()]
-    return ["", "## Evaluation", "", "| | |", "|---|---:|", *table]

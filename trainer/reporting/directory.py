@@ -273,6 +273,8 @@ def _step_of(row: bytes) -> float:
 
 def _foreign(entry: Path) -> list[str]:
     """Return the names in an entry of a run's folder that no run wrote."""
+    if entry.name == ".hub":  # copies on their way to the Hub
+        return []
     is_hidden = entry.name.startswith(".")
     name = entry.name
     if is_hidden:  # .model.part and .model.old are there while model/ is written

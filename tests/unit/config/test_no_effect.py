@@ -20,6 +20,7 @@ from trainer.config.train_config import DEFAULTS, TrainConfig
         ({"reference_batch_size": 8}, "reference_batch_size: has no effect without lr_scaling"),
         ({"lr_scaling": "sqrt"}, "lr_scaling: has no effect without reference_batch_size"),
         ({"early_stop_patience": 2}, "early_stop_patience: has no effect without best_metric"),
+        ({"hub_private": True}, "hub_private: has no effect without push_to_hub"),
         ({"track_model": True}, "track_model: has no effect without wandb"),
         ({"momentum": 0.5}, "momentum: has no effect on optimizer adamw"),
         ({"optimizer": "sgd", "eps": 1e-6}, "eps: has no effect on optimizer sgd"),

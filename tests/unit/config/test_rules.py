@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from huggingface_hub.utils import validate_repo_id
 
+from trainer.config.load import load_config
 from trainer.config.rules import profiled_steps
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
@@ -69,3 +71,40 @@ def test_first_and_last_profiled_step() -> None:
 def test_a_tracker_is_named_once() -> None:
     with pytest.raises(ConfigError, match="has a name twice"):
         TrainConfig(task="a:B", epochs=1, trackers=["wandb", "wandb"])
+
+
+@pytest.mark.parametrize("repository", ["anna/digits", "my-org/a_b.c-1", "a/" + "b" * 96])
+def test_a_repository_of_the_hub_is_a_user_and_a_name(repository: str) -> None:
+    assert TrainConfig(task="a:B", max_steps=1, push_to_hub=repository).push_to_hub == repository
+    validate_repo_id(repository)
+
+
+@pytest.mark.parametrize(
+    "repository",
+    ["", "digits", "a/b/c", "a/", "https://huggingface.co/a/b", "a/b.git", "a/-b", "a/b--c", "a/ b"]
+    + ["a/b..c", "a/" + "b" * 97, "ä/b"],
+)
+def test_what_is_no_repository_of_the_hub_is_an_error(repository: str) -> None:
+    rule = "must be a repository of the Hub, USER/NAME, such as anna/digits"
+    with pytest.raises(ConfigError, match=f"push_to_hub: .*{rule}"):
+        TrainConfig(task="a:B", max_steps=1, push_to_hub=repository)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("hub_token", "hub_token: '(hidden)': unknown key; no key, so that it is written nowhere"),
+        ("push_to_hub_token", "run hf auth login, or set HF_TOKEN"),
+        ("hub_model_id", "did you mean 'push_to_hub'?"),
+        ("hub_private_repo", "did you mean 'hub_private'?"),
+        ("hub_strategy", "push_to_hub pushes each best model, and the last one at the end"),
+    ],
+)
+def test_other_names_of_the_hubs_keys_are_answered_and_no_token_is_shown(
+    key: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--task", "a:B", "--max_steps", "1", f"--{key}", "hf_abcdefgh"])
+    assert said in str(caught.value)
+    if key.endswith("token"):
+        assert "hf_abcdefgh" not in str(caught.value)

@@ -1,0 +1,64 @@
+"""Models go to the Hub once, whatever the strategy, and no answer of it ends a run.
+
+| promised | strategies and worlds | tests |
+|---|---|---|
+| The best models and the last one are pushed, once | DDP on 2, all on 2 nightly | test_the_best_models_and_the_last_one_are_pushed_once |
+| Errors of the server, and silence, cost no step and no exit code | DDP on 2, ZeRO-3 on 2 nightly | test_a_server_that_fails_or_hangs_ends_no_run |
+
+The server is a stand-in on this machine (``tests/support/hub_server.py``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hub_server import TOKEN, Hub, hub_server
+from launchers import Job, command, run, some_quick
+
+
+def job(how: str, hub: Hub, tmp_path: Path, *more: str) -> Job:
+    words = [*command("ranks", how), "--config", "examples/configs/digits_cnn.yaml"]
+    words += ["--max_steps", "12", "--eval_every", "6", "--best_metric", "eval/loss"]
+    words += ["--push_to_hub", "anna/digits", *more]
+    return run(words, tmp_path / "out", environment=hub.environment(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("how", some_quick("ddp"))
+def test_the_best_models_and_the_last_one_are_pushed_once(how: str, tmp_path: Path) -> None:
+    with hub_server() as hub:
+        done = job(how, hub, tmp_path).ok()
+    assert (done.plan["world_size"], done.plan["strategy"]) == (2, how)
+    branches = [commit.branch for commit in hub.commits]
+    assert branches in (["main", "main", "last"], ["main", "last"]), "a newer best takes its place"
+    assert {commit.repo for commit in hub.commits} == {"anna/digits"}
+
+    folders = {"main": done.output_dir / "best", "last": done.output_dir / "model"}
+    for branch, folder in folders.items():
+        pushed = [commit for commit in hub.commits if commit.branch == branch][-1]
+        exported = (folder / "model.safetensors").read_bytes()
+        assert pushed.files["model.safetensors"] == exported
+        assert "| steps | 12 |" in pushed.files["README.md"].decode()
+    for private in (TOKEN, str(tmp_path)):
+        assert private.encode() not in hub.sent()
+    assert "not on the Hub" not in done.out and not (done.output_dir / ".hub").exists()
+
+
+FAILURES = {
+    "fails": (Hub(status=500), "500 Internal Server Error"),
+    "hangs": (Hub(hangs=lambda path: True), "has not arrived after 6 s at the end of the run"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("how", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_a_server_that_fails_or_hangs_ends_no_run(how: str, failure: str, tmp_path: Path) -> None:
+    kind, said = FAILURES[failure]
+    with hub_server(Hub(status=kind.status, hangs=kind.hangs)) as hub:
+        done = job(how, hub, tmp_path, "--timeout_minutes", "0.2").ok()
+    assert (done.plan["world_size"], done.plan["strategy"]) == (2, how)
+    assert done.rows[-1]["step"] == 12 and hub.commits == []
+    assert done.out.count("note: push_to_hub: anna/digits: ") == 1 and said in done.out
+    for name in ("best .", "model . --revision last"):
+        assert f"hf upload anna/digits {done.output_dir}/{name}" in done.out
+    assert (done.output_dir / "model" / "model.safetensors").is_file()
