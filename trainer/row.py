@@ -68,19 +68,7 @@ def row_of(
         row.append(best)
     if config.max_time is not None:
         row.append(TimeLimit(config.max_time))
-    if config.trackers:
-        from .callbacks.tracking import Tracking
-
-        origin = origins.get("trackers", Origin("TrainConfig", key="trackers"))
-        row.append(Tracking(config.trackers, origin=origin))
-    if config.push_to_hub is not None:
-        from .callbacks.hub import HubPush
-
-        row.append(HubPush(config.push_to_hub, private=config.hub_private, best=best))
-    if config.profile_steps is not None:
-        from .callbacks.profiling import Profile
-
-        row.append(Profile(*profiled_steps(config.profile_steps)))
+    row.extend(_published(config, best, origins))
 
     # Behind all that looks at the step as it was made.
     if config.unfreeze is not None:
@@ -98,3 +86,24 @@ def row_of(
 
     evaluation.behind = Hooks(row).after(evaluation)
     return row
+
+
+def _published(
+    config: TrainConfig, best: Best | None, origins: Mapping[str, Origin]
+) -> list[Callback]:
+    """Return what takes a run elsewhere: trackers, the Hub, a profiler's trace."""
+    published: list[Callback] = []
+    if config.trackers:
+        from .callbacks.tracking import Tracking
+
+        origin = origins.get("trackers", Origin("TrainConfig", key="trackers"))
+        published.append(Tracking(config.trackers, origin=origin))
+    if config.push_to_hub is not None:
+        from .callbacks.hub import HubPush
+
+        published.append(HubPush(config.push_to_hub, private=config.hub_private, best=best))
+    if config.profile_steps is not None:
+        from .callbacks.profiling import Profile
+
+        published.append(Profile(*profiled_steps(config.profile_steps)))
+    return published
