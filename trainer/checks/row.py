@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..config.train_config import TrainConfig
 from ..hooks import Callback
+from .compiled import CompiledGraphs
 from .gradients import ExchangedGradients
 from .model import SupportedModel
 from .optimizer import DivisibleOptimizer
@@ -28,4 +29,5 @@ def checks_of(config: TrainConfig) -> list[Callback]:
         EditedParameters(),
         TrainableSet(),
         TrainingMode(),
+        CompiledGraphs(),
     ]

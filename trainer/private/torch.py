@@ -125,6 +125,17 @@ def import_dynamo() -> None:
     importlib.import_module("torch._dynamo")
 
 
+def graphs_compiled() -> int:
+    """Return how many graphs ``torch.compile`` has given to its backend in this process.
+
+    ``torch._dynamo.utils.counters``, last seen in torch 2.13. A backend of one's own that counts
+    could not be given inductor's modes and options.
+    """
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
 def mark_dynamic(tensor: Tensor, dimension: int) -> None:
     """Tell ``torch.compile`` that the size of a dimension changes, so that it compiles once.
 

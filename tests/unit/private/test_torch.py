@@ -32,6 +32,15 @@ def process_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def test_graphs_are_counted() -> None:
+    torch._dynamo.reset()
+    before = private_torch.graphs_compiled()
+    doubled = torch.compile(lambda tensor: tensor * 2, backend="eager")
+    for _ in range(2):
+        doubled(torch.ones(2))
+    assert private_torch.graphs_compiled() == before + 1, f"{TORCH} counts no graphs"
+
+
 def test_batch_norm_base_is_the_class_of_modules_with_running_statistics() -> None:
     for module in (nn.BatchNorm1d(2), nn.SyncBatchNorm(2), nn.InstanceNorm2d(2)):
         assert isinstance(module, private_torch.BatchNormBase), (
