@@ -31,6 +31,7 @@ def trained(path: Path, steps: range, *, end: bool = True) -> None:
         name="Task-ddp-2",
         note=print,
         agreement=SimpleNamespace(run_on_main=lambda work: work()),
+        evaluation_sets={"clean": SimpleNamespace(prefix="eval/clean/")},
         directory=directory,
         plan=plan,
         config=config,

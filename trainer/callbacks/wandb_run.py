@@ -120,7 +120,8 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             self.run.define_metric(axis, hidden=axis != "step")
         for group in ("train/*", "eval/*", "media/*"):
             self.run.define_metric(group, step_metric="step")
-        for name in ("train/loss", "eval/loss"):
+        sets = self._training.evaluation_sets.values()
+        for name in ("train/loss", *(f"{measured.prefix}loss" for measured in sets)):
             self.run.define_metric(name, step_metric="step", summary="min,last")
 
         config = self._training.config

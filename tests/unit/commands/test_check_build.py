@@ -88,6 +88,20 @@ def test_build_finds_problems_of_model_optimizer_and_metric(check: Check, tmp_pa
     assert check(*zero, "--task", "by_adagrad:Small").returncode == 0
 
 
+def test_build_evaluates_a_batch_of_each_set_by_name(
+    tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = conversation_config(
+        tmp_path, llama, evaluation=f"{{a: {tmp_path}/a.jsonl, b: {tmp_path}/a.jsonl}}"
+    )
+    with open(tmp_path / "train.yaml", "a") as file:
+        file.write("eval_every: 1\nbest_metric: eval/c/loss\n")
+    assert cli.main(["check", "--build", words[1]]) == 2
+    said = capsys.readouterr().err
+    assert "best_metric: 'eval/c/loss': the task measures no such value; did you mean" in said
+    assert cli.main(["check", "--build", words[1], "--best_metric=eval/b/loss"]) == 0
+
+
 def test_build_evaluates_a_batch_of_a_pretrained_model(
     tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,20 @@ def test_show_masked_and_classified_rows(
     )
 
 
+def test_show_names_each_evaluation_set(
+    tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = f"{{one: {tmp_path}/a.jsonl, other: {tmp_path}/a.jsonl}}"
+    words = conversation_config(tmp_path, llama, evaluation=sets, sequence_length=96)
+    assert cli.main(["show", *words, "--rows", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" 2 documents")[0] for line in lines[:3]] == [
+        "data       ",
+        "evaluation one",
+        "evaluation other",
+    ]
+
+
 def test_show_refuses_a_wrong_config_and_another_task(
     tmp_path: Path, llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
