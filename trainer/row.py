@@ -49,9 +49,6 @@ def row_of(
     log = Log(config.log_every)
     evaluation = Evaluation(log)
     row.append(log)
-    if config.sanity_evaluation:
-        origin = origins.get("best_metric", Origin("TrainConfig", key="best_metric"))
-        row.append(SanityEvaluation(config.best_metric, origin))
     row.append(evaluation)
 
     # Checks of the code come before anything of the step is written.
@@ -80,6 +77,9 @@ def row_of(
         from .callbacks.configured import configured_callbacks
 
         row.extend(configured_callbacks(config.callbacks, origins))
+    if config.sanity_evaluation:  # after yours: what they prepare may be needed for it
+        origin = origins.get("best_metric", Origin("TrainConfig", key="best_metric"))
+        row.append(SanityEvaluation(config.best_metric, origin))
     if config.replica_check_every is not None:
         row.append(ReplicaCheck(config.replica_check_every))
     row.append(SaveCheckpoints())

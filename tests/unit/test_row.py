@@ -14,7 +14,6 @@ PLAIN = [
     "Clock",
     "Stopping",
     "Log",
-    "SanityEvaluation",
     "Evaluation",
     "SameSettings",
     "SameData",
@@ -28,6 +27,7 @@ PLAIN = [
     "MetricsFile",
     "Progress",
     "FiniteNumbers",
+    "SanityEvaluation",
     "SaveCheckpoints",
 ]
 
@@ -49,7 +49,7 @@ def test_the_built_in_hooks_have_one_order() -> None:
 
 
 def test_without_checks_the_other_hooks_stay() -> None:
-    assert names(checks="none") == PLAIN[:5] + PLAIN[14:]
+    assert names(checks="none") == PLAIN[:4] + PLAIN[13:]
 
 
 def test_buffers_of_steps_that_are_left_out_come_first() -> None:
@@ -66,18 +66,23 @@ def test_buffers_of_steps_that_are_left_out_come_first() -> None:
     ],
 )
 def test_a_key_adds_its_hook_behind_what_a_run_writes(settings: dict[str, Any], hook: str) -> None:
-    assert names(**settings) == [*PLAIN[:-1], hook, PLAIN[-1]]
+    assert names(**settings) == [*PLAIN[:-2], hook, *PLAIN[-2:]]
+
+
+def test_without_a_sanity_evaluation_its_hook_is_left_out() -> None:
+    assert names(sanity_evaluation=False) == [*PLAIN[:-2], PLAIN[-1]]
 
 
 def test_added_hooks_come_behind_all_others_but_the_one_that_saves() -> None:
     settings: dict[str, Any] = {"max_time": "1h", "replica_check_every": 5}
-    assert names(Mine(), **settings)[-4:] == [
+    assert names(Mine(), **settings)[-5:] == [
         "TimeLimit",
         "Mine",
+        "SanityEvaluation",
         "ReplicaCheck",
         "SaveCheckpoints",
     ]
-    assert names(Mine()) == [*PLAIN[:-1], "Mine", PLAIN[-1]]
+    assert names(Mine()) == [*PLAIN[:-2], "Mine", *PLAIN[-2:]]
 
 
 def test_an_evaluation_that_is_made_up_is_shown_to_the_hooks_behind_it() -> None:
