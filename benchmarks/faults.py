@@ -85,6 +85,7 @@ def row(
         *command(launcher, strategy), "--config", "examples/configs/digits_cnn.yaml", "--warmup_steps", "0",
         "--task", "tests.workers.faults:Faulty", "--max_steps", "60" if fault.startswith("SIGTERM") else "12",
         *("--log_every", "1", "--save_every", "3", "--eval_every", "7", "--evaluation_batch_size", "4"),
+        *("--sanity_evaluation", "false"),
         *(["--workers", "1"] if fault in ("loader killed", "SIGTERM to all processes") else []),
         *typed, "--output_dir", str(folder / "run"),
     ]  # fmt: skip

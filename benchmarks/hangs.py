@@ -48,6 +48,7 @@ ENDED = re.compile(r"^(?:rank \d+: )?(\S+ \S+) the job ends; its ranks:", re.MUL
 NAMED = re.compile(r"^rank (\d+) ((?:is|stands|waits|has|does) .*)$", re.MULTILINE)
 ALARM = re.compile(r"the job ends; its ranks|Traceback|terminate called|Fatal Python error")
 TASK = ["--task", "tests.workers.hanging:Hanging", "--warmup_steps", "0", "--micro_batch_size", "4"]
+TASK += ["--sanity_evaluation", "false"]
 BUSY = [
     "--log_every",
     "1",

@@ -28,6 +28,7 @@ from launchers import Job, command, run
 ARGUMENTS = [
     "--config", "examples/configs/digits_cnn.yaml", "--task", "tests.workers.faults:Faulty", "--warmup_steps", "0",
     "--log_every", "1", "--save_every", "3", "--eval_every", "7", "--evaluation_batch_size", "4", "--keep_last", "9",
+    "--sanity_evaluation", "false",
 ]  # fmt: skip
 GONE, STOPPED, STILL = "ended silently", "is stopped, or its machine is", "stands still"
 FULL = "^rank 0: .*/run/.*: cannot be written: No space left on device; once it can, resume: auto continues"

@@ -23,6 +23,7 @@ from launchers import Job, command, run, starter_id
 ARGUMENTS = [
     "--task", "tests.workers.hanging:Hanging", "--task_settings.width", "500", "--warmup_steps", "0",
     "--micro_batch_size", "4", "--log_every", "1", "--save_every", "2", "--eval_every", "5",
+    "--sanity_evaluation", "false",
 ]  # fmt: skip
 STOPPED = "is stopped, or its machine is: it has done nothing for 4 s"
 STORE = "is stopped, and holds the store through which the ranks are watched: it has done nothing for 4 s"
