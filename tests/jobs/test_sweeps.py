@@ -2,7 +2,7 @@
 
 | promised | strategies and worlds | tests |
 |---|---|---|
-| The page's shell loop: six runs, their names on W&B, and the best by compare | one process | test_the_shell_loop_of_the_page |
+| The page's shell loop: six runs, their names on W&B, and the best by compare | one process (nightly) | test_the_shell_loop_of_the_page |
 | A folder named by placeholders is the same on all ranks, and found again | DDP on 2; nightly the others | test_a_folder_named_by_placeholders_is_found_again |
 | The page's search with optuna, which ends trials early | one process (nightly) | test_the_search_of_the_page |
 | What a W&B agent starts is the run of its sweep | one process | test_the_command_of_a_wandb_agent |
@@ -52,7 +52,7 @@ def shell(script: str | list[str], folder: Path, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=500,
+        timeout=580,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-4000:]
     return done.stdout
@@ -70,6 +70,7 @@ def names_on_wandb(folder: Path) -> dict[str, str]:
     return {key: told[key] for key in ("name", "project", "run_id")}
 
 
+@pytest.mark.slow
 def test_the_shell_loop_of_the_page(folder: Path) -> None:
     config = folder / "sweep.yaml"
     config.write_text(f"{config.read_text()}trackers: [wandb]\n")

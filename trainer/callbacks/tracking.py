@@ -122,14 +122,14 @@ class Tracking(Callback):
             )
 
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
-        title, settings = _named(name, run)
+        title, settings = named(name, run)
         if tracker_class.requires_logging_directory:
             settings["logging_dir"] = str(run.directory.path / "tracking")
         tracker = tracker_class(title, **settings)
         return TolerantTracker(tracker, run.say, on_failure=tracker.finish)
 
 
-def _named(tracker: str, run: Run) -> tuple[str, dict[str, Any]]:
+def named(tracker: str, run: Run) -> tuple[str, dict[str, Any]]:
     """Return how a tracker's class is told project and run: its first argument, and others."""
     project = run.config.project
     if tracker == "trackio":

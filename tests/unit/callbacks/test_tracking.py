@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_run import fake_run
 from origins import origin
 
-from trainer.callbacks.tracking import tracked_values, without_secrets
+from trainer.callbacks.tracking import Tracking, named, tracked_values, without_secrets
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.row import row_of
@@ -61,3 +62,32 @@ def test_a_tracker_gets_the_axes_once_and_training_and_evaluation_by_their_prefi
     assert tracked_values(info) == {**axes, "eval/loss": 2.0, "train/loss": 1.5, "train/lr": 0.1}
     info.metrics = None
     assert tracked_values(info) == {**axes, "eval/loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("tracker", "run_name", "told"),
+    [
+        ("trackio", None, ("samecurve", {"name": "a b", "embed": False})),
+        ("trackio", "{lr}", ("samecurve", {"name": "a b", "embed": False})),
+        ("mlflow", "{lr}", ("samecurve", {"run_name": "a b"})),
+        ("tensorboard", None, ("samecurve", {})),
+        ("tensorboard", "{lr}", ("a-b", {})),  # its runs are folders
+        ("aim", "{lr}", ("a b", {"experiment": "samecurve"})),
+        ("clearml", "{lr}", ("samecurve", {"task_name": "a b"})),
+        ("swanlab", None, ("samecurve", {})),
+    ],
+)
+def test_each_tracker_is_told_the_name_of_the_run(
+    tracker: str, run_name: str | None, told: tuple[str, dict[str, Any]]
+) -> None:
+    config = TrainConfig(task="a:B", max_steps=1, run_name=run_name)
+    run: Any = SimpleNamespace(config=config, name="a b")
+    assert named(tracker, run) == told
+
+
+def test_a_tracker_that_takes_no_name_is_a_notice() -> None:
+    run = fake_run(config=TrainConfig(task="a:B", max_steps=1, run_name="x"))
+    tracking = Tracking([], origin=origin("train.yaml:3 (trackers)"))
+    tracking.names = ["dvclive", "tensorboard"]
+    tracking.on_data(run)
+    assert run.noted == ["run_name: Accelerate's tracker dvclive takes none"]

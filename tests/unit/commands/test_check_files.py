@@ -246,3 +246,26 @@ def test_an_optimizer_that_is_no_optimizer_class_is_a_problem_without_a_launch_f
     assert check(config, "--optimizer", "torch.optim.Adagrad").returncode == 0
     several = ("--accumulation_steps", "1", "--global_batch_size", "64")
     assert check(config, *several).returncode == 0, "a batch that needs two processes"
+
+
+def test_name_and_folder_are_shown_as_they_will_be(check: Check, tmp_path: Path) -> None:
+    config = tmp_path / "train.yaml"
+    config.write_text(
+        "task: digits_cnn:DigitsCNN\nepochs: 1\nrun_name: '{experiment}-{strategy}x{world_size}'\n"
+        "output_dir: 'runs/{run_name}-lr{lr}'\n"
+    )
+    done = check("accel_configs/fsdp.yaml", str(config))
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["run", "DigitsCNN-fsdpx2"] in lines
+    assert ["output", "runs/DigitsCNN-fsdpx2-lr0.001"] in lines
+
+    done = check(str(config))  # the launch decides the rest
+    assert "\nrun     DigitsCNN-{strategy}x{world_size}\n" in done.stdout
+    assert "\noutput  runs/{run_name}-lr0.001\n" in done.stdout
+
+    done = check(str(config), "--output_dir=runs/{sede}", "--run_name={task_settings.widht}")
+    assert done.returncode == 2
+    assert "{task_settings.widht}: no such placeholder; did you mean 'task_settings.width'?" in (
+        done.stderr
+    )

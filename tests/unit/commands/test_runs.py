@@ -28,6 +28,14 @@ def test_output_folder_of_a_killed_run_is_read(tmp_path: Path) -> None:
     assert told["recommendation"] == "One run alone: there is nothing to choose."
 
 
+def test_a_run_is_called_by_its_run_name_where_it_has_one(tmp_path: Path) -> None:
+    folder = written(made("a", run_name="B-ddp-2"), tmp_path / "folder")
+    assert read_run(folder).name == "folder"  # all runs of the task are called so
+    config = folder / "config.yaml"
+    config.write_text(config.read_text() + 'run_name: "{strategy}-by-hand"\n')
+    assert read_run(folder).name == "B-ddp-2"
+
+
 def test_a_run_on_wandb_is_read_by_its_api(monkeypatch: pytest.MonkeyPatch) -> None:
     """The part of the API that is used, without a server: ``Api.run``, ``config``,
     ``scan_history``, ``summary``.
