@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -90,6 +91,8 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     run = build_for_evaluation(task, config, weights, launched, origins=loaded.origins)
     run.step, run.samples = model.step, model.samples
     sets = _chosen_sets(run, args.sets)
+    out = _out_file(args, model)
+    run.agreement.run_on_main(lambda: _check_writable(args.predictions, out))
     run.note(*model.notices, *_notices(task, model))
     run.say(_banner(run, model, sets))
 
@@ -113,7 +116,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
         "seconds": round(time.perf_counter() - began, 3),
         **_facts(run),
     }
-    _report(run, record, _out_file(args, model))
+    _report(run, record, out)
     run.close()
     return values
 
@@ -308,6 +311,19 @@ def _out_file(args: argparse.Namespace, model: EvaluatedModel) -> Path | None:
     if model.run is None:
         return None
     return model.run / "evaluations" / f"{model.name}.json"
+
+
+def _check_writable(*files: Path | None) -> None:
+    """Check that files can be written, before anything is measured. On the main process."""
+    for file in files:
+        if file is None:
+            continue
+        folder = next(parent for parent in file.absolute().parents if parent.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise CheckpointError(
+                f"{file}: cannot be written: {folder} is no folder that this user may write to; "
+                "name another file with --out or --predictions"
+            )
 
 
 # -- what is shown and written --------------------------------------------------------------------

@@ -102,7 +102,7 @@ class JsonLines(PredictionFile):
         self._file = open(part, "w", encoding="utf-8")  # noqa: SIM115  (``close`` closes it)
 
     def write(self, columns: Columns, numbers: range) -> None:
-        lists = {name: _plain(values) for name, values in columns.items()}
+        lists = {name: _json_values(values) for name, values in columns.items()}
         for place, number in enumerate(numbers):
             row = {INDEX: number}
             for name, values in lists.items():
@@ -113,9 +113,19 @@ class JsonLines(PredictionFile):
         self._file.close()
 
 
+def _json_values(values: np.ndarray[Any, Any] | list[Any]) -> Any:
+    """Return a column as lists, with null for numbers that are not finite."""
+    if isinstance(values, np.ndarray):
+        is_float = np.issubdtype(values.dtype, np.floating)
+        if not is_float or np.isfinite(values).all():
+            return values.tolist()  # most are finite: no look at each in Python
+        return with_nulls(values.tolist())
+    return with_nulls(values)
+
+
 def _json_line(row: Mapping[str, Any], number: int) -> str:
     try:
-        return json.dumps(with_nulls(row), ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
     except TypeError as error:
         raise DataError(f"prediction_step: example {number} cannot be written: {error}") from None
 
@@ -358,7 +368,3 @@ def _entry(value: Any) -> Any:
 def _is_array(value: object) -> bool:
     """Return whether a value is a tensor or an array of at least one dimension."""
     return isinstance(value, Tensor | np.ndarray) and value.ndim > 0
-
-
-def _plain(values: Any) -> Any:
-    return values.tolist() if isinstance(values, np.ndarray) else values

@@ -193,6 +193,16 @@ def test_one_clear_error_for_each_mistake(
         evaluate([str(run), *words])
 
 
+@pytest.mark.parametrize("option", ["--out", "--predictions"])
+def test_files_that_cannot_be_written_are_named_before_anything_is_measured(
+    option: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run / "config.yaml" / "p.jsonl"
+    with pytest.raises(CheckpointError, match=r"config.yaml is no folder that this user may write"):
+        evaluate([str(run), option, str(file)])
+    assert "eval/loss" not in capsys.readouterr().out
+
+
 def test_a_folder_that_is_none_of_what_is_evaluated(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such folder; in .*: did you mean 'sign'\?"):
         evaluate([str(run.parent / "sing")])
