@@ -279,18 +279,25 @@ def by_hand(task: Llama, compiled: bool, clock: Clock, *, wrapped: bool = False)
 
 
 def ours(
-    task: Llama, compiled: bool, clock: Clock, *, files: Mapping[str, str] | None = None
+    task: Llama,
+    compiled: bool,
+    clock: Clock,
+    *,
+    files: Mapping[str, str] | None = None,
+    **settings: Any,
 ) -> None:
     """Train with samecurve.
 
     Args:
         files: launch files, by the name of ``launch``'s argument; none for one process or replicas.
+        settings: more keys of the training config.
     """
     config = TrainConfig(
         task="benchmarks:none", output_dir=str(common_folder() / "run"), overwrite=True,
         max_steps=clock.warm + clock.timed + 1, lr=LR, weight_decay=0.0, seed=SEED,
         micro_batch_size=MODELS[task.name].examples, optimizer="adamw", mixed_precision="bf16",
         max_grad_norm=CLIP, compile=compiled, log_every=1000, keep_last=0,
+        **settings,
     )  # fmt: skip
     run = Trainer(task, config, trainer.launch(config, **(files or {})))
     for info in run.steps():

@@ -17,6 +17,9 @@ same weights on the same rows, so their losses are compared with those of the lo
               samecurve under the committed launch file; one process shards nothing, but pays for
               all of the strategy's own work
     trainer   transformers.Trainer
+    zero2-late, zero2-bf16, fsdp-bf16
+              two processes and more, the smaller model, compiled: zero2 without overlap_comm, and
+              gradients that are exchanged in bf16 (reduce_dtype); one process exchanges nothing
 
 Not run on a GPU yet.
 """
@@ -35,6 +38,7 @@ from benchmarks import gpu_jobs
 from benchmarks.gpu_jobs import ROOT, last_lines
 
 LOOPS = ("hand", "single", "ddp", "fsdp", "zero1", "zero2", "zero3")
+EXCHANGES = ("zero2-late", "zero2-bf16", "fsdp-bf16")
 WARM, TIMED = 5, 20
 GIB = 2**30
 
@@ -50,12 +54,23 @@ class Case(NamedTuple):
         return f"{self.model} {self.loop}{' compiled' if self.compiled else ''}"
 
 
-def cases(models: Sequence[str], loops: Sequence[str], compiled: Sequence[bool]) -> list[Case]:
-    """Return the rows, most wanted first."""
+def cases(
+    models: Sequence[str],
+    loops: Sequence[str],
+    compiled: Sequence[bool],
+    exchanges: Sequence[str] = (),
+) -> list[Case]:
+    """Return the rows, most wanted first.
+
+    Args:
+        exchanges: loops that are measured once, with the first model, behind its other rows.
+    """
     found = []
     for is_compiled in compiled:
         for model in models:
             found += [Case(model, loop, is_compiled) for loop in loops]
+            if (model, is_compiled) == (models[0], compiled[0]):
+                found += [Case(model, loop, is_compiled) for loop in exchanges]
     return found
 
 
@@ -82,7 +97,9 @@ def measure(case: Case, processes: int, warm: int, timed: int) -> dict[str, Any]
     elif case.loop == "trainer":
         gpu_speed.transformers_trainer(task, case.compiled, clock)
     else:
-        gpu_speed.ours(task, case.compiled, clock, files=launch_file(case.loop, processes))
+        settings = {"reduce_dtype": "bf16"} if case.loop.endswith("-bf16") else {}
+        files = launch_file(case.loop, processes)
+        gpu_speed.ours(task, case.compiled, clock, files=files, **settings)
 
     losses = []
     if clock.losses:
@@ -111,10 +128,23 @@ def launch_file(loop: str, processes: int) -> dict[str, str]:
     """Write the committed launch file for as many processes, and return it as an argument."""
     if loop == "single":
         return {}
+    if loop == "zero2-late":
+        return {"deepspeed": str(without_overlap())}
+
+    loop = loop.removesuffix("-bf16")
     text = (ROOT / "accel_configs" / f"{loop}.yaml").read_text()
     path = Path(tempfile.mkdtemp()) / f"{loop}.yaml"
     path.write_text(text.replace("num_processes: 2", f"num_processes: {processes}"))
     return {"accel_config": str(path)}
+
+
+def without_overlap() -> Path:
+    """Write the committed file of ZeRO-2 with ``overlap_comm`` off, and return its path."""
+    settings = json.loads((ROOT / "ds_configs" / "zero2.json").read_text())
+    settings["zero_optimization"]["overlap_comm"] = False
+    path = Path(tempfile.mkdtemp()) / "zero2.json"
+    path.write_text(json.dumps(settings))
+    return path
 
 
 def utilization(operations_per_second: float) -> float | None:
@@ -217,7 +247,9 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=450, help="seconds for all rows")
     parser.add_argument("--limit", type=float, default=100, help="seconds for a row")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
-    parser.add_argument("--loops", nargs="+", default=LOOPS, choices=[*LOOPS, "trainer"])
+    parser.add_argument(
+        "--loops", nargs="+", default=LOOPS, choices=[*LOOPS, *EXCHANGES, "trainer"]
+    )
     parser.add_argument("--models", nargs="+", help="default: 124M 1B")
     parser.add_argument("--compiled", choices=["yes", "no", "both"], default="both")
     parser.add_argument("--processes", type=int, help="of a row; default: one for each GPU")
@@ -240,7 +272,9 @@ def main() -> None:
     loops = [loop for loop in args.loops if loop != "single" or args.processes == 1]
     models = args.models or (["tiny"] if args.rehearse else ["124M", "1B"])
     compiled = {"yes": [True], "no": [False], "both": [True, False]}[args.compiled]
-    print(table(run_all(cases(models, loops, compiled), args)))
+    whole = tuple(args.loops) == LOOPS
+    exchanges = EXCHANGES if whole and args.processes > 1 else ()
+    print(table(run_all(cases(models, loops, compiled, exchanges), args)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 from launchers import ROOT, clean_environment
 
-from benchmarks.gpu_table import LOOPS, Case, cases, furthest_loss, read, table
+from benchmarks.gpu_table import (
+    EXCHANGES,
+    LOOPS,
+    Case,
+    cases,
+    furthest_loss,
+    launch_file,
+    read,
+    table,
+)
 
 ROW = {
     "model": "124M", "loop": "hand", "compiled": True, "ms": 20.0, "host_ms": 8.0, "mfu": 0.4,
@@ -28,6 +37,22 @@ def test_the_most_wanted_rows_come_first() -> None:
         "124M ddp compiled",
     ]
     assert wanted[7] == Case("1B", "hand", True) and wanted[14] == Case("124M", "hand", False)
+
+
+def test_rows_about_the_exchange_come_once_behind_the_first_models_others() -> None:
+    wanted = cases(["124M", "1B"], LOOPS, [True, False], EXCHANGES)
+    assert len(wanted) == 31
+    assert [case.loop for case in wanted[7:10]] == list(EXCHANGES)
+    assert wanted[7] == Case("124M", "zero2-late", True) and wanted[10].model == "1B"
+
+
+def test_overlap_is_off_in_the_file_of_its_row_alone() -> None:
+    late = json.loads(Path(launch_file("zero2-late", 2)["deepspeed"]).read_text())
+    assert late["zero_optimization"] == {"stage": 2, "overlap_comm": False}
+    for loop in ("zero2", "fsdp"):
+        plain, narrow = (launch_file(name, 4)["accel_config"] for name in (loop, f"{loop}-bf16"))
+        assert Path(plain).read_text() == Path(narrow).read_text()
+        assert "num_processes: 4" in Path(plain).read_text()
 
 
 def test_losses_are_compared_with_the_loop_by_hand_that_trained_the_same_way() -> None:
