@@ -14,12 +14,14 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from trainer.language.loss import ChunkedLoss
 
+chunked: Any = ChunkedLoss.apply
 WORDS, FEATURES, TURNS = 151_936, 64, 4
 
 
@@ -36,7 +38,7 @@ def main() -> None:
         hidden.grad = weight.grad = None
         began = time.process_time()
         if rows:
-            loss = ChunkedLoss.apply(hidden, weight, None, targets, rows, torch.float32, True)
+            loss = chunked(hidden, weight, None, targets, rows, torch.float32, True)
         else:
             loss = F.cross_entropy(F.linear(hidden, weight), targets)
         loss.backward()
