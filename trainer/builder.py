@@ -33,6 +33,7 @@ from .building.model import (
     operations_per_token,
 )
 from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
+from .callbacks.unfreeze import UnfreezeLayers
 from .checkpoint import OptimizerForm, SavePolicy, Saver, Start
 from .checkpoint.checksums import base_weights
 from .checkpoint.disk import check_shared
@@ -411,7 +412,13 @@ def _freeze(run: Run) -> None:
     """Freeze the layers that are trained later: all above was prepared to train them."""
     run.state_bytes = run.strategy.state_bytes()
     run.unfreezing.begin(run.strategy, run.schedule)
+
+    knows_when = any(isinstance(callback, UnfreezeLayers) for callback in run.callbacks)
     for layers in run.unfreezing.entries:
+        if layers.at is not None and not knows_when:
+            rule = "a loop of your own calls run.unfreeze at its step; leave `at` out"
+            origin = Origin("TrainConfig", key=f"{layers.key}.at")
+            raise ConfigError(Problem(origin=origin, value=layers.at, rule=rule))
         if layers.at is not None and layers.at >= run.total_steps:
             run.note(
                 f"{layers.key}: {layers.title} is not trained: step {layers.at} is not before the "

@@ -108,7 +108,6 @@ class Run:
         evaluation_sets: the sets to measure on, by name; a single one has the name "". Iterating
             one yields this rank's ``(batch, examples)``, in the order of the data.
         eval_every, save_every: the config's intervals, or None; ``is_due_at(step)``.
-        trainable: how many elements of parameters are trained now.
         skipped_steps: steps that the fp16 scaler skipped, and those that ``on_nan: skip`` left out.
         stopping: whether the ranks have agreed that training ends with this step.
         stop_signal: the number of the signal that asked for it; 0 where code asked.
@@ -205,6 +204,7 @@ class Run:
 
     @property
     def trainable(self) -> int:
+        """Return how many elements of parameters are trained now."""
         return self.unfreezing.trainable
 
     @property

@@ -36,8 +36,12 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(4, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()
+        )
+        self.body = nn.Sequential(
+            nn.Conv2d(4, 4, 3, stride=2, bias=False), nn.BatchNorm2d(4), nn.ReLU()
+        )
         self.head = nn.Linear(4 * 3 * 3, 5)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -11,7 +11,13 @@ from plans import FOUR_GPUS, launched, plan, request
 from torch import Tensor, nn
 
 from trainer.errors import LaunchError
-from trainer.strategies.deepspeed import ZeRO, _slices, bucket_elements, engine_config
+from trainer.strategies.deepspeed import (
+    FrozenGroups,
+    ZeRO,
+    _slices,
+    bucket_elements,
+    engine_config,
+)
 
 
 def zero(strategy: str, **settings: Any) -> ZeRO:
@@ -158,3 +164,30 @@ def test_the_scaler_counts_good_steps() -> None:
     assert state == {"scale": 8.0, "good_steps": 4, "hysteresis": 1}
     strategy.load_scaler_state(state)
     assert strategy.scaler_state() == state
+
+
+def test_frozen_groups_are_not_stepped_and_have_no_state() -> None:
+    """The engine gives every group a flat gradient, and steps the groups one at a time."""
+    flat = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": [parameter]} for parameter in flat]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.1)
+    frozen = FrozenGroups()
+
+    def step() -> None:
+        own = optimizer.param_groups
+        for parameter, group in zip(flat, own, strict=True):
+            parameter.grad = torch.ones(2)
+            optimizer.param_groups = [group]
+            optimizer.step()
+            assert parameter.grad is not None, "the engine may keep it for the next step"
+        optimizer.param_groups = own
+
+    frozen.set(optimizer, [1], frozen=True)
+    step()
+    assert torch.equal(flat[1], torch.ones(2)) and not torch.equal(flat[0], torch.ones(2))
+    assert flat[1] not in optimizer.state
+
+    frozen.set(optimizer, [1], frozen=False)
+    step()
+    assert not torch.equal(flat[1], torch.ones(2))
+    assert [float(optimizer.state[parameter]["step"]) for parameter in flat] == [2.0, 1.0]

@@ -165,3 +165,19 @@ def test_ranks_that_use_different_parameters_are_refused() -> None:
         LaunchError, match="only some ranks use c; set find_unused_parameters: true"
     ):
         reducer.start_backward(chain(own))
+
+
+def test_other_parameters_may_be_trained_after_a_new_start() -> None:
+    own = parameters("a", "b", "c")
+    reducer, reduced = reducer_of(own)
+    own["a"].requires_grad_(False)
+    for expected in (["c", "b"], ["c", "b", "a"]):
+        reducer.start_anew({name: p for name, p in own.items() if p.requires_grad})
+        for _ in range(2):
+            reduced.clear()
+            reducer.start_backward(chain(own))
+            for name in reversed(expected):
+                reducer.reduce(own[name])
+            reducer.finish_backward()
+            assert reduced == expected
+        own["a"].requires_grad_(True)
