@@ -239,6 +239,7 @@ def callbacks() -> str:
             eval_every=1,
             best_metric="eval/loss",
             trackers=["tensorboard"],
+            push_to_hub="user/name",
             profile_steps="2",
         )
         run = trainer.Trainer(_Nothing(), config)

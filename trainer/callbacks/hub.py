@@ -25,7 +25,7 @@ from ..faults.waits import waits_outside
 from ..hooks import Callback, StepInfo
 from ..reporting.card import plain_card
 from ..run import Run
-from ..text import printable
+from ..text import HIDDEN, printable
 from .best import Best
 from .hub_folder import NotUploaded, Private, copy_for_upload, unknown_base_model
 
@@ -86,7 +86,7 @@ class HubPush(Callback):
 
     def on_start(self, run: Run) -> None:
         """Create the repository, beside the first steps: a name or token that is wrong is known."""
-        if run.is_main:
+        if run.is_main and self._running is None:  # no evaluation was made up that had a best model
             shutil.rmtree(run.directory.path / _FOLDER, ignore_errors=True)
             self._put(run, Upload())
 
@@ -109,6 +109,8 @@ class HubPush(Callback):
         if run.stop_signal:  # whoever sent it will not wait
             seconds = _SIGNAL_SECONDS
         deadline = _Deadline(seconds)
+        if not _obstacle():
+            run.say(f"push_to_hub: waiting for uploads, for {seconds:.0f} s at most")
         with waits_outside("the Hugging Face Hub"):
             self._finish_running(run, deadline)
             if not run.stop_signal:
@@ -165,6 +167,9 @@ class HubPush(Callback):
         except (NotUploaded, OSError) as error:
             self._fail(run, upload, str(error))
             return
+        except Exception as error:  # (whatever a task's files are, a push must not end the run)
+            self._fail(run, upload, f"{type(error).__name__}: {error}")
+            return
         self._put(run, upload)
 
     def _put(self, run: Run, upload: Upload) -> None:
@@ -218,8 +223,9 @@ class HubPush(Callback):
     def _fail(self, run: Run, upload: Upload, reason: str) -> None:
         """Say once why something was not uploaded; the command to do so comes at the end."""
         _drop(upload)
-        for name, value in _private_of(run).secrets.items():
-            reason = reason.replace(value, f"({name})")
+        token = _token()
+        if token:
+            reason = reason.replace(token, HIDDEN)
         self._say_once(run, reason, about=f"{upload.message or self.repo}: ")
 
     def _say_once(self, run: Run, text: str, *, about: str = "") -> None:
@@ -314,24 +320,27 @@ class _Process:
 
 def _obstacle() -> str:
     """Return why nothing can be uploaded, as far as this machine knows; "" for nothing."""
-    from huggingface_hub import get_token
-
     # As the process that uploads will read them.
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
             return f"{name} is set"
-    if get_token() is None:
+    if not _token():
         return "no token: run hf auth login, or set HF_TOKEN"
     return ""
 
 
 def _private_of(run: Run) -> Private:
     """Return the secrets and paths of a run that must not leave the machine."""
-    from huggingface_hub import get_token
-
     settings = {"config": run.config.task_settings, "task": plain(run.task)}
     paths = [str(run.directory.path), os.getcwd(), str(Path.home()), sys.prefix]
-    return Private.of(settings, get_token(), paths)
+    return Private.of(settings, _token(), paths)
+
+
+def _token() -> str | None:
+    """Return the token of the Hub, from the environment or a login."""
+    from huggingface_hub import get_token
+
+    return get_token()
 
 
 def _drop(upload: Upload) -> None:

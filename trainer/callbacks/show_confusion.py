@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ..hooks import Callback, StepInfo
 from ..reporting.media import ConfusionMatrix
 from ..run import Run
+from ..text import did_you_mean
 
 
 class ShowConfusion(Callback):
@@ -24,6 +25,7 @@ class ShowConfusion(Callback):
     def __init__(self, metric: str = "confusion", names: Sequence[str] | None = None) -> None:
         self.metric = metric.removeprefix("eval/")
         self.names = names
+        self._has_looked = False
 
     def on_launch(self, run: Run) -> None:
         """Keep the matrix's elements out of the trackers."""
@@ -34,14 +36,20 @@ class ShowConfusion(Callback):
         if not run.is_main or info.evaluation is None:
             return
 
-        found: dict[str, dict[tuple[int, int], float]] = {}
+        matrices: dict[str, dict[tuple[int, int], float]] = {}
         for name, value in info.evaluation.items():
             element = element_of_matrix(name)
-            if element is not None and is_metric(element[0], self.metric):
+            if element is not None:
                 matrix, row, column = element
-                found.setdefault(matrix, {})[row, column] = value
-        for matrix, elements in found.items():
-            run.show(matrix, ConfusionMatrix(_square(elements), self.names))
+                matrices.setdefault(matrix, {})[row, column] = value
+
+        found = [matrix for matrix in matrices if is_metric(matrix, self.metric)]
+        for matrix in found:
+            run.show(matrix, ConfusionMatrix(_square(matrices[matrix]), self.names))
+        if not found and not self._has_looked:
+            hint = did_you_mean(self.metric, [name.rpartition("/")[2] for name in matrices])
+            run.say(f"note: ShowConfusion: step {info.step} has no matrix {self.metric!r}; {hint}")
+        self._has_looked = True
 
 
 def element_of_matrix(name: str) -> tuple[str, int, int] | None:

@@ -61,6 +61,7 @@ _OFF = {
     "save_every": "null",
     "best_metric": "null",
     "early_stop_patience": "null",
+    "push_to_hub": "null",
 }
 
 

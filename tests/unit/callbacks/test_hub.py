@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from trainer import Callback, Run, StepInfo
 from trainer.callbacks import hub
+from trainer.callbacks.evaluation import Evaluation
 from trainer.callbacks.hub import HubPush, Upload
+from trainer.hooks import Hooks
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 BEST = {"eval_every": 1, "best_metric": "eval/loss", "push_to_hub": "anna/odd"}
@@ -34,7 +36,7 @@ class Evaluated(Odd):
         return type(data)(train=data.train, evaluation=data.train[:4])
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        return {"loss": torch.full((len(batch),), abs(self.seen["steps"] - 3.0))}
+        return {"loss": torch.full((len(batch),), abs(self.seen.get("steps", 0) - 3.0))}
 
 
 class Uploads:
@@ -148,6 +150,7 @@ def test_what_did_not_arrive_is_tried_again_at_the_end_and_then_told(
     lines = [line for line in log_of(tmp_path).splitlines() if "push_to_hub" in line][1:]
     assert lines == [
         "note: push_to_hub: anna/odd: ConnectError: no network",
+        "push_to_hub: waiting for uploads, for 900 s at most",
         f"push_to_hub: not on the Hub; upload it with: hf upload anna/odd {tmp_path}/best .",
         f"push_to_hub: not on the Hub; upload it with: hf upload anna/odd {tmp_path}/model . --revision last",
     ]
@@ -159,6 +162,36 @@ def test_an_upload_that_does_not_end_is_given_up(tmp_path: Path, uploads: Upload
     assert uploads.ended == uploads.begun == [Upload()], "nothing else is begun afterwards"
     assert "has not arrived after 0 s at the end of the run" in log_of(tmp_path)
     assert log_of(tmp_path).count("upload it with: hf upload anna/odd") == 2
+
+
+class MadeUp(Callback):
+    """Shows the row behind it an evaluation before its first step, as one that was made up."""
+
+    def on_data(self, run: Run) -> None:
+        assert isinstance(run.hooks, Hooks)
+        evaluation = next(hook for hook in run.hooks.row if isinstance(hook, Evaluation))
+        evaluation.pending = True
+
+
+def test_a_best_model_of_an_evaluation_that_is_made_up_is_pushed(
+    tmp_path: Path, uploads: Uploads
+) -> None:
+    fit(tmp_path, Evaluated(), MadeUp(), **BEST)
+    assert uploads.pushed[0] == best_at(0, 3) and len(uploads.pushed) == 5
+
+
+def test_a_folder_that_cannot_be_copied_ends_no_run(
+    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise RecursionError("a file of the task\nand more")
+
+    monkeypatch.setattr(hub, "copy_for_upload", fail)
+    run = fit(tmp_path, push_to_hub="anna/odd")
+    assert run.step == 8 and uploads.pushed == []
+    said = log_of(tmp_path)
+    assert "note: push_to_hub: the last model, of step 8: RecursionError: a file" in said
+    assert f"hf upload anna/odd {tmp_path}/model ." in said
 
 
 class Stops(Callback):

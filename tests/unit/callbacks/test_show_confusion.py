@@ -53,9 +53,17 @@ def test_each_evaluation_set_has_its_own_picture() -> None:
 
 def test_other_processes_and_steps_without_an_evaluation_show_nothing() -> None:
     assert shown_by(ShowConfusion(), EVALUATION, is_main=False)[1] == {}
-    assert shown_by(ShowConfusion("other"), EVALUATION)[1] == {}
     run = fake_run(show=None)
     ShowConfusion().on_step(run, step_info())
+
+
+def test_a_metric_that_is_no_matrix_is_a_notice_once() -> None:
+    callback = ShowConfusion("confuson")
+    run = fake_run(matrices=set())
+    for step in (1, 2):
+        callback.on_step(run, step_info(step, evaluation=EVALUATION))
+    said = "note: ShowConfusion: step 1 has no matrix 'confuson'; did you mean 'confusion'?"
+    assert run.said == [said]
 
 
 @pytest.mark.parametrize(

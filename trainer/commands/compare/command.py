@@ -80,7 +80,9 @@ def launch_all(args: argparse.Namespace, settings: Sequence[str]) -> list[Run]:
         raise usage_error("", names[0], rule)
 
     arguments = ["--config", args.config, *settings]
-    load_config(arguments)
+    is_pushed = load_config(arguments).config.push_to_hub is not None
+    if is_pushed and not any(word.startswith("--push_to_hub") for word in settings):
+        arguments.append("--push_to_hub=null")  # one repository, and several models of one training
     for path in args.paths:
         read_accelerate_file(path)
 

@@ -11,6 +11,9 @@ from comparison_page import data_of
 from made_runs import made, written
 
 from trainer.commands.cli import main
+from trainer.commands.runs import Run
+from trainer.commands.trials import Trial
+from trainer.config.load import load_config
 
 
 def test_table_page_and_json_of_two_runs(
@@ -73,3 +76,26 @@ def test_a_run_without_logged_steps_is_an_error(
     (folder / "metrics.jsonl").unlink()
     assert main(["compare", str(folder)]) == 2
     assert "a: no step was logged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "pushed_to"),
+    [([], "null"), (["--push_to_hub", "anna/own"], "anna/own")],
+)
+def test_trainings_that_are_compared_push_nothing_unless_asked(
+    more: list[str], pushed_to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n")
+    Path("t.yaml").write_text("task: a:B\nmax_steps: 1\npush_to_hub: anna/digits\n")
+    started: list[Trial] = []
+
+    def run(trial: Trial, *, verbose: bool = False) -> Run:
+        started.append(trial)
+        return Run(name=trial.name, path=str(trial.output), error="not started by this test")
+
+    monkeypatch.setattr(Trial, "run", run)
+    main(["compare", "a.yaml", "--launch", "--config", "t.yaml", *more])
+    [trial] = started
+    loaded = load_config([*trial.arguments, "--output_dir=x"])
+    assert loaded.config.push_to_hub == (None if pushed_to == "null" else pushed_to)
