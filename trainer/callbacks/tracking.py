@@ -54,6 +54,7 @@ class Tracking(Callback):
         self.has_started = False
         self.wandb_settings: WandbSettings | None = None  # on the main process
         self.wandb_run: WandbRun | None = None  # once started, if W&B is among the trackers
+        self._has_ended = False
         self._waiting: list[tuple[str, Shown, int]] = []  # shown before the trackers started
 
     def on_data(self, run: Run) -> None:
@@ -86,6 +87,11 @@ class Tracking(Callback):
 
     def on_show(self, run: Run, name: str, shown: Shown, step: int) -> None:
         """Give the trackers what a callback shows; what comes before they start waits for that."""
+        if self._has_ended:
+            if run.gallery is not None:
+                run.gallery.say_once(f"{name}: the trackers have ended; it is in media/ of the run")
+            return
+
         self._waiting.append((name, shown, step))
         if self.has_started:
             self._show_waiting(run)
@@ -103,6 +109,7 @@ class Tracking(Callback):
 
         if self.wandb_run is not None:
             self.wandb_run.summary = summary
+        self._has_ended = True
         # Not by end_training, which destroys the process group as well.
         for tracker in run.accelerator.trackers:
             tracker.finish()

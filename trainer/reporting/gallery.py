@@ -52,7 +52,7 @@ class Gallery:
         without_numbers = re.sub(r"[\d.,]+", "", text)
         if without_numbers not in self._said:
             self._said.add(without_numbers)
-            self._say(f"note: show: {printable(text)}; training continues")
+            self._say(f"note: show: {printable(text)}")
 
     def _write(self, name: str, shown: Shown, step: int) -> None:
         folder = self._folder / name

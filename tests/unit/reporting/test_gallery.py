@@ -105,7 +105,7 @@ def test_each_kind_of_bad_value_is_one_notice(tmp_path: Path) -> None:
         assert own.show("a", IMAGES * (3 + step), step) is not None
     assert len(said) == 4, said
     assert said[0].startswith("note: show: a: not shown: shape (32, 28, 28): images are NCHW")
-    assert said[1] == "note: show: a: not shown: MemoryError: no memory; training continues"
+    assert said[1] == "note: show: a: not shown: MemoryError: no memory"
     assert said[2].startswith("note: show: a: not shown: NotImplementedError")
     assert said[3].startswith("note: show: a: values from 0 to 3 are shown as 0 to 1")
     own.show("b", torch.zeros(32, 28, 28), 0)
