@@ -174,10 +174,13 @@ def _is_dataclass(cls: type) -> bool:
 
 
 def _form_of(cls: type) -> type:
-    """Return a dataclass of the arguments that ``__init__`` takes by name."""
-    initialize: Any = cls.__init__  # type: ignore[misc]
+    """Return a dataclass of the arguments that ``__init__`` takes by name.
+
+    Raises:
+        ConfigError: an annotation does not exist at run time.
+    """
     parameters = inspect.signature(cls).parameters.values()
-    hints = typing.get_type_hints(initialize, include_extras=True) if parameters else {}
+    hints = _hints_of(cls) if parameters else {}
     fields: list[tuple[str, Any, Any]] = []
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -189,6 +192,17 @@ def _form_of(cls: type) -> type:
             )
         fields.append((parameter.name, hints.get(parameter.name, Any), field))
     return dataclasses.make_dataclass(cls.__name__, fields)
+
+
+def _hints_of(cls: type) -> dict[str, Any]:
+    """Return the annotations of ``__init__``."""
+    initialize: Any = cls.__init__  # type: ignore[misc]
+    try:
+        return typing.get_type_hints(initialize, include_extras=True)
+    except NameError as error:
+        origin = Origin(f"{cls.__module__}:{cls.__qualname__}")
+        rule = f"annotations must exist at run time, outside of TYPE_CHECKING: {error}"
+        raise ConfigError(Problem(origin=origin, rule=rule)) from None
 
 
 def _unchanged(value: Any) -> Any:

@@ -134,6 +134,16 @@ def test_what_is_wrong_is_one_line_that_names_the_place(entry: Any, rule: str) -
     assert rule in problem and "callbacks.1" in problem, problem
 
 
+class Forgotten(Callback):
+    def __init__(self, at: NoSuchType) -> None:  # type: ignore[name-defined] # noqa: F821
+        pass
+
+
+def test_an_annotation_that_does_not_exist_at_run_time_is_one_line() -> None:
+    [problem] = problems({f"{HERE}:Forgotten": {"at": 1}})
+    assert problem.startswith(f"{HERE}:Forgotten: annotations must exist at run time, outside of")
+
+
 def test_all_problems_are_told_at_once() -> None:
     assert len(problems(f"{HERE}:Thow", {f"{HERE}:Words": {"texts": "a"}})) == 2
 
