@@ -478,8 +478,7 @@ def _finished_text(run: Run) -> str:
 def _facts(run: Run) -> dict[str, object]:
     """Return what plan.json holds: everything that is known of a run before its first step."""
     state_bytes = run.agreement.gather(run.state_bytes)
-    if run.unfreezing.entries:
-        run.optimizer_facts["unfreezing"] = run.unfreezing.facts()
+    of_entries = {"unfreezing": run.unfreezing.facts()} if run.unfreezing.entries else {}
     return facts(
         run.plan,
         **run.optimizer_facts,
@@ -499,6 +498,7 @@ def _facts(run: Run) -> dict[str, object]:
         stop_at=run.stop_at,
         parameters=run.parameters,
         trainable_parameters=run.trainable,
+        **of_entries,
         state_bytes_per_rank=max(state_bytes),
         output_dir=str(run.directory.path),
         checkpoint_bytes=run.saver.bytes,

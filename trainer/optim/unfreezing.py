@@ -97,7 +97,7 @@ class Unfreezing:
         origins: Mapping[str, Origin],
     ) -> None:
         self._plan = plan
-        self._origin = origins.get("unfreeze", Origin("TrainConfig", key="unfreeze"))
+        self._origins = origins
         self._strategy: Strategy
         self._schedule: LRScheduler
         self._all: tuple[int, int] = (0, 0)  # trainable elements, operations; nothing frozen
@@ -165,7 +165,9 @@ class Unfreezing:
             raise self._problem(self.entries[0], rule)
 
     def _problem(self, layers: FrozenLayers, rule: str, key: str = "layers") -> ConfigError:
-        origin = self._origin.named(f"{layers.key}.{key}")
+        name = f"{layers.key}.{key}"
+        of_key = self._origins.get("unfreeze", Origin("TrainConfig"))
+        origin = self._origins.get(name, of_key).named(name)
         value = layers.title if key == "layers" else layers.lr
         return ConfigError(Problem(origin=origin, value=value, rule=rule))
 
