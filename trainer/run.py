@@ -276,7 +276,8 @@ class Run:
         """Train layers from the next step on that the key ``unfreeze`` has frozen.
 
         Call it between two steps (in ``on_start`` or ``on_step`` of a callback). What is trained
-        already stays as it is. A resumed run knows what was unfrozen.
+        already stays as it is. A resumed run knows what was unfrozen. Afterwards ``model`` may be
+        another object, around the same layers.
 
         Args:
             layers: the names or patterns of an entry of the key, or others that name all of it.

@@ -8,8 +8,8 @@ To add a strategy:
 1. Subclass ``Strategy`` in a module of this folder. Implement ``accelerator_arguments`` (how
    Accelerate is built), ``verify`` (that it did what was asked), and ``shard``, ``write_back`` and
    ``full_tensor`` (which part of a parameter this rank has). Override ``wrap`` where
-   ``Accelerator.prepare`` is not enough, and ``backward`` and ``finish_step`` where an engine has
-   its own.
+   ``Accelerator.prepare`` is not enough, ``backward`` and ``finish_step`` where an engine has its
+   own, and ``set_trainable`` where it remembers what was trainable when it was built.
 2. Add its name to ``STRATEGIES`` in ``__init__.py``.
 3. Let ``trainer.launching`` read the launch files that ask for it.
 4. Add its launch files to ``accel_configs/`` and its name to ``tests/support/launchers.py``: the

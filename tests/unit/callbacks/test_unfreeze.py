@@ -1,4 +1,4 @@
-"""The key ``unfreeze``: at which step the hook acts, what it says, and what a loop of one's own does."""
+"""The key ``unfreeze``: at which step the hook acts, what it says; and a loop of one's own."""
 
 from __future__ import annotations
 
@@ -113,4 +113,18 @@ def test_a_loop_of_ones_own_unfreezes_by_itself(tmp_path: Path) -> None:
     assert not run.model.middle.weight.requires_grad  # type: ignore[union-attr]
     run.unfreeze("middle")
     assert run.model.middle.weight.requires_grad  # type: ignore[union-attr]
+    run.close()
+
+
+def test_stop_at_ends_a_loop_of_ones_own_too(tmp_path: Path) -> None:
+    config = TrainConfig(
+        task="resuming:Odd",
+        output_dir=str(tmp_path / "own"),
+        micro_batch_size=24,
+        epochs=4,
+        stop_at="2 epochs",
+    )
+    run = trainer.build(Odd(), config)
+    assert len(list(run.windows())) == run.last_step == 6
+    assert run.total_steps == 12, "which the schedule follows"
     run.close()
