@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .building.data import build_data, sample_data
-from .building.evaluation import intervals_of, measured_sets, sizes_of
+from .building.evaluation import UNNAMED, intervals_of, measured_sets, sizes_of
 from .building.length import (
     epoch_end_notices,
     last_step,
@@ -461,9 +461,12 @@ def _announce(run: Run) -> None:
     run.say(banner(run.facts))
 
 
-def _evaluation_every(run: Run) -> dict[str, str]:
-    """Return how often each evaluation set is measured, by name."""
-    return {name: interval_text(chosen.every) for name, chosen in run.evaluation_sets.items()}
+def _evaluation_every(run: Run) -> str | dict[str, str] | None:
+    """Return how often evaluation sets are measured: by name for several, None without any."""
+    if not run.evaluation_sets:
+        return None
+    texts = {name: interval_text(chosen.every) for name, chosen in run.evaluation_sets.items()}
+    return texts.get(UNNAMED, texts)
 
 
 def _finished_text(run: Run) -> str:

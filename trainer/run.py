@@ -365,6 +365,7 @@ class Run:
         if names is None:
             return list(self.evaluation_sets.values())
 
+        names = [names] if isinstance(names, str) else names
         for name in names:
             if name not in self.evaluation_sets:
                 hint = did_you_mean(name, list(self.evaluation_sets))
@@ -394,8 +395,6 @@ class Run:
         Args:
             is_trial: no signal is looked for.
         """
-        # The loader knows how many examples a batch has. The first tensor of a batch need not begin
-        # with them, so the default weight is not asked.
         metrics = evaluation_set.build_metrics()
         device = self.accelerator.device
         sums = WeightedSums({name: metric.to(device) for name, metric in metrics.items()})
@@ -403,6 +402,8 @@ class Run:
         for batch, examples in batches:
             batch = self.strategy.to_device(batch)
             if evaluation_set.counts_examples:
+                # The loader knows how many there are. The first tensor of a batch need not begin
+                # with them, so the default weight is not asked.
                 loss = self.task.training_step(self.model, batch)
                 values: Mapping[str, Any] = weighted(loss, float(examples))
             else:

@@ -208,7 +208,7 @@ def test_all_sets_are_measured_or_those_that_are_named(tmp_path: Path) -> None:
     run = run_in(tmp_path, Several(), evaluation_batch_size=4)
     noisy = {"at": 1.0, "recall/0": 1.0, "recall/1": 1.0, "count": 3.0}
     noisy = {f"eval/noisy/{name}": value for name, value in noisy.items()}
-    assert run.evaluate(["noisy"]) == noisy
+    assert run.evaluate(["noisy"]) == noisy == run.evaluate("noisy")
     assert run.last_evaluation == noisy
     whole = run.evaluate()
     assert list(whole) == ["eval/clean/loss", "eval/clean/count", *noisy]
@@ -272,8 +272,13 @@ def test_without_a_set_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
 
 
 def test_plan_and_banner_show_the_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_in(tmp_path, Several(), eval_every="1/4 epoch")
-    plan = json.loads((tmp_path / "plan.json").read_text())
+    run_in(tmp_path / "one", None, eval_every=3)
+    plan = json.loads((tmp_path / "one" / "plan.json").read_text())
+    assert plan["evaluation_samples"] == 10
+    assert plan["evaluation_every"] == "every 3 steps and at the end"
+
+    run_in(tmp_path / "two", Several(), eval_every="1/4 epoch")
+    plan = json.loads((tmp_path / "two" / "plan.json").read_text())
     assert plan["evaluation_samples"] == {"clean": 10, "noisy": 3}
     assert plan["evaluation_every"]["clean"] == "every 2 steps and at the end"
     shown = "clean: 10 samples, every 2 steps and at the end; noisy: 3 samples, every 3 steps"

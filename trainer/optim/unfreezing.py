@@ -106,7 +106,7 @@ class Unfreezing:
         for place, values in entries_of(config.unfreeze):
             entry = Unfreeze(**values)
             key = ".".join(("unfreeze", *place))
-            at = checked_interval(entry.at, steps_per_epoch, self._origin.named(f"{key}.at"))
+            at = checked_interval(entry.at, steps_per_epoch, self._origin_of(f"{key}.at"))
             layers = FrozenLayers(
                 patterns=entry.patterns,
                 key=key,
@@ -165,11 +165,14 @@ class Unfreezing:
             raise self._problem(self.entries[0], rule)
 
     def _problem(self, layers: FrozenLayers, rule: str, key: str = "layers") -> ConfigError:
-        name = f"{layers.key}.{key}"
-        of_key = self._origins.get("unfreeze", Origin("TrainConfig"))
-        origin = self._origins.get(name, of_key).named(name)
+        origin = self._origin_of(f"{layers.key}.{key}")
         value = layers.title if key == "layers" else layers.lr
         return ConfigError(Problem(origin=origin, value=value, rule=rule))
+
+    def _origin_of(self, name: str) -> Origin:
+        """Return where a setting of an entry comes from, such as ``unfreeze.0.lr``."""
+        of_key = self._origins.get("unfreeze", Origin("TrainConfig"))
+        return self._origins.get(name, of_key).named(name)
 
     def check_held(self, optimizer: Optimizer, model: nn.Module, built_by: str | None) -> None:
         """Raise ``LaunchError`` where a task's own optimizer leaves out layers of an entry."""
