@@ -189,6 +189,9 @@ def build_for_evaluation(
 def _build_frozen_model(run: Run, weights: Path | None) -> None:
     """Build and prepare a model that is only evaluated, and give it its values."""
     task, config, strategy = run.task, run.config, run.strategy
+    run.name = resolve_names(config, run.plan, run.origins).run_name
+    nothing_later = dataclasses.replace(config, unfreeze=None)
+    run.unfreezing = Unfreezing(nothing_later, run.plan, run.steps_per_epoch, run.origins)
     model, changes = build_model(task, config, run.plan)
     run.note(*changes)
     run.model_file = ModelFile.of(model)
