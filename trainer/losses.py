@@ -112,7 +112,7 @@ def refuse_independent(loss: Tensor) -> None:
 
 
 class OneBackward:
-    """A block in which torch's error of a second backward pass becomes one of ``training_step``."""
+    """A block in which torch's errors of a backward pass too many become those of the task."""
 
     def __enter__(self) -> None:
         pass
@@ -120,6 +120,12 @@ class OneBackward:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if not isinstance(error, RuntimeError):
             return
+        if "does not require grad and does not have a grad_fn" in str(error):
+            raise DataError(
+                "a gradient was asked for where none is computed, as in an evaluation: "
+                "training_step returns the loss, and must not call backward, which the trainer "
+                "does; where it needs gradients of its own, give the task an evaluation_step"
+            ) from None
         if "backward through the graph a second time" in str(error):
             raise DataError(
                 "the gradient of this loss was computed before: training_step returns the loss, "

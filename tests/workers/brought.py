@@ -105,7 +105,7 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
     "shape_one": (ShapeOne, {}),
     "no_loss": (NoLoss, {}),
     "independent": (Independent, {}),
-    "backward_itself": (BackwardItself, {}),
+    "backward_itself": (BackwardItself, {"sanity_evaluation": False}),
     "tensor_summary": (TensorSummary, {}),
     "patience": (
         Patience,
