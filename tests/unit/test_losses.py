@@ -73,6 +73,6 @@ def test_a_second_backward_is_told_in_words_of_the_task() -> None:
 
 
 def test_a_backward_pass_in_an_evaluation_is_explained() -> None:
-    with pytest.raises(DataError, match="must not call backward, which the trainer does"):
-        with OneBackward(), torch.no_grad():
-            torch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
+    explained = pytest.raises(DataError, match="must not call backward, which the trainer does")
+    with explained, OneBackward(), torch.no_grad():
+        torch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
