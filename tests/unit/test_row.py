@@ -24,6 +24,7 @@ PLAIN = [
     "EditedParameters",
     "TrainableSet",
     "TrainingMode",
+    "CompiledGraphs",
     "MetricsFile",
     "Progress",
     "FiniteNumbers",
@@ -49,7 +50,7 @@ def test_the_built_in_hooks_have_one_order() -> None:
 
 
 def test_without_checks_the_other_hooks_stay() -> None:
-    assert names(checks="none") == PLAIN[:4] + PLAIN[13:]
+    assert names(checks="none") == PLAIN[:4] + PLAIN[14:]
 
 
 def test_buffers_of_steps_that_are_left_out_come_first() -> None:
