@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 
 from accelerate.utils import set_seed
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from .building.data import build_data, sample_data
 from .building.evaluation import UNNAMED, intervals_of, measured_sets, sizes_of
@@ -32,13 +30,12 @@ from .building.model import (
     held_in_evaluation,
     operations_per_token,
 )
-from .building.optimizer import build_no_optimizer, build_optimizer, build_schedule
+from .building.optimizer import build_optimizer, build_schedule
 from .callbacks.unfreeze import UnfreezeLayers
 from .checkpoint import OptimizerForm, SavePolicy, Saver, Start
 from .checkpoint.checksums import base_weights
 from .checkpoint.disk import check_shared
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
-from .checkpoint.restore import load_weights
 from .checkpoint.start import start_of_attempt
 from .checks.row import checks_of
 from .config.dump import to_yaml
@@ -49,7 +46,7 @@ from .config.train_config import TrainConfig
 from .data.batches import Layout
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
-from .errors import DEFAULT, CheckpointError, ConfigError, Origin, Problem
+from .errors import DEFAULT, ConfigError, Origin, Problem
 from .hooks import Callback, Hooks
 from .launching import Launched, launch
 from .optim.ema import Average
@@ -89,35 +86,18 @@ def build(
         ConfigError, LaunchError, DataError: before the first step, on every rank.
     """
     origins = origins or {}
-    if callbacks is None and config.callbacks:
-        origin = origins.get("callbacks", Origin("TrainConfig", key="callbacks"))
-        rule = (
-            "has no effect: Trainer's loop calls them, and this is a loop of one's own; remove it"
-        )
-        raise ConfigError(Problem(origin=origin, value=config.callbacks, rule=rule))
-    row = checks_of(config) if callbacks is None else list(callbacks)
-    hooks = Hooks(row)
-    if launched is None:
-        launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
+    if callbacks is None:
+        _refuse_callbacks_of_config(config, origins)
+        callbacks = checks_of(config)
+    hooks = Hooks(callbacks)
+    run = begin_run(task, config, launched, hooks, origins)
 
-    run = Run(
-        task=task,
-        config=config,
-        plan=launched.plan,
-        accelerator=launched.accelerator,
-        # One of its own: several trainings may share a launch.
-        strategy=type(launched.strategy)(launched.plan, launched.accelerator),
-        hooks=hooks,
-        callbacks=row,
-        task_facts=task_facts(task, config.task),  # now: some tasks change while they are trained
-        origins=origins,
-    )
     with run.watched(lambda: (0, "set-up", 0), log=lambda text: None):
-        _connect(run)
+        connect(run)
         hooks.on_launch(run)
         start = _claim_folder(run)
 
-        _build_data(run, start)
+        read_data(run, start)
         hooks.on_data(run)
 
         model, meta_model = _build_model(run, start)
@@ -138,101 +118,46 @@ def build(
     return run
 
 
-def build_for_evaluation(
+def _refuse_callbacks_of_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
+    """Raise ``ConfigError`` for callbacks that a loop of one's own would not call."""
+    if config.callbacks:
+        origin = origins.get("callbacks", Origin("TrainConfig", key="callbacks"))
+        rule = (
+            "has no effect: Trainer's loop calls them, and this is a loop of one's own; remove it"
+        )
+        raise ConfigError(Problem(origin=origin, value=config.callbacks, rule=rule))
+
+
+def begin_run(
     task: Task,
     config: TrainConfig,
-    weights: Path | None,
-    launched: Launched | None = None,
-    *,
-    origins: Mapping[str, Origin] | None = None,
+    launched: Launched | None,
+    hooks: Hooks,
+    origins: Mapping[str, Origin],
 ) -> Run:
-    """Build a run that is evaluated and never trained: no folder, no optimizer state, no gradients.
-
-    Nothing is written, and no folder is claimed. ``run.evaluate`` measures it; ``run.close`` ends
-    it. Collective: call it on every rank.
+    """Return a run that has the parts of its launch alone.
 
     Args:
-        task: what to measure.
-        config: as for a training; how long it is, and where it writes, makes no difference.
-        weights: a folder of safetensors or a checkpoint, whose moving average counts where it has
-            one; None for the values that the task's model begins with.
-        launched: the result of ``launch``; by default launched here, without files of its own.
-        origins: of the config's values, by key, for messages.
-
-    Raises:
-        ConfigError, LaunchError, DataError: on every rank.
-        CheckpointError: the weights are those of another model.
+        launched: None to launch it here.
     """
-    origins = origins or {}
     if launched is None:
         launched = launch(config, origins=origins, optimizer_built_by=own_optimizer(task))
-
-    run = Run(
+    return Run(
         task=task,
         config=config,
         plan=launched.plan,
         accelerator=launched.accelerator,
+        # One of its own: several trainings may share a launch.
         strategy=type(launched.strategy)(launched.plan, launched.accelerator),
-        hooks=Hooks([]),
-        callbacks=(),
-        task_facts=task_facts(task, config.task),
+        hooks=hooks,
+        callbacks=hooks.row,
+        task_facts=task_facts(task, config.task),  # now: some tasks change while they are trained
         origins=origins,
     )
-    with run.watched(lambda: (0, "set-up", 0), log=lambda text: None, advice="evaluate again"):
-        _connect(run)
-        run.directory = RunDirectory(config.output_dir, main=False)  # nothing is written
-        _build_data(run, Start())
-        _build_frozen_model(run, weights)
-    return run
 
 
-def _build_frozen_model(run: Run, weights: Path | None) -> None:
-    """Build and prepare a model that is only evaluated, and give it its values."""
-    task, config, strategy = run.task, run.config, run.strategy
-    run.name = resolve_names(config, run.plan, run.origins).run_name
-    nothing_later = dataclasses.replace(config, unfreeze=None)
-    run.unfreezing = Unfreezing(nothing_later, run.plan, run.steps_per_epoch, run.origins)
-    model, changes = build_model(task, config, run.plan)
-    run.note(*changes)
-    run.model_file = ModelFile.of(model)
-    run.parameters = count_parameters(model)
-    run.frozen_modes = held_in_evaluation(model)
-
-    # Of an adapted model the folder holds the adapter, and files the model below it.
-    in_folder = weights is not None and run.model_file.names is None
-    meta_model = MetaModel.of(model, task, config.seed, resumes=in_folder)
-    if weights is None and meta_model is not None and meta_model.source is not None:
-        new = sorted(meta_model.source.new)
-        if new:
-            folder = meta_model.source.folder
-            raise CheckpointError(f"{folder}: does not hold this model: it lacks {listed(new)}")
-
-    optimizer = build_no_optimizer(model)
-    run.optimizer_facts = {}
-    run.optimizer_form = OptimizerForm.of(
-        model, optimizer, saved=False, device=strategy.step_device
-    )
-    strategy.prepare(model, optimizer)
-    strategy.verify()
-    run.agreement.limit_waits()
-    run.note(*strategy.notices)
-    run.note(*task.notices())
-
-    set_seed(seed_of(config.seed, run.layout.rank))  # as at the start of a training
-    run.schedule = LambdaLR(strategy.optimizer, lambda step: 1.0)
-    run.averaged = []
-    run.average = Average([], strategy.write_back, None)
-    policy = SavePolicy(keep_last=0, keep_every=None, on_save_error="stop", in_background=False)
-    run.saver = Saver(run.directory.path / "checkpoints", run.agreement, policy, run.say)
-
-    if meta_model is not None:
-        run.note(*meta_model.fill(run.parts(), run.agreement))
-    if weights is not None:
-        run.note(*load_weights(run.parts(), weights, run.agreement))
-
-
-def _connect(run: Run) -> None:
-    """Connect the ranks for decisions, and look at the machine."""
+def connect(run: Run) -> None:
+    """Connect the ranks for decisions, and look at the machine. Collective: call on every rank."""
     config, accelerator = run.config, run.accelerator
     run.agreement = Agreement(timedelta(minutes=config.timeout_minutes))
     run.meter = Meter(accelerator.device)
@@ -273,8 +198,8 @@ def _name(run: Run) -> Names:
     return names
 
 
-def _build_data(run: Run, start: Start) -> None:
-    """Build the data sets, and find out from them how long the run is."""
+def read_data(run: Run, start: Start) -> None:
+    """Build the data sets, and find out from them how long the run is. Collective."""
     config, plan, agreement = run.config, run.plan, run.agreement
     check_schedule(plan)
 
@@ -416,13 +341,15 @@ def _freeze(run: Run) -> None:
     run.state_bytes = run.strategy.state_bytes()
     run.unfreezing.begin(run.strategy, run.schedule)
 
-    knows_when = any(isinstance(callback, UnfreezeLayers) for callback in run.callbacks)
+    follows_steps = any(isinstance(callback, UnfreezeLayers) for callback in run.callbacks)
     for layers in run.unfreezing.entries:
-        if layers.at is not None and not knows_when:
+        if layers.at is None:
+            continue
+        if not follows_steps:
             rule = "a loop of your own calls run.unfreeze at its step; leave `at` out"
             origin = Origin("TrainConfig", key=f"{layers.key}.at")
             raise ConfigError(Problem(origin=origin, value=layers.at, rule=rule))
-        if layers.at is not None and layers.at >= run.total_steps:
+        if layers.at >= run.total_steps:
             run.note(
                 f"{layers.key}: {layers.title} is not trained: step {layers.at} is not before the "
                 f"end of the run, step {run.total_steps}"
@@ -473,6 +400,7 @@ def _evaluation_every(run: Run) -> str | dict[str, str] | None:
 
 
 def _finished_text(run: Run) -> str:
+    """Return that there is nothing to do, and what ended the run."""
     if run.last_step < run.total_steps:
         return (
             f"stop_at {run.config.stop_at} has ended this run already, at step {run.step} of "

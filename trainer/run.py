@@ -8,7 +8,7 @@ under every strategy.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,23 +19,20 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
-from .building.evaluation import place_of
 from .building.trial import unchanged
 from .checkpoint import Parts, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, export_model
 from .checkpoint.start import how_to_resume, restart_notices
 from .config.placeholders import of_literal
 from .data.now import Now, at, current, set_now
-from .errors import CheckpointError, DataError, Origin, TrainerError
+from .errors import CheckpointError, Origin, TrainerError
 from .faults.watchdog import Watchdog
-from .losses import weighted
-from .metrics import Layout as SumsLayout
-from .metrics import WeightedSums, agreed
+from .measuring import Measurement, chosen_sets, newest_values
 from .reporting.banner import facts
 from .reporting.gallery import Gallery
 from .strategies.whole_parameters import whole_parameters
 from .task import Task
-from .text import did_you_mean, hidden
+from .text import hidden
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -291,16 +288,10 @@ class Run:
         for entry in self.unfreezing.named(patterns):
             if entry.is_frozen:
                 self.unfreezing.unfreeze(entry, self.step, lr)
-                what = f"{entry.title} is trained from now on: {self.unfreezing.text(entry)}"
-                self.say(f"step {self.step}: {what}")
+                text = self.unfreezing.text(entry)
+                self.say(f"step {self.step}: {entry.title} is trained from now on: {text}")
 
     # -- evaluation -------------------------------------------------------------------------------
-
-    def _measuring(self, name: str) -> AbstractContextManager[None]:
-        """Surround the evaluation of a set, of which ``trainer.now()`` tells."""
-        epoch = self.train_data.epochs_at(self.samples)
-        seed = self.config.seed
-        return at(Now(self.step, epoch, self.samples, self.total_steps, name, seed))
 
     def evaluate(self, names: Collection[str] | None = None) -> dict[str, float]:
         """Measure on whole evaluation sets; every world size gives the same numbers.
@@ -316,15 +307,19 @@ class Run:
         Raises:
             DataError: there is no such set.
         """
-        chosen = self._chosen_sets(names)
+        chosen = chosen_sets(self.evaluation_sets, names)
+        measured: dict[str, dict[str, float]] = {}
         with self.evaluating():
-            measured = self._measure_all(chosen)
-        if measured is None:
-            return {}
-        self._keep(measured)
+            for evaluation_set in chosen:
+                of_set = self._measure(evaluation_set)
+                if of_set is None:
+                    return {}
+                measured[evaluation_set.name] = of_set
+
+        self.last_evaluation = newest_values(self.evaluation_sets, measured, self.last_evaluation)
         values: dict[str, float] = {}
-        for values_of_set in measured.values():
-            values.update(values_of_set)
+        for of_set in measured.values():
+            values |= of_set
         return values
 
     @contextlib.contextmanager
@@ -351,98 +346,50 @@ class Run:
         trial = unchanged(self.model, compiled=self.plan.compile)
         with self.meter.paused("evaluation"), trial, torch.no_grad():
             self.model.eval()
-            for chosen in self.evaluation_sets.values():
-                with self._measuring(chosen.name):
-                    first = chosen.batches.first()
-                    values |= self._measure(chosen, [first], is_trial=True) or {}
+            for evaluation_set in self.evaluation_sets.values():
+                with self._measuring(evaluation_set) as measurement:
+                    measurement.add(*evaluation_set.batches.first())
+                    values |= measurement.values()
         self.strategy.settle()
         return values
-
-    def _chosen_sets(self, names: Collection[str] | None) -> list[MeasuredSet]:
-        """Return the evaluation sets of these names, in the order of the task's data."""
-        if not self.evaluation_sets:
-            raise DataError(f"{place_of('')} is None: there is nothing to measure on")
-        if names is None:
-            return list(self.evaluation_sets.values())
-
-        names = [names] if isinstance(names, str) else names
-        for name in names:
-            if name not in self.evaluation_sets:
-                hint = did_you_mean(name, list(self.evaluation_sets))
-                raise DataError(f"Data.evaluation has no set {name!r}; {hint}")
-        return [chosen for name, chosen in self.evaluation_sets.items() if name in names]
-
-    def _measure_all(self, chosen: Sequence[MeasuredSet]) -> dict[str, dict[str, float]] | None:
-        """Return the values of each set, by its name; None where a signal ended it."""
-        measured = {}
-        for evaluation_set in chosen:
-            with self._measuring(evaluation_set.name):
-                values = self._measure(evaluation_set, evaluation_set)
-            if values is None:
-                return None
-            measured[evaluation_set.name] = values
-        return measured
-
-    def _measure(
-        self,
-        evaluation_set: MeasuredSet,
-        batches: Iterable[tuple[Any, int]],
-        *,
-        is_trial: bool = False,
-    ) -> dict[str, float] | None:
-        """Return the values of a set over these batches; None where a signal ended it.
-
-        Args:
-            is_trial: no signal is looked for.
-        """
-        metrics = evaluation_set.build_metrics()
-        device = self.accelerator.device
-        sums = WeightedSums({name: metric.to(device) for name, metric in metrics.items()})
-
-        for batch, examples in batches:
-            batch = self.strategy.to_device(batch)
-            if evaluation_set.counts_examples:
-                # The loader knows how many there are. The first tensor of a batch need not begin
-                # with them, so the default weight is not asked.
-                loss = self.task.training_step(self.model, batch)
-                values: Mapping[str, Any] = weighted(loss, float(examples))
-            else:
-                values = evaluation_set.evaluation_step(self.model, batch)
-            sums.add(values, counts=examples > 0)
-
-            if not self.stop_signal and not is_trial:
-                self.stop_signal = self.agreement.poll_evaluation()
-                if self.stop_signal:
-                    self.stopping = True
-                    return None
-
-        layout = self._layout_of_all_ranks(sums, evaluation_set)
-        means = self.task.summarize(sums.reduce(self.accelerator, layout))
-        return {f"{evaluation_set.prefix}{name}": float(value) for name, value in means.items()}
-
-    def _layout_of_all_ranks(self, sums: WeightedSums, evaluation_set: MeasuredSet) -> SumsLayout:
-        """Return what all ranks together have added, and drop torchmetrics of another step."""
-        of_ranks = self.agreement.gather((sums.layout(), sums.named))
-        if evaluation_set.has_own_step:
-            sums.keep(set().union(*(named for _, named in of_ranks)))
-        return agreed(layout for layout, _ in of_ranks)
-
-    def _keep(self, measured: Mapping[str, dict[str, float]]) -> None:
-        """Keep the values of these sets, and those that the other sets had last."""
-        kept: dict[str, float] = {}
-        for name, evaluation_set in self.evaluation_sets.items():
-            if name in measured:
-                kept |= measured[name]
-                continue
-            for metric, value in self.last_evaluation.items():
-                if metric.startswith(evaluation_set.prefix):
-                    kept[metric] = value
-        self.last_evaluation = kept
 
     def close_evaluation(self) -> None:
         """End the loading processes of all evaluation sets."""
         for evaluation_set in self.evaluation_sets.values():
             evaluation_set.batches.close()
+
+    def _measure(self, evaluation_set: MeasuredSet) -> dict[str, float] | None:
+        """Return the values of a whole set; None where a signal ended it."""
+        with self._measuring(evaluation_set) as measurement:
+            for batch, examples in evaluation_set:
+                measurement.add(batch, examples)
+                if self._is_ended_by_signal():
+                    return None
+            return measurement.values()
+
+    @contextlib.contextmanager
+    def _measuring(self, evaluation_set: MeasuredSet) -> Iterator[Measurement]:
+        """Surround the evaluation of a set, of which ``trainer.now()`` tells."""
+        moment = Now(
+            step=self.step,
+            epoch=self.train_data.epochs_at(self.samples),
+            samples=self.samples,
+            total_steps=self.total_steps,
+            evaluation_set=evaluation_set.name,
+            seed=self.config.seed,
+        )
+        with at(moment):
+            yield Measurement(self.task, self.strategy, self.agreement, evaluation_set)
+
+    def _is_ended_by_signal(self) -> bool:
+        """Return whether a signal has come during the evaluation. Collective."""
+        if self.stop_signal:  # it came before, and this evaluation is wanted all the same
+            return False
+        self.stop_signal = self.agreement.poll_evaluation()
+        if not self.stop_signal:
+            return False
+        self.stopping = True
+        return True
 
     # -- checkpoints and exports ------------------------------------------------------------------
 
@@ -576,10 +523,7 @@ class Run:
             self.gallery.say_once(f"{name}: not shown: before on_start nothing is written")
             return
 
-        aside: AbstractContextManager[None] = contextlib.nullcontext()
-        if self.meter.memory.phase == "training":
-            aside = self.meter.paused("trackers")
-        with aside:
+        with self.meter.paused_in_training("trackers"):
             shown = self.gallery.show(name, value, self.step)
             if shown is not None:
                 self.hooks.on_show(self, name, shown, self.step)

@@ -88,8 +88,8 @@ ELSEWHERE = {
 # before its own arrow.
 WAY = """
 errors, text, plan, private <- config, distributed, metrics, strategies, data <- losses, faults, optim, launching <- task
-<- checkpoint, building <- reporting <- run <- hooks <- checks, callbacks <- builder, row <- loop
-<- script, language <- commands
+<- checkpoint, building <- measuring, reporting <- run <- hooks <- checks, callbacks <- builder, row
+<- evaluation_builder, loop <- script, language <- commands
 """
 
 

@@ -81,7 +81,7 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     launched = launch_as(loaded, task, config)
     model = _of_main(model)
 
-    from ..builder import build_for_evaluation
+    from ..evaluation_builder import build_for_evaluation
 
     weights: Path | None = model.weights
     if model.run is None:

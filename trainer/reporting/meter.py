@@ -10,6 +10,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import psutil
@@ -148,6 +149,12 @@ class Meter:
         self.lasted = time.perf_counter() - began
         self.spent[name] += self.lasted
         self._paused_seconds += self.lasted
+
+    def paused_in_training(self, name: str) -> AbstractContextManager[None]:
+        """Pause while training; within another pause the time counts for that one."""
+        if self.memory.phase == "training":
+            return self.paused(name)
+        return contextlib.nullcontext()
 
     def waiting(self, name: str, source: Iterable[T]) -> Iterator[T]:
         """Yield the same items; what training waits for each counts for ``name``.

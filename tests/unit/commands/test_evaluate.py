@@ -128,7 +128,7 @@ def test_settings_are_replaced_and_the_cut_of_the_global_batch_does_not_matter(
 
 
 def test_no_callback_is_called_and_no_gradient_or_state_is_kept(run: Path) -> None:
-    from trainer.builder import build_for_evaluation
+    from trainer.evaluation_builder import build_for_evaluation
 
     text = TrainConfig(task="evaluated:Sign", max_steps=1, output_dir=str(run))
     built = build_for_evaluation(Sign(), text, run / "model")

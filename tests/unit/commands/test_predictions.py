@@ -14,7 +14,6 @@ from evaluated import Sign
 from torch import nn
 
 from trainer import ConfigError, DataError, TrainConfig
-from trainer.builder import build_for_evaluation
 from trainer.commands import predictions
 from trainer.commands.predictions import (
     JsonLines,
@@ -23,6 +22,7 @@ from trainer.commands.predictions import (
     file_of_set,
     write_predictions,
 )
+from trainer.evaluation_builder import build_for_evaluation
 from trainer.run import Run
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

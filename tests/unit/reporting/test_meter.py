@@ -83,6 +83,18 @@ def test_a_reading_has_the_speed_since_the_last_reading() -> None:
     assert meter.read(steps_left=9)["samples_per_second"] == 0
 
 
+def test_a_pause_that_is_for_training_only_counts_nowhere_else() -> None:
+    meter = Meter(torch.device("cpu"))
+    with meter.paused_in_training("trackers"):
+        assert meter.position[0] == "set-up"
+    meter.start()
+    with meter.paused_in_training("trackers"):
+        assert meter.position[0] == "trackers"
+    with meter.paused("evaluation"), meter.paused_in_training("trackers"):
+        assert meter.position[0] == "evaluation"
+    assert set(meter.spent) == {"start-up", "trackers", "evaluation"}
+
+
 def test_the_speed_of_a_run_is_the_median_without_the_first_reading() -> None:
     meter = Meter(torch.device("cpu"))
     meter.start()
