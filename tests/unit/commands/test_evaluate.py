@@ -127,23 +127,6 @@ def test_settings_are_replaced_and_the_cut_of_the_global_batch_does_not_matter(
     assert len((run / "p.jsonl").read_text().splitlines()) == 7
 
 
-def test_no_callback_is_called_and_no_gradient_or_state_is_kept(run: Path) -> None:
-    from trainer.evaluation_builder import build_for_evaluation
-
-    text = TrainConfig(task="evaluated:Sign", max_steps=1, output_dir=str(run))
-    built = build_for_evaluation(Sign(), text, run / "model")
-    trainable = [p.numel() for p in built.model.parameters() if p.requires_grad]
-    assert trainable == [2], "the bias of the last layer, for engines that need one"
-    assert not built.optimizer.state and not any(
-        p.grad is not None for p in built.model.parameters()
-    )
-    before = {name: tensor.clone() for name, tensor in built.model.state_dict().items()}
-    built.evaluate()
-    assert not built.optimizer.state
-    assert all(tensor.equal(before[name]) for name, tensor in built.model.state_dict().items())
-    built.close()
-
-
 class Looks(Callback):
     """Evaluates a run from outside while it trains."""
 
