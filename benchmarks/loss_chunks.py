@@ -5,7 +5,7 @@
 One thread, 151,936 words, 64 features: so few that passes over logits and weight count, not the
 matrix products. The ways take turns; the first turn is left out.
 
-measured (2026-11-24, at 3d5e254, two x86 CPU cores with a load of 30, torch 2.13; three turns), CPU time of plain:
+measured (2026-11-24, at 379ab6a, two x86 CPU cores with a load of 30, torch 2.13; three turns), CPU time of plain:
 chunks of 256 tokens 0.73 (0.69 to 0.75), of 512, so one chunk, 0.72 (0.69 to 0.73).
 """
 
