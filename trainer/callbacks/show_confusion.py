@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..hooks import Callback, StepInfo
 from ..reporting.media import ConfusionMatrix
 from ..run import Run
 from ..text import did_you_mean
+
+Elements = dict[tuple[int, int], float]  # of a matrix, by row and column
 
 
 class ShowConfusion(Callback):
@@ -36,18 +38,14 @@ class ShowConfusion(Callback):
         if not run.is_main or info.evaluation is None:
             return
 
-        matrices: dict[str, dict[tuple[int, int], float]] = {}
-        for name, value in info.evaluation.items():
-            element = element_of_matrix(name)
-            if element is not None:
-                matrix, row, column = element
-                matrices.setdefault(matrix, {})[row, column] = value
-
+        matrices = _matrices_of(info.evaluation)
         found = [matrix for matrix in matrices if is_metric(matrix, self.metric)]
         for matrix in found:
             run.show(matrix, ConfusionMatrix(_square(matrices[matrix]), self.names))
+
         if not found and not self._has_looked:
-            hint = did_you_mean(self.metric, [name.rpartition("/")[2] for name in matrices])
+            known = [matrix.rpartition("/")[2] for matrix in matrices]
+            hint = did_you_mean(self.metric, known)
             run.say(f"note: ShowConfusion: step {info.step} has no matrix {self.metric!r}; {hint}")
         self._has_looked = True
 
@@ -65,7 +63,19 @@ def is_metric(name: str, metric: str) -> bool:
     return name == metric or name.endswith(f"/{metric}")
 
 
-def _square(elements: dict[tuple[int, int], float]) -> list[list[float]]:
+def _matrices_of(values: Mapping[str, float]) -> dict[str, Elements]:
+    """Return the elements of each matrix among the values of an evaluation, by its name."""
+    matrices: dict[str, Elements] = {}
+    for name, value in values.items():
+        element = element_of_matrix(name)
+        if element is not None:
+            matrix, row, column = element
+            matrices.setdefault(matrix, {})[row, column] = value
+    return matrices
+
+
+def _square(elements: Elements) -> list[list[float]]:
+    """Return a matrix as rows; what is missing is NaN."""
     size = 1 + max(max(place) for place in elements)
     rows = [[math.nan] * size for _ in range(size)]
     for (row, column), value in elements.items():

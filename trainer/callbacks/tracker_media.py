@@ -94,6 +94,7 @@ def _show_in_tensorboard(writer: Any, name: str, shown: Shown, step: int) -> Non
             bucket_counts=shown.counts.tolist(),
             global_step=step,
         )
+
     elif isinstance(shown, ShownImages):
         batch = np.stack(padded(shown.images))
         writer.add_images(name, batch, global_step=step, dataformats="NHWC")
@@ -101,8 +102,10 @@ def _show_in_tensorboard(writer: Any, name: str, shown: Shown, step: int) -> Non
         if captions:
             lines = [f"{number}. {text}" for number, text in enumerate(shown.captions, start=1)]
             writer.add_text(f"{name}/captions", "\n".join(lines), global_step=step)
+
     else:
         writer.add_image(name, shown.picture(), global_step=step, dataformats="HWC")
+
     writer.flush()
 
 

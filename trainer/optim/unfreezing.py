@@ -350,8 +350,10 @@ class Unfreezing:
                 f"run.unfreeze(lr={rate:g}): {type(schedule).__name__} computes each rate from the "
                 f"one before; give {layers.key} the lr in the config instead"
             )
+
         groups = self._strategy.optimizer.param_groups
         rates = list(schedule.get_last_lr())
+
         for number in layers.groups:
             schedule.base_lrs[number] = rate
             rates[number] = rate * schedule.lr_lambdas[number](schedule.last_epoch)
@@ -360,6 +362,7 @@ class Unfreezing:
                 groups[number]["lr"].fill_(rates[number])
             else:
                 groups[number]["lr"] = rates[number]
+
         set_schedule(schedule, schedule.last_epoch, rates)
 
     def text(self, layers: FrozenLayers) -> str:
@@ -383,6 +386,7 @@ class Unfreezing:
             state = f"frozen until {layers.until}"
             if not layers.is_frozen:
                 state = f"trained since step {layers.unfrozen_at}"
+
             text = f"{layers.title}: {self.text(layers)}, {state}"
             found.append(
                 {

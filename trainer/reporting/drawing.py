@@ -61,7 +61,7 @@ def grid(images: Sequence[Pixels]) -> Pixels:
     stride = math.ceil(count * longest / _SIDE)
     factor = max(1, 96 // longest)
     row_count = math.ceil(len(tiles) / count)
-    tiles = [np.repeat(np.repeat(t, factor, 0), factor, 1)[::stride, ::stride] for t in tiles]
+    tiles = [_enlarged(tile, factor)[::stride, ::stride] for tile in tiles]
 
     height, width = tiles[0].shape[:2]
     canvas = np.full((row_count * (height + 2), count * (width + 2), 3), 255, dtype=np.uint8)
@@ -70,6 +70,12 @@ def grid(images: Sequence[Pixels]) -> Pixels:
         top, left = row * (height + 2), column * (width + 2)
         canvas[top : top + height, left : left + width] = tile
     return canvas
+
+
+def _enlarged(pixels: Pixels, factor: int) -> Pixels:
+    """Return a picture of which each pixel is a square of so many."""
+    rows = np.repeat(pixels, factor, axis=0)
+    return np.repeat(rows, factor, axis=1)
 
 
 def bars(counts: NDArray[np.int64], edges: NDArray[np.float64]) -> Pixels:
@@ -97,7 +103,7 @@ def heat_map(counts: NDArray[np.float64], names: Sequence[str]) -> Pixels:
 
     has_text = size <= _MOST_NAMED
     cell = 44 if has_text else max(1, 1000 // size)
-    cells = np.repeat(np.repeat(colours, cell, 0), cell, 1)
+    cells = _enlarged(colours, cell)
     if not has_text:
         return cells
 

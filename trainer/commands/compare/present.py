@@ -37,14 +37,17 @@ def as_table(report: Mapping[str, Any]) -> str:
         lines = columns(_rows(report), left=2)
         lines += _different_settings(report)
     lines.append("")
+
     for run in report["runs"]:
         remarks = _remarks(run, with_settings=not settings)
         if remarks:
             lines.append(f"{run['name']}: {remarks}")
+
     for group in report["groups"]:
         if len(group["runs"]) > 1:
             names = ", ".join(group["runs"])
             lines.append(f"parity of {names}: {group['verdict']}: {group['why']}")
+
     lines += _same_settings(report)
     lines.append(report["recommendation"])
     if report["best"]:
