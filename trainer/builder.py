@@ -46,7 +46,7 @@ from .config.train_config import TrainConfig
 from .data.batches import Layout
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
-from .errors import DEFAULT, ConfigError, Origin, Problem
+from .errors import DEFAULT, ConfigError, Origin, Problem, origin_of
 from .hooks import Callback, Hooks
 from .launching import Launched, launch
 from .optim.ema import Average
@@ -121,7 +121,7 @@ def build(
 def _refuse_callbacks_of_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
     """Raise ``ConfigError`` for callbacks that a loop of one's own would not call."""
     if config.callbacks:
-        origin = origins.get("callbacks", Origin("TrainConfig", key="callbacks"))
+        origin = origin_of(origins, "callbacks")
         rule = (
             "has no effect: Trainer's loop calls them, and this is a loop of one's own; remove it"
         )
@@ -243,7 +243,7 @@ def read_data(run: Run, start: Start) -> None:
 
 def _interval(run: Run, key: str) -> Interval | None:
     """Return how often something is done; ``ConfigError`` for less than a step."""
-    origin = run.origins.get(key, Origin("TrainConfig", key=key))
+    origin = origin_of(run.origins, key)
     return checked_interval(getattr(run.config, key), run.steps_per_epoch, origin)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -90,6 +90,11 @@ class Origin:
 
 COMMAND_LINE = "command line"
 DEFAULT = Origin("default", is_default=True)  # of a value that nobody set
+
+
+def origin_of(origins: Mapping[str, Origin], key: str) -> Origin:
+    """Return where a key of the config was set: in Python, where no file or flag set it."""
+    return origins.get(key, Origin("TrainConfig", key=key))
 
 
 @dataclass(frozen=True)

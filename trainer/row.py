@@ -23,7 +23,7 @@ from .checks.finite import FiniteNumbers
 from .checks.replicas import ReplicaCheck
 from .checks.row import checks_of
 from .config.train_config import TrainConfig, profiled_steps
-from .errors import Origin
+from .errors import Origin, origin_of
 from .hooks import Callback, Hooks
 
 
@@ -78,7 +78,7 @@ def row_of(
 
         row.extend(configured_callbacks(config.callbacks, origins))
     if config.sanity_evaluation:  # after yours: what they prepare may be needed for it
-        origin = origins.get("best_metric", Origin("TrainConfig", key="best_metric"))
+        origin = origin_of(origins, "best_metric")
         row.append(SanityEvaluation(config.best_metric, origin))
     if config.replica_check_every is not None:
         row.append(ReplicaCheck(config.replica_check_every))
@@ -96,7 +96,7 @@ def _published(
     if config.trackers:
         from .callbacks.tracking import Tracking
 
-        origin = origins.get("trackers", Origin("TrainConfig", key="trackers"))
+        origin = origin_of(origins, "trackers")
         published.append(Tracking(config.trackers, origin=origin))
     if config.push_to_hub is not None:
         from .callbacks.hub import HubPush

@@ -14,6 +14,7 @@ from trainer.errors import (
     Origin,
     Problem,
     Sourced,
+    origin_of,
     writing,
 )
 
@@ -58,3 +59,9 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         writing(path),
     ):
         path.write_text("text")
+
+
+def test_a_key_that_no_file_set_comes_from_the_config_made_in_python() -> None:
+    origins = {"lr": Origin("a.yaml", line=3, key="lr")}
+    assert str(origin_of(origins, "lr")) == "a.yaml:3 (lr)"
+    assert str(origin_of(origins, "seed")) == "TrainConfig (seed)"

@@ -13,7 +13,7 @@ from ..config.interval import Interval, checked_interval
 from ..config.train_config import TrainConfig, profiled_steps
 from ..data.batches import TrainData
 from ..data.indexed import IndexedData
-from ..errors import ConfigError, Origin, Problem
+from ..errors import ConfigError, Origin, Problem, origin_of
 from ..text import listed
 from .model import held_in_evaluation
 
@@ -48,7 +48,7 @@ def stop_step(
     Raises:
         ConfigError: the checkpoint to begin with is behind that step already.
     """
-    origin = origins.get("stop_at", Origin("TrainConfig", key="stop_at"))
+    origin = origin_of(origins, "stop_at")
     until = checked_interval(config.stop_at, steps_per_epoch, origin)
     if until is None:
         return None

@@ -9,7 +9,7 @@ import torch
 
 from ..building.evaluation import best_metric_problem, measured_sets
 from ..building.returned import data_of, optimizer_by
-from ..errors import Origin, TrainerError
+from ..errors import TrainerError, origin_of
 from ..optim.groups import check_settings_run
 from ..optim.unfreezing import Unfreezing
 from ..strategies import strategy_class
@@ -106,7 +106,7 @@ def _check_evaluation(
     if names is None or best_metric is None:
         return
 
-    origin = loaded.origins.get("best_metric", Origin("TrainConfig", key="best_metric"))
+    origin = origin_of(loaded.origins, "best_metric")
     problem = best_metric_problem(best_metric, names, origin)
     if problem is not None:
         problems.lines.append(str(problem))

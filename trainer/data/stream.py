@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from ..config.unfreeze import read_unfreeze
-from ..errors import ConfigError, DataError, Origin, Problem
+from ..errors import ConfigError, DataError, Origin, Problem, origin_of
 from ..private.datasets import has_shuffle_buffer
 from .batches import Layout, TrainData, Window, copied, parts_of_rank
 from .blocks import blocks
@@ -294,7 +294,7 @@ def check_stream_settings(config: TrainConfig, origins: Mapping[str, Origin]) ->
 
     problems = []
     for key, rule in broken.items():
-        origin = origins.get(key, Origin("TrainConfig", key=key))
+        origin = origin_of(origins, key)
         problems.append(Problem(origin=origin, value=getattr(config, key), rule=rule))
     if problems:
         raise ConfigError(problems)
