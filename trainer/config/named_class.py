@@ -43,6 +43,21 @@ def _without_class(module: ModuleType, class_name: str) -> str:
     if name.partition(".")[0] in sys.stdlib_module_names:
         return f"the module {name} is Python's own ({place}); give your file another name"
 
-    known = [key for key, value in vars(module).items() if isinstance(value, type)]
+    known = _classes_of(module)
     hint = did_you_mean(class_name, known) if known else f"it is {place}, and defines no class"
     return f"{name} has no {class_name!r}; {hint}"
+
+
+def _classes_of(module: ModuleType) -> list[str]:
+    """Return the names of what a config may mean in a module."""
+    # A package that imports lazily lists its names, and holds only those that were used.
+    listed = getattr(module, "__all__", None)
+    if listed is not None:
+        return list(listed)
+
+    classes = []
+    for name, value in vars(module).items():
+        is_class = isinstance(value, type)
+        if is_class and value.__module__.partition(".")[0] not in sys.stdlib_module_names:
+            classes.append(name)
+    return classes

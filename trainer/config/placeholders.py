@@ -56,6 +56,8 @@ def fill_in(
             filled += f"{{{name}:{form}}}" if form else f"{{{name}}}"
             continue
 
+        if name not in values:
+            raise _unknown(name, {*values, *unknown_yet})
         text = _value_text(name, values, form) or "_"
         filled += file_name_part(text) if path else text
     return filled
@@ -97,10 +99,8 @@ def _value_text(name: str, values: Mapping[str, object], form: str) -> str:
     """Return the value of a placeholder as text.
 
     Raises:
-        PlaceholderError: there is none, or it cannot stand in a name.
+        PlaceholderError: it cannot stand in a name.
     """
-    if name not in values:
-        raise _unknown(name, values)
     if any(is_secret(part) for part in name.split(".")):
         raise PlaceholderError(f"{{{name}}} is a secret, and is not written down")
 

@@ -111,6 +111,11 @@ def _words(details: Any) -> str:
     return _WORDS[details["type"]].format(**context)
 
 
+def _is_placeholder(value: object) -> bool:
+    """Return whether a value is what YAML makes of ``{lr}`` without quotes."""
+    return isinstance(value, dict) and list(value.values()) == [None]
+
+
 def _hint(found: list[Any], value: object) -> str:
     """Return what to write instead of a value of the wrong type, where that is plain."""
     kinds = {details["type"] for details in found}
@@ -126,6 +131,8 @@ def _hint(found: list[Any], value: object) -> str:
         return f"; write {value:.0f}"
     if kinds == {"string_type"} and not isinstance(value, list | dict):
         return "; put it in quotes"
+    if kinds == {"string_type"} and _is_placeholder(value):
+        return "; put it in quotes, for YAML reads braces as a mapping"
 
     if isinstance(value, str):
         near = nearest(value, choices)

@@ -87,6 +87,11 @@ def test_what_cannot_be_filled_in_is_an_error_with_a_hint(template: str, rule: s
     assert rule in str(caught.value)
 
 
+def test_a_placeholder_that_the_launch_decides_is_a_hint_before_it_as_well() -> None:
+    with pytest.raises(PlaceholderError, match="did you mean 'world_size'"):
+        fill_in("{word_size}", VALUES, ("strategy", "world_size"), path=False)
+
+
 def test_what_is_not_known_yet_stays() -> None:
     assert fill_in("{lr}-{x}-{y:03}", VALUES, ("x", "y"), path=True) == "1e-05-{x}-{y:03}"
 

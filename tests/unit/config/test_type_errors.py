@@ -43,6 +43,7 @@ def lines(**values: Any) -> list[str]:
         ({"named": {"a": {"kind": "gellu"}}}, "f: named.a.kind: 'gellu': must be one of 'relu', 'gelu'; did you mean 'gelu'?"),
         ({"files": 3}, "f: files: 3: must be text or a list such as [a, b]"),
         ({"files": ["a", 3]}, "f: files.1: 3: must be text; put it in quotes"),
+        ({"files": ["a", {"lr": None}]}, "f: files.1: {'lr': None}: must be text; put it in quotes, for YAML reads braces as a mapping"),
         ({"limit": 6}, "f: limit: 6: must be a multiple of 4"),
         ({"limit": 8.0}, "f: limit: 8.0: must be a whole number or one of 'auto'; write 8"),
     ],
