@@ -2,8 +2,9 @@
 
 A setting may be annotated with ``bool``, ``int``, ``float``, ``str``, ``Literal``, an ``Enum`` (a
 file gives its name), a ``Path``, ``Any``, ``list[...]``, ``tuple[...]``, ``set[...]``,
-``frozenset[...]``, ``dict[str, ...]``, a dataclass, or a union of these or with ``None``. Limits
-are pydantic's: ``Annotated[int, Field(ge=1)]``.
+``frozenset[...]``, ``dict[str, ...]``, their abstract forms (``Sequence[...]``, ``Mapping[str,
+...]``), a dataclass, or a union of these or with ``None``. Limits are pydantic's: ``Annotated[int,
+Field(ge=1)]``.
 
 ``strict_type`` translates such an annotation into one that pydantic reads as files are meant: no
 text becomes a number, no number a truth value; but a whole number serves as a ``float``, and a list
@@ -20,7 +21,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Union
@@ -72,6 +73,10 @@ class About:
             yield BeforeValidator(functools.partial(_in_any_case, annotation))
 
 
+# What files give where code names only what a value can do.
+_IN_FILES: dict[Any, type] = {Sequence: list, Collection: list, Mapping: dict}
+
+
 def type_adapter(annotation: Any, build: Build) -> TypeAdapter[Any]:
     """Return pydantic's validator of an annotation.
 
@@ -100,7 +105,7 @@ def strict_type(annotation: Any, build: Build) -> Any:
     if annotation is Any:
         return Annotated[Any, AfterValidator(_finite_inside)]
 
-    kind = origin or annotation
+    kind = _IN_FILES.get(origin or annotation, origin or annotation)
     if kind in (dict, list, tuple, set, frozenset):
         return _collection(kind, arguments, build)
     if isinstance(kind, type):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -59,6 +60,8 @@ class Rich:
     levels: set[int] = field(default_factory=set)
     activation: Activation = Activation.RELU
     others: tuple[Activation, ...] = ()
+    names: Sequence[str] | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
     limit: float = math.inf
     bound: Annotated[int, Field(ge=0)] = -1
     phase: complex = 1j
@@ -86,6 +89,7 @@ def test_fields_of_ordinary_dataclasses(here: Path, monkeypatch: pytest.MonkeyPa
     assert task == Rich()
     assert left.task_settings == {
         "root": "data", "cache": None, "tags": ["a", "b"], "levels": [], "activation": "RELU", "others": [],
+        "names": None, "rates": {},
         "limit": "inf", "bound": -1, "phase": "1j", "pair": [1, 2],
     }  # fmt: skip
     monkeypatch.setenv("HOME", "/home/me")
@@ -100,6 +104,13 @@ def test_fields_of_ordinary_dataclasses(here: Path, monkeypatch: pytest.MonkeyPa
         others=(Activation.RELU, Activation.GELU),
         limit=2.0,
     )
+
+
+def test_abstract_collections_are_lists_and_mappings_in_a_file() -> None:
+    task, _ = rich("{names: [a, b], rates: {stem: 1}}")
+    assert task == Rich(names=["a", "b"], rates={"stem": 1.0})
+    with pytest.raises(ConfigError, match=r"task_settings.names.1: 3: must be text"):
+        rich("{names: [a, 3]}")
 
 
 @pytest.mark.parametrize(
