@@ -164,7 +164,8 @@ class Task:
         """Count the items of a batch that the mean of ``training_step`` is over.
 
         By default the number of examples. A language model returns the number of unmasked target
-        tokens, and sets ``counts_tokens``. The batch is still on the CPU.
+        tokens, and sets ``counts_tokens``; a loss with class weights, which torch divides by
+        their sum, ``class_weights[labels].sum()``. The batch is still on the CPU.
         """
         return batch_size(batch)
 

@@ -1,4 +1,4 @@
-"""A GAN in a loop of its own and a BERT classifier have the curves of one process.
+"""A GAN in a loop of its own, a BERT classifier and a ResNet have the curves of one process.
 
 | promised | strategies and worlds | tests |
 |---|---|---|
@@ -6,7 +6,9 @@
 | Both of its losses are those of one process, and it resumes bit by bit | all on 2 (nightly) | test_gan_has_both_losses_of_one_process, test_gan_goes_on_bit_by_bit |
 | Models that were saved at different steps are not resumed together | one process | test_gan_whose_models_were_saved_at_different_steps_is_not_gone_on_with |
 | BERT has the curve of one process, from nothing and pretrained | all on 2 (nightly) | test_bert_has_the_curve_of_one_process, test_pretrained_bert_has_the_curve_of_one_process |
-| What it exports is a model to begin with | one process (nightly) | test_exported_bert_is_one_to_begin_with |
+| The ResNet has the curve of one process, with BatchNorm, mixup by epoch, class weights and a stem that is unfrozen | all on 2 (nightly) | test_resnet_has_the_curve_of_one_process |
+| So it has when it is stopped before and after the stem is unfrozen, and resumed under other strategies | all on 2, one process (nightly) | test_resnet_that_changes_its_strategy_has_the_curve_of_one_process |
+| What BERT exports is a model to begin with | one process (nightly) | test_exported_bert_is_one_to_begin_with |
 | Its data is the same each time, its scores do not depend on the batch, and settings are checked | no job | test_texts_and_tokenizer_are_the_same_on_every_preparation, test_bert_scores_of_a_text_do_not_depend_on_its_batch, test_impossible_settings |
 """
 
@@ -250,3 +252,45 @@ def test_bert_scores_of_a_text_do_not_depend_on_its_batch(task: BertClassifier) 
 def test_impossible_settings(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BertClassifier(**settings)
+
+
+# The ResNet: four epochs of 22 steps, its stem is unfrozen behind step 44.
+
+
+RESNET = ["--config", "examples/configs/resnet_digits.yaml", "--log_every", "1"]
+
+
+def trained_resnet(strategy: str, output_dir: Path, *options: str) -> Job:
+    return run([*words(strategy, "examples/train.py"), *RESNET, *options], output_dir).ok()
+
+
+@cache
+def resnet(strategy: str, folder: Path) -> Job:
+    return trained_resnet(strategy, folder / f"resnet-{strategy}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_resnet_has_the_curve_of_one_process(strategy: str, folder: Path) -> None:
+    done, alone = resnet(strategy, folder), resnet("single", folder)
+    assert (done.plan["strategy"], done.plan["world_size"]) == (strategy, 2)
+    assert len(done.losses) == 88 and done.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert alone.evaluation["eval/clean/accuracy"] > 0.95
+    # BatchNorm's running statistics are of the micro-batches that a rank saw.
+    accuracy = pytest.approx(alone.evaluation["eval/clean/accuracy"], abs=0.03)
+    assert done.evaluation["eval/clean/accuracy"] == accuracy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(len(STRATEGIES)))
+def test_resnet_that_changes_its_strategy_has_the_curve_of_one_process(
+    place: int, folder: Path
+) -> None:
+    first, second = STRATEGIES[place], STRATEGIES[(place + 2) % len(STRATEGIES)]
+    output_dir = folder / f"resnet-{first}-{second}"
+    trained_resnet(first, output_dir, "--stop_at", "30")
+    trained_resnet(second, output_dir, "--resume", "auto", "--stop_at", "60")
+    done = trained_resnet("single", output_dir, "--resume", "auto")
+    assert "resumed from" in done.out
+    assert len(done.losses) == 88
+    assert done.losses == pytest.approx(resnet("single", folder).losses, rel=1e-5)
