@@ -107,7 +107,8 @@ class RunDirectory:
         """Take the locked folder for this run. Collective: call on every rank.
 
         Args:
-            overwrite: empty a used folder.
+            overwrite: empty a used folder; one of a run that failed before its first step is
+                emptied anyway.
             continues: resume in a used folder, if it is that of a run.
 
         Raises:
@@ -123,7 +124,7 @@ class RunDirectory:
 
         if continues and self._is_of_a_run():
             self._refuse_links(entries)
-        elif overwrite:
+        elif overwrite or self._holds_no_step():
             self._empty(entries)
         else:
             raise self._error(
@@ -147,6 +148,11 @@ class RunDirectory:
         except (OSError, ValueError):
             return False
         return isinstance(plan, dict) and {"strategy", "world_size", "versions"} <= plan.keys()
+
+    def _holds_no_step(self) -> bool:
+        """Return whether a run that began here has failed before its first step."""
+        results = ("metrics.jsonl", "summary.json", CHECKPOINTS, *_MODELS, "evaluations")
+        return self._is_of_a_run() and not any(_holds_files(self.path / name) for name in results)
 
     def _empty(self, entries: Sequence[Path]) -> None:
         """Delete what a run wrote, once it is known that there is nothing else."""

@@ -132,6 +132,26 @@ def test_overwrite_deletes_all_that_a_run_wrote(tmp_path: Path) -> None:
     assert left[0] == left[1]
 
 
+def test_what_a_run_left_that_failed_before_its_first_step_is_replaced(tmp_path: Path) -> None:
+    class Misnamed(Plain):
+        def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+            raise KeyError("image")
+
+    with pytest.raises(KeyError):
+        fit(tmp_path, task=Misnamed(), max_steps=2)
+    assert (tmp_path / "plan.json").is_file() and not (tmp_path / "metrics.jsonl").exists()
+
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds files that no run wrote \(notes.txt\)"):
+        fit(tmp_path, max_steps=2)
+    (tmp_path / "notes.txt").unlink()
+
+    fit(tmp_path, max_steps=2)
+    assert list(losses(tmp_path)) == [1, 2]
+    with pytest.raises(ConfigError, match="holds files already"):
+        fit(tmp_path, max_steps=2)
+
+
 def test_checkpoints_on_another_disk_are_emptied_and_stay_linked(tmp_path: Path) -> None:
     disk, out = tmp_path / "disk", tmp_path / "run"
     disk.mkdir()
