@@ -15,10 +15,7 @@ from .callbacks.log import Log
 from .callbacks.metrics_file import MetricsFile
 from .callbacks.progress import Progress
 from .callbacks.sanity import SanityEvaluation
-from .callbacks.skipped_buffers import SkippedBuffers
 from .callbacks.stopping import Stopping
-from .callbacks.time_limit import TimeLimit
-from .callbacks.unfreeze import UnfreezeLayers
 from .checks.finite import FiniteNumbers
 from .checks.replicas import ReplicaCheck
 from .checks.row import checks_of
@@ -30,7 +27,7 @@ from .hooks import Callback, Hooks
 def row_of(
     config: TrainConfig, added: Sequence[Callback], origins: Mapping[str, Origin]
 ) -> list[Callback]:
-    """Return the hooks of a run. Trackers and the profiler are imported only where asked for.
+    """Return the hooks of a run. Those of some keys are imported only where these are set.
 
     Args:
         added: the user's, which come after all others but the one that saves. Those that the config
@@ -41,6 +38,8 @@ def row_of(
 
     # The step itself: undo what a step that is left out has changed, count, agree on the end.
     if config.on_nan == "skip":
+        from .callbacks.skipped_buffers import SkippedBuffers
+
         row.append(SkippedBuffers())
     row.append(Clock())
     row.append(Stopping())
@@ -64,11 +63,15 @@ def row_of(
         best = Best(config.best_metric, config.best_mode, config.early_stop_patience)
         row.append(best)
     if config.max_time is not None:
+        from .callbacks.time_limit import TimeLimit
+
         row.append(TimeLimit(config.max_time))
     row.extend(_published(config, best, origins))
 
     # Behind all that looks at the step as it was made.
     if config.unfreeze is not None:
+        from .callbacks.unfreeze import UnfreezeLayers
+
         row.append(UnfreezeLayers())
 
     # Yours; and last the checkpoint, which holds the state of all.

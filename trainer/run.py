@@ -29,7 +29,6 @@ from .errors import CheckpointError, Origin, TrainerError
 from .faults.watchdog import Watchdog
 from .measuring import Measurement, chosen_sets, newest_values
 from .reporting.banner import facts
-from .reporting.gallery import Gallery
 from .strategies.whole_parameters import whole_parameters
 from .task import Task
 from .text import hidden
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from .optim.unfreezing import Unfreezing
     from .plan import Plan
     from .reporting.directory import RunDirectory
+    from .reporting.gallery import Gallery
     from .reporting.media import Shown
     from .reporting.meter import Meter
     from .strategies import Shard, Strategy
@@ -518,6 +518,8 @@ class Run:
             return
 
         if self.gallery is None:
+            from .reporting.gallery import Gallery
+
             self.gallery = Gallery(self.directory.path, self.say)
         if "facts" not in vars(self):  # a run that is refused leaves no files
             self.gallery.say_once(f"{name}: not shown: before on_start nothing is written")

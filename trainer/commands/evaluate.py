@@ -20,6 +20,7 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -196,8 +197,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _refuse_misspelt(parser: argparse.ArgumentParser, settings: Sequence[str]) -> None:
     """Refuse a word that is nearer to an option of this command than to a key of the config."""
-    own = [option for action in parser._actions for option in action.option_strings]
-    own = [option for option in own if option.startswith("--")]
+    own = re.findall(r"^  (--\w+)", parser.format_help(), re.MULTILINE)
     keys = [f"--{key}" for key in DEFAULTS]
     for word in settings:
         name = word.partition("=")[0]

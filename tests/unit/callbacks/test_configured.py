@@ -158,7 +158,8 @@ def test_a_check_makes_dataclasses_alone() -> None:
 def test_they_come_behind_those_of_the_code_and_before_the_checkpoint() -> None:
     config = TrainConfig(task="m:T", max_steps=1, callbacks=[f"{HERE}:Silent"])
     row = row_of(config, [Words("code")], {})
-    assert [type(hook).__name__ for hook in row][-3:] == ["Words", "Silent", "SaveCheckpoints"]
+    names = [type(hook).__name__ for hook in row]
+    assert names[-4:] == ["Words", "Silent", "SanityEvaluation", "SaveCheckpoints"]
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from trainer import Callback, Run, StepInfo
+from trainer.building.evaluation import UNNAMED
 from trainer.callbacks import hub
 from trainer.callbacks.evaluation import Evaluation
 from trainer.callbacks.hub import HubPush, Upload
@@ -170,7 +171,7 @@ class MadeUp(Callback):
     def on_data(self, run: Run) -> None:
         assert isinstance(run.hooks, Hooks)
         evaluation = next(hook for hook in run.hooks.row if isinstance(hook, Evaluation))
-        evaluation.pending = True
+        evaluation.pending = [UNNAMED]
 
 
 def test_a_best_model_of_an_evaluation_that_is_made_up_is_pushed(

@@ -31,7 +31,7 @@ def test_card_describes_the_whole_run_up_to_its_step(
         f"- {texts}",
         "- evaluation: 12 documents",
         "r: 4",
-        "| run | CausalLM-single-1 |",
+        "| run | Odd-single-1 |",
         "| strategy | single |",
         "| processes | 1 |",
         "compute fp32",
