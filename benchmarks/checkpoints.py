@@ -124,7 +124,7 @@ def raw_read(path: Path, weights: list[Tensor], state: list[Tensor]) -> None:
 def held(one: Trainer) -> tuple[list[Tensor], list[Tensor]]:
     """Return copies of what this rank loads: weights, and the optimizer's state of them."""
     shards, optimizer = [*one.run.strategy.shards()], one.run.strategy.optimizer
-    form = one.run._parts().optimizer_form
+    form = one.run.optimizer_form
     state = [
         tensor for shard in shards for _, tensor in state_of(optimizer, shard, form) if tensor.dim()
     ]
