@@ -159,9 +159,7 @@ def _cleaned(value: Any, private: Private) -> Any:
     if isinstance(value, Mapping):
         kept = {}
         for key, item in value.items():
-            hides = is_secret(key) and (not key.endswith("token") or key.lower() in _TOKENS)
-            hides = hides and isinstance(item, str) and bool(item)
-            kept[key] = HIDDEN if hides else _cleaned(item, private)
+            kept[key] = HIDDEN if _is_secret_setting(key, item) else _cleaned(item, private)
         return kept
     if isinstance(value, list):
         return [_cleaned(item, private) for item in value]
@@ -172,7 +170,16 @@ def _cleaned(value: Any, private: Private) -> Any:
     return _last_part(text) if _is_local(text, private) else text
 
 
+def _is_secret_setting(key: str, item: Any) -> bool:
+    """Return whether a setting is a secret; ``eos_token`` and its like are words."""
+    if not isinstance(item, str) or not item:
+        return False
+    is_word = key.endswith("token") and key.lower() not in _TOKENS
+    return is_secret(key) and not is_word
+
+
 def _without_secrets(text: str, private: Private) -> str:
+    """Return a text with what is known to be a secret, or looks like one, hidden."""
     for value in private.secrets.values():
         text = text.replace(value, HIDDEN)
     return _LOGIN.sub(HIDDEN, _TOKEN.sub(HIDDEN, text))

@@ -45,8 +45,11 @@ class CompiledGraphs(Callback):
 
 def _graphs(counts: Sequence[int]) -> str:
     """Return how many graphs the ranks have compiled, in words."""
-    least, most = min(counts), max(counts)
-    number = str(most) if least == most else f"{least} to {most}"
+    least = min(counts)
+    most = max(counts)
+    number = f"{least} to {most}"
+    if least == most:
+        number = str(most)
     noun = "graph" if most == 1 else "graphs"
     ranks = " on each rank" if len(counts) > 1 else ""
     return f"{number} {noun} of the model in the first step{ranks}"

@@ -200,10 +200,13 @@ def _of_checkpoint(info: CheckpointInfo, run: Path | None) -> EvaluatedModel:
 
 def _in_folder(folder: Path) -> EvaluatedModel:
     """Return the model in a folder of safetensors; one inside of a run's folder is of that run."""
+    name = folder.resolve().name
     parent = folder.resolve().parent
-    if folder.resolve().name in ("model", "best") and _is_run(parent):
-        return _best_of(parent) if folder.resolve().name == "best" else _last_of(parent)
-    return EvaluatedModel(weights=folder, name=folder.resolve().name)
+    if name == "best" and _is_run(parent):
+        return _best_of(parent)
+    if name == "model" and _is_run(parent):
+        return _last_of(parent)
+    return EvaluatedModel(weights=folder, name=name)
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
@@ -216,4 +219,5 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _number(value: object) -> int:
+    """Return a whole number of a run's files; 0 where there is none."""
     return value if isinstance(value, int) else 0
