@@ -413,6 +413,7 @@ def _facts(run: Run) -> dict[str, object]:
     """Return what plan.json holds: everything that is known of a run before its first step."""
     state_bytes = run.agreement.gather(run.state_bytes)
     of_entries = {"unfreezing": run.unfreezing.facts()} if run.unfreezing.entries else {}
+
     return facts(
         run.plan,
         **run.optimizer_facts,
