@@ -147,7 +147,15 @@ def _different_settings(report: Mapping[str, Any]) -> list[str]:
 
 def _same_settings(report: Mapping[str, Any]) -> list[str]:
     """Return the settings that all runs share, wrapped to lines."""
-    same = [f"{key} {_plain(value)}" for key, value in report["settings"]["same"].items()]
+    same = []
+    of_groups = 0
+    for key, value in report["settings"]["same"].items():
+        if key.startswith("optimizer_groups."):
+            of_groups += 1  # a dozen a group, most of them defaults; plan.json has them
+        else:
+            same.append(f"{key} {_plain(value)}")
+    if of_groups:
+        same.append(f"optimizer_groups ({of_groups} values)")
     text = f"the same in all: {', '.join(same)}"
     return textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False)
 
@@ -160,7 +168,7 @@ def _remarks(run: Mapping[str, Any], *, with_settings: bool) -> str:
 
     beyond_training = []
     for phase, most in run["memory"].items():
-        if most > run["memory"]["training"]:
+        if most > 1.01 * run["memory"]["training"]:  # less is chance
             beyond_training.append(f"{phase} {size(most)}")
     if beyond_training:
         remarks.append(f"more memory than in training: {', '.join(beyond_training)}")
@@ -195,4 +203,6 @@ def _plain(value: object) -> str:
         return "none"
     if isinstance(value, str):
         return value
+    if isinstance(value, float):
+        value = float(f"{value:.12g}")  # 0.009, and not the 0.009000000000000001 of 3 * 0.003
     return json.dumps(value, default=str)
