@@ -83,7 +83,9 @@ CASES: dict[str, tuple[Callable[..., Task], dict[str, Any]]] = {
         OnSomeRanks,
         {"find_unused_parameters": True, "micro_batch_size": 2},
     ),
-    "on_some_ranks_unsaid": (OnSomeRanks, {}),
+    # With one, DeepSpeed's stage 3 ends it in its own words: it compares the modules that each
+    # rank's first forward pass went through.
+    "on_some_ranks_unsaid": (OnSomeRanks, {"sanity_evaluation": False}),
     "later_unsaid": (Later, {}),
     "in_any_order": (InAnyOrder, {"micro_batch_size": 2}),
     "scalar": (Scalar, {}),
