@@ -129,6 +129,15 @@ class Board:
         self.shared = shared
         self._store = PrefixStore(f"samecurve/watch/{self._name}", shared)
 
+    def meet(self, rank: int) -> None:
+        """Wait until a rank has introduced itself, and read who it is.
+
+        Raises:
+            RuntimeError: it has not come in time.
+        """
+        if rank not in self.who:
+            self.who[rank] = Who.read(self.shared.get(f"{_WHO}/{rank}"))
+
     def read_who(self) -> None:
         """Read who the others are, as far as they have come."""
         for rank in range(self.world_size):

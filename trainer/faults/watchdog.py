@@ -161,6 +161,7 @@ class _Watch:
         self.own.crash = self._crash_file.path
         self._who = Who(host=socket.gethostname(), identity=Identity.own(), observer=own_observer())
         self._ask_briefly(self._write)
+        self._ask_briefly(self._meet_holder)
         self._thread = threading.Thread(target=self.run, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -391,6 +392,12 @@ class _Watch:
             return False
         owner = claim_first_error(self.board.shared, take=take)
         return owner not in (None, "", str(self.rank))
+
+    def _meet_holder(self) -> None:
+        """Learn who holds the store while it answers: once it is stopped, nobody can tell."""
+        holder = rank_of_store()
+        if holder is not None and self.board.is_connected:
+            self.board.meet(holder)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from benchmarks import gpu_run, gpu_wheels
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("PYTEST_ADDOPTS", None)  # -v there would change what pytest lists
 
 
 def test_what_was_carried_comes_before_what_is_installed(

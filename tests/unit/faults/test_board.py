@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -84,3 +85,18 @@ def test_the_store_is_of_the_launcher_or_of_rank_0(
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
     assert rank_of_store.__wrapped__() == expected
+
+
+def test_a_rank_that_comes_a_little_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_who", {})
+    store = dist.HashStore()
+    board = board_of(1, store)
+    come = threading.Timer(0.2, lambda: store.set(f"{module._WHO}/0", json.dumps(asdict(who(17)))))
+    come.start()
+    board.meet(0)
+    assert board.who == {0: who(17)}
+
+    store.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(RuntimeError, match="timeout"):
+        board.meet(2)
+    assert board.who == {0: who(17)}
