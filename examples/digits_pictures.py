@@ -22,6 +22,9 @@ class Pictures(Callback):
     """Shows samples once, and at each evaluation mistakes among the first images held out."""
 
     def on_start(self, run: Run) -> None:
+        if run.step > 0:  # resumed: they were shown when it began
+            return
+
         items = [run.data.train[index] for index in range(16)]
         captions = [str(int(item["label"])) for item in items]
         run.show("samples", Images([item["image"] for item in items], captions))

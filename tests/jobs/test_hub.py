@@ -3,6 +3,7 @@
 | promised | strategies and worlds | tests |
 |---|---|---|
 | The best models and the last one are pushed, once | DDP on 2, all on 2 nightly | test_the_best_models_and_the_last_one_are_pushed_once |
+| A run that is stopped and resumed leaves on the Hub what one leaves that was not | one process; DDP on 2, all on 2 nightly | test_a_resumed_run_leaves_on_the_hub_what_one_leaves_that_was_not_stopped |
 | Errors of the server, and silence, cost no step and no exit code | DDP on 2, ZeRO-3 on 2 nightly | test_a_server_that_fails_or_hangs_ends_no_run |
 
 The server is a stand-in on this machine (``tests/support/hub_server.py``).
@@ -18,7 +19,8 @@ from launchers import Job, command, run, some_quick
 
 
 def job(how: str, hub: Hub, tmp_path: Path, *more: str) -> Job:
-    words = [*command("ranks", how), "--config", "examples/configs/digits_cnn.yaml"]
+    world = 0 if how == "single" else 2
+    words = [*command("ranks", how, world), "--config", "examples/configs/digits_cnn.yaml"]
     words += ["--max_steps", "12", "--eval_every", "6", "--best_metric", "eval/loss"]
     words += ["--push_to_hub", "anna/digits", *more]
     return run(words, tmp_path / "out", environment=hub.environment(tmp_path / "home"))
@@ -42,6 +44,35 @@ def test_the_best_models_and_the_last_one_are_pushed_once(how: str, tmp_path: Pa
     for private in (TOKEN, str(tmp_path)):
         assert private.encode() not in hub.sent()
     assert "not on the Hub" not in done.out and not (done.output_dir / ".hub").exists()
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param("single", marks=pytest.mark.slow), *some_quick("ddp")]
+)
+def test_a_resumed_run_leaves_on_the_hub_what_one_leaves_that_was_not_stopped(
+    how: str, tmp_path: Path
+) -> None:
+    with hub_server() as hub:
+        job(how, hub, tmp_path / "whole").ok()
+    whole = last_files(hub)
+
+    with hub_server() as hub:
+        stopped = job(how, hub, tmp_path / "stopped", "--stop_at", "6").ok()
+        assert stopped.rows[-1]["step"] == 6
+        assert last_files(hub).keys() == {"main", "last"}, "what it had at its stop"
+        resumed = job(how, hub, tmp_path / "stopped", "--resume", "auto").ok()
+    assert resumed.plan["strategy"] == how and resumed.rows[-1]["step"] == 12
+    after = last_files(hub)
+    assert after.keys() == whole.keys()
+    for branch, files in whole.items():
+        assert after[branch]["model.safetensors"] == files["model.safetensors"], branch
+        assert after[branch].keys() == files.keys()
+    assert "| steps | 12 |" in after["last"]["README.md"].decode()
+
+
+def last_files(hub: Hub) -> dict[str, dict[str, bytes]]:
+    """Return the files of the newest commit of each branch."""
+    return {str(commit.branch): dict(commit.files) for commit in hub.commits}
 
 
 FAILURES = {

@@ -4,6 +4,7 @@
 |---|---|---|
 | W&B, TensorBoard and Trackio have every row, the model and the profile | ZeRO-2 on 2 (nightly) | test_a_real_run_read_back_by_their_own_tools |
 | Pictures, histograms and a confusion matrix are in the run's folder and in all three, shown by every rank or by one | DDP on 2, all on 2 nightly | test_pictures_are_in_the_run_and_in_its_trackers |
+| A run that is stopped and resumed has the pictures of one that was not, to the bit, and the confusion matrix of one process | DDP on 2, all on 2 nightly | test_a_resumed_run_has_the_pictures_of_one_that_was_not_stopped |
 | Trackio's page draws it | DDP on 2 (make browser) | test_trackios_page_in_a_browser |
 """
 
@@ -123,6 +124,37 @@ def test_pictures_are_in_the_run_and_in_its_trackers(how: str, tmp_path: Path) -
     trackio = tmp_path / "trackio" / "media" / "samecurve" / f"DigitsCNN-{how}-2"
     assert sorted(path.name for path in trackio.iterdir()) == ["0", "23", "30"]
     assert len(list((trackio / "0").glob("*.png"))) == 16
+
+
+def pictures_of(how: str, folder: Path, *more: str) -> dict[str, bytes]:
+    """Train 30 steps without trackers; return the content of each file of what was shown."""
+    words = [*command("ranks", how, 0 if how == "single" else 2, "examples/digits_pictures.py")]
+    words += ["--config", "examples/configs/digits_cnn.yaml", "--max_steps", "30", *more]
+    job = run(words, folder).ok()
+    assert job.plan["strategy"] == how and "note: show" not in job.out
+    media = folder / "media"
+    files = sorted(path for path in media.rglob("*") if path.is_file())
+    return {str(path.relative_to(media)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("how", some_quick("ddp"))
+def test_a_resumed_run_has_the_pictures_of_one_that_was_not_stopped(
+    how: str, tmp_path: Path
+) -> None:
+    every = ["--eval_every", "10"]
+    whole = pictures_of(how, tmp_path / "whole", *every)
+    stopped = pictures_of(how, tmp_path / "stopped", *every, "--stop_at", "15")
+    resumed = pictures_of(how, tmp_path / "stopped", *every, "--resume", "auto")
+
+    # With the evaluation of its end, at step 15, which a run without a stop has not.
+    at_the_stop = {name for name in stopped if "step-00000015" in name}
+    assert at_the_stop and resumed.keys() - at_the_stop == whole.keys()
+    for name, content in whole.items():
+        assert resumed[name] == content, name
+
+    matrix = "eval/confusion/step-00000030.json"
+    alone = pictures_of("single", tmp_path / "alone", *every)
+    assert json.loads(alone[matrix]) == json.loads(whole[matrix])
 
 
 @pytest.mark.browser
