@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import DataError
 from ..hooks import Callback, StepInfo
 from ..metrics import Layout, WeightedSums, agreed
-from ..optim.groups import group_names, logged_rates
+from ..optim.groups import logged_rates
 from ..run import Run
 
 
@@ -35,7 +35,7 @@ class Log(Callback):
             "epoch": round(info.epoch, 6),
             "samples": info.samples,
             "loss": loss,
-            **logged_rates(run.rates, group_names(run.optimizer_facts["optimizer_groups"])),
+            **logged_rates(run.rates, run.optimizer_facts["optimizer_groups"]),
             "grad_norm": float(info.grad_norm),
             "skipped_steps": run.skipped_steps,
             **run.meter.read(run.last_step - run.step),

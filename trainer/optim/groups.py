@@ -105,17 +105,24 @@ def group_names(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def logged_rates(rates: Sequence[Any], names: Sequence[str]) -> dict[str, float]:
-    """Return ``lr``, the first group's rate, and ``lr/NAME`` of each group where rates differ.
+def logged_rates(rates: Sequence[Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return ``lr``, the first group's rate, and ``lr/NAME`` of each group where rates can differ.
 
-    The first is there under its name too, unless that is only its number.
+    They are there where all happen to be equal, at the end of a schedule say, so that the curve of
+    a group has no gaps. The first group is there under its name too, unless that is only its number.
+
+    Args:
+        rates: of the step, by group.
+        groups: as ``describe_groups`` returns them.
     """
     values = [float(rate) for rate in rates]
     logged = {"lr": values[0]}
-    if all(value == values[0] for value in values):
+    own_rates = {group.get("lr") for group in groups}
+    is_frozen_first = any("frozen_until" in group for group in groups)
+    if len(set(values)) == len(own_rates) == 1 and not is_frozen_first:
         return logged
 
-    for name, value in zip(names, values, strict=True):
+    for name, value in zip(group_names(groups), values, strict=True):
         if name != "0":
             logged[f"lr/{name}"] = value
     return logged

@@ -153,17 +153,21 @@ def test_a_schedule_of_the_task_beside_a_key_without_a_value(tmp_path: Path) -> 
 def test_names_and_texts_of_groups() -> None:
     assert group_names([{"name": "a"}, {}, {"name": "b"}]) == ["a", "1", "b"]
     assert group_names([{"name": "a"}, {"name": "a"}]) == ["0", "1"]
-    assert logged_rates([torch.tensor(1.0), 2.0, 1.0], ["0", "b", "2"]) == {
+    one_of_them = [{"lr": 1.0}, {"lr": 2.0, "name": "b"}, {"lr": 1.0}]
+    assert logged_rates([torch.tensor(1.0), 2.0, 1.0], one_of_them) == {
         "lr": 1.0,
         "lr/b": 2.0,
         "lr/2": 1.0,
     }
-    assert logged_rates([1.0, 2.0], ["stem", "head"]) == {
-        "lr": 1.0,
-        "lr/stem": 1.0,
-        "lr/head": 2.0,
-    }
-    assert logged_rates([1.0, 1.0], ["0", "1"]) == {"lr": 1.0}
+    named = [{"lr": 1.0, "name": "stem"}, {"lr": 2.0, "name": "head"}]
+    for stem, head in ((1.0, 2.0), (0.0, 0.0)):
+        expected = {"lr": stem, "lr/stem": stem, "lr/head": head}
+        assert logged_rates([stem, head], named) == expected
+    equal: list[dict[str, Any]] = [{"lr": 1.0}, {"lr": 1.0}]
+    assert logged_rates([1.0, 1.0], equal) == {"lr": 1.0}
+    assert logged_rates([1.0, 0.5], equal) == {"lr": 1.0, "lr/1": 0.5}, "by a schedule"
+    equal[1]["frozen_until"] = "step 5"
+    assert logged_rates([1.0, 1.0], equal) == {"lr": 1.0, "lr/1": 1.0}
     one = {
         "lr": 0.1,
         "momentum": 0.9,
