@@ -109,7 +109,7 @@ def logged_rates(rates: Sequence[Any], groups: Sequence[Mapping[str, Any]]) -> d
     """Return ``lr``, the first group's rate, and ``lr/NAME`` of each group where rates can differ.
 
     They are there where all happen to be equal, at the end of a schedule say, so that the curve of
-    a group has no gaps. The first group is there under its name too, unless that is only its number.
+    a group has no gaps. The first group is there under its name too, unless that is its number.
 
     Args:
         rates: of the step, by group.
