@@ -323,15 +323,25 @@ class Run:
         return values
 
     @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self, evaluation_set: MeasuredSet | None = None) -> Iterator[None]:
         """Surround code that computes with the model as an evaluation does.
 
         The model is in evaluation mode, has the same buffers on every rank and its moving average,
         if one is kept, and records no gradients.
+
+        Args:
+            evaluation_set: of ``run.evaluation_sets``, if its batches are computed:
+                ``trainer.now()`` tells of it.
         """
+        moment = current() if evaluation_set is None else self._moment_of(evaluation_set)
         self.strategy.sync_buffers()
         self.model.eval()
-        with self.meter.paused("evaluation"), self.average.applied(), torch.no_grad():
+        with (
+            self.meter.paused("evaluation"),
+            self.average.applied(),
+            at(moment),
+            torch.no_grad(),
+        ):
             yield
         self.train_mode()
         self.strategy.settle()
@@ -370,7 +380,12 @@ class Run:
     @contextlib.contextmanager
     def _measuring(self, evaluation_set: MeasuredSet) -> Iterator[Measurement]:
         """Surround the evaluation of a set, of which ``trainer.now()`` tells."""
-        moment = Now(
+        with at(self._moment_of(evaluation_set)):
+            yield Measurement(self.task, self.strategy, self.agreement, evaluation_set)
+
+    def _moment_of(self, evaluation_set: MeasuredSet) -> Now:
+        """Return what ``trainer.now()`` tells while a set is measured."""
+        return Now(
             step=self.step,
             epoch=self.train_data.epochs_at(self.samples),
             samples=self.samples,
@@ -378,8 +393,6 @@ class Run:
             evaluation_set=evaluation_set.name,
             seed=self.config.seed,
         )
-        with at(moment):
-            yield Measurement(self.task, self.strategy, self.agreement, evaluation_set)
 
     def _is_ended_by_signal(self) -> bool:
         """Return whether a signal has come during the evaluation. Collective."""

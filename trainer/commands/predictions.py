@@ -27,6 +27,7 @@ from .usage import usage_error
 if TYPE_CHECKING:
     import pyarrow
 
+    from ..building.evaluation import MeasuredSet
     from ..run import Run
 
 INDEX = "index"  # the column with the place of an example in its data set
@@ -243,13 +244,13 @@ def file_of_set(path: Path, name: str) -> Path:
 # -- making them ----------------------------------------------------------------------------------
 
 
-def write_predictions(run: Run, batches: Iterable[tuple[Any, int]], path: Path) -> int:
+def write_predictions(run: Run, evaluation_set: MeasuredSet, path: Path) -> int:
     """Write what the task predicts for each example of an evaluation set; return how many.
 
     Collective: call on every rank.
 
     Args:
-        batches: this rank's, each with its number of examples, as many on every rank.
+        evaluation_set: of the run.
         path: of the file, written by the main process.
 
     Raises:
@@ -260,8 +261,8 @@ def write_predictions(run: Run, batches: Iterable[tuple[Any, int]], path: Path) 
     run.agreement.run_on_main(lambda: files.append(KINDS[path.suffix](path)))
     written = 0
     try:
-        with run.evaluating():
-            for columns, count in _of_all_ranks(run, batches):
+        with run.evaluating(evaluation_set):
+            for columns, count in _of_all_ranks(run, evaluation_set):
                 written += count
                 run.agreement.run_on_main(lambda: files[0].add(columns, count))  # noqa: B023
         run.agreement.run_on_main(lambda: files[0].finish())

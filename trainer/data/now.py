@@ -79,9 +79,9 @@ _current: Now | None = None
 def now() -> Now:
     """Return where the run is: step, epoch, and a generator of the step.
 
-    For ``training_step``, ``evaluation_step``, ``augment``, ``collate``, callbacks, and loops of
-    one's own. Of several runs in one process it is the one that fetched a window or evaluated last;
-    a window's own is ``window.now``.
+    For ``training_step``, ``evaluation_step``, ``prediction_step``, ``augment``, ``collate``,
+    callbacks, and loops of one's own. Of several runs in one process it is the one that fetched a
+    window or evaluated last; a window's own is ``window.now``.
 
     Raises:
         TrainerError: nothing is trained or evaluated.
@@ -89,7 +89,8 @@ def now() -> Now:
     if _current is None:
         raise TrainerError(
             "trainer.now(): nothing is trained or evaluated here; call it in training_step, "
-            "evaluation_step, augment, collate or a callback, or behind run.windows()"
+            "evaluation_step, prediction_step, augment, collate or a callback, or behind "
+            "run.windows()"
         )
     return _current
 

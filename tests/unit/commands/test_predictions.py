@@ -13,7 +13,8 @@ import torch
 from evaluated import Sign
 from torch import nn
 
-from trainer import ConfigError, DataError, TrainConfig
+import trainer
+from trainer import ConfigError, DataError, TrainConfig, TrainerError
 from trainer.commands import predictions
 from trainer.commands.predictions import (
     JsonLines,
@@ -135,6 +136,28 @@ def test_values_of_many_types(ending: str, tmp_path: Path) -> None:
         "yes": False,
         "text": "é3",
     }
+
+
+class Moments(Sign):
+    """Predictions that say when and on which set they are made."""
+
+    def prediction_step(self, model: nn.Module, batch: Any) -> Any:
+        moment = trainer.now()
+        count = len(batch[1])
+        return {"set": [moment.evaluation_set] * count, "step": [moment.step] * count}
+
+
+def test_a_prediction_knows_its_set_and_the_steps_of_its_model(tmp_path: Path) -> None:
+    run = built(tmp_path, named=True)
+    run.task = Moments(named=True)
+    run.step = 7
+    for name, count in (("clean", 23), ("first", 7)):
+        path = tmp_path / f"{name}.jsonl"
+        assert write_predictions(run, run.evaluation_sets[name], path) == count
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert rows == [{"index": index, "set": name, "step": 7} for index in range(count)]
+    with pytest.raises(TrainerError, match="nothing is trained or evaluated here"):
+        trainer.now()
 
 
 def test_a_column_keeps_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
