@@ -106,7 +106,7 @@ def test_fields_of_ordinary_dataclasses(here: Path, monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_abstract_collections_are_lists_and_mappings_in_a_file() -> None:
+def test_abstract_collections_are_lists_and_mappings_in_a_file(here: Path) -> None:
     task, _ = rich("{names: [a, b], rates: {stem: 1}}")
     assert task == Rich(names=["a", "b"], rates={"stem": 1.0})
     with pytest.raises(ConfigError, match=r"task_settings.names.1: 3: must be text"):
