@@ -1,6 +1,4 @@
 from .builder import build as build
-from .callbacks.loss_spikes import LossSpikes as LossSpikes
-from .callbacks.show_confusion import ShowConfusion as ShowConfusion
 from .checkpoint.export import load_export as load_export
 from .config.train_config import TrainConfig as TrainConfig
 from .data.cache import prepare_once as prepare_once
@@ -19,9 +17,6 @@ from .launching import Launched as Launched
 from .launching import launch as launch
 from .loop import Trainer as Trainer
 from .plan import Plan as Plan
-from .reporting.media import ConfusionMatrix as ConfusionMatrix
-from .reporting.media import Histogram as Histogram
-from .reporting.media import Images as Images
 from .reporting.say import say as say
 from .run import Run as Run
 from .script import load_config as load_config

@@ -31,7 +31,6 @@ from .building.model import (
     operations_per_token,
 )
 from .building.optimizer import build_optimizer, build_schedule
-from .callbacks.unfreeze import UnfreezeLayers
 from .checkpoint import OptimizerForm, SavePolicy, Saver, Start
 from .checkpoint.checksums import base_weights
 from .checkpoint.disk import check_shared
@@ -51,7 +50,6 @@ from .hooks import Callback, Hooks
 from .launching import Launched, launch
 from .optim.ema import Average
 from .optim.schedule import check_schedule
-from .optim.unfreezing import Unfreezing
 from .reporting.banner import banner, facts
 from .reporting.directory import RunDirectory
 from .reporting.machine import machine
@@ -92,29 +90,27 @@ def build(
     hooks = Hooks(callbacks)
     run = begin_run(task, config, launched, hooks, origins)
 
-    with run.watched(lambda: (0, "set-up", 0), log=lambda text: None):
-        connect(run)
-        hooks.on_launch(run)
-        start = _claim_folder(run)
+    connect(run)
+    hooks.on_launch(run)
+    start = _claim_folder(run)
 
-        read_data(run, start)
-        hooks.on_data(run)
+    read_data(run, start)
+    hooks.on_data(run)
 
-        model, meta_model = _build_model(run, start)
-        hooks.on_model(run, model)
+    model, meta_model = _build_model(run, start)
+    hooks.on_model(run, model)
 
-        optimizer = _build_optimizer(run, model, start)
-        hooks.on_optimizer(run, optimizer)
+    optimizer = _build_optimizer(run, model, start)
+    hooks.on_optimizer(run, optimizer)
 
-        _prepare(run, model, optimizer)
-        _prepare_saves(run)
-        _freeze(run)
-        if meta_model is not None:
-            run.note(*meta_model.fill(run.parts(), run.agreement))
-        run.base_weights = base_weights(run.parts(), run.agreement)
-        run.load(start)
-        _find_values_that_are_not_finite(run, resumed=start.found is not None)
-        _announce(run)
+    _prepare(run, model, optimizer)
+    _prepare_saves(run)
+    if meta_model is not None:
+        run.note(*meta_model.fill(run.parts(), run.agreement))
+    run.base_weights = base_weights(run.parts(), run.agreement)
+    run.load(start)
+    _find_values_that_are_not_finite(run, resumed=start.found is not None)
+    _announce(run)
     return run
 
 
@@ -250,8 +246,7 @@ def _interval(run: Run, key: str) -> Interval | None:
 def _build_model(run: Run, start: Start) -> tuple[nn.Module, MetaModel | None]:
     """Build the model, not prepared yet, and what fills it if it is on the meta device."""
     task, config = run.task, run.config
-    run.unfreezing = Unfreezing(config, run.plan, run.steps_per_epoch, run.origins)
-    model, changes = build_model(task, config, run.plan, run.unfreezing)
+    model, changes = build_model(task, config, run.plan)
     run.note(*changes)
     run.note(*epoch_end_notices(model, run.train_data, run.total_steps))
     run.note(*profile_notices(config.profile_steps, start.step, run.total_steps))
@@ -283,13 +278,11 @@ def _export_notices(run: Run) -> list[str]:
 
 def _build_optimizer(run: Run, model: nn.Module, start: Start) -> Optimizer:
     """Build the optimizer over the model that is not prepared yet."""
-    optimizer, run.optimizer_facts, notices = build_optimizer(
-        run.task, run.config, model, run.plan, run.unfreezing
-    )
+    optimizer, run.optimizer_facts, notices = build_optimizer(run.task, run.config, model, run.plan)
     run.note(*notices)
     run.parameters = count_parameters(model)
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    run.unfreezing.count(trainable, operations_per_token(model), model)
+    run.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    run.operations = operations_per_token(model)
     keeps_checkpoints = run.config.keep_last > 0 or start.found is not None
     run.optimizer_form = OptimizerForm.of(
         model, optimizer, saved=keeps_checkpoints, device=run.strategy.step_device
@@ -334,26 +327,7 @@ def _prepare_saves(run: Run) -> None:
     if not run.finished:
         at_once = most_checkpoints(config, run.save_every, run.total_steps)
     run.note(*run.saver.prepare(run.parts(), at_once))
-
-
-def _freeze(run: Run) -> None:
-    """Freeze the layers that are trained later: all above was prepared to train them."""
     run.state_bytes = run.strategy.state_bytes()
-    run.unfreezing.begin(run.strategy, run.schedule)
-
-    follows_steps = any(isinstance(callback, UnfreezeLayers) for callback in run.callbacks)
-    for layers in run.unfreezing.entries:
-        if layers.at is None:
-            continue
-        if not follows_steps:
-            rule = "a loop of your own calls run.unfreeze at its step; leave `at` out"
-            origin = Origin("TrainConfig", key=f"{layers.key}.at")
-            raise ConfigError(Problem(origin=origin, value=layers.at, rule=rule))
-        if layers.at >= run.total_steps:
-            run.note(
-                f"{layers.key}: {layers.title} is not trained: step {layers.at} is not before the "
-                f"end of the run, step {run.total_steps}"
-            )
 
 
 def _find_values_that_are_not_finite(run: Run, *, resumed: bool) -> None:
@@ -412,8 +386,6 @@ def _finished_text(run: Run) -> str:
 def _facts(run: Run) -> dict[str, object]:
     """Return what plan.json holds: everything that is known of a run before its first step."""
     state_bytes = run.agreement.gather(run.state_bytes)
-    of_entries = {"unfreezing": run.unfreezing.facts()} if run.unfreezing.entries else {}
-
     return facts(
         run.plan,
         **run.optimizer_facts,
@@ -433,7 +405,6 @@ def _facts(run: Run) -> dict[str, object]:
         stop_at=run.stop_at,
         parameters=run.parameters,
         trainable_parameters=run.trainable,
-        **of_entries,
         state_bytes_per_rank=max(state_bytes),
         output_dir=str(run.directory.path),
         checkpoint_bytes=run.saver.bytes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from .errors import CheckpointError, Origin
 from .hooks import Hooks
 from .launching import Launched
 from .optim.ema import Average
-from .optim.unfreezing import Unfreezing
 from .reporting.directory import RunDirectory
 from .run import Run
 from .task import Task
@@ -57,26 +55,23 @@ def build_for_evaluation(
         CheckpointError: the weights are those of another model.
     """
     run = begin_run(task, config, launched, Hooks([]), origins or {})
-    with run.watched(lambda: (0, "set-up", 0), log=lambda text: None, advice="evaluate again"):
-        connect(run)
-        run.name = resolve_names(run.config, run.plan, run.origins).run_name
-        run.directory = RunDirectory(config.output_dir, main=False)  # nothing is written
-        read_data(run, Start())
+    connect(run)
+    run.name = resolve_names(run.config, run.plan, run.origins).run_name
+    run.directory = RunDirectory(config.output_dir, main=False)  # nothing is written
+    read_data(run, Start())
 
-        model, meta_model = _build_model(run, weights)
-        _prepare(run, model)
-        _leave_out_what_trains(run)
-        if meta_model is not None:
-            run.note(*meta_model.fill(run.parts(), run.agreement))
-        if weights is not None:
-            run.note(*load_weights(run.parts(), weights, run.agreement))
+    model, meta_model = _build_model(run, weights)
+    _prepare(run, model)
+    _leave_out_what_trains(run)
+    if meta_model is not None:
+        run.note(*meta_model.fill(run.parts(), run.agreement))
+    if weights is not None:
+        run.note(*load_weights(run.parts(), weights, run.agreement))
     return run
 
 
 def _build_model(run: Run, weights: Path | None) -> tuple[nn.Module, MetaModel | None]:
     """Build the model, not prepared yet, and what fills it if it is on the meta device."""
-    nothing_frozen = dataclasses.replace(run.config, unfreeze=None)
-    run.unfreezing = Unfreezing(nothing_frozen, run.plan, run.steps_per_epoch, run.origins)
     model, changes = build_model(run.task, run.config, run.plan)
     run.note(*changes)
     run.model_file = ModelFile.of(model)

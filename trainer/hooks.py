@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from .data.batches import Window
     from .metrics import WeightedSums
-    from .reporting.media import Shown
     from .strategies.base import StepResult
 
 
@@ -98,9 +97,6 @@ class Callback:
     def on_save(self, run: Run) -> None:
         """Look at a run whose checkpoint is about to be written."""
 
-    def on_show(self, run: Run, name: str, shown: Shown, step: int) -> None:
-        """Look at what a callback shows by ``run.show``. Called on the main process alone."""
-
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         """Look at ``summary`` (of summary.json) after the last step and the export.
 
@@ -144,7 +140,6 @@ class Hooks:
         self._update = self._that_override("before_update")
         self._step = self._that_override("on_step")
         self._save = self._that_override("on_save")
-        self._show = self._that_override("on_show")
         self._end = self._that_override("on_end")
 
     def _that_override(self, event: str) -> list[Callback]:
@@ -194,10 +189,6 @@ class Hooks:
     def on_save(self, run: Run) -> None:
         for hook in self._save:
             hook.on_save(run)
-
-    def on_show(self, run: Run, name: str, shown: Shown, step: int) -> None:
-        for hook in self._show:
-            hook.on_show(run, name, shown, step)
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         for hook in self._end:

@@ -19,7 +19,6 @@ from .config.train_config import TrainConfig
 from .data.batches import MicroBatch, Window
 from .distributed.exit import Stopped
 from .errors import DataError, Origin
-from .faults.waits import waits_outside
 from .hooks import Callback, Hooks, StepInfo
 from .launching import Launched
 from .losses import OneBackward, StepLosses, refuse_independent, split_loss
@@ -71,7 +70,7 @@ class Trainer:
         if run.finished:
             return run.last_evaluation
 
-        with run.agreement.listening(), run.watched(self._position, log=self._log_from_any):
+        with run.agreement.listening():
             with OneBackward():
                 for _ in self.steps():
                     pass
@@ -199,8 +198,7 @@ class Trainer:
         run.meter.memory.enter("ending")
         run.directory.write_json("summary.json", summary)
         run.say(summary_text(summary, model))
-        with waits_outside("the end of a callback"):  # uploads, trackers
-            self.hooks.on_end(run, summary)
+        self.hooks.on_end(run, summary)
         run.agreement.close()
 
     def _summary(self) -> dict[str, Any]:
@@ -220,13 +218,6 @@ class Trainer:
             **self.hooks.summary(),
             "machine": run.facts["machine"],
         }
-
-    def _position(self) -> tuple[int, str, int]:
-        """Return step, phase, and a number that grows as the run moves on; from any thread."""
-        return self.run.step, *self.run.meter.position
-
-    def _log_from_any(self, text: str) -> None:
-        self.run.directory.line(text, from_any=True)
 
 
 def _times(loss: Tensor, factor: float) -> Tensor:

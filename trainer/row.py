@@ -17,7 +17,6 @@ from .callbacks.progress import Progress
 from .callbacks.sanity import SanityEvaluation
 from .callbacks.stopping import Stopping
 from .checks.finite import FiniteNumbers
-from .checks.replicas import ReplicaCheck
 from .checks.row import checks_of
 from .config.train_config import TrainConfig, profiled_steps
 from .errors import Origin, origin_of
@@ -68,12 +67,6 @@ def row_of(
         row.append(TimeLimit(config.max_time))
     row.extend(_published(config, best, origins))
 
-    # Behind all that looks at the step as it was made.
-    if config.unfreeze is not None:
-        from .callbacks.unfreeze import UnfreezeLayers
-
-        row.append(UnfreezeLayers())
-
     # Yours; and last the checkpoint, which holds the state of all.
     row.extend(added)
     if config.callbacks:
@@ -83,8 +76,6 @@ def row_of(
     if config.sanity_evaluation:  # after yours: what they prepare may be needed for it
         origin = origin_of(origins, "best_metric")
         row.append(SanityEvaluation(config.best_metric, origin))
-    if config.replica_check_every is not None:
-        row.append(ReplicaCheck(config.replica_check_every))
     row.append(SaveCheckpoints())
 
     evaluation.behind = Hooks(row).after(evaluation)

@@ -8,7 +8,7 @@ under every strategy.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,11 +22,9 @@ from torch import Tensor, nn
 from .building.trial import unchanged
 from .checkpoint import Parts, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, export_model
-from .checkpoint.start import how_to_resume, restart_notices
-from .config.placeholders import of_literal
+from .checkpoint.start import restart_notices
 from .data.now import Now, at, current, set_now
 from .errors import CheckpointError, Origin, TrainerError
-from .faults.watchdog import Watchdog
 from .measuring import Measurement, chosen_sets, newest_values
 from .reporting.banner import facts
 from .strategies.whole_parameters import whole_parameters
@@ -45,11 +43,8 @@ if TYPE_CHECKING:
     from .data.samples import Sampled
     from .distributed.agreement import Agreement
     from .optim.ema import Average
-    from .optim.unfreezing import Unfreezing
     from .plan import Plan
     from .reporting.directory import RunDirectory
-    from .reporting.gallery import Gallery
-    from .reporting.media import Shown
     from .reporting.meter import Meter
     from .strategies import Shard, Strategy
     from .task import Data
@@ -68,8 +63,6 @@ class RunHooks(Protocol):
     """The part of the hooks that a run itself calls."""
 
     def on_save(self, run: Run) -> None: ...
-
-    def on_show(self, run: Run, name: str, shown: Shown, step: int) -> None: ...
 
 
 @dataclass(kw_only=True, eq=False)
@@ -113,7 +106,6 @@ class Run:
             before the first step (a mask of -inf), and so may in checkpoints.
         finished: whether the run in this folder has ended already: nothing is trained or written.
         is_main: whether this is the main process, which writes.
-        matrices: metrics that are shown as one picture, and whose elements no tracker gets.
         facts: what plan.json holds.
         notices: what the banner says below its table.
     """
@@ -148,15 +140,14 @@ class Run:
     save_every: Interval | None = field(init=False)
     model_file: ModelFile = field(init=False)
     parameters: int = field(init=False)
-    unfreezing: Unfreezing = field(init=False)
-    state_bytes: int = field(init=False)  # of this rank, with nothing frozen that will be trained
+    trainable: int = field(init=False)  # elements of the trainable parameters
+    operations: int = field(init=False)  # floating-point operations of a token with the parameters
+    state_bytes: int = field(init=False)  # of this rank
     optimizer_form: OptimizerForm = field(init=False)
     optimizer_facts: dict[str, Any] = field(init=False)
     schedule: LRScheduler = field(init=False)
     average: Average = field(init=False)
     averaged: list[Shard] = field(init=False)
-    gallery: Gallery | None = None  # made by the first ``show``
-    matrices: set[str] = field(default_factory=set)  # metrics that trackers get as one picture
     saver: Saver = field(init=False)
     facts: dict[str, Any] = field(init=False)
     reads_weights_later: bool = False  # first values do not count: files have others
@@ -199,16 +190,6 @@ class Run:
             return self.total_steps
         return min(self.stop_at, self.total_steps)
 
-    @property
-    def trainable(self) -> int:
-        """Return how many elements of parameters are trained now."""
-        return self.unfreezing.trainable
-
-    @property
-    def operations(self) -> int:
-        """Return the floating-point operations of a token with the parameters."""
-        return self.unfreezing.operations
-
     # -- steps ------------------------------------------------------------------------------------
 
     def windows(self) -> Iterator[Window]:
@@ -242,7 +223,7 @@ class Run:
         Raises:
             CheckpointError: a save failed on some rank, and ``on_save_error`` is ``stop``.
         """
-        self.rates = self.unfreezing.rates(self.schedule.get_last_lr())
+        self.rates = self.schedule.get_last_lr()
         self.step += 1
         self.step_began = self.samples
         self.samples = window.end
@@ -268,28 +249,6 @@ class Run:
         Elsewhere a change in place is refused where it would be lost.
         """
         return whole_parameters(self.strategy, names)
-
-    def unfreeze(self, layers: str | Sequence[str], lr: float | None = None) -> None:
-        """Train layers from the next step on that the key ``unfreeze`` has frozen.
-
-        Call it between two steps (in ``on_start`` or ``on_step`` of a callback). What is trained
-        already stays as it is. A resumed run knows what was unfrozen. Afterwards ``model`` may be
-        another object, around the same layers.
-
-        Args:
-            layers: the names or patterns of an entry of the key, or others that name all of it.
-            lr: their learning rate; by default the entry's, or else the config's. It is scaled as
-                the config's, and moves with the schedule.
-
-        Raises:
-            LaunchError: the key does not name them.
-        """
-        patterns = [layers] if isinstance(layers, str) else list(layers)
-        for entry in self.unfreezing.named(patterns):
-            if entry.is_frozen:
-                self.unfreezing.unfreeze(entry, self.step, lr)
-                text = self.unfreezing.text(entry)
-                self.say(f"step {self.step}: {entry.title} is trained from now on: {text}")
 
     # -- evaluation -------------------------------------------------------------------------------
 
@@ -430,7 +389,6 @@ class Run:
             strategy=self.strategy,
             optimizer_form=self.optimizer_form,
             averages=averages,
-            unfreezing=self.unfreezing,
             schedule=self.schedule,
             data=self.train_data,
             sampled=self.sampled,
@@ -513,36 +471,6 @@ class Run:
                 partial(self.parts().save_beside, more=beside),
             )
 
-    # -- what people look at ----------------------------------------------------------------------
-
-    def show(self, name: str, value: Any) -> None:
-        """Show images, a histogram or a confusion matrix, as a file of the run and in its trackers.
-
-        Not collective: call it on every rank or on the main process alone, from ``on_start`` on.
-        What the main process gives is shown, at ``run.step``. It never ends the run: a value that
-        cannot be shown is one notice.
-
-        Args:
-            name: such as ``samples`` or ``eval/errors``.
-            value: a ``trainer.Images`` or what it takes (a tensor NCHW, a list of PIL images), a
-                ``trainer.Histogram`` or a ``trainer.ConfusionMatrix``.
-        """
-        if not self.is_main:
-            return
-
-        if self.gallery is None:
-            from .reporting.gallery import Gallery
-
-            self.gallery = Gallery(self.directory.path, self.say)
-        if "facts" not in vars(self):  # a run that is refused leaves no files
-            self.gallery.say_once(f"{name}: not shown: before on_start nothing is written")
-            return
-
-        with self.meter.paused_in_training("trackers"):
-            shown = self.gallery.show(name, value, self.step)
-            if shown is not None:
-                self.hooks.on_show(self, name, shown, self.step)
-
     # -- the job ----------------------------------------------------------------------------------
 
     def stop(self, reason: str = "", *, agreed: bool = False) -> None:
@@ -571,37 +499,6 @@ class Run:
             self.saver.finish()
         raise TrainerError(
             f"{text}; lower lr, set max_grad_norm, look at the data, or set on_nan: skip"
-        )
-
-    def watched(
-        self,
-        position: Callable[[], tuple[int, str, int]],
-        *,
-        log: Callable[[str], None],
-        advice: str | None = None,
-    ) -> Watchdog:
-        """Return the watch over ranks that are gone or stuck, for a block that all ranks enter.
-
-        Args:
-            position: returns the step, the phase and a number that grows as the rank moves on.
-            log: writes the message that names a rank.
-            advice: what to do then; by default how to resume.
-        """
-
-        def advice_text() -> str:
-            if advice is not None:
-                return advice
-            # Not ``directory``, which is not there yet while the ranks connect.
-            return how_to_resume(Path(of_literal(self.config.output_dir)) / "checkpoints")
-
-        return Watchdog(
-            rank=self.accelerator.process_index,
-            world_size=self.accelerator.num_processes,
-            position=position,
-            hang_seconds=self.config.hang_seconds,
-            gpu=self.plan.device == "cuda",
-            advice=advice_text,
-            log=log,
         )
 
     def note(self, *texts: str) -> None:

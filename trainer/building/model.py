@@ -18,18 +18,11 @@ from .returned import model_of
 
 if TYPE_CHECKING:
     from ..config.train_config import TrainConfig
-    from ..optim.unfreezing import Unfreezing
     from ..plan import Plan
 
 
-def build_model(
-    task: Task, config: TrainConfig, plan: Plan, unfreezing: Unfreezing | None = None
-) -> tuple[nn.Module, list[str]]:
+def build_model(task: Task, config: TrainConfig, plan: Plan) -> tuple[nn.Module, list[str]]:
     """Build the task's model: trainable weights in full precision, each in one piece.
-
-    Args:
-        unfreezing: finds the layers that are trained later, which are trainable from now on, until
-            the strategy freezes them.
 
     Returns:
         The model, and a notice for each thing that was changed.
@@ -42,8 +35,6 @@ def build_model(
     refuse_compiled(model)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    if unfreezing is not None:
-        unfreezing.find(model)
 
     notices = [*_widen(model, plan), *make_contiguous(model)]
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from ..config.train_config import TrainConfig
-    from ..optim.unfreezing import Unfreezing
     from ..plan import Plan
 
 
@@ -30,12 +29,8 @@ def build_optimizer(
     config: TrainConfig,
     model: nn.Module,
     plan: Plan,
-    unfreezing: Unfreezing | None = None,
 ) -> tuple[Optimizer, dict[str, Any], list[str]]:
     """Build the task's optimizer, by default the plan's; what it does not hold is frozen.
-
-    Args:
-        unfreezing: has found the layers that are trained later, which get groups of their own.
 
     Returns:
         The optimizer, what is reported of it, and a notice where parameters were frozen.
@@ -59,8 +54,6 @@ def build_optimizer(
     if built_by is not None:
         check_settings_run(config, plan, optimizer, built_by)
     _refuse_foreign_parameters(optimizer, model)
-    if unfreezing is not None:
-        unfreezing.check_held(optimizer, model, built_by)
 
     notices = []
     if isinstance(optimizer, MatricesAndOthers):
@@ -68,12 +61,8 @@ def build_optimizer(
     frozen = _freeze_the_rest(optimizer, model)
     if frozen:
         notices.append(f"not in the optimizer, so frozen: {listed(frozen)}")
-    if unfreezing is not None:
-        unfreezing.split_groups(optimizer, model)
 
     reported = describe_optimizer(optimizer, plan, built_by)
-    if unfreezing is not None:
-        unfreezing.describe(reported["optimizer_groups"])
     return optimizer, reported, notices
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..config.plain import plain
-from ..faults.waits import waits_outside
 from ..hooks import Callback, StepInfo
 from ..reporting.card import plain_card
 from ..run import Run
@@ -111,10 +110,9 @@ class HubPush(Callback):
         deadline = _Deadline(seconds)
         if not _obstacle():
             run.say(f"push_to_hub: waiting for uploads, for {seconds:.0f} s at most")
-        with waits_outside("the Hugging Face Hub"):
-            self._finish_running(run, deadline)
-            if not run.stop_signal:
-                self._push_at_the_end(run, deadline)
+        self._finish_running(run, deadline)
+        if not run.stop_signal:
+            self._push_at_the_end(run, deadline)
         shutil.rmtree(run.directory.path / _FOLDER, ignore_errors=True)
         self._report(run)
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
 from ..distributed.exit import when_failing
 from ..errors import TrainerError
-from .tracker_media import NoPictures, show_in
-
-if TYPE_CHECKING:
-    from ..reporting.media import Shown
 
 # After a failed call a tracker is left alone for this many times as long as the call took.
 _WAIT_FACTOR = 20
@@ -48,8 +44,6 @@ class TolerantTracker(GeneralTracker):  # type: ignore[misc]
         self._say = say
         self._on_failure = on_failure
         self._next_attempt = 0.0
-        self._next_picture = 0.0
-        self._cannot_show = False
         self._cancel_on_failure: Callable[[], None] | None = None
 
     @property
@@ -86,33 +80,6 @@ class TolerantTracker(GeneralTracker):  # type: ignore[misc]
         except Exception as error:
             wait = self._leave_alone(began)
             self._report(f"step {step}", error, f"; training continues; next try in {wait:.0f} s")
-
-    def show(self, name: str, shown: Shown, step: int) -> None:
-        """Show a picture or numbers, unless the tracker failed a short time ago or cannot.
-
-        A picture that it refuses at once keeps no number from it.
-        """
-        began = time.monotonic()
-        if self._cannot_show or began < max(self._next_attempt, self._next_picture):
-            return
-
-        try:
-            show_in(self.name, self._wrapped, name, shown, step)
-        except NoPictures:
-            self._cannot_show = True
-            self._say(f"{self.name}: takes no pictures; they are in media/ of the run")
-        except Exception as error:
-            logged_until = self._next_attempt
-            wait = self._leave_alone(began)
-            self._next_picture = self._next_attempt
-            if time.monotonic() - began < _ATTEMPT_SECONDS:
-                self._next_attempt = logged_until
-
-            reason = f"{type(error).__name__}: {first_line(error)[:160]}"
-            self._say(
-                f"{self.name}: did not take {name} of step {step} ({reason}); it is in media/ of "
-                f"the run; training continues; next try in {wait:.0f} s"
-            )
 
     def _leave_alone(self, began: float) -> float:
         """Return for how many seconds nothing is logged, after a call that failed."""

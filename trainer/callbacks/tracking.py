@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from ..config.fingerprint import fingerprint
 from ..config.placeholders import file_name_part
 from ..errors import ConfigError, Origin, Problem
-from ..faults.waits import waits_outside
 from ..hooks import Callback, StepInfo
 from ..run import Run
 from ..text import did_you_mean, is_secret
-from .show_confusion import element_of_matrix, is_metric
 from .tracker_faults import TolerantTracker
 from .wandb_run import WandbRun, check_run_id
 from .wandb_settings import WandbSettings
-
-if TYPE_CHECKING:
-    from ..reporting.media import Shown
 
 _AXES = ("step", "epoch", "samples")
 _PIP_NAMES = {"comet_ml": "comet-ml"}
@@ -54,8 +49,6 @@ class Tracking(Callback):
         self.has_started = False
         self.wandb_settings: WandbSettings | None = None  # on the main process
         self.wandb_run: WandbRun | None = None  # once started, if W&B is among the trackers
-        self._has_ended = False
-        self._waiting: list[tuple[str, Shown, int]] = []  # shown before the trackers started
 
     def on_data(self, run: Run) -> None:
         """Look at W&B's variables, once the folder is this run's and before anything is trained."""
@@ -77,31 +70,11 @@ class Tracking(Callback):
             return
 
         # The other ranks wait in the next step for as long as a client tries to reach its server.
-        with run.meter.paused("trackers"), waits_outside("a tracker"):
+        with run.meter.paused("trackers"):
             if not self.has_started:
                 self._start(run)
                 self.has_started = True
-                self._show_waiting(run)
-            values = without_matrices(tracked_values(info), run.matrices)
-            run.accelerator.log(values, step=info.step)
-
-    def on_show(self, run: Run, name: str, shown: Shown, step: int) -> None:
-        """Give the trackers what a callback shows; what comes before they start waits for that."""
-        if self._has_ended:
-            if run.gallery is not None:
-                run.gallery.say_once(f"{name}: the trackers have ended; it is in media/ of the run")
-            return
-
-        self._waiting.append((name, shown, step))
-        if self.has_started:
-            self._show_waiting(run)
-
-    def _show_waiting(self, run: Run) -> None:
-        waiting, self._waiting = self._waiting, []
-        with waits_outside("a tracker"):
-            for name, shown, step in waiting:
-                for tracker in run.accelerator.trackers:
-                    tracker.show(name, shown, step)
+            run.accelerator.log(tracked_values(info), step=info.step)
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         if not self.has_started:
@@ -109,7 +82,6 @@ class Tracking(Callback):
 
         if self.wandb_run is not None:
             self.wandb_run.summary = summary
-        self._has_ended = True
         # Not by end_training, which destroys the process group as well.
         for tracker in run.accelerator.trackers:
             tracker.finish()
@@ -187,19 +159,6 @@ def tracked_values(info: StepInfo) -> dict[str, float]:
             if name not in _AXES:
                 values[f"train/{name}"] = value
     return values
-
-
-def without_matrices(values: Mapping[str, float], matrices: Collection[str]) -> dict[str, float]:
-    """Leave out the elements of the metrics that are shown as one picture: ``confusion/3/5``."""
-    if not matrices:
-        return dict(values)
-    kept = {}
-    for name, value in values.items():
-        found = element_of_matrix(name)
-        is_shown = found is not None and any(is_metric(found[0], matrix) for matrix in matrices)
-        if not is_shown:
-            kept[name] = value
-    return kept
 
 
 def configuration(run: Run) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..data.batches import Layout, TrainData
 from ..data.samples import Sampled
 from ..errors import CheckpointError
-from ..optim.unfreezing import Unfreezing
 from ..strategies import Shard, Strategy
 from .export import ModelFile, Stateful, StatefulTask, changed_buffer, save_config
 from .optimizer_state import OptimizerForm, state_of
@@ -37,7 +36,6 @@ class Parts:
         step: optimizer steps done.
         counters: other values that ``state.json`` keeps by these names and ``load`` gives back.
         averages: the moving averages of the shards that this rank owns; None where none is kept.
-        unfreezing: what was frozen at first.
         sampled: what is known of the training set from some of its samples.
         settings: all that is known of the run by key, of which the fingerprint takes what decides
             the numbers.
@@ -50,7 +48,6 @@ class Parts:
     strategy: Strategy
     optimizer_form: OptimizerForm
     averages: Sequence[tuple[Shard, Tensor]] | None
-    unfreezing: Unfreezing
     schedule: LRScheduler
     data: TrainData
     sampled: Sampled

@@ -23,7 +23,6 @@ from ..errors import CheckpointError
 from ..strategies.tensor_parallel import Columns
 from .disk import CHUNK, FileFact, write_file
 from .safetensors_io import Entry, header, raw, read_header
-from .staging import BLOCK, Staging
 
 _KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})(?:\+([0-9]{1,18}))?", re.DOTALL)
 
@@ -110,7 +109,6 @@ class Ranges:
         self._pieces: dict[tuple[str, str], list[Piece]] = {}
         # Both only while files are kept open.
         self._files: dict[Path, BufferedReader] | None = None
-        self._staging: Staging | None = None
 
         for kind, name, piece in pieces:
             self._pieces.setdefault((kind, name), []).append(piece)
@@ -170,15 +168,12 @@ class Ranges:
         work on the stream that the reads were queued on.
         """
         self._files = {}
-        self._staging = Staging()
         try:
             yield
         finally:
             for file in self._files.values():
                 file.close()
             self._files = None
-            self._staging.release()
-            self._staging = None
 
     @contextlib.contextmanager
     def _opened(self, path: Path) -> Iterator[BufferedReader]:
@@ -225,30 +220,18 @@ class Ranges:
         """
         dtype = self.dtype(kind, name) if self.holds(kind, name) else out.dtype
         row_bytes = columns.stride * dtype.itemsize
-        staging = self._staging_for(out, row_bytes)
-        rows = max(1, (CHUNK if staging is None else BLOCK) // row_bytes)
+        rows = max(1, CHUNK // row_bytes)
         step = rows * columns.width
         for low in range(0, out.numel(), step):
             part = out[low : low + step]
             count = columns.span(part.numel())
-            if staging is None:
-                chunk = torch.empty(count, dtype=dtype)
-            else:
-                chunk = staging.block(count, dtype)
+            chunk = torch.empty(count, dtype=dtype)
 
             self._read_directly(kind, name, start + columns.at(low), chunk)
-            if staging is not None:
-                chunk = staging.to_gpu(chunk, part)
             if columns.width == columns.stride:
                 part.copy_(chunk)
             else:
                 part.view(-1, columns.width).copy_(columns.within(chunk, part.numel()))
-
-    def _staging_for(self, out: Tensor, row_bytes: int) -> Staging | None:
-        """Return the page-locked blocks for reading onto a GPU; None where there are none."""
-        if self._staging is None or not out.is_cuda or row_bytes > BLOCK:
-            return None
-        return self._staging if self._staging.is_ready() else None
 
     def _read_directly(self, kind: str, name: str, start: int, out: Tensor) -> None:
         """Read elements to where they belong, without a copy: half the time of reading in chunks.

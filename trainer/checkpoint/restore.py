@@ -58,7 +58,6 @@ def load(
     contents = info.open()
     state, ranges = contents.state, contents.ranges
     before, now = state["mathematics"], fingerprint(parts)
-    parts.unfreezing.restore(state.get("unfrozen", ()))
 
     places = _find_model(parts, contents, info.path)
     notices = _check_same_run(parts, contents, places, now, allowed=allow_change, source=info.path)

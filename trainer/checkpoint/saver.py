@@ -23,12 +23,10 @@ from torch import Tensor
 from ..distributed.agreement import Agreement
 from ..distributed.votes import AsyncMax
 from ..errors import CheckpointError, TrainerError
-from ..faults.waits import waits_outside
 from ..text import size
 from . import discover, store
 from .contents import STATE
 from .disk import FileFact, check_free, check_shared
-from .host_memory import HostMemory
 from .parts import Parts
 from .ranges import Key
 from .snapshot import Snapshot, describe, read_extras, take
@@ -103,7 +101,6 @@ class Saver:
         self.bytes = 0
         self._extras: Mapping[str, bytes] | None = None
         self._status = AsyncMax(agreement.all_reduce_max)
-        self._memory = HostMemory(say)  # of the snapshot, for the next one
         self._snapshot: Snapshot | None = None  # None from the commit on
         self._task: BackgroundTask | None = None
 
@@ -183,7 +180,6 @@ class Saver:
             pieces,
             files,
             user_tensors,
-            self._memory,
             copied=self.policy.in_background,
         )
         self._snapshot = snapshot
@@ -222,8 +218,7 @@ class Saver:
             CheckpointError: as ``poll``.
         """
         while self._task is not None:
-            with waits_outside("a disk"):  # a bucket that is mounted as a folder takes its time
-                self._task.thread.join()
+            self._task.thread.join()
             self.poll()
 
     def poll(self) -> None:

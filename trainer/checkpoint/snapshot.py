@@ -18,7 +18,6 @@ from .codec import encode, encode_plain
 from .compatibility import fingerprint
 from .contents import state_text
 from .disk import FileFact, write_file
-from .host_memory import HostMemory
 from .optimizer_state import settings
 from .parts import Parts
 from .ranges import Key, write_pieces
@@ -58,7 +57,6 @@ def take(
     pieces: Iterable[tuple[Key, Tensor]],
     files: Mapping[str, bytes],
     user_tensors: Mapping[str, Tensor],
-    memory: HostMemory,
     *,
     copied: bool,
 ) -> Snapshot:
@@ -74,7 +72,16 @@ def take(
             memory already is not copied.
     """
     own = [(str(key), tensor.detach()) for key, tensor in (*pieces, *parts.buffer_pieces())]
-    places = memory.places([(key, tensor) for key, tensor in own if copied or tensor.is_cuda])
+    places = {
+        key: torch.empty_like(
+            tensor,
+            device="cpu",
+            pin_memory=tensor.is_cuda,
+            memory_format=torch.contiguous_format,
+        )
+        for key, tensor in own
+        if copied or tensor.is_cuda
+    }
     taken: list[tuple[str, Tensor]] = []
     for key, tensor in own:
         if key in places:
@@ -126,9 +133,6 @@ def _describe(parts: Parts) -> tuple[bytes, dict[str, Tensor]]:
         state[name] = encode(value, tensors, name)
 
     groups = [settings(group) for group in strategy.optimizer.param_groups]
-    unfrozen = parts.unfreezing.state()
-    if unfrozen:
-        state["unfrozen"] = unfrozen
     state["schedule"] = schedule_state(parts.schedule)
     state["data"] = encode(parts.data.state(), tensors, "data")
     state["content"] = parts.sampled.state()

@@ -12,7 +12,6 @@ from typing import TypeVar
 from ..distributed.agreement import Agreement
 from ..distributed.restarts import restarts
 from ..errors import CheckpointError, ConfigError, Origin, Problem
-from ..faults.report import resume_command
 from . import discover
 from .discover import MANIFEST, CheckpointInfo, listing, named, step_of, verify_together
 
@@ -183,5 +182,5 @@ def how_to_resume(folder: Path) -> str:
     """Return the command by which a job that ends now is resumed from its newest checkpoint."""
     for info in listing(folder):
         if not info.problem:
-            return f"to resume from {info.path}: {resume_command('--resume auto')}"
+            return f"to resume from {info.path}: start the same command with --resume auto"
     return "there is no checkpoint to resume from"

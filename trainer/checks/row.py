@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..config.train_config import TrainConfig
 from ..hooks import Callback
-from .compiled import CompiledGraphs
 from .gradients import ExchangedGradients
 from .model import SupportedModel
 from .optimizer import DivisibleOptimizer
@@ -29,5 +28,4 @@ def checks_of(config: TrainConfig) -> list[Callback]:
         EditedParameters(),
         TrainableSet(),
         TrainingMode(),
-        CompiledGraphs(),
     ]

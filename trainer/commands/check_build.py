@@ -11,9 +11,7 @@ from ..building.evaluation import best_metric_problem, measured_sets
 from ..building.returned import data_of, optimizer_by
 from ..errors import TrainerError, origin_of
 from ..optim.groups import check_settings_run
-from ..optim.unfreezing import Unfreezing
 from ..strategies import strategy_class
-from ..strategies.optimizer_probe import refusal
 from ..task import own_optimizer
 from .whole_model import build_whole
 
@@ -48,9 +46,6 @@ def build_problems(task: Task, loaded: Loaded, plans: Sequence[Plan]) -> list[st
         return problems.lines
 
     for plan in plans:
-        # At which steps does not matter to what is checked here.
-        unfreezing = Unfreezing(loaded.config, plan, steps_per_epoch=1, origins=loaded.origins)
-        problems.attempt("build_model", unfreezing.find, model)
         _check_plan(problems, task, loaded, plan, model)
     if data is not None:
         _check_evaluation(problems, task, loaded, data, model)
@@ -89,9 +84,6 @@ def _check_plan(
         return
 
     built_by = own_optimizer(task)
-    problem = strategy.optimizer_problem_alone(plan, optimizer)
-    if problem:
-        problems.lines.append(str(refusal(problem, optimizer, plan, built_by)))
     if built_by is not None:
         arguments = (loaded.config, plan, optimizer, built_by)
         problems.attempt("build_optimizer", check_settings_run, *arguments)

@@ -100,11 +100,10 @@ def evaluate(argv: Sequence[str]) -> dict[str, float]:
     began = time.perf_counter()
     values: dict[str, float] = {}
     written: dict[str, int] = {}
-    with run.watched(lambda: (run.step, *run.meter.position), log=run.say, advice="start it again"):
-        if not args.only_predictions:
-            values = run.evaluate(list(sets))
-        if args.predictions is not None and not run.stopping:
-            written = _predict(run, sets, args.predictions)
+    if not args.only_predictions:
+        values = run.evaluate(list(sets))
+    if args.predictions is not None and not run.stopping:
+        written = _predict(run, sets, args.predictions)
     if run.stopping:
         raise TrainerError("stopped by a signal; no values were written")
 

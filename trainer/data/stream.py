@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
-from ..config.unfreeze import read_unfreeze
 from ..errors import ConfigError, DataError, Origin, Problem, origin_of
 from ..private.datasets import has_shuffle_buffer
 from .batches import Layout, TrainData, Window, copied, parts_of_rank
@@ -289,8 +288,6 @@ def check_stream_settings(config: TrainConfig, origins: Mapping[str, Origin]) ->
     for key in ("eval_every", "save_every", "stop_at"):
         if isinstance(getattr(config, key), str):
             broken[key] = f"{no_length} a number of steps"
-    if any(isinstance(entry.at, str) for entry in read_unfreeze(config.unfreeze)):
-        broken["unfreeze"] = f"{no_length} a number of steps"
 
     problems = []
     for key, rule in broken.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING
 from ..distributed.imports import uncollected
 from ..distributed.launcher import RANKS, Launcher, detect
 from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
-from ..faults.watchdog import Watchdog
 from ..plan import Plan
 from ..private.accelerate import forget_states
 from ..strategies import Strategy, strategy_class
@@ -96,8 +94,7 @@ def launch(
     check_environment(plan, launcher, precision, deepspeed_file=is_stage_0)
 
     _connect(plan, launcher, timedelta(minutes=config.timeout_minutes))
-    with _watched(plan, config):
-        accelerator = _accelerator(plan)
+    accelerator = _accelerator(plan)
     _check_accelerator(plan, accelerator)
     strategy = strategy_class(plan.strategy)(plan, accelerator)
     return Launched(plan=plan, accelerator=accelerator, strategy=strategy)
@@ -289,23 +286,6 @@ def _connect(plan: Plan, launcher: Launcher, timeout: timedelta) -> None:
             if plan.strategy == "ddp":
                 kind = DistributedType.MULTI_CPU
             state.distributed_type = kind
-
-
-def _watched(plan: Plan, config: TrainConfig) -> AbstractContextManager[object]:
-    """Return a watch over the ranks that are connected; none for a single process."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        return nullcontext()
-    return Watchdog(
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        position=lambda: (0, "set-up", 0),
-        hang_seconds=config.hang_seconds,
-        gpu=plan.device == "cuda",
-        advice=lambda: "training had not begun: start it again",
-        log=lambda text: None,
-    )
 
 
 def _accelerator(plan: Plan) -> Accelerator:

@@ -38,7 +38,6 @@ def banner(facts: Mapping[str, Any]) -> str:
         *_data_rows(train_samples, facts),
         ("length", f"{_steps(facts)}, {steps_per_epoch} an epoch"),
         ("model", f"{parameters} ({facts['trainable_parameters']:,} trainable)"),
-        *(("unfreeze", entry["text"]) for entry in facts.get("unfreezing", ())),
         ("state per rank", f"{state_size} of parameters, gradients and optimizer state"),
         ("output", facts["output_dir"]),
     ]

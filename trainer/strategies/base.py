@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,12 +32,9 @@ from torch import Tensor, nn
 
 from ..distributed.restarts import connect_attempt
 from ..errors import ConfigError, Problem
-from .batch_copies import BatchCopies
 from .buffers import sync
 from .compiled import remember_settings
 from .finite import step_if_finite
-from .first_state import first_state, replaced_problem
-from .float32_outputs import cast_when_read, float32_when_read
 from .meta_device import allocate, replace_in_optimizer
 from .optimizer_probe import divided_step_problem, state_slots
 from .tensors import (
@@ -190,24 +186,17 @@ class Strategy(ABC):
 
         Collective: call on every rank.
         """
-        if self.held or _has_meta_parameters(optimizer):
-            problem = replaced_problem(optimizer)
-            if problem:
-                return problem
-
         if not self.held:
             return ""
+        if optimizer.state:
+            return (
+                f"each process holds {self.held} here, and the optimizer creates its state before "
+                "its first step, for whole parameters"
+            )
         problem = divided_step_problem(optimizer, self.step_device, self.divide)
         if not problem:
             return ""
         return f"each process holds {self.held} here, and {problem}"
-
-    @classmethod
-    def optimizer_problem_alone(cls, plan: Plan, optimizer: Optimizer) -> str:
-        """Return what one process alone can find out of ``optimizer_problem``."""
-        if not cls.held:
-            return ""
-        return replaced_problem(optimizer)
 
     def divide(self, tensors: list[Tensor]) -> list[Tensor]:
         """Divide whole tensors as this strategy divides those of a parameter group.
@@ -231,41 +220,14 @@ class Strategy(ABC):
         # Names, shapes and the optimizer's state are read before the engine changes them.
         self._names = canonical_names(model)
         self.slots = state_slots(optimizer, self.step_device)
-        first = first_state(optimizer)
-        if first is not None:
-            optimizer.state = first  # type: ignore[assignment]
 
         self.wrap(model, optimizer)
-        cast_when_read(unwrapped(self.model))
-        if first is not None:  # Accelerate has made a plain dictionary of it
-            optimizer.state = first  # type: ignore[assignment]
         # The inner optimizer: the prepared one looks up a package at every step (half of
         # Accelerate's step cost).
         self.optimizer = self.prepared_optimizer.optimizer
         self._find_trainable()
         if self.plan.compile:
             self.compile(dict(self.plan.dynamo))
-
-    def set_trainable(self, groups: Collection[int], *, trainable: bool) -> None:
-        """Freeze or unfreeze all parameters of some parameter groups, between two steps.
-
-        Collective: call on every rank. Frozen, they have no gradient, and the optimizer leaves them
-        and their state alone, until the first step after they are trainable again.
-
-        Args:
-            groups: the numbers of the groups, all of whose parameters were trainable in
-                ``prepare``.
-        """
-        self.settle()
-        for number in groups:
-            for parameter in self.parameters_of_group(number):
-                parameter.requires_grad_(trainable)
-        self._find_trainable()
-
-    def parameters_of_group(self, number: int) -> Sequence[Tensor]:
-        """Return the parameters of the prepared model that a parameter group was built over."""
-        parameters: Sequence[Tensor] = self.optimizer.param_groups[number]["params"]
-        return parameters
 
     def _find_trainable(self) -> None:
         self.trainable = [
@@ -339,16 +301,12 @@ class Strategy(ABC):
         """
         device = self.accelerator.device
         if device.type == "cuda":
-            return self._batch_copies.send(batch)
+            return send_to_device(batch, device, non_blocking=True)
         if device.type != "cpu":
             return send_to_device(batch, device, non_blocking=True)
         if isinstance(batch, dict | list):
             return copy(batch)
         return batch
-
-    @cached_property
-    def _batch_copies(self) -> BatchCopies:
-        return BatchCopies(self.accelerator.device)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of a micro-batch.
@@ -561,13 +519,6 @@ class Strategy(ABC):
         self.accelerator.free_memory()
 
 
-def _has_meta_parameters(optimizer: Optimizer) -> bool:
-    for group in optimizer.param_groups:
-        if any(parameter.is_meta for parameter in group["params"]):
-            return True
-    return False
-
-
 def _gradient(parameter: nn.Parameter) -> Tensor:
     """Return a parameter's gradient; zeros, which are set as its gradient, where it has none."""
     if parameter.grad is None:
@@ -585,7 +536,7 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
         model: gets hooks.
         dtype: of the inputs; None leaves them as they are.
     """
-    from accelerate.utils import recursively_apply
+    from accelerate.utils import convert_to_fp32, recursively_apply
 
     def is_float(value: object) -> bool:
         return isinstance(value, Tensor) and value.is_floating_point()
@@ -597,4 +548,4 @@ def compute_in(model: nn.Module, dtype: torch.dtype | None) -> None:
 
     if dtype is not None:
         model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
-    model.register_forward_hook(lambda module, args, output: float32_when_read(output))
+    model.register_forward_hook(lambda module, args, output: convert_to_fp32(output))

@@ -11,7 +11,6 @@ order of the unbroken one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import distributed as torch_ddp
 
 from ..errors import LaunchError
-from ..private.accelerate import replace_model
-from ..private.torch import numbers_without_gradient, rebuild_buckets, release_reducer
+from ..private.torch import numbers_without_gradient, rebuild_buckets
 from ..text import listed
 from .base import Shard, Strategy
 
@@ -89,30 +87,6 @@ class DDP(Strategy):
 
         self.model.__class__ = DistributedDataParallel  # Accelerate makes torch's own
         self._set_up_exchange(self.model)
-
-    def set_trainable(self, groups: Collection[int], *, trainable: bool) -> None:
-        super().set_trainable(groups, trainable=trainable)
-        if isinstance(self.model, DistributedDataParallel):
-            self._wrap_anew(self.model)
-
-    def _wrap_anew(self, before: DistributedDataParallel) -> None:
-        """Replace the wrapper: it exchanges what was trainable when it was made. Collective."""
-        release_reducer(before)
-        handler = self.accelerator.ddp_handler
-        assert handler is not None, "accelerator_arguments gives one"
-        # Each rank has the same parameters already. Its buffers are its own until they are averaged
-        # (sync_buffers): rank 0's would replace them.
-        model = DistributedDataParallel(
-            before.module,
-            device_ids=before.device_ids,
-            output_device=before.output_device,
-            init_sync=False,
-            **handler.to_kwargs(),
-        )
-        model.training = before.training  # the wrapper alone: layers have modes of their own
-        replace_model(self.accelerator, before, model)
-        self._set_up_exchange(model)
-        self.model = model
 
     def _set_up_exchange(self, model: torch_ddp.DistributedDataParallel) -> None:
         """Arrange how a fresh wrapper exchanges gradients. Collective: call on every rank."""

@@ -19,7 +19,7 @@ import contextlib
 import copy
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +34,6 @@ from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
 from .gradient_order import OrderedReducer
 from .meta_device import Replaced, allocate, is_on_meta, replace_in_optimizer
-from .optimizer_probe import divided_step_problem
 from .tensors import canonical_state, hold_scalars_as_vectors, keep_in_step, local_bytes
 
 if TYPE_CHECKING:
@@ -73,7 +72,6 @@ class ZeRO(Strategy):
         self._delayed_reduction = contextlib.ExitStack()  # open for the length of a window
         self._groups: list[list[Any]] = []  # the model's parameters by group of the optimizer
         self._in_flat_groups: set[int] = set()  # the ids of those that have full-precision copies
-        self._frozen_groups = FrozenGroups()
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -97,18 +95,6 @@ class ZeRO(Strategy):
             "ignore", r".*is deprecated. Please use `torch.distributed.*_single`", FutureWarning
         )
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=engine_config(plan))}
-
-    @classmethod
-    def optimizer_problem_alone(cls, plan: Plan, optimizer: Optimizer) -> str:
-        problem = super().optimizer_problem_alone(plan, optimizer)
-        if problem:
-            return problem
-
-        device = torch.device("cpu" if cls.steps_on_cpu(plan) else plan.device)
-        problem = divided_step_problem(optimizer, device, _slices)
-        if not problem:
-            return ""
-        return f"each process holds {cls.held} here, and {problem}"
 
     def divide(self, tensors: list[Tensor]) -> list[Tensor]:
         return _slices(tensors)
@@ -240,20 +226,6 @@ class ZeRO(Strategy):
         self._reducer = OrderedReducer(dict(self.parameters()), reduce, gather_object)
         setattr(self.zero, method, self._reducer.reduce)
         self.zero.register_grad_acc_post_hook(self._reducer.finish_backward)
-
-    def set_trainable(self, groups: Collection[int], *, trainable: bool) -> None:
-        """Freeze or unfreeze parameter groups, which the engine was built to train.
-
-        Its hooks wait for gradients, and none comes of what is frozen. Its flat gradients are zeros
-        there, with which the optimizer must not step.
-        """
-        super().set_trainable(groups, trainable=trainable)
-        self._frozen_groups.set(self.optimizer, groups, frozen=not trainable)
-        if self._reducer is not None:
-            self._reducer.start_anew(dict(self.parameters()))
-
-    def parameters_of_group(self, number: int) -> Sequence[Tensor]:
-        return self._groups[number]
 
     def _copies_of_the_engine(self) -> list[tuple[str, nn.Parameter]]:
         """List the parameters whose full-precision values the engine keeps elsewhere, by name."""
@@ -470,49 +442,6 @@ class ZeRO(Strategy):
     def close(self) -> None:
         self.engine.destroy()
         super().close()
-
-
-class FrozenGroups:
-    """Keeps an optimizer from stepping some of its parameter groups.
-
-    The engine gives each group a flat gradient. It is hidden while the optimizer steps, which
-    leaves out what has none.
-    """
-
-    def __init__(self) -> None:
-        self._groups: list[dict[str, Any]] = []
-        self._hidden: list[tuple[Tensor, Tensor | None]] = []
-        self._hooks: list[Any] = []
-
-    def set(self, optimizer: Optimizer, groups: Collection[int], *, frozen: bool) -> None:
-        """Freeze or unfreeze groups of the optimizer, given by their numbers."""
-        chosen = [optimizer.param_groups[number] for number in groups]
-        self._groups = [group for group in self._groups if not _is_among(group, chosen)]
-        if frozen:
-            self._groups.extend(chosen)
-
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        if self._groups:
-            self._hooks.append(optimizer.register_step_pre_hook(self._hide))
-            self._hooks.append(optimizer.register_step_post_hook(self._show))
-
-    def _hide(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:  # the engine has them step one at a time
-            if _is_among(group, self._groups):
-                for tensor in group["params"]:
-                    self._hidden.append((tensor, tensor.grad))
-                    tensor.grad = None
-
-    def _show(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        for tensor, gradient in self._hidden:
-            tensor.grad = gradient
-        self._hidden = []
-
-
-def _is_among(group: dict[str, Any], groups: Sequence[dict[str, Any]]) -> bool:
-    return any(group is other for other in groups)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -127,19 +127,6 @@ class FSDP2(Strategy):
         if self.plan.mixed_precision != "no":
             put_back_buffers(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
-
-    def set_trainable(self, groups: Collection[int], *, trainable: bool) -> None:
-        from torch.distributed.fsdp import FSDPModule
-
-        super().set_trainable(groups, trainable=trainable)
-        if not trainable:
-            return
-        # A unit finds out when it is gathered by hand in which dtype the gradients of its trainable
-        # parameters are reduced; one that was frozen as a whole does not know it yet.
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.unshard()
-                module.reshard()
 
     def _may_step_rows(self, optimizer: Optimizer) -> bool:
         """Return whether the optimizer may step rows as ordinary tensors. Collective.

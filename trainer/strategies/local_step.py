@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..private.torch import local_of, set_local
-from .first_state import FirstState
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -122,8 +121,7 @@ class LocalStep:
         self._rows: dict[int, _Rows] = {}  # by the id of the parameter
         self._groups: list[list[Tensor]] = []
         self._of_groups: list[list[Tensor]] = []
-        first = optimizer.state
-        self._state: Any = first.fresh() if isinstance(first, FirstState) else defaultdict(dict)
+        self._state: Any = defaultdict(dict)
 
     @contextlib.contextmanager
     def on_rows(self) -> Iterator[None]:

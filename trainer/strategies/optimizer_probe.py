@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..errors import Origin, Problem
-from .first_state import first_state
 from .tensors import full, local
 
 if TYPE_CHECKING:
@@ -57,8 +56,7 @@ def fresh_copy(optimizer: Optimizer, parameters: Sequence[Sequence[Tensor]]) -> 
     copy: Any = object.__new__(type(optimizer))
     copy.__dict__.update(optimizer.__dict__)
 
-    first = first_state(optimizer)
-    copy.state = defaultdict(dict) if first is None else first
+    copy.state = defaultdict(dict)
 
     copy.param_groups = []
     for group, own in zip(optimizer.param_groups, parameters, strict=True):

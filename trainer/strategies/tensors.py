@@ -279,7 +279,6 @@ def changed_trainable(names: Sequence[str]) -> str:
     """Return the message for parameters that were frozen, thawed or replaced during a run."""
     return (
         f"{listed(names)}: frozen, thawed or replaced, while the optimizer has the parameters that "
-        "were trainable when training began. The key unfreeze names layers that are thawed in a "
-        "run; or end this run, and resume with a build_model that gives the other layers (resume, "
-        "allow_config_change: true)"
+        "were trainable when training began. End this run, and resume with a build_model that "
+        "gives others (resume, allow_config_change: true)"
     )
