@@ -11,7 +11,6 @@ from one_process import checkpoint, reseal
 
 import trainer
 from trainer import ConfigError, Trainer
-from trainer.faults import report
 from trainer.text import HIDDEN
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -73,10 +72,3 @@ def test_checkpoints_that_hold_a_secret_are_gone_on_with(tmp_path: Path) -> None
             str(path),
         )
     assert SECRET not in str(told.value)
-
-
-def test_the_command_to_go_on_with_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "launcher_processes", list)
-    monkeypatch.setattr("sys.argv", ["train.py", "--task_settings.hf_token", SECRET])
-    said = report.resume_command("--resume auto")
-    assert SECRET not in said and f"--task_settings.hf_token '{HIDDEN}' --resume auto" in said

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.optim import SGD, Adagrad, AdamW, NAdam, Optimizer
+from torch.optim import SGD, AdamW, NAdam, Optimizer
 
-from trainer.strategies.first_state import first_state
 from trainer.strategies.local_step import LocalStep
 
 STEPS = 4
@@ -91,20 +90,6 @@ def test_steps_on_rows_leave_what_steps_on_distributed_tensors_leave(
         train(rows, optimizer, local, 1)
         assert facts(rows, optimizer) == facts(divided, plain)
     assert all(isinstance(parameter, DTensor) for parameter in optimizer.param_groups[0]["params"])
-
-
-def test_the_initial_state_of_an_optimizer_is_that_of_rows() -> None:
-    divided, rows = sharded(), sharded()
-    whole = nn.Linear(3, 5)
-    optimizers = []
-    for model in (divided, rows):
-        optimizer: Any = Adagrad(whole.parameters(), lr=0.1, initial_accumulator_value=0.5)
-        optimizer.state = first_state(optimizer)
-        optimizer.param_groups[0]["params"] = list(model.parameters())
-        optimizers.append(optimizer)
-    train(divided, optimizers[0], None, STEPS)
-    train(rows, optimizers[1], LocalStep(optimizers[1]), STEPS)
-    assert facts(rows, optimizers[1]) == facts(divided, optimizers[0])
 
 
 def test_steps_of_both_kinds_can_follow_each_other() -> None:
