@@ -24,7 +24,6 @@ PLAIN = [
     "EditedParameters",
     "TrainableSet",
     "TrainingMode",
-    "CompiledGraphs",
     "MetricsFile",
     "Progress",
     "FiniteNumbers",
@@ -50,7 +49,7 @@ def test_the_built_in_hooks_have_one_order() -> None:
 
 
 def test_without_checks_the_other_hooks_stay() -> None:
-    assert names(checks="none") == PLAIN[:4] + PLAIN[14:]
+    assert names(checks="none") == PLAIN[:4] + PLAIN[13:]
 
 
 def test_buffers_of_steps_that_are_left_out_come_first() -> None:
@@ -75,12 +74,11 @@ def test_without_a_sanity_evaluation_its_hook_is_left_out() -> None:
 
 
 def test_added_hooks_come_behind_all_others_but_the_one_that_saves() -> None:
-    settings: dict[str, Any] = {"max_time": "1h", "replica_check_every": 5}
-    assert names(Mine(), **settings)[-5:] == [
+    settings: dict[str, Any] = {"max_time": "1h"}
+    assert names(Mine(), **settings)[-4:] == [
         "TimeLimit",
         "Mine",
         "SanityEvaluation",
-        "ReplicaCheck",
         "SaveCheckpoints",
     ]
     assert names(Mine()) == [*PLAIN[:-2], "Mine", *PLAIN[-2:]]

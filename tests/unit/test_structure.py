@@ -87,7 +87,7 @@ ELSEWHERE = {
 # The sentence of docs/architecture.md, for imports of types as well: a room imports from rooms
 # before its own arrow.
 WAY = """
-errors, text, plan, private <- config, distributed, metrics, strategies, data <- losses, faults, optim, launching <- task
+errors, text, plan, private <- config, distributed, metrics, strategies, data <- losses, optim, launching <- task
 <- checkpoint, building <- measuring, reporting <- run <- hooks <- checks, callbacks <- builder, row
 <- evaluation_builder, loop <- script, language <- commands
 """
