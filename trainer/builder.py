@@ -199,14 +199,11 @@ def read_data(run: Run, start: Start) -> None:
     config, plan, agreement = run.config, run.plan, run.agreement
     check_schedule(plan)
 
-    # Ranks of a tensor-parallel group share their batches; the numbers of the first one count.
-    batch, place = divmod(run.accelerator.process_index, plan.tensor_parallel_size)
     run.layout = Layout(
-        rank=batch,
-        world_size=plan.data_parallel_size,
+        rank=run.accelerator.process_index,
+        world_size=plan.world_size,
         micro_batch_size=plan.micro_batch_size,
         accumulation_steps=plan.accumulation_steps,
-        counts=place == 0,
     )
     pin_memory = plan.device == "cuda"
     run.data, run.train_data = build_data(

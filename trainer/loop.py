@@ -100,7 +100,7 @@ class Trainer:
                 with self._micro_step(micro, is_last):  # averaged over ranks at the last one
                     loss, values = self._forward(micro)
                     share = micro.weight / total_weight()
-                    strategy.backward(_times(loss, share * run.plan.data_parallel_size))
+                    strategy.backward(_times(loss, share * run.plan.world_size))
                 losses.add(loss, share, values, weight=micro.weight, counts=micro.counts)
 
             # Clip, step, zero; then schedule, moving average and the position in the data.

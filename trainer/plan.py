@@ -29,7 +29,7 @@ class Plan:
         micro_batch_size: examples per process and backward.
         accumulation_steps: backwards per optimizer step.
         global_batch_size: examples per optimizer step, the product of these two and
-            ``data_parallel_size``.
+            ``world_size``.
         max_grad_norm: the global norm of the gradients is clipped to it; None does not clip.
         optimizer, optimizer_settings: ``adamw``, ``adam``, ``sgd`` or a class, with all of its
             settings but the rate.
@@ -90,16 +90,6 @@ class Plan:
     def origin(self, key: str) -> Origin:
         """Return where a value was set, for messages."""
         return self.origins.get(key, DEFAULT)
-
-    @property
-    def tensor_parallel_size(self) -> int:
-        """Return how many consecutive ranks divide each layer, and so compute the same batches."""
-        return int(self.fsdp.get("tp_size", 1))
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Return how many ranks (or tensor-parallel groups of ranks) have batches of their own."""
-        return self.world_size // self.tensor_parallel_size
 
     @property
     def precision(self) -> dict[str, str]:
@@ -165,9 +155,8 @@ class Plan:
         return dataclasses.replace(self, warmup_steps=warmup, notices=without_repetition)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields, ``data_parallel_size`` and ``precision``, as JSON."""
+        """Return all fields, and ``precision``, as JSON."""
         found = dataclasses.asdict(self)
         found["origins"] = {key: str(origin) for key, origin in self.origins.items()}
-        found["data_parallel_size"] = self.data_parallel_size
         found["precision"] = self.precision
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -16,13 +15,6 @@ def test_origins_are_of_what_was_set() -> None:
     made = plan(lr=0.5)
     assert str(made.origin("lr")) == f"{SAID} (lr)"
     assert made.origin("no such key") == DEFAULT
-
-
-def test_ranks_that_divide_layers_share_a_batch() -> None:
-    alone = plan(request("fsdp"), world=4)
-    assert (alone.tensor_parallel_size, alone.data_parallel_size) == (1, 4)
-    divided = dataclasses.replace(alone, fsdp={**alone.fsdp, "tp_size": 2})
-    assert (divided.tensor_parallel_size, divided.data_parallel_size) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -65,4 +57,3 @@ def test_what_is_written_to_plan_json_is_json() -> None:
     written = json.loads(json.dumps(made.as_dict()))
     assert written["origins"]["lr"] == f"{SAID} (lr)"
     assert written["precision"] == made.precision
-    assert written["data_parallel_size"] == 2

@@ -209,11 +209,6 @@ class _Check:
             notices.append(
                 f"this machine has {self.gpus} of the {local_world} GPUs that each machine needs"
             )
-        if plan.tensor_parallel_size > 1 and not self.args.build:
-            notices.append(
-                "whether the layers of this model can be divided by tp_size "
-                f"{plan.tensor_parallel_size} is known once it is built: --build says it"
-            )
         return dataclasses.replace(plan, notices=tuple(notices))
 
     def _plan_alone(self, loaded: Loaded, task: Task | None) -> Plan:

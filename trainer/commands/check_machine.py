@@ -268,20 +268,13 @@ def _judge(path: Path, machine: Machine) -> _Verdict:
 
 def _missing_packages(request: Request, machine: Machine) -> str:
     """Return which packages a launch file needs that are not installed, and how to install them."""
-    if request.tensor_parallel_size > 1:
-        subject, extra = "tensor parallelism", "llm"
-    else:
-        subject, extra = request.strategy, "deepspeed"
-
     needed = []
     if request.deepspeed:
-        needed.append("deepspeed")
-    if request.deepspeed or request.tensor_parallel_size > 1:
-        needed.append("transformers")
+        needed += ["deepspeed", "transformers"]
     absent = [name for name in needed if name not in machine.versions]
     if not absent:
         return ""
-    return f"{subject} needs {' and '.join(absent)}: pip install 'samecurve[{extra}]'"
+    return f"{request.strategy} needs {' and '.join(absent)}: pip install 'samecurve[deepspeed]'"
 
 
 def _describe(request: Request, world: int, processes: int, gpus: int) -> str:

@@ -42,10 +42,6 @@ def written(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _fsdp(arguments: Mapping[str, Any]) -> Rows:
     rows: Rows = []
-    layer_processes = arguments.get("tp_size", 1)
-    if layer_processes > 1:
-        text = f"each layer over {layer_processes} processes in a row, by transformers' plan"
-        rows.append(("tensor parallel", text))
     copies = arguments.get("dp_replicate_size")
     if copies:
         rows.append(("groups", f"{copies}, each with the whole model divided over its processes"))

@@ -77,11 +77,6 @@ class Request:
     files: tuple[str, ...] = ()
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
-    @property
-    def tensor_parallel_size(self) -> int:
-        """Return how many processes in a row divide the layers among them."""
-        return int(self.fsdp.get("tp_size", 1))
-
 
 def visible_gpus() -> int:
     """Return how many GPUs this process sees."""

@@ -34,16 +34,15 @@ _AS_CONFIGURED = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """The global batch: ``micro x accumulation x world / tensor_parallel`` items."""
+    """The global batch: ``micro x accumulation x world`` items."""
 
     micro: int
     accumulation: int
     world: int
-    tensor_parallel: int
 
     @property
     def size(self) -> int:
-        return self.micro * self.accumulation * self.world // self.tensor_parallel
+        return self.micro * self.accumulation * self.world
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +94,10 @@ def resolve(
     for key, reason in without_effect(config, optimizer=optimizer, schedule=schedule["schedule"]):
         both.notice(both.configured(key), reason)
     _check_compile(config, request, both)
-    _check_tensor_parallel(config, request, precision, both)
     if both.problems:
         raise ConfigError(both.problems)
 
-    batch = _fit_batch(
-        global_batch, micro, accumulation, world, request.tensor_parallel_size, both.origins
-    )
+    batch = _fit_batch(global_batch, micro, accumulation, world, both.origins)
     if strategy == "fsdp":
         _check_reduction(config, batch, both)
     if config.warmup_samples is not None:
@@ -159,22 +155,14 @@ def check_partitions(request: Request, world: int) -> None:
     zero = request.deepspeed.get("zero_optimization", {})
     group_sizes = {
         "deepspeed.zero_optimization.zero_hpz_partition_size": zero.get("zero_hpz_partition_size"),
-        "fsdp.tp_size": request.tensor_parallel_size,
         "fsdp.dp_replicate_size": request.fsdp.get("dp_replicate_size"),
     }
 
-    remaining = world
     for key, size in group_sizes.items():
-        size = size or 1
-        if remaining % size:
-            processes = str(world)
-            if remaining != world:
-                processes += f", by tp_size {world // remaining}"
+        if size and world % size:
             raise LaunchError(
-                f"{request.origins[key]}: {size}: must divide the number of processes, {processes}"
+                f"{request.origins[key]}: {size}: must divide the number of processes, {world}"
             )
-
-        remaining //= size
 
 
 def scaled_lr(lr: float, rule: str, reference_batch: int, batch: int) -> float:
@@ -285,23 +273,6 @@ def _check_reduction(config: TrainConfig, batch: _Batch, both: Reconciler) -> No
         raise ConfigError(both.configured("reduce_dtype").problem(rule))
 
 
-def _check_tensor_parallel(
-    config: TrainConfig, request: Request, precision: str, both: Reconciler
-) -> None:
-    """Refuse what tensor parallelism does not run with."""
-    if request.tensor_parallel_size == 1:
-        return
-    beside = f"not supported beside tp_size {request.tensor_parallel_size}"
-    if config.compile or request.dynamo:
-        origin = request.origins["dynamo"] if request.dynamo else both.origin_of("compile")
-        both.refuse(Sourced(True, origin), f"{beside}; leave it out")
-    if precision == "fp16":
-        # The scaler reports infinite gradients to the ranks of the first one's mesh only: the
-        # others would step.
-        origin = both.origin_of("mixed_precision")
-        both.refuse(Sourced(precision, origin), f"{beside}; take bf16")
-
-
 def _rehearsed(request: Request, strategy: str, precision: str, both: Reconciler) -> _Engine:
     """Return what a rehearsal on CPUs runs with."""
     requested = request.mixed_precision
@@ -371,7 +342,6 @@ def _fit_batch(
     micro: int,
     accumulation: int | None,
     world: int,
-    tensor_parallel: int,
     origins: Mapping[str, Origin],
 ) -> _Batch:
     """Return the batch; where the accumulation is open, it follows from the global batch.
@@ -379,12 +349,7 @@ def _fit_batch(
     Raises:
         ConfigError: the global batch is not the product of the others.
     """
-    batch = _Batch(
-        micro=micro,
-        accumulation=accumulation or 1,
-        world=world,
-        tensor_parallel=tensor_parallel,
-    )
+    batch = _Batch(micro=micro, accumulation=accumulation or 1, world=world)
     unit = batch.size
     if global_batch is None or global_batch == unit:
         return batch
@@ -392,8 +357,6 @@ def _fit_batch(
         return replace(batch, accumulation=global_batch // unit)
 
     factors = f"micro_batch_size {micro} x world_size {world}"
-    if tensor_parallel > 1:
-        factors += f" / tp_size {tensor_parallel}"
     if accumulation is not None:
         product = f"{factors} x accumulation_steps {accumulation}"
         rule = f"must be {product} = {unit}; change one of them"

@@ -7,7 +7,6 @@ Each function says why no public name serves, and in which release the attribute
 from __future__ import annotations
 
 import importlib
-import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -241,15 +240,6 @@ def recomputed(module: nn.Module, *, offload: bool) -> nn.Module:
     if offload:
         wrapped = offload_wrapper(wrapped)
     return wrapped
-
-
-def silence_redistribution() -> None:
-    """Silence torch's warning that a tensor on a mesh of two dimensions is gathered in two steps.
-
-    The logger of ``torch.distributed.tensor._redistribute``, last seen in torch 2.13. Whoever
-    gathers whole tensors under tensor parallelism cannot avoid what it warns of.
-    """
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 # -- gradients and edits --------------------------------------------------------------------------

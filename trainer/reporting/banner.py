@@ -92,10 +92,8 @@ def plan_rows(plan: Mapping[str, Any]) -> list[Row]:
 
 
 def _batch(plan: Mapping[str, Any]) -> str:
-    ranks = plan["data_parallel_size"]
-    world = "world" if ranks == plan["world_size"] else "world / tensor parallel"
-    factors = f"{plan['micro_batch_size']} x {plan['accumulation_steps']} x {ranks}"
-    return f"{factors} = {plan['global_batch_size']}  (micro x accumulation x {world} = global)"
+    factors = f"{plan['micro_batch_size']} x {plan['accumulation_steps']} x {plan['world_size']}"
+    return f"{factors} = {plan['global_batch_size']}  (micro x accumulation x world = global)"
 
 
 def _learning_rate(plan: Mapping[str, Any]) -> str:

@@ -6,8 +6,7 @@ A rank holds some rows of every parameter, of its gradient and of its optimizer 
 The model is cut into units (its layers). A unit is gathered before it computes and freed
 afterwards; its gradients are averaged right after its backward pass, each rank keeping its own
 rows. With several micro-batches a step, whole gradients are added up first and averaged in the
-last one, unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model; tensor
-parallelism divides some matrices once more, inside of a group.
+last one, unless ``sync_each_batch``. Under HSDP groups of ranks hold copies of the model.
 
 Private (``private/torch.py``): what a unit is gathered to, since edits of it would be lost, and
 where in a parameter a rank's rows are.
@@ -16,7 +15,6 @@ where in a parameter a rank's rows are.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -32,7 +30,6 @@ from ..private.torch import (
     gradient_hooks,
     local_shape_and_offset,
     recomputed,
-    silence_redistribution,
 )
 from ..private.transformers import layer_classes
 from ..text import did_you_mean, listed
@@ -43,7 +40,6 @@ from .gathered import carry_hooks, gathered_parameters
 from .local_step import LocalStep
 from .meta_device import allocate
 from .optimizer_probe import steps_rows
-from .tensor_parallel import Columns, divide, problems_of, refuse_without_transformers
 from .tensors import canonical_state, full, hold_scalars_as_vectors, keep_in_step, local, unwrapped
 
 if TYPE_CHECKING:
@@ -52,9 +48,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..plan import Plan
-
-# Settings of a launch file that Accelerate's plugin does not take.
-_NOT_OF_THE_PLUGIN = ("dp_replicate_size", "tp_size")
 
 
 class FSDP2(Strategy):
@@ -82,24 +75,19 @@ class FSDP2(Strategy):
         return bool(plan.fsdp.get("cpu_offload"))
 
     @classmethod
-    def prepare_process(cls, plan: Plan) -> None:
-        refuse_without_transformers(plan)
-        super().prepare_process(plan)
-
-    @classmethod
     def accelerator_arguments(cls, plan: Plan) -> dict[str, Any]:
         from accelerate import FullyShardedDataParallelPlugin
 
         # It tells Accelerate which strategy runs; the sharding is done below, by the plan.
-        settings = {key: value for key, value in plan.fsdp.items() if key not in _NOT_OF_THE_PLUGIN}
+        settings = dict(plan.fsdp)
+        settings.pop("dp_replicate_size", None)  # the plugin does not take it
         settings["auto_wrap_policy"] = "NO_WRAP"
         settings["cpu_offload"] = False
         return {"fsdp_plugin": FullyShardedDataParallelPlugin(**settings)}
 
     @classmethod
     def model_problems(cls, plan: Plan, model: nn.Module) -> list[Problem]:
-        found = problems_of(plan, model)
-
+        found = []
         classes = {type(module).__name__ for module in model.modules()}
         origin = plan.origin("fsdp.transformer_cls_names_to_wrap")
         for name in plan.fsdp.get("transformer_cls_names_to_wrap") or ():
@@ -153,10 +141,6 @@ class FSDP2(Strategy):
         names = {id(tensor): name for name, tensor in canonical_state(model)}
         hooks = _hooks_by_name(model)
 
-        # Tensor parallelism comes first, since FSDP2 then cuts what is left of each matrix.
-        if self.plan.tensor_parallel_size > 1:
-            self._divide_matrices(model)
-
         # The wrapper that recomputes a unit becomes the unit: it is gathered once for the second
         # pass and the backward pass together.
         units = self._units(model)
@@ -173,15 +157,6 @@ class FSDP2(Strategy):
         self.model = model
         self.prepared_optimizer = self.accelerator.prepare_optimizer(optimizer)
         register_model(self.accelerator, model)
-
-    def _divide_matrices(self, model: nn.Module) -> None:
-        """Divide the matrices of layers over the ranks of each tensor-parallel group."""
-        self.notices = divide(model, self._mesh["tensor"])
-        # Logits are a view of a distributed tensor. Changed in place they raise, so the warning
-        # that they are a view says nothing more.
-        warnings.filterwarnings(
-            "ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning
-        )
 
     def _shard_units(self, model: nn.Module, units: list[nn.Module]) -> None:
         """Shard the units and then the rest of the model. Collective: call on every rank."""
@@ -239,22 +214,14 @@ class FSDP2(Strategy):
 
     @cached_property
     def _mesh(self) -> DeviceMesh:
-        """The ranks as a grid: copies of the model (HSDP), rows within, parts of matrices within.
-
-        Dimensions of size 1 are left out, but for ``shard``.
-        """
+        """The ranks as a grid: copies of the model if there are several (HSDP), then rows."""
         from torch.distributed.device_mesh import init_device_mesh
 
         copies = int(self.plan.fsdp.get("dp_replicate_size", 1))
-        parts = self.plan.tensor_parallel_size
         sizes = {}
         if copies > 1:
             sizes["replicate"] = copies
-        sizes["shard"] = self.plan.world_size // copies // parts
-        if parts > 1:
-            sizes["tensor"] = parts
-            silence_redistribution()
-
+        sizes["shard"] = self.plan.world_size // copies
         device = self.accelerator.device.type
         return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
@@ -422,23 +389,15 @@ class FSDP2(Strategy):
             return self.replicated(name, values, state_key)
 
         copy, copies = self._copy_of(parameter)
-        shape, offset = local_shape_and_offset(parameter)
+        _, offset = local_shape_and_offset(parameter)
         row = parameter.numel() // parameter.shape[0] if parameter.numel() else 0
-        start = offset[0] * row
-        columns = None
-        if parameter.dim() > 1 and shape[1] < parameter.shape[1]:
-            assert parameter.dim() == 2, "layers of a plan are matrices"
-            columns = Columns(shape[1], parameter.shape[1])
-            start += offset[1]
-
         return Shard(
             name=name,
-            start=start,
+            start=offset[0] * row,
             tensor=values,
             state_key=state_key,
             copy=copy,
             copies=copies,
-            columns=columns,
         )
 
     def _copy_of(self, parameter: Any) -> tuple[int, int]:
@@ -485,12 +444,7 @@ class FSDP2(Strategy):
         if not accumulates:
             return super().gradient_bytes()
 
-        total = 0
-        for parameter in self.trainable:
-            is_divided = "tensor" in _dimensions_of(parameter)
-            parts = self.plan.tensor_parallel_size if is_divided else 1
-            total += parameter.nbytes // parts
-        return total
+        return sum(parameter.nbytes for parameter in self.trainable)
 
 
 def _pattern_problem(pattern: str, model: nn.Module) -> str:

@@ -13,9 +13,8 @@ from launchers import ROOT
 
 def test_committed_files_have_no_problem(check: Check) -> None:
     launch_files = sorted([*ROOT.glob("accel_configs/*.yaml"), *ROOT.glob("ds_configs/*.json")])
-    # One process has no part in a batch for two; four have smaller micro-batches; adapters are not
-    # divided.
-    single = [path for path in launch_files if path.stem in ("single", "hsdp", "tp")]
+    # One process has no part in a batch for two; four have smaller micro-batches.
+    single = [path for path in launch_files if path.stem in ("single", "hsdp")]
     configs = sorted(ROOT.glob("examples/configs/*.yaml"))
     done = check(*(str(path) for path in launch_files + configs if path not in single))
     assert done.returncode == 0, done.stderr
@@ -82,16 +81,6 @@ def test_task_settings_are_checked_where_the_config_is_wrong(check: Check) -> No
             "command line: lrr: '1': unknown key; did you mean 'lr'?",
             "command line: task_settings.widht: '3': unknown key; did you mean 'width'?",
         ],
-    )
-
-
-def test_tensor_parallel_plan_names_what_only_build_can_check(check: Check) -> None:
-    launch = "accel_configs/tp.yaml"
-    done = check(launch, "examples/configs/llama_stdlib.yaml", "--global_batch_size", "null")
-    assert done.returncode == 0, done.stderr
-    assert (
-        "note: whether the layers of this model can be divided by tp_size 2 is known once it is built"
-        in done.stdout
     )
 
 

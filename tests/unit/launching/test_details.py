@@ -41,12 +41,6 @@ def test_fsdp(write: Write, lines: str, row: tuple[str, str]) -> None:
     assert rows[-1] == ("compile", "no")
 
 
-def test_groups_and_tensor_parallelism_come_first(write: Write) -> None:
-    fsdp = read_accelerate_file(write("a.yaml", FSDP)).fsdp
-    rows = details({**EMPTY, "fsdp": {**fsdp, "dp_replicate_size": 2, "tp_size": 4}})
-    assert [name for name, _ in rows[:3]] == ["tensor parallel", "groups", "wrapping"]
-
-
 def test_deepspeed() -> None:
     zero = {
         "stage": 3,

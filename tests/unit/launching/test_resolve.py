@@ -152,30 +152,12 @@ def test_a_second_partition_that_does_not_divide_the_processes() -> None:
     assert plan(asks, world=32).strategy == "zero3"
 
 
-def test_ranks_that_share_a_batch_count_once() -> None:
-    origins = {
-        "fsdp.tp_size": origin("a.yaml:6 (tp)"),
-        "fsdp.dp_replicate_size": origin("a.yaml:5 (dp)"),
-    }
-    asks = request("fsdp", fsdp={"tp_size": 2, "dp_replicate_size": 2}, origins=origins)
-    found = plan(
-        asks, world=8, micro_batch_size=4, lr_scaling="linear", reference_batch_size=8, lr=0.1
-    )
-    assert (found.world_size, found.data_parallel_size, found.global_batch_size, found.lr) == (
-        8,
-        4,
-        16,
-        0.2,
-    )
-    assert plan(asks, world=8, micro_batch_size=4, global_batch_size=32).accumulation_steps == 2
-    said = refusal(lambda: plan(asks, world=8, micro_batch_size=4, global_batch_size=24))
-    assert "must be a multiple of micro_batch_size 4 x world_size 8 / tp_size 2 = 16" in said
-    assert (
-        refusal(lambda: plan(asks, world=3))
-        == "a.yaml:6 (tp): 2: must divide the number of processes, 3"
-    )
-    said = "a.yaml:5 (dp): 2: must divide the number of processes, 6, by tp_size 2"
-    assert refusal(lambda: plan(asks, world=6)) == said
+def test_groups_that_do_not_divide_the_processes() -> None:
+    origins = {"fsdp.dp_replicate_size": origin("a.yaml:5 (dp)")}
+    asks = request("fsdp", fsdp={"dp_replicate_size": 2}, origins=origins)
+    assert plan(asks, world=8).world_size == 8
+    said = "a.yaml:5 (dp): 2: must divide the number of processes, 3"
+    assert refusal(lambda: plan(asks, world=3)) == said
 
 
 def test_a_compiler_of_the_file_and_none_in_the_config() -> None:

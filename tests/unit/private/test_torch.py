@@ -6,7 +6,6 @@ name in ``trainer/private/torch.py``: it says what the attribute is needed for.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -106,16 +105,6 @@ def test_a_recomputed_module_draws_the_random_numbers_of_before(offload: bool) -
     output = module(value)
     output.sum().backward()
     assert torch.equal(value.grad, output.detach()), "the second pass dropped other elements"
-
-
-def test_redistribution_is_logged_under_the_name_that_is_silenced() -> None:
-    from torch.distributed.tensor import _redistribute
-
-    assert _redistribute.logger.name == "torch.distributed.tensor._redistribute", (
-        f"{TORCH} logs redistribution under another name"
-    )
-    private_torch.silence_redistribution()
-    assert not _redistribute.logger.isEnabledFor(logging.WARNING)
 
 
 def test_hooks_on_gradients_can_be_read_and_shared() -> None:

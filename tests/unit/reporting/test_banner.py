@@ -13,7 +13,6 @@ from trainer.reporting.banner import plan_rows
 PLAN: dict[str, Any] = {
     "strategy": "ddp",
     "world_size": 4,
-    "data_parallel_size": 4,
     "device": "cpu",
     "rehearsal": False,
     "precision": {"parameters": "fp32", "compute": "bf16"},
@@ -41,11 +40,6 @@ PLAN: dict[str, Any] = {
     ("values", "name", "text"),
     [
         ({}, "batch", "8 x 2 x 4 = 64  (micro x accumulation x world = global)"),
-        (
-            {"world_size": 8},
-            "batch",
-            "8 x 2 x 4 = 64  (micro x accumulation x world / tensor parallel = global)",
-        ),
         ({}, "precision", "parameters fp32, compute bf16"),
         ({"rehearsal": True}, "device", "cpu (rehearsal: the real strategy over gloo)"),
         ({}, "optimizer", "adamw, lr 0.1, cosine final=0.1"),

@@ -49,6 +49,7 @@ _OTHER_TYPES = {
 _UNSUPPORTED_DIMENSIONS = {
     "parallelism_config_cp_size": "torch has no kernel of context-parallel attention for the CPU, "
     "where it would be rehearsed",
+    "parallelism_config_tp_size": "no strategy here divides matrices; FSDP2 shards layers",
     "parallelism_config_sp_size": "sequence parallelism is DeepSpeed's Ulysses, whose attention "
     "runs on GPUs only",
 }

@@ -91,20 +91,16 @@ def read_fsdp(
 
 
 def read_dimensions(entries: Entries, world: Sourced[int] | None, check: Validator) -> Entries:
-    """Return the dimensions of the mesh that are larger than 1.
-
-    ``dp_replicate_size`` groups of processes hold the whole model each (HSDP), and ``tp_size``
-    processes divide each layer (tensor parallelism).
+    """Return ``dp_replicate_size``, the groups that hold the whole model each (HSDP), if above 1.
 
     Args:
         entries: the section parallelism_config, of the right types.
         world: the number of processes, None where the launcher decides it.
     """
     dimensions = {}
-    for name in ("dp_replicate_size", "tp_size"):
-        entry = entries.get(f"parallelism_config_{name}")
-        if entry is not None and entry.value > 1:
-            dimensions[name] = entry
+    entry = entries.get("parallelism_config_dp_replicate_size")
+    if entry is not None and entry.value > 1:
+        dimensions["dp_replicate_size"] = entry
 
     shard_size = entries.get("parallelism_config_dp_shard_size")
     if shard_size is None or world is None:

@@ -224,8 +224,8 @@ MISTAKES = [
     ),
     (
         f"{DDP}parallelism_config:\n  parallelism_config_tp_size: 2",
-        "a.yaml:4: parallelism_config.parallelism_config_tp_size: 2: more than 1 runs with FSDP2 "
-        "only: write distributed_type: FSDP, or remove it",
+        "a.yaml:4: parallelism_config.parallelism_config_tp_size: 2: more than 1 is not supported "
+        "by samecurve: no strategy here divides matrices; FSDP2 shards layers; write 1, or remove it",
     ),
     (
         f"{DDP}dynamo_config:\n  dynamo_mode: fastest",

@@ -20,7 +20,6 @@ STRATEGIES = {
     "ddp": "ddp",
     "fsdp": "fsdp",
     "hsdp": "fsdp",
-    "tp": "fsdp",
     "zero3_offload": "zero3",
 }
 
@@ -32,7 +31,7 @@ def test_committed_accelerate_files(path: Path) -> None:
     request = read_accelerate_file(path)
     assert request.strategy == STRATEGIES.get(path.stem, path.stem)
     assert request.world_size is not None
-    assert request.world_size.value == {"single": 1, "hsdp": 4, "tp": 4}.get(path.stem, 2)
+    assert request.world_size.value == {"single": 1, "hsdp": 4}.get(path.stem, 2)
     assert request.mixed_precision is None, "the training config says it"
     assert request.notices == ()
     assert path.read_text().startswith("#")
@@ -63,7 +62,6 @@ def test_every_strategy_has_its_files() -> None:
         "fsdp",
         "hsdp",
         "single",
-        "tp",
         *zero,
     ]
     assert sorted(path.stem for path in (ROOT / "ds_configs").glob("*")) == zero

@@ -103,15 +103,11 @@ def test_keys_of_another_wrap_policy_share_one_line(write: Write) -> None:
     assert request.fsdp["transformer_cls_names_to_wrap"] is None
 
 
-def test_groups_and_tensor_parallelism(write: Write) -> None:
-    sizes = {"dp_replicate": 2, "dp_shard": 1, "tp": 2}
-    lines = "".join(f"  parallelism_config_{key}_size: {n}\n" for key, n in sizes.items())
-    text = f"{FSDP.replace('num_processes: 2', 'num_processes: 4')}parallelism_config:\n{lines}"
+def test_groups_hold_the_model_each(write: Write) -> None:
+    text = f"{FSDP}parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"
     request = read_accelerate_file(write("a.yaml", text))
-    assert (request.fsdp["dp_replicate_size"], request.fsdp["tp_size"]) == (2, 2)
-    assert str(request.origins["fsdp.tp_size"]).startswith("a.yaml:8")
-    one = f"{FSDP}parallelism_config:\n  parallelism_config_tp_size: 1\n"
-    assert "tp_size" not in read_accelerate_file(write("b.yaml", one)).fsdp
+    assert request.fsdp["dp_replicate_size"] == 2
+    assert str(request.origins["fsdp.dp_replicate_size"]).startswith("a.yaml:6")
 
 
 SECTION = "a.yaml:5: fsdp_config."
