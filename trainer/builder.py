@@ -249,11 +249,13 @@ def _build_model(run: Run, start: Start) -> tuple[nn.Module, MetaModel | None]:
     run.note(*profile_notices(config.profile_steps, start.step, run.total_steps))
 
     source = task.pretrained(model) if is_on_meta(model) else None
-    run.model_file = ModelFile.of(model, export_dtypes(model, config.export_dtype, source))
+    run.model_file = ModelFile.of(
+        task.saved_part(model), export_dtypes(model, config.export_dtype, source)
+    )
     run.note(*_export_notices(run))
     check_storable(model)
 
-    # Of an adapted model the checkpoint holds the adapter, and files the model below it.
+    # Of a model whose part is saved, the files of the model hold the rest.
     is_whole = run.model_file.names is None
     run.reads_weights_later = is_whole and (start.found is not None or config.weights is not None)
     resumes_whole = is_whole and start.found is not None

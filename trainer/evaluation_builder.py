@@ -74,11 +74,11 @@ def _build_model(run: Run, weights: Path | None) -> tuple[nn.Module, MetaModel |
     """Build the model, not prepared yet, and what fills it if it is on the meta device."""
     model, changes = build_model(run.task, run.config, run.plan)
     run.note(*changes)
-    run.model_file = ModelFile.of(model)
+    run.model_file = ModelFile.of(run.task.saved_part(model))
     run.parameters = count_parameters(model)
     run.frozen_modes = held_in_evaluation(model)
 
-    # Of an adapted model the folder holds the adapter, and files the model below it.
+    # Of a model whose part is saved, the files of the model hold the rest.
     in_folder = weights is not None and run.model_file.names is None
     meta_model = MetaModel.of(model, run.task, run.config.seed, resumes=in_folder)
     if weights is None and meta_model is not None:

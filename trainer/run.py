@@ -151,7 +151,7 @@ class Run:
     saver: Saver = field(init=False)
     facts: dict[str, Any] = field(init=False)
     reads_weights_later: bool = False  # first values do not count: files have others
-    base_weights: str | None = None  # a checksum of the files below an adapter
+    base_weights: str | None = None  # a checksum of the weights that no checkpoint holds
     frozen_modes: Sequence[nn.Module] = ()  # modules that stay in evaluation mode
     notices: list[str] = field(default_factory=list)
 

@@ -82,6 +82,23 @@ class Pretrained:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavedPart:
+    """The part of a model that checkpoints and the exported model hold.
+
+    The rest of the model is frozen, and ``build_model`` builds it again.
+
+    Args:
+        file: the name of the exported file.
+        names: the name of each tensor in that file, by its name in the model.
+        save_config: writes the configuration files into the folder of the exported file.
+    """
+
+    file: str
+    names: Mapping[str, str]
+    save_config: Callable[[Path], None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """Data, model and loss. Subclass it as a frozen dataclass; the fields are its settings.
 
@@ -142,6 +159,13 @@ class Task:
             if reset is not None:
                 reset()
                 return
+
+    def saved_part(self, model: nn.Module) -> SavedPart | None:
+        """Return the part of the model that is saved; None for the whole model.
+
+        Called once, with the model as ``build_model`` returned it.
+        """
+        return None
 
     def notices(self) -> Sequence[str]:
         """Return lines for the banner about what was built, once data and model are."""

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from trainer import Data, Pretrained, Task
+from trainer.language.adapters import adapter_part
+from trainer.task import SavedPart
 
 
 def hugging_face(kind: str) -> Callable[[], nn.Module]:
@@ -103,6 +105,9 @@ class Language(Task):
         model = AutoModelForCausalLM.from_pretrained(self.folder)
         assert model.dtype == torch.bfloat16, "as the file has it"
         return model
+
+    def saved_part(self, model: nn.Module) -> SavedPart | None:
+        return adapter_part(model) if self.kind.startswith("lora") else None
 
     def _form(self) -> nn.Module:
         if not self.folder:

@@ -26,7 +26,6 @@ Loading
 
 Models
     export.py           model files
-    adapters.py         of peft models
 """
 
 from __future__ import annotations

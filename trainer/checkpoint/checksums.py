@@ -1,7 +1,6 @@
 """Checksums of weights that are the same on every layout.
 
-They are taken of weights that were read from a model folder, and of those below an adapter, which
-no checkpoint holds.
+They are taken of weights that were read from a model folder, and of those that no checkpoint holds.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ def _sum_over_ranks(sums: Iterable[Mapping[str, int]], name: str) -> int:
 
 
 def base_weights(parts: Parts, agreement: Agreement) -> str | None:
-    """Return a checksum of the weights below an adapter; None for a model without adapter.
+    """Return a checksum of the weights that no checkpoint holds; None if there are none.
 
     It is the same on every layout of one precision. Collective: call on every rank.
     """

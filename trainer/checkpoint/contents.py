@@ -69,7 +69,7 @@ class Contents:
 
     @property
     def model_file(self) -> ModelFile:
-        """Return what of the model is exported: of a peft model the adapter."""
+        """Return which tensors are exported: those of the saved part, or all."""
         export = self.state.get("export")
         if export is None:
             return ModelFile()

@@ -2,14 +2,14 @@
 
 The names and shapes are those of the model that the task built, whatever the strategy; shared
 tensors are written once. For a transformers model the folder also holds its configuration, so that
-``from_pretrained`` loads it; of a peft model it holds the adapter, as peft loads it.
+``from_pretrained`` loads it. A task may say that only a part of the model is saved
+(``Task.saved_part``).
 """
 
 from __future__ import annotations
 
 import copy
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,14 +26,13 @@ from ..distributed.agreement import Agreement
 from ..errors import CheckpointError, TrainerError
 from ..strategies import Strategy
 from ..strategies.tensors import canonical_names, canonical_state, unwrapped
-from ..task import Pretrained
+from ..task import Pretrained, SavedPart
 from ..text import listed
 from .disk import delete, part_of, publish, write_file
 from .ranges import of_model_folder
 from .safetensors_io import METADATA, can_hold, header, raw, read_header
 
 MODEL_FILE = "model.safetensors"
-ADAPTER_FILE = "adapter_model.safetensors"
 
 
 class Stateful(Protocol):
@@ -62,23 +61,24 @@ class ModelFile:
             their own names.
         dtypes: the dtype of a tensor in the file, by its name in the model; the others keep their
             own.
+        save_config: writes the configuration files into the folder; None: the model's own are
+            written.
     """
 
     file: str = MODEL_FILE
     names: Mapping[str, str] | None = None
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    save_config: Callable[[Path], None] | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> ModelFile:
-        """Return what is written of an unprepared model: of a peft model only the adapter."""
+    def of(
+        cls, part: SavedPart | None, dtypes: Mapping[str, torch.dtype] | None = None
+    ) -> ModelFile:
+        """Return the file of a saved part, or of the whole model if there is none."""
         dtypes = dtypes or {}
-        if _is_adapted(model):
-            from .adapters import adapter_names
-
-            names = adapter_names(model)
-            if names:
-                return cls(file=ADAPTER_FILE, names=names, dtypes=dtypes)
-        return cls(dtypes=dtypes)
+        if part is None:
+            return cls(dtypes=dtypes)
+        return cls(file=part.file, names=part.names, dtypes=dtypes, save_config=part.save_config)
 
     def dtype(self, name: str, own: torch.dtype) -> torch.dtype:
         """Return the dtype of a tensor in the file, where ``own`` is the one it has."""
@@ -216,37 +216,24 @@ def check_storable(model: nn.Module) -> None:
 
 
 def exported_file(directory: Path) -> Path | None:
-    """Return the tensor file of an exported model or adapter; None if there is none."""
-    for name in (MODEL_FILE, ADAPTER_FILE):
-        path = directory / name
-        if path.is_file():
-            return path
-    return None
+    """Return the tensor file of an exported model or of a part of it; None if there is none."""
+    return next(iter(sorted(directory.glob("*.safetensors"))), None)
 
 
 def load_export(model: nn.Module, directory: str | Path) -> None:
-    """Load an exported model into a freshly built one, strictly; of a peft model the adapter.
+    """Load an exported model into a freshly built one, strictly.
 
     Raises:
         CheckpointError: names or shapes differ.
     """
     from safetensors.torch import load_file
 
-    folder = Path(directory)
-    form = ModelFile.of(model)
-    if not (folder / form.file).exists():
-        form = ModelFile()
     try:
-        stored = load_file(folder / form.file)
+        stored = load_file(Path(directory) / MODEL_FILE)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{directory}: holds no model: {error}") from None
 
-    own: list[tuple[str, Tensor]] = []  # with shared tensors under all their names
-    for name, tensor in canonical_state(model):
-        name_in_file = form.name(name)
-        if name_in_file is not None:
-            own.append((name_in_file, tensor))
-
+    own = list(canonical_state(model))  # with shared tensors under all their names
     filled: set[int] = set()
     for name, tensor in own:
         if name in stored and stored[name].shape == tensor.shape:
@@ -259,12 +246,6 @@ def load_export(model: nn.Module, directory: str | Path) -> None:
             wrong.add(name)
     if wrong:
         raise CheckpointError(f"{directory}: does not hold this model: {listed(sorted(wrong))}")
-
-
-def _is_adapted(model: nn.Module) -> bool:
-    """Return whether a model is one of peft, which is imported already then."""
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(model, peft.PeftModel)
 
 
 def export_dtypes(
@@ -296,18 +277,12 @@ def export_dtypes(
 
 
 def save_config(model: nn.Module, directory: Path, dtype: torch.dtype | None = None) -> None:
-    """Write the configuration of a transformers model or of a peft adapter; others have none.
+    """Write the configuration of a transformers model; others have none.
 
     Args:
         dtype: of the exported file; None: as the configuration says.
     """
     model = unwrapped(model)
-    if _is_adapted(model):
-        from .adapters import save_adapter_config
-
-        save_adapter_config(model, directory)
-        return
-
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "save_pretrained"):
         return

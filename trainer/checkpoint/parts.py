@@ -88,7 +88,10 @@ class Parts:
         Args:
             more: the texts of further files, by name.
         """
-        save_config(self.strategy.model, folder, self.model_file.most_of())
+        if self.model_file.save_config is None:
+            save_config(self.strategy.model, folder, self.model_file.most_of())
+        else:
+            self.model_file.save_config(folder)
         self.task.save_extras(folder)
         card = self.task.model_card(self.run)
         if card:
@@ -133,9 +136,9 @@ class Parts:
                 yield Key("buffer", name), buffer.detach().reshape(-1)
 
     def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether no checkpoint holds a tensor: it is of the model below an adapter."""
-        is_adapted = self.model_file.names is not None
-        return is_adapted and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        """Return whether no checkpoint holds a tensor: a frozen one, if a part is saved."""
+        saves_part = self.model_file.names is not None
+        return saves_part and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
     def _frozen(self) -> Iterator[tuple[Shard, int, int]]:
         """Yield the frozen parameters that this rank writes, as ``assign_writers``."""

@@ -28,7 +28,6 @@ from .codec import decode, encode_plain
 from .compatibility import changed_rates, check_same, differences, fingerprint
 from .contents import WEIGHTS, Contents
 from .discover import MANIFEST, CheckpointInfo, inspect, verify_together
-from .export import ADAPTER_FILE
 from .optimizer_state import OptimizerStateReader, restore_settings
 from .parts import Parts
 from .ranges import Ranges, of_model_folder
@@ -194,14 +193,14 @@ def load_weights(
     if os.path.lexists(path / MANIFEST):
         return _load_weights_of_checkpoint(parts, path, agreement, without)
 
-    # A folder with the adapter of a peft model leaves the model below it as build_model made it.
-    adapter: Mapping[str, str] = {}
-    if os.path.lexists(path / ADAPTER_FILE):
-        adapter = parts.model_file.names or {}
+    # A folder with the saved part of a model leaves the rest as build_model made it.
+    part: Mapping[str, str] = {}
+    if os.path.lexists(path / parts.model_file.file):
+        part = parts.model_file.names or {}
     if not names:
-        names = {name_in_file: name for name, name_in_file in adapter.items()}
+        names = {name_in_file: name for name, name_in_file in part.items()}
     ranges, shapes = of_model_folder(path, names)
-    places, unused = _find(parts, ranges, WEIGHTS, shapes, path, only=adapter, without=without)
+    places, unused = _find(parts, ranges, WEIGHTS, shapes, path, only=part, without=without)
     _load_tensors(parts, ranges, places, with_optimizer=False)
 
     checksum = check_read(parts, ranges, places, path, agreement)

@@ -73,8 +73,7 @@ class EditedParameters(Callback):
             return
 
         names = set()
-        named = run.strategy.temporary_parameters()
-        for (name, _), before, after in zip(named, self._counts, counts, strict=True):
+        for (name, _), before, after in zip(_looked_at(run), self._counts, counts, strict=True):
             if before != after:
                 names.add(str(name))
         raise LaunchError(
@@ -86,8 +85,20 @@ class EditedParameters(Callback):
 
 def _edits(run: Run) -> list[int]:
     """Return how often each parameter was edited in place; 0 for one that is not gathered now."""
-    named = run.strategy.temporary_parameters()
+    named = _looked_at(run)
     return [0 if parameter is None else edit_count(parameter) for _, parameter in named]
+
+
+def _looked_at(run: Run) -> Sequence[tuple[str, Tensor | None]]:
+    """Return the parameters that are looked at, by name.
+
+    If a part of the model is saved, only that part: the task says that the rest stays as it is.
+    """
+    named = run.strategy.temporary_parameters()
+    saved = run.model_file.names
+    if saved is None:
+        return named
+    return [(name, parameter) for name, parameter in named if name in saved]
 
 
 class TrainableSet(Callback):

@@ -66,7 +66,7 @@ class FirstWeights:
         task, _ = load_task(loaded)
         task.build_data()  # a model may be built from something that the data prepares
         model = build_whole(task, loaded.config.seed)
-        form = ModelFile.of(model)
+        form = ModelFile.of(task.saved_part(model))
 
         tensors: dict[str, Tensor] = {}
         parameters: dict[str, Tensor] = {}

@@ -6,12 +6,15 @@ import json
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..text import did_you_mean
+from ..strategies.tensors import canonical_state
+from ..task import SavedPart
+from ..text import did_you_mean, listed
 from .ends import read_ends
 from .meta_model import StoredWeights
 from .pretrained import load_pretrained
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ALL = "all-linear"
+FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,69 @@ def _check_targets(targets: Sequence[str], layers: Collection[str]) -> None:
         known = {name.rpartition(".")[2] for name in layers}
         rule = f"the model has no such linear layer; {did_you_mean(target, known)}"
         raise setting_error("adapter.targets", target, rule)
+
+
+def adapter_part(model: Any) -> SavedPart:
+    """Return the adapter of a peft model as the part that is saved, as peft loads it.
+
+    https://huggingface.co/docs/peft/developer_guides/checkpoint
+
+    Args:
+        model: not prepared yet.
+
+    Raises:
+        ConfigError: something is trained that the file of an adapter cannot hold.
+    """
+    from peft.utils import get_peft_model_state_dict
+
+    tensors = dict(canonical_state(model))
+    own_names: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        own_names.setdefault(id(tensor), name)  # a shared one by its first name
+
+    # For "auto" peft would ask the hub whether an embedding was resized.
+    in_file = get_peft_model_state_dict(
+        model,
+        state_dict=dict(tensors),
+        adapter_name=str(model.active_adapter),
+        save_embedding_layers=False,
+    )
+    names = {}
+    for name_in_file, tensor in in_file.items():
+        names[own_names.get(id(tensor), name_in_file)] = name_in_file
+
+    trained = {own_names[id(tensor)] for tensor in tensors.values() if tensor.requires_grad}
+    wrong = sorted((trained - names.keys()) | (names.keys() - tensors.keys()))
+    if wrong:
+        rule = f"the file of an adapter cannot hold {listed(wrong)}; train the adapter alone"
+        raise setting_error("adapter", "", rule)
+    return SavedPart(file=FILE, names=names, save_config=partial(save_adapter_config, model))
+
+
+def save_adapter_config(model: Any, directory: Path) -> None:
+    """Write adapter_config.json as peft does, and generation_config.json with the end tokens."""
+    config = model.peft_config[str(model.active_adapter)]
+    base_model = model.get_base_model()
+
+    base = config.base_model_name_or_path or getattr(base_model, "name_or_path", None)
+    if base and Path(base).expanduser().is_dir():
+        base = str(Path(base).expanduser().absolute())  # so that it is found from anywhere
+    config.base_model_name_or_path = base or None
+
+    mapping = None
+    if not config.task_type:
+        base_class = type(base_model)
+        mapping = {"base_model_class": base_class.__name__, "parent_library": base_class.__module__}
+    mode = config.inference_mode
+    config.inference_mode = True
+    config.save_pretrained(str(directory), auto_mapping_dict=mapping)
+    config.inference_mode = mode
+
+    generation_config = getattr(base_model, "generation_config", None)
+    end_tokens = getattr(generation_config, "eos_token_id", None)
+    if end_tokens is not None:
+        text = json.dumps({"eos_token_id": end_tokens}) + "\n"
+        (directory / "generation_config.json").write_text(text, encoding="utf-8")
 
 
 def load_adapted(folder: str, base: str | None = None) -> Any:

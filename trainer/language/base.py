@@ -15,8 +15,8 @@ from ..config.annotations import LocalPath
 from ..config.plain import plain
 from ..config.validate import Validator
 from ..errors import ConfigError, Origin
-from ..task import Pretrained, Task
-from .adapters import Adapter
+from ..task import Pretrained, SavedPart, Task
+from .adapters import Adapter, adapter_part
 from .attention import VARLEN
 from .columns import Columns
 from .loss import loss_of_each, mean_loss
@@ -180,6 +180,9 @@ class LanguageTask(Task):
     def pretrained(self, model: nn.Module) -> Pretrained | None:
         stored: StoredWeights | None = self.memory.get("stored")
         return None if stored is None else stored.for_model(model)
+
+    def saved_part(self, model: nn.Module) -> SavedPart | None:
+        return None if self.adapter is None else adapter_part(model)
 
     def for_model(self, folder: Path) -> LanguageTask | None:
         """Return the task with another pretrained model, whole, and the tokenizer beside it.

@@ -152,15 +152,11 @@ class GatheredParameter(NamedTuple):
 
     Args:
         name: its name in the model that was given to ``fully_shard``.
-        module: the module that has it.
-        key: its name in that module.
         unsharded: the whole parameter that the unit is gathered to while it computes; None before
             the first forward pass. It stays the same object; its memory is freed after each layer.
     """
 
     name: str
-    module: nn.Module
-    key: str
     unsharded: nn.Parameter | None
 
 
@@ -181,10 +177,8 @@ def gathered_by(unit: nn.Module) -> list[GatheredParameter]:
         if not group:
             continue
         for parameter in group.fsdp_params:
-            place = parameter._module_info
             unsharded = getattr(parameter, "_unsharded_param", None)
-            name = parameter._param_fqn
-            found.append(GatheredParameter(name, place.module, place.param_name, unsharded))
+            found.append(GatheredParameter(parameter._param_fqn, unsharded))
     return found
 
 

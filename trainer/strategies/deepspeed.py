@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from ..errors import LaunchError
 from ..private import deepspeed as private_deepspeed
-from .adapters import set_by_adapters
 from .base import Shard, StepResult, Strategy, compute_in
 from .buffers import keep_buffers_fp32
 from .deepspeed_start import engine_start, prepare_process
@@ -229,14 +228,9 @@ class ZeRO(Strategy):
 
     def _copies_of_the_engine(self) -> list[tuple[str, nn.Parameter]]:
         """List the parameters whose full-precision values the engine keeps elsewhere, by name."""
-        by_adapters = {id(parameter) for parameter in set_by_adapters(self.engine.module).values()}
         # In stages 1 and 2 frozen parameters are the values themselves.
         trainable = None if self._stage == 3 else True
-        found = []
-        for name, parameter in self.parameters(trainable=trainable):
-            if id(parameter) not in by_adapters:
-                found.append((name, parameter))
-        return found
+        return list(self.parameters(trainable=trainable))
 
     def temporary_parameters(self) -> Sequence[tuple[str, nn.Parameter]]:
         return self._temporary

@@ -33,7 +33,6 @@ from ..private.torch import (
 )
 from ..private.transformers import layer_classes
 from ..text import did_you_mean, listed
-from .adapters import set_by_adapters
 from .base import Shard, Strategy, compute_in
 from .buffers import keep_buffers_fp32
 from .gathered import carry_hooks, gathered_parameters
@@ -111,7 +110,6 @@ class FSDP2(Strategy):
         steps_rows = not has_scaler and self._may_step_rows(optimizer)
         super().prepare(model, optimizer)
         self._local_step = LocalStep(self.optimizer) if steps_rows else None
-        self._set_by_adapters = set_by_adapters(self.model)
         if self.plan.mixed_precision != "no":
             put_back_buffers(self.accelerator.device)
             compute_in(unwrapped(self.model), None)
@@ -345,7 +343,7 @@ class FSDP2(Strategy):
     def temporary_parameters(self) -> Sequence[tuple[Any, nn.Parameter | None]]:
         # A gathered parameter stays the same object, so the list is made once all are there.
         if self._gathered is None:
-            found = gathered_parameters(self.model, self._set_by_adapters)
+            found = gathered_parameters(self.model)
             if any(parameter is None for _, parameter in found):
                 return found
             self._gathered = found

@@ -6,7 +6,7 @@ pass of a unit the modules see another object: the gathered parameter, which is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,14 +15,11 @@ from ..errors import LaunchError
 from ..private.torch import gathered_by
 
 
-def gathered_parameters(
-    model: nn.Module, without: Collection[tuple[int, str]]
-) -> list[tuple[str, nn.Parameter | None]]:
+def gathered_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter | None]]:
     """List the gathered parameters of all FSDP2 units by name; None where there is none yet.
 
     Args:
         model: sharded by ``fully_shard``.
-        without: parameters that are left out, by the id of their module and their name in it.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -31,8 +28,7 @@ def gathered_parameters(
         if not isinstance(unit, FSDPModule):
             continue
         for parameter in gathered_by(unit):
-            if (id(parameter.module), parameter.key) not in without:
-                found.append((parameter.name, parameter.unsharded))
+            found.append((parameter.name, parameter.unsharded))
     return found
 
 
