@@ -12,6 +12,7 @@ from fake_run import fake_run, step_info
 from torch import nn
 
 from trainer import LaunchError
+from trainer.checkpoint.export import ModelFile
 from trainer.checks.parameters import EditedParameters, TrainableSet
 
 WINDOW: Any = None
@@ -48,7 +49,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def run(engine: Engine) -> Any:
-    return fake_run(strategy=engine)
+    return fake_run(strategy=engine, model_file=ModelFile())
 
 
 @pytest.fixture
