@@ -35,14 +35,14 @@ def test_no_gradient_and_no_state_is_kept_and_no_weight_moves(tmp_path: Path) ->
     assert not (tmp_path / "run").exists(), "nothing is written"
 
 
-def test_it_has_a_folders_weights_whatever_the_config_names_and_unfreezes(tmp_path: Path) -> None:
+def test_it_has_a_folders_weights_whatever_the_config_names(tmp_path: Path) -> None:
     config = TrainConfig(task="evaluated:Sign", max_steps=2, lr=0.1, output_dir=str(tmp_path / "a"))
     training = Trainer(Sign(), config)
     training.fit()
     trained = {name: tensor.clone() for name, tensor in training.run.model.state_dict().items()}
     expected = training.run.evaluate()
 
-    names = {"run_name": "{experiment}-{lr}", "unfreeze": {"layers": "gone", "at": 9}}
+    names = {"run_name": "{experiment}-{lr}"}
     run = built(tmp_path / "b", tmp_path / "a" / "model", lr=0.5, **names)
     assert run.name == "Sign-0.5"
     for name, tensor in run.model.state_dict().items():

@@ -28,7 +28,6 @@ from trainer import Callback, Data, Run, StepInfo, Task, TrainConfig, Trainer
 from trainer.distributed import votes
 from trainer.distributed.exit import Stopped
 from trainer.launching import launch
-from trainer.strategies.tensors import local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,49 +373,6 @@ def reductions(accel: str, folder: Path) -> dict[str, Any]:
     }
 
 
-class Flips(Callback):
-    """Flips the lowest bit of one value on rank 1 after step 3."""
-
-    def on_step(self, trainer: Run, info: StepInfo) -> None:
-        if info.step == 3 and dist.get_rank() == 1:
-            _, parameter = next(trainer.strategy.parameters())
-            part = local(parameter.detach()).view(-1)
-            part.data[:1].view(torch.int32).bitwise_xor_(
-                1
-            )  # as hardware does it: torch counts no change
-
-
-FLIPPED: dict[str, dict[str, Any]] = {
-    "every": {"replica_check_every": 3},
-    "saved": {"save_every": 3, "replica_check_every": 1000},
-    "off": {"replica_check_every": None},
-}
-
-
-def flipped_bit(accel: str, folder: Path) -> dict[str, Any]:
-    """Looked for in every third step; before a checkpoint; not at all."""
-    said: dict[str, Any] = {}
-    for name, settings in FLIPPED.items():
-        config = TrainConfig(
-            task="rank_numbers:x",
-            output_dir=str(folder / name),
-            max_steps=4,
-            micro_batch_size=2,
-            **settings,
-        )
-        made = Trainer(
-            Images(norm=False), config, launch(config, accel_config=accel), callbacks=[Flips()]
-        )
-        try:
-            made.fit()
-        except trainer.TrainerError as error:
-            said[name] = (
-                str(error),
-                [path.name for path in (folder / name).glob("checkpoints/step-*")],
-            )
-    return said
-
-
 CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
@@ -431,7 +387,7 @@ CASES: dict[str, Case] = {
             objects,
             waits,
         ),
-        *(nan_stops, nan_is_skipped, nan_leaves_buffers, reductions, flipped_bit),
+        *(nan_stops, nan_is_skipped, nan_leaves_buffers, reductions),
     )
 }
 

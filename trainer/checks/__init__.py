@@ -13,5 +13,5 @@ gradients.py       gradients that were not averaged over the ranks
 parameters.py      parameters that were edited, frozen or replaced behind the optimizer's back
 training_mode.py   models that a callback left in evaluation mode
 
-Two have settings of their own: finite.py (``on_nan``) and replicas.py (``replica_check_every``).
+finite.py has a setting of its own: ``on_nan``.
 """

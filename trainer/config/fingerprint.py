@@ -19,11 +19,11 @@ SETTINGS = (
     "task", "task_settings", "parameters", "weights", "base_weights", "seed",
     "train_samples", "global_batch_size", "drop_last",
     "optimizer", "optimizer_settings", "optimizer_groups", "lr", "max_grad_norm",
-    "schedule", "schedule_settings", "schedule_class", "warmup_steps", "unfreeze",
+    "schedule", "schedule_settings", "schedule_class", "warmup_steps",
     "mixed_precision", "float32", "sync_batchnorm", "ema_decay",
 )  # fmt: skip
 # Keys that older runs did not know, with the value that they ran with.
-SINCE = {"float32": "exact", "unfreeze": None}
+SINCE = {"float32": "exact"}
 # A longer run has the same beginning under all schedules but those that fall until the end.
 OF_THE_END = ("total_steps", "final_lr_ratio")
 

@@ -11,7 +11,6 @@ from ..text import did_you_mean, seconds_of
 from .interval import FORMS, is_interval
 from .placeholders import TEMPLATES, PlaceholderError, names_in
 from .schedules import check_schedule
-from .unfreeze import check_unfreeze
 from .validate import Validator
 
 # Those with keys of their own; any other is named by its class.
@@ -52,10 +51,6 @@ def check_rules(check: Validator, defaults: Mapping[str, Any], values: Mapping[s
     rules.check_tracking()
     if config.schedule is not None and "schedule_settings" not in wrong:
         check_schedule(check, config.schedule, config.schedule_settings)
-    if "unfreeze" not in wrong:
-        for key, entry in check_unfreeze(check, config.unfreeze):
-            if entry.at is not None and not is_interval(entry.at):
-                check.record((*key, "at"), f"must be {FORMS}, or null", entry.at)
 
 
 class _Rules:

@@ -100,16 +100,6 @@ class TrainConfig:
     timeout_minutes: Annotated[
         float,
         Field(description="how long ranks wait for one another before the job fails", gt=0, le=1e6),
-    ] = 30.0
-    hang_seconds: Annotated[
-        float | None,
-        Field(
-            description=(
-                "end the job where a rank is stopped or stuck so long; null: wait "
-                "for timeout_minutes"
-            ),
-            gt=0,
-        ),
     ] = 10.0
 
     optimizer: Annotated[
@@ -174,16 +164,6 @@ class TrainConfig:
     max_grad_norm: Annotated[
         float | None,
         Field(description="clip to this norm, 0: do not; else from the launch files, else 0", ge=0),
-    ] = None
-
-    unfreeze: Annotated[
-        dict[str, Any] | list[dict[str, Any]] | None,
-        Field(
-            description=(
-                "layers that are frozen at first: {layers: stem.*, at: 2 epochs, lr: 1e-4}, or a "
-                "list of such"
-            ),
-        ),
     ] = None
 
     mixed_precision: Annotated[
@@ -251,15 +231,6 @@ class TrainConfig:
             description="what looks for numbers that would be silently wrong; none changes a number"
         ),
     ] = "all"
-    replica_check_every: Annotated[
-        int | None,
-        Field(
-            description=(
-                "steps between comparisons of ranks' copies of the weights; saves too; null: never"
-            ),
-            ge=1,
-        ),
-    ] = None
 
     log_every: Annotated[int, Field(description="optimizer steps", ge=1)] = 10
     eval_every: Annotated[Every | None, Field(description=f"{FORMS}; else at the end")] = None
@@ -362,7 +333,6 @@ class TrainConfig:
             if path is not None and "\0" not in path:
                 object.__setattr__(self, key, os.path.expanduser(path))
         object.__setattr__(self, "task_settings", plain(self.task_settings))
-        object.__setattr__(self, "unfreeze", plain(self.unfreeze))
 
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(defaults_of(TrainConfig))

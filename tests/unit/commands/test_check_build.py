@@ -50,7 +50,6 @@ def test_build_finds_problems_of_model_optimizer_and_metric(check: Check, tmp_pa
     (tmp_path / "train.py").touch()
     (tmp_path / "train.yaml").write_text(
         "task: small:Small\nmax_steps: 10\neval_every: 5\nbest_metric: eval/los\ntask_settings: {broken: true}\n"
-        "unfreeze:\n  layers: boddy\n  at: 2 epochs\n"
     )
     (tmp_path / "a.yaml").write_text(
         "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n"
@@ -67,7 +66,6 @@ def test_build_finds_problems_of_model_optimizer_and_metric(check: Check, tmp_pa
     done = check(*words, "--build")
     assert done.returncode == 2
     assert [line.replace(f"{tmp_path}/", "") for line in done.stderr.splitlines()] == [
-        "train.yaml:7: unfreeze.layers: 'boddy': names no parameter of the model; did you mean 'body'?",
         "a.yaml:6: fsdp_config.fsdp_transformer_layer_cls_to_wrap: 'Liner': "
         "the model has no module of this class; did you mean 'Linear'?",
         "a.yaml:7: fsdp_config.fsdp_ignored_modules: 'hed.*': matches the name of no module, such as 'body'",
@@ -75,7 +73,6 @@ def test_build_finds_problems_of_model_optimizer_and_metric(check: Check, tmp_pa
         "train.yaml:4: best_metric: 'eval/los': the task measures no such value; did you mean 'eval/loss'?",
     ]
     right = ["--best_metric=eval/loss", "--task_settings.broken=false", "--build"]
-    right.append("--unfreeze.layers=body")
     assert check(words[1], "accel_configs/fsdp.yaml", *words[2:], *right).returncode == 0
     for kind in ("Adafactor", "Adagrad"):
         (tmp_path / f"by_{kind.lower()}.py").write_text(

@@ -36,11 +36,6 @@ interval = (
 )
 folders = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 share = st.floats(0, 1, exclude_max=True)
-layers = st.sampled_from(["stem.*", "layer4", "*.bias"])
-entry = st.fixed_dictionaries(
-    {"layers": layers | st.lists(layers, min_size=1, max_size=2)},
-    optional={"at": interval, "lr": st.floats(0, 1, exclude_min=True)},
-)
 
 
 @st.composite
@@ -64,7 +59,6 @@ def configs(draw: st.DrawFn) -> TrainConfig:
                 "eval_every": interval,
                 "save_every": interval,
                 "stop_at": interval,
-                "unfreeze": st.none() | entry | st.lists(entry, max_size=2),
             },
         )
     )

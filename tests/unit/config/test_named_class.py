@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer import ShowConfusion
+from trainer import EvaluationSet
 from trainer.config.named_class import find_class
 from trainer.errors import ConfigError, Origin, Problem
 
@@ -14,13 +14,13 @@ def problem(rule: str) -> ConfigError:
 
 
 def test_a_class_of_a_package_that_imports_lazily_is_found() -> None:
-    assert find_class("trainer:ShowConfusion", problem) is ShowConfusion
+    assert find_class("trainer:EvaluationSet", problem) is EvaluationSet
 
 
 @pytest.mark.parametrize(
     ("named", "rule"),
     [
-        ("trainer:ShowConfusoin", "trainer has no 'ShowConfusoin'; did you mean 'ShowConfusion'?"),
+        ("trainer:EvaluationSte", "trainer has no 'EvaluationSte'; did you mean 'EvaluationSet'?"),
         ("trainer.errors:ConfigEror", "did you mean 'ConfigError'?"),
         ("trainer.text:X", "defines no class"),
         ("no_such_module:X", "no module 'no_such_module' here"),

@@ -34,21 +34,6 @@ from trainer.errors import ConfigError
         ({"resume": ""}, "resume: '': must be 'none', 'auto' or the path of a checkpoint"),
         ({"stop_at": "2 epoch s"}, "stop_at: '2 epoch s': must be steps such as 100, or epochs"),
         ({"stop_at": 0}, "stop_at: 0: must be at least 1"),
-        ({"unfreeze": {"at": 3}}, "TrainConfig: unfreeze.layers: is required: names of modules"),
-        (
-            {"unfreeze": {"layers": "stem", "at": "soon"}},
-            "TrainConfig: unfreeze.at: 'soon': must be steps such as 100, or epochs",
-        ),
-        ({"unfreeze": {"layers": "stem", "at": 0}}, "unfreeze.at: 0: must be at least 1"),
-        (
-            {"unfreeze": [{"layers": "a"}, {"layers": "b", "lr": 0}]},
-            "unfreeze.1.lr: 0: must be greater than 0",
-        ),
-        (
-            {"unfreeze": {"layer": "stem"}},
-            "unfreeze.layer: 'stem': unknown key; did you mean 'layers'?",
-        ),
-        ({"unfreeze": {"layers": []}}, "unfreeze.layers: []: names no layer"),
     ],
 )
 def test_settings_that_do_not_go_together(wrong: dict[str, Any], told: str) -> None:

@@ -287,7 +287,6 @@ def test_settings_that_a_stream_cannot_serve() -> None:
         eval_every="1 epoch",
         save_every="2 epochs",
         stop_at="1 epoch",
-        unfreeze={"layers": "stem", "at": "1 epoch"},
     )
     with pytest.raises(ConfigError) as caught:
         check_stream_settings(config, {"epochs": origin("train.yaml:3 (epochs)")})
@@ -297,7 +296,5 @@ def test_settings_that_a_stream_cannot_serve() -> None:
         "TrainConfig: eval_every: '1 epoch': a stream has no known length; use a number of steps",
         "TrainConfig: save_every: '2 epochs': a stream has no known length; use a number of steps",
         "TrainConfig: stop_at: '1 epoch': a stream has no known length; use a number of steps",
-        "TrainConfig: unfreeze: {'layers': 'stem', 'at': '1 epoch'}: a stream has no known length; "
-        "use a number of steps",
     ]
     check_stream_settings(TrainConfig(task="a:B", max_steps=3, workers=1, eval_every=2), {})

@@ -244,10 +244,6 @@ def _measure_task(args: argparse.Namespace) -> Subject:
     loaded = load_config(["--config", args.what])
     task, config = load_task(loaded)
     settle(args, config)
-    if config.unfreeze is not None:
-        args.assumed.append(
-            "layers of `unfreeze` count as trainable from the beginning, as they are in the end"
-        )
     moment = first_moment(config.seed)
     with at(moment):
         batch = _first_batch(task.build_data(), args.micro_batch)

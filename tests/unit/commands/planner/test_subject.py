@@ -81,22 +81,6 @@ def test_task_is_probed_on_its_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert 32 * 32 * 64 * 4 * 4 < row["activations"] < 32 * 32 * 64 * 4 * 20
 
 
-def test_layers_that_are_unfrozen_later_are_planned_for_as_at_the_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    settings = yaml.safe_load((ROOT / "examples/configs/digits_cnn.yaml").read_text())
-    subjects = []
-    for unfreeze in (None, {"layers": "0", "at": "2 epochs"}):
-        path = tmp_path / "train.yaml"
-        path.write_text(yaml.safe_dump(settings | {"unfreeze": unfreeze}))
-        assert main(["plan", str(path), "--gpus", "2", "--precision", "no"]) == 0
-        subjects.append(capsys.readouterr().out)
-    note = "layers of `unfreeze` count as trainable from the beginning, as they are in the end"
-    assert note not in subjects[0] and note in subjects[1]
-    assert "30,890 of them trainable" in subjects[0] and "30,890 of them trainable" in subjects[1]
-
-
 def test_settle_takes_precision_optimizer_and_accumulation_of_the_config(
     config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
