@@ -45,6 +45,7 @@ from .config.train_config import TrainConfig
 from .data.batches import Layout
 from .data.seeds import seed_of
 from .distributed.agreement import Agreement
+from .distributed.heartbeat import BUILDING, watched
 from .errors import DEFAULT, ConfigError, Origin, Problem, origin_of
 from .hooks import Callback, Hooks
 from .launching import Launched, launch
@@ -90,6 +91,13 @@ def build(
     hooks = Hooks(callbacks)
     run = begin_run(task, config, launched, hooks, origins)
 
+    with watched(lambda: (0, BUILDING, 0), advice=run.how_to_resume):
+        _build(run, hooks)
+    return run
+
+
+def _build(run: Run, hooks: Hooks) -> None:
+    """Give a run its parts, in the order of their seeds. Collective: call on every rank."""
     connect(run)
     hooks.on_launch(run)
     start = _claim_folder(run)
@@ -111,7 +119,6 @@ def build(
     run.load(start)
     _find_values_that_are_not_finite(run, resumed=start.found is not None)
     _announce(run)
-    return run
 
 
 def _refuse_callbacks_of_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:

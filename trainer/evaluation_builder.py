@@ -19,6 +19,7 @@ from .checkpoint.restore import load_weights
 from .config.naming import resolve_names
 from .config.train_config import TrainConfig
 from .data.seeds import seed_of
+from .distributed.heartbeat import BUILDING, watched
 from .errors import CheckpointError, Origin
 from .hooks import Hooks
 from .launching import Launched
@@ -55,18 +56,19 @@ def build_for_evaluation(
         CheckpointError: the weights are those of another model.
     """
     run = begin_run(task, config, launched, Hooks([]), origins or {})
-    connect(run)
-    run.name = resolve_names(run.config, run.plan, run.origins).run_name
-    run.directory = RunDirectory(config.output_dir, main=False)  # nothing is written
-    read_data(run, Start())
+    with watched(lambda: (0, BUILDING, 0), advice=lambda: "Start it again."):
+        connect(run)
+        run.name = resolve_names(run.config, run.plan, run.origins).run_name
+        run.directory = RunDirectory(config.output_dir, main=False)  # nothing is written
+        read_data(run, Start())
 
-    model, meta_model = _build_model(run, weights)
-    _prepare(run, model)
-    _leave_out_what_trains(run)
-    if meta_model is not None:
-        run.note(*meta_model.fill(run.parts(), run.agreement))
-    if weights is not None:
-        run.note(*load_weights(run.parts(), weights, run.agreement))
+        model, meta_model = _build_model(run, weights)
+        _prepare(run, model)
+        _leave_out_what_trains(run)
+        if meta_model is not None:
+            run.note(*meta_model.fill(run.parts(), run.agreement))
+        if weights is not None:
+            run.note(*load_weights(run.parts(), weights, run.agreement))
     return run
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from .builder import build
 from .config.train_config import TrainConfig
 from .data.batches import MicroBatch, Window
-from .distributed.exit import Stopped
+from .distributed.exit import Stopped, meet_at_the_end
+from .distributed.heartbeat import watched
 from .errors import DataError, Origin
 from .hooks import Callback, Hooks, StepInfo
 from .launching import Launched
@@ -70,7 +71,8 @@ class Trainer:
         if run.finished:
             return run.last_evaluation
 
-        with run.agreement.listening():
+        watch = watched(self._position, advice=run.how_to_resume, log=self._log_from_any)
+        with run.agreement.listening(), watch:
             with OneBackward():
                 for _ in self.steps():
                     pass
@@ -199,7 +201,7 @@ class Trainer:
         run.directory.write_json("summary.json", summary)
         run.say(summary_text(summary, model))
         self.hooks.on_end(run, summary)
-        run.agreement.close()
+        meet_at_the_end(run.agreement.close)
 
     def _summary(self) -> dict[str, Any]:
         """Return what summary.json holds. Collective: call on every rank."""
@@ -218,6 +220,13 @@ class Trainer:
             **self.hooks.summary(),
             "machine": run.facts["machine"],
         }
+
+    def _position(self) -> tuple[int, str, int]:
+        """Return step, phase, and a number that grows as the run moves on. Any thread may call."""
+        return self.run.step, *self.run.meter.position
+
+    def _log_from_any(self, text: str) -> None:
+        self.run.directory.line(text, from_any=True)
 
 
 def _times(loss: Tensor, factor: float) -> Tensor:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from .building.trial import unchanged
 from .checkpoint import Parts, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, export_model
-from .checkpoint.start import restart_notices
+from .checkpoint.start import how_to_resume, restart_notices
+from .config.placeholders import of_literal
 from .data.now import Now, at, current, set_now
 from .errors import CheckpointError, Origin, TrainerError
 from .measuring import Measurement, chosen_sets, newest_values
@@ -500,6 +501,10 @@ class Run:
         raise TrainerError(
             f"{text}; lower lr, set max_grad_norm, look at the data, or set on_nan: skip"
         )
+
+    def how_to_resume(self) -> str:
+        """Return how a job that ends now is resumed. Any thread may call, also during ``build``."""
+        return how_to_resume(Path(of_literal(self.config.output_dir)) / "checkpoints")
 
     def note(self, *texts: str) -> None:
         """Add lines to the banner and to plan.json. Before the first step."""

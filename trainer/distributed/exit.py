@@ -43,6 +43,8 @@ _SIGNS_OF_A_LOST_PEER = (
 
 _last_work: list[Callable[[], object]] = []
 _work_after_error: list[Callable[[], object]] = []
+_work_after_last_barrier: list[Callable[[], object]] = []
+_is_written = False  # everything of the run is written
 
 
 def when_failing(work: Callable[[], object]) -> Callable[[], None]:
@@ -52,8 +54,38 @@ def when_failing(work: Callable[[], object]) -> Callable[[], None]:
 
 
 def after_error(work: Callable[[], object]) -> None:
-    """Call ``work`` where this process ends by an error, once that is printed."""
+    """Call ``work`` if this process ends by an error, once the error is printed."""
     _work_after_error.append(work)
+
+
+def after_last_barrier(work: Callable[[], object]) -> None:
+    """Call ``work`` behind the last barrier of the ranks, before their groups are closed."""
+    _work_after_last_barrier.append(work)
+
+
+def is_written() -> bool:
+    """Return whether everything of the run is written, so that no rank is needed any more."""
+    return _is_written
+
+
+def meet_at_the_end(barrier: Callable[[], object]) -> bool:
+    """Meet the other ranks once everything of the run is written. Collective.
+
+    The death of a rank is no failure any more, but a notice.
+
+    Returns:
+        Whether all ranks have come.
+    """
+    global _is_written
+    _is_written = True
+    try:
+        barrier()
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        print("notice: everything is written, and another rank is gone", file=sys.stderr)
+        return False
+    return True
 
 
 class Stopped(Exception):
@@ -108,12 +140,13 @@ def _code_of(leaving: SystemExit) -> int:
     return 0 if leaving.code is None else 1
 
 
-def end_at_once(message: str, *, before: Callable[[], object]) -> NoReturn:
+def end_at_once(message: str, *, before: Callable[[], object], code: int = 1) -> NoReturn:
     """Print an error and end this process from any thread, whatever its main thread waits for.
 
     Args:
-        message: of a claimed error; "" where another rank prints it.
+        message: of a claimed error. It is "" if another rank prints the error.
         before: is called after the message, before anything that may take long.
+        code: the exit code.
     """
     if message:
         _print(message)
@@ -123,7 +156,7 @@ def end_at_once(message: str, *, before: Callable[[], object]) -> NoReturn:
     saving = threading.Thread(target=_do_last_work, daemon=True)
     saving.start()
     saving.join(_PATIENCE_SECONDS)
-    _flush_and_exit(1)
+    _flush_and_exit(code)
 
 
 def _flush_and_exit(code: int) -> NoReturn:
@@ -140,8 +173,15 @@ def _close_groups() -> None:
     devices = None
     if dist.get_backend() == "nccl":
         devices = [sys.modules["torch"].cuda.current_device()]
-    dist.barrier(device_ids=devices)
-    dist.destroy_process_group()
+    if _is_written:
+        has_all = meet_at_the_end(lambda: dist.barrier(device_ids=devices))
+    else:
+        dist.barrier(device_ids=devices)
+        has_all = True
+    for work in _work_after_last_barrier:
+        work()
+    if has_all:
+        dist.destroy_process_group()
 
 
 def _do_last_work() -> None:

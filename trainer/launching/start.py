@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ..distributed import heartbeat
 from ..distributed.imports import uncollected
 from ..distributed.launcher import RANKS, Launcher, detect
 from ..errors import COMMAND_LINE, ConfigError, LaunchError, Origin, Sourced
@@ -94,7 +95,9 @@ def launch(
     check_environment(plan, launcher, precision, deepspeed_file=is_stage_0)
 
     _connect(plan, launcher, timedelta(minutes=config.timeout_minutes))
-    accelerator = _accelerator(plan)
+    heartbeat.start(timedelta(minutes=config.timeout_minutes))
+    with heartbeat.watched(lambda: (0, heartbeat.BUILDING, 0), advice=lambda: "Start it again."):
+        accelerator = _accelerator(plan)
     _check_accelerator(plan, accelerator)
     strategy = strategy_class(plan.strategy)(plan, accelerator)
     return Launched(plan=plan, accelerator=accelerator, strategy=strategy)
