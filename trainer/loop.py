@@ -27,7 +27,7 @@ from .reporting.meter import summary_text
 from .row import row_of
 from .strategies.base import StepResult
 from .strategies.buffers import restored_buffers
-from .task import Task, computed
+from .task import Task, computed_tokens
 
 
 class Trainer:
@@ -139,19 +139,19 @@ class Trainer:
         if run.train_data.weight_of is None:
             return lambda: float(window.samples)
         counted = [micro.batch for micro in window.micros if micro.counts]
-        of_rank = [window.weight, *computed(run.task, counted)]
+        of_rank = [window.weight, computed_tokens(run.task, counted)]
         sums_of_ranks = run.agreement.begin_sums(of_rank)
 
         @cache
         def total_weight() -> float:
-            total, tokens, attention = sums_of_ranks()
+            total, tokens = sums_of_ranks()
             if total <= 0:
                 raise DataError(
                     f"step {run.step + 1}: no item of the global batch has a weight; "
                     "check Task.weight"
                 )
             if run.task.counts_tokens:
-                run.meter.count(tokens, trained=total, attention=attention)
+                run.meter.count(tokens, trained=total)
             return total
 
         return total_weight

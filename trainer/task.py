@@ -204,14 +204,6 @@ class Task:
             return int(batch["input_ids"].numel())
         return int(self.weight(batch))
 
-    def attention_operations(self, batch: Any) -> float:
-        """Count the floating-point operations of attention for a batch, forward and backward.
-
-        MFU adds them to those with the parameters, which it knows. By default 0: then MFU is too
-        small for long rows. The language tasks count them.
-        """
-        return 0.0
-
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         """Return the metrics of one batch by name: 1-D per-example values, or ``(sum, weight)``.
 
@@ -321,17 +313,9 @@ def predicts(task: Task) -> bool:
     return type(task).prediction_step is not Task.prediction_step
 
 
-def computed(task: Task, batches: Iterable[Any]) -> tuple[float, float]:
-    """Return what a model computes of some batches: tokens, and operations of attention.
-
-    Both are 0 for a task that counts examples.
-    """
-    tokens, operations = 0.0, 0.0
-    if task.counts_tokens:
-        for batch in batches:
-            tokens += task.computed_tokens(batch)
-            operations += task.attention_operations(batch)
-    return tokens, operations
+def computed_tokens(task: Task, batches: Iterable[Any]) -> float:
+    """Count the tokens of some batches that go through the model; 0 if the task counts examples."""
+    return float(sum(map(task.computed_tokens, batches))) if task.counts_tokens else 0.0
 
 
 def batch_size(batch: Any) -> int:

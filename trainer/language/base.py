@@ -21,7 +21,6 @@ from .attention import VARLEN
 from .columns import Columns
 from .loss import loss_of_each, mean_loss
 from .meta_model import StoredWeights
-from .operations import Attention
 from .packing import IGNORED
 from .pretrained import build_on_meta
 from .sources import Row, Source, find_sources, held_out
@@ -309,16 +308,6 @@ class TokenTask(LanguageTask):
     def weight(self, batch: Any) -> Tensor:
         count: Tensor = (batch["labels"] != IGNORED).sum()
         return count
-
-    def attention_operations(self, batch: Any) -> float:
-        attention: Attention | None = self.memory.get("operations")
-        if attention is None:
-            return 0.0
-        if "position_ids" in batch:
-            return attention.of_positions(batch["position_ids"])
-        if "attention_mask" in batch:
-            return attention.of_lengths(batch["attention_mask"].sum(-1))
-        return 0.0
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         tokens = self.weight(batch)

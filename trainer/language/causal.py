@@ -31,7 +31,6 @@ from .columns import Columns
 from .ends import end_with, with_end
 from .loss import FIT, FusedHead, fuse_head, rows_that_fit
 from .meta_model import small_copy
-from .operations import Attention
 from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import check_sizes, checkpoint_activations, from_configuration
 from .problems import setting_error
@@ -186,7 +185,6 @@ class CausalLM(TokenTask):
         model = self.load_model(vocabulary)
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
         model.config.architectures = [type(model).__name__]
-        self.memory["operations"] = Attention.of(model.config)
         notice = end_with(model, self.memory.get("ends", ()), self.load_tokenizer())
         if notice:
             self.note(notice)

@@ -17,7 +17,6 @@ from ..task import Data
 from .adapters import add_adapter
 from .base import Documents, TokenTask, as_evaluation
 from .card import model_card
-from .operations import Attention
 from .packing import IGNORED
 from .pretrained import check_sizes, from_configuration
 from .problems import setting_error
@@ -89,7 +88,6 @@ class MaskedLM(TokenTask):
 
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
         model.config.architectures = [type(model).__name__]
-        self.memory["operations"] = Attention.of(model.config)
         if self.adapter is not None:
             model = add_adapter(model, self.adapter, self.memory.get("stored"), None)
         return model  # type: ignore[no-any-return]

@@ -50,7 +50,6 @@ class Meter:
         self.total_samples = 0
         self.total_tokens = 0.0
         self.total_trained_tokens = 0.0
-        self._attention_operations = 0.0
 
         # Eight bytes each: a run of months logs some millions.
         self.readings = {unit: array("d") for unit in UNITS}
@@ -106,19 +105,17 @@ class Meter:
         self._samples += samples
         self.total_samples += samples
 
-    def count(self, tokens: float, *, trained: float, attention: float = 0.0) -> None:
+    def count(self, tokens: float, *, trained: float) -> None:
         """Count a step's tokens over all ranks; not called for tasks that count examples.
 
         Args:
             tokens: that went through the model.
             trained: those of them that the loss is over.
-            attention: floating-point operations of attention.
         """
         self._tokens += tokens
         self.total_tokens += tokens
         self._trained_tokens += trained
         self.total_trained_tokens += trained
-        self._attention_operations += attention
 
     def until_now(self) -> dict[str, float]:
         """Return trained tokens and seconds since the run's start, in all of its processes.
@@ -276,7 +273,6 @@ class Meter:
             trained_speed = self._speed("trained_tokens", self.total_trained_tokens / training)
             facts |= trained_speed.as_dict("trained_tokens")
 
-            operations += self._attention_operations / self.total_tokens
             facts |= self._utilization(operations * tokens_speed.median / world_size, precision)
         return facts
 
