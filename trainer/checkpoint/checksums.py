@@ -103,7 +103,8 @@ def _sums_of_shards(shards: Iterable[Shard], dtypes: Mapping[str, torch.dtype]) 
     """Return the checksum of this rank's part of each tensor of the model."""
     sums = Counter[str]()
     for shard, low, high in assign_writers(shards):
-        sums[shard.name] += _sum_of_shard(shard, low, high, dtypes[shard.name])
+        values = shard.tensor[low:high]
+        sums[shard.name] += content_sum(values, shard.start + low, dtypes[shard.name])
     return dict(sums)
 
 
@@ -146,7 +147,8 @@ def base_weights(parts: Parts, agreement: Agreement) -> str | None:
     dtype = by_precision.get(parts.strategy.plan.mixed_precision, torch.float32)
     own = 0
     for shard, low, high in assign_writers(parts.strategy.shards(trainable=False)):
-        own += zlib.crc32(shard.name.encode()) * _sum_of_shard(shard, low, high, dtype)
+        checksum = content_sum(shard.tensor[low:high], shard.start + low, dtype)
+        own += zlib.crc32(shard.name.encode()) * checksum
     sums = agreement.gather(own)
     return f"{sum(sums) % _MODULUS:016x}"
 
@@ -177,25 +179,6 @@ def content_sum(values: Tensor, start: int, dtype: torch.dtype) -> int:
         of_places = 2 * _ODD * int((words * place[: len(words)]).sum())
         total += of_first + of_places
     return total % _MODULUS
-
-
-def _sum_of_shard(shard: Shard, low: int, high: int, dtype: torch.dtype) -> int:
-    """Return the checksum of elements ``low`` to ``high`` of a shard."""
-    values = shard.tensor[low:high]
-    columns = shard.columns
-    if columns is None:
-        return content_sum(values, shard.start + low, dtype)
-
-    # Some columns are put into whole rows of zeros, which add nothing.
-    rows_at_a_time = max(1, CHUNK // (columns.stride * values.itemsize))
-    step = rows_at_a_time * columns.width
-    total = 0
-    for begin in range(0, len(values), step):
-        part = values[begin : begin + step]
-        rows = values.new_zeros(columns.span(len(part)))
-        columns.within(rows, len(part)).copy_(part.view(-1, columns.width))
-        total += content_sum(rows, shard.start + columns.at(low + begin), dtype)
-    return total
 
 
 def _holds(dtype: torch.dtype, stored: torch.dtype) -> bool:

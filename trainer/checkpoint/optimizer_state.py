@@ -261,7 +261,7 @@ class OptimizerStateReader:
                 state[key] = make(state_key, dtype=dtype, requires_grad=False)
             flat = local(state[key]).view(-1)
             out = flat[shard.state_offset : shard.state_offset + numel]
-            self._ranges.read(PREFIX + key, shard.name, shard.start, out, shard.columns)
+            self._ranges.read(PREFIX + key, shard.name, shard.start, out)
 
     def finish(self) -> list[str]:
         """Read the values (Adam's step), and give everything to the optimizer; return notices."""

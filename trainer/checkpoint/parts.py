@@ -223,23 +223,15 @@ def assign_writers(shards: Iterable[Shard]) -> Iterator[tuple[Shard, int, int]]:
         my_end = line_length[n] * (shard.copy + 1) // n - done[n]
         done[n] += numel
 
-        # Of some columns of a matrix no row is divided.
-        row = shard.columns.width if shard.columns else 1
-        low = max(0, my_begin // row * row)
-        high = min(numel, my_end // row * row)
+        low = max(0, my_begin)
+        high = min(numel, my_end)
         if low < high:
             yield shard, low, high
 
 
 def _piece(kind: str, shard: Shard, values: Tensor, low: int, high: int) -> tuple[Key, Tensor]:
     """Return elements ``low`` to ``high`` of a shard's values under their key."""
-    part = values[low:high]
-    columns = shard.columns
-    if columns is None:
-        return Key(kind, shard.name, shard.start + low), part
-
-    start = shard.start + columns.at(low)
-    return Key(kind, shard.name, start, columns.stride), part.view(-1, columns.width)
+    return Key(kind, shard.name, shard.start + low), values[low:high]
 
 
 def _names_of_not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
@@ -20,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..strategies.tensor_parallel import Columns
 from .disk import CHUNK, FileFact, write_file
 from .safetensors_io import Entry, header, raw, read_header
 
@@ -28,78 +28,38 @@ _KEY = re.compile(r"([^/]+)/(.+)/([0-9]{1,18})(?:\+([0-9]{1,18}))?", re.DOTALL)
 
 
 class Key(NamedTuple):
-    """The name of a piece in a rank's file: ``kind/name/start`` or ``kind/name/start+stride``.
+    """The name of a piece in a rank's file: ``kind/name/start``.
 
     Args:
         kind: ``parameter``, ``optimizer.exp_avg`` and so on.
         name: of the tensor in the model.
         start: the piece's first element within the flattened tensor.
-        stride: for a piece that is some columns of a matrix: the length of a whole row. 0 for a
-            contiguous range.
     """
 
     kind: str
     name: str
     start: int = 0
-    stride: int = 0
 
     def __str__(self) -> str:
-        place = f"{self.start}+{self.stride}" if self.stride else f"{self.start}"
-        return f"{self.kind}/{self.name}/{place}"
-
-
-class Run(NamedTuple):
-    """Elements ``begin`` to ``end`` (exclusive) of a tensor, contiguous there and in a file.
-
-    Args:
-        offset: of the first one within its piece, in elements.
-    """
-
-    begin: int
-    end: int
-    offset: int
+        return f"{self.kind}/{self.name}/{self.start}"
 
 
 class Piece(NamedTuple):
-    """A part of a tensor in a file: a contiguous range, or some columns of a matrix."""
+    """A contiguous part of a tensor, stored in a file.
 
-    path: Path
+    Args:
+        start: the piece's first element within the flattened tensor.
+        path: of the file.
+        entry: where the piece is in the file.
+    """
+
     start: int
+    path: Path
     entry: Entry
-    columns: Columns | None = None
 
     @property
     def end(self) -> int:
-        if self.columns is None:
-            return self.start + self.entry.numel
-        return self.start + self.columns.span(self.entry.numel)
-
-    def runs(self, low: int, high: int) -> Iterator[Run]:
-        """Yield every run of this piece that overlaps elements ``low`` to ``high`` (exclusive).
-
-        A contiguous piece is one run, cut to these bounds; of some columns, each row is one.
-        """
-        if self.columns is None:
-            begin = max(self.start, low)
-            end = min(self.end, high)
-            if begin < end:
-                yield Run(begin, end, begin - self.start)
-            return
-
-        width, stride = self.columns
-        rows = self.entry.numel // width
-        first_row = max(0, (low - self.start) // stride)
-        last_row = min(rows, _ceil_div(high - self.start, stride))
-        for row in range(first_row, last_row):
-            row_start = self.start + row * stride
-            begin = max(row_start, low)
-            end = min(row_start + width, high)
-            if begin < end:
-                yield Run(begin, end, row * width + begin - row_start)
-
-
-def _ceil_div(number: int, divisor: int) -> int:
-    return -(-number // divisor)
+        return self.start + self.entry.numel
 
 
 class Ranges:
@@ -138,19 +98,15 @@ class Ranges:
         Raises:
             CheckpointError: some are in no file, or in two pieces.
         """
-        runs: list[Run] = []
-        for piece in self._pieces.get((kind, name), []):
-            runs.extend(piece.runs(0, piece.end))
-
-        covered = 0  # all elements up to this one are there once
-        for run in sorted(runs):
-            if run.begin > covered:
-                raise _missing(kind, name, covered, run.begin)
-            if run.begin < covered:
+        covered = 0  # all elements before this number are stored once
+        for piece in self._overlapping(kind, name, 0, sys.maxsize):
+            if piece.start > covered:
+                raise _missing(kind, name, covered, piece.start)
+            if piece.start < covered:
                 raise CheckpointError(
-                    f"{kind} {name}: elements from {run.begin} on are stored twice, of {numel}"
+                    f"{kind} {name}: elements from {piece.start} on are stored twice, of {numel}"
                 )
-            covered = run.end
+            covered = piece.end
 
         if covered < numel:
             raise _missing(kind, name, covered, numel)
@@ -159,13 +115,18 @@ class Ranges:
                 f"{kind} {name}: {covered} elements are stored instead of {numel}"
             )
 
+    def _overlapping(self, kind: str, name: str, start: int, end: int) -> list[Piece]:
+        """Return the pieces of a tensor that overlap elements ``start`` to ``end``, in order."""
+        pieces = self._pieces.get((kind, name), [])
+        found = [piece for piece in pieces if max(piece.start, start) < min(piece.end, end)]
+        return sorted(found, key=lambda piece: piece.start)
+
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
-        """Keep files open within the block, and the page-locked memory for reading onto a GPU.
+        """Keep files open within the block.
 
         The system reads ahead in a file that is read from front to back, which takes half the time
-        from a disk. What was read onto a GPU is complete when the block ends; within it only for
-        work on the stream that the reads were queued on.
+        from a disk.
         """
         self._files = {}
         try:
@@ -187,83 +148,54 @@ class Ranges:
         yield self._files[path]
 
     @torch.no_grad()
-    def read(
-        self, kind: str, name: str, start: int, out: Tensor, columns: Columns | None = None
-    ) -> None:
+    def read(self, kind: str, name: str, start: int, out: Tensor) -> None:
         """Fill ``out`` with the elements of a tensor from ``start`` on.
+
+        Elements that are to be converted are read some at a time, so that no second copy of a
+        tensor is in memory.
 
         Args:
             out: 1-D, on any device, of any dtype.
-            columns: to read some columns of a matrix only; then ``start`` is the first of them.
 
         Raises:
-            CheckpointError: some of the range is in no file, or a file is cut.
-        """
-        is_as_in_file = (
-            columns is None
-            and out.device.type == "cpu"
-            and out.is_contiguous()
-            and (not self.holds(kind, name) or out.dtype == self.dtype(kind, name))
-        )
-        if is_as_in_file:
-            self._read_directly(kind, name, start, out)
-        else:
-            self._read_in_chunks(kind, name, start, out, columns or Columns(1, 1))
-
-    def _read_in_chunks(
-        self, kind: str, name: str, start: int, out: Tensor, columns: Columns
-    ) -> None:
-        """Read elements that are to be converted or selected, some at a time.
-
-        So a second copy of a tensor is never in memory. Of columns whole rows are read, since that
-        is how most files hold them. A GPU converts and selects by itself, while the host reads on.
+            CheckpointError: a part of the range is in no file, or a file is cut.
         """
         dtype = self.dtype(kind, name) if self.holds(kind, name) else out.dtype
-        row_bytes = columns.stride * dtype.itemsize
-        rows = max(1, CHUNK // row_bytes)
-        step = rows * columns.width
-        for low in range(0, out.numel(), step):
-            part = out[low : low + step]
-            count = columns.span(part.numel())
-            chunk = torch.empty(count, dtype=dtype)
+        if out.device.type == "cpu" and out.is_contiguous() and out.dtype == dtype:
+            self._read_directly(kind, name, start, out)
+            return
 
-            self._read_directly(kind, name, start + columns.at(low), chunk)
-            if columns.width == columns.stride:
-                part.copy_(chunk)
-            else:
-                part.view(-1, columns.width).copy_(columns.within(chunk, part.numel()))
+        for part in torch.split(out, max(1, CHUNK // dtype.itemsize)):
+            chunk = torch.empty(len(part), dtype=dtype)
+            self._read_directly(kind, name, start, chunk)
+            part.copy_(chunk)
+            start += len(part)
 
     def _read_directly(self, kind: str, name: str, start: int, out: Tensor) -> None:
-        """Read elements to where they belong, without a copy: half the time of reading in chunks.
+        """Read elements to their place in memory, without a copy: half the time of chunks.
 
         Args:
             out: contiguous, on the CPU, of the dtype in the files.
         """
         end = start + out.numel()
-        found: list[tuple[Piece, list[Run]]] = []
-        runs: list[Run] = []
-        for piece in self._pieces.get((kind, name), []):
-            of_piece = list(piece.runs(start, end))
-            if of_piece:
-                found.append((piece, of_piece))
-                runs.extend(of_piece)
-
+        found = self._overlapping(kind, name, start, end)
         covered = start
-        for run in sorted(runs):
-            if run.begin == covered:
-                covered = run.end
+        for piece in found:
+            if piece.start <= covered:
+                covered = max(covered, piece.end)
         if covered < end:
             raise _missing(kind, name, covered, end)
 
         content = raw(out)
         itemsize = out.dtype.itemsize
-        for piece, of_piece in found:
+        for piece in found:
+            low = max(piece.start, start)
+            high = min(piece.end, end)
+            target = content[(low - start) * itemsize : (high - start) * itemsize]
             with self._opened(piece.path) as file:
-                for run in of_piece:
-                    target = content[(run.begin - start) * itemsize : (run.end - start) * itemsize]
-                    file.seek(piece.entry.begin + run.offset * itemsize)
-                    if file.readinto(target) < len(target):
-                        raise CheckpointError(f"{piece.path}: the file is cut")
+                file.seek(piece.entry.begin + (low - piece.start) * itemsize)
+                if file.readinto(target) < len(target):
+                    raise CheckpointError(f"{piece.path}: the file is cut")
 
     def whole(self, kind: str, name: str) -> Tensor:
         """Read one whole tensor, flat, to the CPU.
@@ -308,8 +240,11 @@ def of_rank_files(paths: Iterable[Path]) -> Ranges:
             if key is None:
                 raise CheckpointError(f"{path}: {text!r} is no range called kind/name/start")
             kind, name, start, stride = key.groups()
-            columns = Columns(entry.shape[1], int(stride)) if stride else None
-            pieces.append((kind, name, Piece(path, int(start), entry, columns)))
+            if stride:
+                raise CheckpointError(
+                    f"{path}: was written under tensor parallelism, which this version cannot read"
+                )
+            pieces.append((kind, name, Piece(int(start), path, entry)))
     return Ranges(pieces)
 
 
@@ -340,7 +275,7 @@ def of_model_folder(
                     f"{folder}: {name} is in {pieces[name].path.name} and in {path.name}; "
                     "leave one of them in the folder"
                 )
-            pieces[name] = Piece(path, 0, entry)
+            pieces[name] = Piece(0, path, entry)
 
     shapes = {name: piece.entry.shape for name, piece in pieces.items()}
     ranges = Ranges(("parameter", name, piece) for name, piece in pieces.items())

@@ -330,7 +330,7 @@ def _load_tensors(
     def read(shard: Shard) -> None:
         if shard.name in places:
             kind, name = places[shard.name]
-            ranges.read(kind, name, shard.start, shard.tensor, shard.columns)
+            ranges.read(kind, name, shard.start, shard.tensor)
 
     with ranges.kept_open():
         for shard in strategy.shards(trainable=False if with_optimizer else None):
@@ -360,7 +360,7 @@ def _load_averages(parts: Parts, ranges: Ranges) -> list[str]:
     with ranges.kept_open():
         for shard, average in parts.averages:
             if ranges.holds("average", shard.name):
-                ranges.read("average", shard.name, shard.start, average, shard.columns)
+                ranges.read("average", shard.name, shard.start, average)
             else:
                 average.copy_(shard.tensor)
     if ranges.names("average"):

@@ -92,9 +92,8 @@ def take(
     if parts.strategy.accelerator.device.type == "cuda":
         torch.cuda.synchronize()  # once, for all the copies that were begun
 
-    if parts.layout.counts:  # ranks that share a batch have the same generators
-        for name, generator_state in rng.read().items():
-            taken.append((str(Key(f"rng.{name}", str(parts.layout.rank))), generator_state))
+    for name, generator_state in rng.read().items():
+        taken.append((str(Key(f"rng.{name}", str(parts.layout.rank))), generator_state))
     for name, tensor in user_tensors.items():
         taken.append((str(Key("user", name)), tensor))
 

@@ -49,15 +49,12 @@ class Layout:
         world_size: number of ranks that have batches of their own.
         micro_batch_size: samples of one rank in one forward and backward pass.
         accumulation_steps: micro-batches of one rank in one optimizer step.
-        counts: whether this rank's numbers are added to sums over ranks. Tensor-parallel ranks
-            compute the same batch together; only the first of them counts.
     """
 
     rank: int
     world_size: int
     micro_batch_size: int
     accumulation_steps: int
-    counts: bool = True
 
     @property
     def global_batch_size(self) -> int:
@@ -188,7 +185,7 @@ class TrainData(ABC):
 
     def micro_batch(self, batch: Any, weight: float) -> MicroBatch:
         """Make a micro-batch of a batch that was weighed."""
-        return MicroBatch(batch=batch, weight=weight, counts=weight != 0 and self.layout.counts)
+        return MicroBatch(batch=batch, weight=weight, counts=weight != 0)
 
     def choose_padding_item(self, candidates: Iterable[Any]) -> None:
         """Keep the first item that has weight for padding batches, unless one is kept already.

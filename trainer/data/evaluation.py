@@ -27,7 +27,7 @@ class EvaluationBatches:
 
     Yields ``(batch, examples)``, in the data set's own order, and as many batches on every rank. A
     batch of 0 examples does not count: it is a padding batch, with which the rank takes part in the
-    forward pass of a sharded model, or another rank of its tensor-parallel group counts it.
+    forward pass of a sharded model.
 
     A stream is read by every rank, without workers, and each keeps its part. What it draws is the
     same on every rank and in each evaluation.
@@ -92,13 +92,13 @@ class EvaluationBatches:
             block = self._checked(self._first_block())
             [part] = parts_of_rank(range(len(block)), self.layout)
             items = [copied(block[place]) for place in _or_first(part)]
-            return self.collate(items), self._counted(part)
+            return self.collate(items), len(part)
 
         part = next(parts_of_rank(range(self._size()), self.layout))
         first_keys = list(islice(_BatchKeys(self._size(), self.layout), 1))
         workers = min(1, self.workers)
         [batch] = self._loader(first_keys, _CollatedCopies(self.collate), workers=workers)
-        return batch, self._counted(part)
+        return batch, len(part)
 
     def close(self) -> None:
         """End the loading processes."""
@@ -117,7 +117,7 @@ class EvaluationBatches:
 
         parts = parts_of_rank(range(self._size()), self.layout)
         for indices, batch in zip(parts, loader, strict=True):
-            yield batch, self._counted(indices)
+            yield batch, len(indices)
 
     def _of_stream(self) -> Iterator[tuple[Any, int]]:
         read = self._blocks() if self._read_ahead is None else self._read_ahead
@@ -127,7 +127,7 @@ class EvaluationBatches:
         while block:
             [part] = parts_of_rank(range(len(block)), self.layout)
             batch = self.collate([block[place] for place in _or_first(part)])
-            yield batch, self._counted(part)
+            yield batch, len(part)
             block = next(read, [])
 
     def _blocks(self) -> Iterator[list[Any]]:
@@ -160,10 +160,6 @@ class EvaluationBatches:
         if state is not None:
             self.dataset.load_state_dict(state)
         return block
-
-    def _counted(self, part: range) -> int:
-        """Return how many examples of this rank's part count in the evaluation."""
-        return len(part) if self.layout.counts else 0
 
     def _loader(
         self,

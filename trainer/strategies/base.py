@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..plan import Plan
-    from .tensor_parallel import Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +72,6 @@ class Shard:
             if distributed).
         copy: the number of this rank among those that have this same range.
         copies: how many ranks have it.
-        columns: where in the matrix a part is that consists of some of its columns; None for one
-            range.
     """
 
     name: str
@@ -84,15 +81,10 @@ class Shard:
     state_offset: int = 0
     copy: int = 0
     copies: int = 1
-    columns: Columns | None = None
 
     def cut(self, whole: Tensor) -> Tensor:
         """Return this part of a whole tensor, flat."""
-        count = self.tensor.numel()
-        flat = whole.reshape(-1)
-        if self.columns is None or not count:
-            return flat[self.start : self.start + count]
-        return self.columns.within(flat[self.start :], count).reshape(-1)
+        return whole.reshape(-1)[self.start : self.start + self.tensor.numel()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,9 @@ from resuming import Odd
 from trainer import Callback, Run, StepInfo
 from trainer.checkpoint.parts import assign_writers
 from trainer.strategies.base import Shard
-from trainer.strategies.tensor_parallel import Columns
 
 
-def shards_of(copy: int, copies: int, *, columns: Columns | None = None) -> Iterator[Shard]:
+def shards_of(copy: int, copies: int) -> Iterator[Shard]:
     for name, numel in (("a", 12), ("b", 0), ("c", 30)):
         yield Shard(
             name=name,
@@ -25,7 +24,6 @@ def shards_of(copy: int, copies: int, *, columns: Columns | None = None) -> Iter
             tensor=torch.zeros(numel),
             copy=copy,
             copies=copies,
-            columns=columns,
         )
 
 
@@ -45,17 +43,6 @@ def test_a_shard_that_one_rank_holds_is_written_whole() -> None:
     alone = Shard(name="own", start=7, tensor=torch.zeros(5))
     assigned = list(assign_writers([*shards_of(1, 2), alone]))
     assert assigned[-1] == (alone, 0, 5)
-
-
-@pytest.mark.parametrize("copies", [2, 4, 7])
-def test_rows_of_some_columns_are_never_divided(copies: int) -> None:
-    written: dict[str, list[int]] = {"a": [], "b": [], "c": []}
-    for copy in range(copies):
-        shards = shards_of(copy, copies, columns=Columns(3, 10))
-        for shard, low, high in assign_writers(shards):
-            assert low % 3 == 0 and high % 3 == 0
-            written[shard.name] += range(low, high)
-    assert written == {"a": [*range(12)], "b": [], "c": [*range(30)]}
 
 
 class Second(Callback):

@@ -1,11 +1,10 @@
-"""Ranges of tensors in files: whatever pieces hold them, any range and any columns can be read."""
+"""Ranges of tensors in files: whatever pieces hold them, any range can be read."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 import tracemalloc
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_process import checkpoint, fit
-from torch import Tensor
 
 from trainer import CheckpointError
 from trainer.checkpoint import disk, ranges, restore
 from trainer.checkpoint.ranges import Key, Ranges, of_model_folder, of_rank_files, write_pieces
 from trainer.checkpoint.safetensors_io import DTYPES, read_header
-from trainer.strategies.base import Shard
-from trainer.strategies.tensor_parallel import Columns
 
 
 @settings(max_examples=60)
@@ -159,57 +155,23 @@ def test_a_checkpoint_is_read_from_its_beginning_to_its_end(
     assert len(opened) <= 1 + len(values)
 
 
-# -- columns of a matrix ---------------------------------------------------------------------------
-
-
-MATRIX = torch.arange(6 * 10, dtype=torch.float32).view(6, 10)
-
-
-def written(folder: Path, *cuts: int, rows: int = 6) -> Ranges:
-    """The matrix in files of some columns each, from cut to cut, and in two parts of rows each."""
-    paths = []
-    for number, (low, high) in enumerate(pairwise(cuts)):
-        pieces: list[tuple[str, Tensor]] = []
-        for top, bottom in ((0, 4), (4, rows)):
-            part = torch.cat([MATRIX, MATRIX], dim=1)[top:bottom, low:high].contiguous()
-            pieces.append((str(Key("parameter", "w", top * 10 + low, 10)), part))
-        path = folder / f"rank-{number:05}.safetensors"
-        write_pieces(path, pieces)
-        paths.append(path)
-    return of_rank_files(paths)
-
-
-def test_columns_are_read_as_anything(tmp_path: Path) -> None:
-    store = written(tmp_path, 0, 3, 10)
-    store.check_whole("parameter", "w", 60)
-    assert torch.equal(store.whole("parameter", "w"), MATRIX.flatten())
-    for start, end in ((0, 60), (7, 23), (31, 33), (59, 60)):
-        out = torch.zeros(end - start)
-        store.read("parameter", "w", start, out)
-        assert torch.equal(out, MATRIX.flatten()[start:end])
-    for low, high, top, bottom in ((0, 5, 0, 6), (2, 4, 1, 3), (9, 10, 5, 6), (4, 9, 2, 2)):
-        part = torch.zeros((bottom - top) * (high - low))
-        store.read("parameter", "w", top * 10 + low, part, Columns(high - low, 10))
-        assert torch.equal(part, MATRIX[top:bottom, low:high].flatten())
-
-
-def test_a_shard_of_columns_cuts_a_whole_tensor() -> None:
-    shard = Shard(name="w", start=12, tensor=torch.zeros(6), columns=Columns(3, 10))
-    assert torch.equal(shard.cut(MATRIX), MATRIX[1:3, 2:5].flatten())
-
-
-def test_columns_that_overlap_or_are_missing_are_named(tmp_path: Path) -> None:
-    for name, cuts, rows, said in (
-        ("lacks", (0, 6), 6, "elements 6 to 10 are in no file"),
-        ("short", (0, 5, 10), 5, "elements 50 to 60 are in no file"),
-        ("wide", (0, 6, 12), 6, "are stored twice"),
+def test_pieces_that_overlap_or_are_missing_are_named(tmp_path: Path) -> None:
+    for starts, said in (
+        ((0, 6), "elements 3 to 6 are in no file"),
+        ((0, 3), "elements 6 to 9 are in no"),
+        ((0, 2, 5), "are stored twice"),
     ):
-        (tmp_path / name).mkdir()
+        path = tmp_path / f"{len(said)}.safetensors"
+        write_pieces(path, [(f"parameter/w/{start}", torch.zeros(3)) for start in starts])
         with pytest.raises(CheckpointError, match=said):
-            written(tmp_path / name, *cuts, rows=rows).check_whole("parameter", "w", 60)
-    (tmp_path / "read").mkdir()
-    with pytest.raises(CheckpointError, match="in no file"):
-        written(tmp_path / "read", 0, 6).read("parameter", "w", 0, torch.zeros(20))
+            of_rank_files([path]).check_whole("parameter", "w", 9)
+
+
+def test_columns_of_tensor_parallelism_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.safetensors"
+    write_pieces(path, [("parameter/w/0+10", torch.zeros(6, 5))])
+    with pytest.raises(CheckpointError, match="was written under tensor parallelism, which"):
+        of_rank_files([path])
 
 
 @pytest.mark.parametrize("key", ["", "-1", "x", "0+", "+10", "9" * 400])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,18 +61,6 @@ def test_evaluation_on_an_exhausted_stream() -> None:
         DataError, match=r"^Data.evaluation gave nothing: an empty stream, or one that can be read"
     ):
         list(EvaluationBatches(once, layout(), batch_size=2))
-
-
-def test_of_ranks_that_share_their_batches_one_counts_them() -> None:
-    for rows in (Numbers(7), Count(7)):
-        first, other = (
-            [*EvaluationBatches(rows, replace(layout(), counts=counts), batch_size=3)]
-            for counts in (True, False)
-        )
-        assert [batch.tolist() for batch, _ in first] == [batch.tolist() for batch, _ in other]
-        assert [counted for _, counted in first] == [3, 3, 1] and [
-            counted for _, counted in other
-        ] == [0, 0, 0]
 
 
 class Drawing(torch.utils.data.Dataset[torch.Tensor]):

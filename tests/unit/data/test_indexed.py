@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import tracemalloc
 from collections.abc import Sequence
-from dataclasses import replace
 from threading import Lock
 from typing import Any
 
@@ -311,20 +310,3 @@ def test_a_hugging_face_data_set_is_map_style() -> None:
             *order[9:11],
         ]
         assert all(torch.equal(batch["x"].long(), batch["y"]) for batch in batches)
-
-
-@pytest.mark.parametrize("weight_of", [None, heavy])
-def test_of_ranks_that_share_their_batches_one_has_their_weight(weight_of: Any) -> None:
-    shares = [replace(layout(micro=4), counts=counts) for counts in (True, False)]
-    both = [
-        [*IndexedData(Numbers(9), one, seed=1, weight_of=weight_of).windows(0, 3)] for one in shares
-    ]
-    for counted, other in zip(*both, strict=True):
-        assert [micro.weight for micro in counted.micros] == [
-            micro.weight for micro in other.micros
-        ]
-        assert all(
-            map(torch.equal, *([micro.batch for micro in one.micros] for one in (counted, other)))
-        )
-        assert counted.weight == sum(micro.weight for micro in counted.micros) and other.weight == 0
-        assert not any(micro.counts for micro in other.micros)

@@ -1,6 +1,6 @@
 """Names of a prepared model's tensors, this rank's part of them, and scalars kept as vectors.
 
-Norm and clipping are in ``tests/unit/test_step.py``, and over meshes in ``test_tensor_parallel.py``.
+Norm and clipping are in ``tests/unit/test_step.py``.
 """
 
 from __future__ import annotations
