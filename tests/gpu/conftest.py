@@ -29,7 +29,7 @@ NEEDED_FOR = {
     "peft": "models in 4 bits",
     "sklearn": "the launchers",
 }
-found: dict[str, Any] = {"tests": {}, "figures": {}, "machine": {}, "not_run": []}
+found: dict[str, Any] = {"tests": {}, "figures": {}, "not_run": []}
 for package, what in NEEDED_FOR.items():
     if not installed(package):
         found["not_run"].append(f"{what}: {package} is not installed")
@@ -50,20 +50,19 @@ def gpus() -> Iterator[int]:
     """Show the GPUs, which other tests do not see; yield how many processes train: two where there
     are two GPUs.
     """
-    from trainer.commands.check_machine import look_around
+    from trainer.launching.request import visible_gpus
 
     with pytest.MonkeyPatch.context() as patch:
         if not REHEARSAL:
             for name, value in SHOW_GPUS.items():
                 patch.setenv(name, value) if value is not None else patch.delenv(name)
-        machine = look_around()
-        found["machine"] = machine.as_dict()
-        if not REHEARSAL and not machine.visible:
+        visible = visible_gpus()
+        if not REHEARSAL and not visible:
             pytest.exit(
                 "make gpu needs a GPU; DEVICE=cpu make gpu rehearses the tests on the CPU",
                 returncode=2,
             )
-        yield min(2, machine.visible) if not REHEARSAL else int(os.environ.get("GPUS", "2"))
+        yield min(2, visible) if not REHEARSAL else int(os.environ.get("GPUS", "2"))
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,6 @@ AT_HOME = (
     "strategies",
     "private",
     "planner",
-    "external_checkpoint.py",
     "launch_files.py",
 )
 ELSEWHERE = {
@@ -74,7 +73,6 @@ ELSEWHERE = {
         "deepspeed_config",
     },  # the option that names a JSON, its other spelling, its help
     "check_files.py": {"deepspeed"},  # the option that names a JSON
-    "check_machine.py": {"deepspeed"},  # the package that some launch files need
     "launcher.py": {"deepspeed"},  # who starts processes
     "plan.py": {"deepspeed", "fsdp"},  # settings of the engine that runs
     "load.py": {"deepspeed"},  # the value of that option ...

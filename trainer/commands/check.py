@@ -1,13 +1,11 @@
 """``trainer check FILES... [SETTINGS...]``: read launch files and training configs together, and
 say what will run.
 
-    trainer check                        # this machine, and what runs on it
     trainer check accel_configs/zero3.yaml train.yaml --max_steps 5 micro_batch_size=4
 
 Nothing is started. Every launch file is checked with every training config, and all problems of all
 files are shown at once. What is no file and no option of this command is a setting of the training
-config. Without files the answer is about this machine: its GPUs, and which files of
-``accel_configs/`` (else those that come with samecurve) run on it.
+config.
 """
 
 from __future__ import annotations
@@ -17,27 +15,19 @@ from collections.abc import Sequence
 
 
 def run(argv: Sequence[str]) -> int:
-    """Return 0 where all of it would run, 2 where something is wrong.
-
-    Without files: 0 where a launch file runs on this machine, else 1.
-    """
+    """Return 0 if all of it would run, 1 if something is wrong."""
     parser = _parser()
     args, words = parser.parse_known_args(argv)
     if args.processes is not None and args.processes < 1:
         parser.error("--processes must be at least 1")
 
-    # Imported here: both import torch, which takes seconds, and --help needs none of it.
-    if words:
-        from .check_files import check_files
+    if not words:
+        parser.error("name the files to check; `accelerate env` describes this machine")
 
-        return check_files(args, words)
+    # Imported here, because torch takes seconds and --help does not need it.
+    from .check_files import check_files
 
-    if args.processes or args.build:
-        parser.error("name the files to check")
-
-    from .check_machine import show_machine
-
-    return show_machine()
+    return check_files(args, words)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,9 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--script", default="examples/train.py", help="the script whose folder holds the task"
-    )
-    parser.add_argument(
-        "--build", action="store_true", help="build data, model and optimizer here, in one process"
     )
 
     return parser

@@ -26,9 +26,7 @@ from ..reporting.banner import plan_rows
 from ..script import load_config, load_task
 from ..task import Task, own_optimizer
 from ..text import table
-from .check_build import build_problems
 from .launch_files import kind_of, read_launch_file, request_rows
-from .shadowed import other_distributions, shadow_notices
 
 T = TypeVar("T")
 _DEFAULT_PROCESSES = 2
@@ -42,16 +40,13 @@ def check_files(args: argparse.Namespace, words: Sequence[str]) -> int:
         words: the rest of its command line: files and settings.
 
     Returns:
-        0 where all of it would run, 2 where something is wrong.
+        0 if all of it would run, 1 if something is wrong.
     """
     script_folder = Path(args.script).parent
     sys.path.insert(0, str(script_folder.resolve()))
 
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
         check = _Check(args)
-        check.add_problems(other_distributions())
-        if script_folder.resolve() != Path.cwd():  # every command looks at the current folder
-            check.add_problems(shadow_notices(script_folder))
         check.read(words)
         check.describe_launch_files()
         for name, loaded, task in check.configs:
@@ -61,7 +56,7 @@ def check_files(args: argparse.Namespace, words: Sequence[str]) -> int:
     for line in check.problems:
         print(line, file=sys.stderr)
     print(_summary(len(check.problems)), flush=True)
-    return 2 if check.problems else 0
+    return 1 if check.problems else 0
 
 
 def _summary(problems: int) -> str:
@@ -152,17 +147,15 @@ class _Check:
             self.answer.append(table(request_rows(request, world, rehearsal=rehearsal), notices))
 
     def describe_config(self, name: str, loaded: Loaded, task: Task | None) -> None:
-        """Describe a config under each launch file, and build its task with ``--build``."""
+        """Describe a config under each launch file."""
         self.answer.append(f"{name}: task {loaded.config.task}")
         if not self.requests and task is not None:
             names = self.catch(resolve_names, loaded.config, None, loaded.origins)
             if names is not None:
                 self.answer.append(table(_name_rows(names), names.notices))
-        plans = []
         for path, request in self.requests:
             plan = self.catch(self._plan, loaded, request, task)
             if plan is not None:
-                plans.append(plan)
                 names = resolve_names(loaded.config, plan, loaded.origins)
                 rows = [*_name_rows(names), *plan_rows(plan.as_dict())]
                 self.answer.append(f"\n{name} under {path}")
@@ -171,14 +164,7 @@ class _Check:
                 self.answer.append(table(rows, [*plan.notices, *names.notices]))
 
         if not self.requests:
-            if self.args.build:
-                plan = self.catch(self._plan_alone, loaded, task)
-                if plan is not None:
-                    plans.append(plan)
-            else:
-                self._check_optimizer(loaded, task)
-        if self.args.build and task is not None:
-            self.add_problems(build_problems(task, loaded, plans))
+            self._check_optimizer(loaded, task)
 
     def _plan(self, loaded: Loaded, request: Request, task: Task | None) -> Plan:
         """Make the plan of a config under a launch file, as the launched processes would."""

@@ -9,11 +9,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..errors import TrainerError
 from ..text import did_you_mean, versions
-from .shadowed import shadow_notices
 
 # By the name that the user types: the module, and its line of ``trainer --help``.
 COMMANDS = {
@@ -28,16 +26,10 @@ COMMANDS = {
     ),
     "checkpoints": ("checkpoints", "list the checkpoints of a run, and check them"),
     "export": ("export", "make a model folder from a checkpoint"),
-    "import": ("import_checkpoint", "make a model folder from another program's checkpoint"),
     "show": (
         "show",
         "a batch of a language task as the model sees it, and which tokens are trained on",
     ),
-    "generate": (
-        "generate",
-        "text from an exported language model, or from an adapter on its model",
-    ),
-    "merge": ("merge", "make a model folder from an adapter and its model"),
     "check": (
         "check",
         "read launch files and training configs: what will run, or all that is wrong",
@@ -65,9 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     # The deepspeed launcher puts --local_rank first; the environment says the same.
     words = [word for word in words if not word.startswith("--local_rank=")]
-
-    for notice in shadow_notices(Path()):
-        print(f"note: {notice}", file=sys.stderr)
 
     try:
         code = _run(words)

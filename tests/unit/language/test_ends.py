@@ -13,7 +13,6 @@ from tiny_language import UNMARKED, conversation, save_model, save_rows, tokeniz
 from transformers import AutoTokenizer, GenerationConfig
 
 from trainer.checkpoint.export import save_config
-from trainer.commands import cli
 from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
 from trainer.language.adapters import load_adapted
@@ -94,30 +93,6 @@ def test_the_trained_end_of_a_turn_ends_generation(
     assert end_tokens(model.generation_config) == [TURN_END, TEXT_END]
     if adapter is None:
         assert json.loads((folder / "config.json").read_text())["eos_token_id"] == TURN_END
-
-    capsys.readouterr()
-    if adapter is None:
-        words = ["generate", str(folder), "--chat", "--prompt", "Say A", "--max_new_tokens", "20"]
-        assert cli.main(words) == 0
-        assert capsys.readouterr().out == "A\n", "it stops"
-    else:  # its base is found from another folder, or is given
-        monkeypatch.chdir(tmp_path.parent)
-        base.rename(tmp_path / "moved")
-        assert cli.main(["merge", str(folder), "--to", str(tmp_path / "merged")]) == 2
-        rule = f"its adapter belongs to {base}, which is no folder here; give the model as --base"
-        assert rule in capsys.readouterr().err
-        words = [
-            "merge",
-            str(folder),
-            "--to",
-            str(tmp_path / "merged"),
-            "--base",
-            str(tmp_path / "moved"),
-        ]
-        assert cli.main(words) == 0
-        merged = json.loads((tmp_path / "merged" / "generation_config.json").read_text())
-        assert merged["eos_token_id"] == [TURN_END, TEXT_END]
-        assert AutoTokenizer.from_pretrained(tmp_path / "merged").eos_token == "<|im_end|>"
 
 
 def test_a_model_that_ends_there_already_is_unchanged_and_a_template_without_an_end_is_a_notice(
