@@ -37,7 +37,7 @@ from .checkpoint.disk import check_shared
 from .checkpoint.export import ModelFile, check_storable, export_dtypes
 from .checkpoint.start import start_of_attempt
 from .checks.row import checks_of
-from .config.dump import to_yaml
+from .config.documents import to_yaml
 from .config.fingerprint import task_facts, task_folder
 from .config.interval import Interval, checked_interval, interval_text
 from .config.naming import Names, resolve_names
@@ -197,7 +197,6 @@ def _name(run: Run) -> Names:
 
     run.name = names.run_name
     run.config = names.written_to(run.config)
-    run.note(*names.notices)
     return names
 
 
@@ -366,7 +365,8 @@ def _announce(run: Run) -> None:
     # config's own value it would contradict the file when it is read again.
     defaults = [key for key, origin in run.origins.items() if origin.is_default]
     replaced = [key for key in defaults if not run.plan.origin(key).is_default]
-    run.directory.write("config.yaml", to_yaml(run.config, without=replaced))
+    settings = {key: value for key, value in vars(run.config).items() if key not in replaced}
+    run.directory.write("config.yaml", to_yaml(hidden(settings)))
     run.directory.write_json("plan.json", run.facts)
     run.say(banner(run.facts))
 

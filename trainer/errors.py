@@ -92,9 +92,19 @@ COMMAND_LINE = "command line"
 DEFAULT = Origin("default", is_default=True)  # of a value that nobody set
 
 
-def origin_of(origins: Mapping[str, Origin], key: str) -> Origin:
-    """Return where a key of the config was set: in Python, where no file or flag set it."""
-    return origins.get(key, Origin("TrainConfig", key=key))
+def origin_of(origins: Mapping[str, Origin], key: str, otherwise: str = "TrainConfig") -> Origin:
+    """Return where a key was set: its own place, or the place of the nearest mapping around it.
+
+    Args:
+        key: dotted, such as ``task_settings.width``.
+        otherwise: the source of a key that no file and no flag set.
+    """
+    part = key
+    while part:
+        if part in origins:
+            return origins[part].named(key)
+        part = part.rpartition(".")[0]
+    return Origin(otherwise, key=key)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +16,7 @@ from .config.plain import plain
 from .config.train_config import WARMUPS, TrainConfig
 from .distributed.exit import run_and_exit
 from .distributed.imports import uncollected
-from .errors import COMMAND_LINE, ConfigError, Origin, Problem
+from .errors import Origin, origin_of
 
 if TYPE_CHECKING:
     from .launching import Launched
@@ -91,9 +90,10 @@ def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:
     """
     from .task import Task
 
-    cls = _find_task(loaded)
-    if not (isinstance(cls, type) and issubclass(cls, Task)):
-        raise _task_problem(loaded, "does not name a subclass of trainer.Task")
+    for folder in _folders(loaded.config_file):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    cls = find_class(loaded.config.task, Task, origin_of(loaded.origins, "task"))
     task = check_settings(cls, loaded.config.task_settings, loaded)
     if loaded.config.callbacks:
         from .callbacks.configured import check_callbacks
@@ -132,26 +132,10 @@ def _task_defaults(task: Task, origins: Mapping[str, Origin]) -> dict[str, Any]:
     return {key: value for key, value in defaults.items() if key not in left_out}
 
 
-def _find_task(loaded: Loaded) -> object:
-    """Import ``module:Class``.
-
-    The module is in the script's folder, installed, in the working folder or in the config's.
-    """
-    for folder in _folders(loaded.config_file):
-        if folder not in sys.path:
-            sys.path.append(folder)
-    return find_class(loaded.config.task, partial(_task_problem, loaded))
-
-
 def _folders(config_file: str | None) -> list[str]:
-    """List the working folder, that of the config, and those between the two."""
+    """List the folders of a task's module: the working folder, the config's, and those between."""
     here = Path.cwd()
     folder = here if config_file is None else Path(config_file).resolve().parent
     between = [path for path in (folder, *folder.parents) if here in path.parents]
     folders = [here, *between] if between else [here, folder]
     return [str(path) for path in folders]
-
-
-def _task_problem(loaded: Loaded, rule: str) -> ConfigError:
-    origin = loaded.origins.get("task", Origin(COMMAND_LINE, key="task"))
-    return ConfigError(Problem(origin=origin, value=loaded.config.task, rule=rule))

@@ -75,58 +75,16 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for a wrong name, or else which names are known.
-
-    A long list of known names is not shown, but up to three of them that are similar.
-    """
-    names = sorted(set(known))
-    near = nearest(name, names)
-    if near:
-        return f"did you mean {near!r}?"
-    if not names:
-        return "there are none"
-    if len(names) <= 24:
-        return f"known: {', '.join(names)}"
-
-    similar = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if similar:
-        return f"the closest are {', '.join(similar)}"
-    return f"none of the {len(names)} known ones is like it"
+    """Return ``did you mean 'x'?`` for a wrong name, or else which names are known."""
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else f"known: {listed(sorted(known), 12) or 'none'}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that ``name`` is a misspelling of, or None.
-
-    That is one that differs in one letter, or else the most similar one by difflib, from a ratio of
-    0.75 on. Upper and lower case make no difference.
-    """
-    name = name.lower()
-    by_lower_case = {other.lower(): other for other in sorted(known)}
-    if name in by_lower_case:
-        return by_lower_case[name]
-
-    # difflib misses short names, and prefers a longer common part to one letter (cp_size, tp_size).
-    for other in by_lower_case:
-        if _one_letter_apart(name, other):
-            return by_lower_case[other]
-    similar = difflib.get_close_matches(name, by_lower_case, n=1, cutoff=0.75)
+    """Return the known name that ``name`` is a misspelling of, in any case, or None."""
+    by_lower_case = {other.lower(): other for other in known}
+    similar = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
     return by_lower_case[similar[0]] if similar else None
-
-
-def _one_letter_apart(first: str, second: str) -> bool:
-    """Return whether a letter was left out, put in, replaced, or swapped with its neighbour."""
-    same = 0
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            break
-        same += 1
-
-    rest, other = first[same:], second[same:]
-    left_out = other[1:] == rest
-    put_in = rest[1:] == other
-    replaced = rest[1:] == other[1:]
-    swapped = rest[1:2] + rest[:1] + rest[2:] == other
-    return left_out or put_in or replaced or swapped
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

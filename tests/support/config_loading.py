@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from trainer.config.annotations import annotations_of
 from trainer.config.load import load_config
 from trainer.config.train_config import TrainConfig
-from trainer.config.validate import annotations_of
 from trainer.errors import ConfigError
 
 KEYS = sorted(annotations_of(TrainConfig))

@@ -140,12 +140,7 @@ def test_print_config_shows_them_and_reads_back(
         load_config([*argv, "--print_config"])
     assert leaving.value.code == 0
     printed = capsys.readouterr().out
-    shown = {
-        line.partition("#")[0].strip(): line.partition("#")[2].strip()
-        for line in printed.splitlines()
-    }
-    assert shown["lr: 0.0001"].startswith("train.yaml:")
-    assert shown["max_grad_norm: 1.0"] == shown["schedule: linear"] == "default of CausalLM"
-    assert shown["log_every: 10"] == "default"
+    assert "# lr: train.yaml:" in printed and "\nlr: 0.0001\n" in printed
+    assert "\n# schedule: default of CausalLM\n" in printed and "\nschedule: linear\n" in printed
     Path("printed.yaml").write_text(printed)
     assert load_task(load_config(["printed.yaml"]))[1] == load_task(load_config(argv))[1]

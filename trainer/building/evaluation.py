@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..config.interval import FORMS, Interval, as_epochs, interval_of, is_interval
+from ..config.interval import Interval, check_interval, interval_of
 from ..data.batches import Layout, is_stream, sized
 from ..data.evaluation import EvaluationBatches
 from ..errors import DataError, Origin, Problem
@@ -108,9 +108,11 @@ def _checked(name: str, given: Any) -> EvaluationSet:
     place = place_of(name)
     if isinstance(chosen.items, EvaluationSet) or chosen.items is None:
         raise DataError(f"{place} holds {kind_of(chosen.items)} where a data set belongs")
-    if chosen.every is not None and not is_interval(chosen.every):
-        rule = f"must be {FORMS}{as_epochs(chosen.every)}"
-        raise DataError(f"{place}: every: {chosen.every!r}: {rule}")
+    if chosen.every is not None:
+        try:
+            check_interval(chosen.every)
+        except ValueError as error:
+            raise DataError(f"{place}: every: {chosen.every!r}: {error}") from None
     return chosen
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from ..config.fingerprint import fingerprint
-from ..config.placeholders import file_name_part
+from ..config.naming import file_name_part
 from ..errors import ConfigError, Origin, Problem
 from ..hooks import Callback, StepInfo
 from ..run import Run

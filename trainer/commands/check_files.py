@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..config.arguments import split_command_line
 from ..config.documents import read_document
-from ..config.load import Loaded, load_task_part
+from ..config.load import Loaded
 from ..config.naming import Names, resolve_names
 from ..distributed.launcher import Launcher
 from ..errors import COMMAND_LINE, ConfigError, TrainerError
@@ -111,14 +111,8 @@ class _Check:
                 self._add_config(name, loaded)
 
     def _load(self, words: Sequence[str]) -> Loaded | None:
-        """Read a training config; where it is wrong, still check the settings of its task."""
-        loaded = self.catch(load_config, words)
-        if loaded is None:
-            task_part = load_task_part(words)
-            if task_part is not None:
-                self.catch(load_task, task_part)
-
-        return loaded
+        """Read a training config."""
+        return self.catch(load_config, words)
 
     def _add_config(self, name: str, loaded: Loaded) -> None:
         """Make the task of a config, which may change defaults of the config."""
@@ -152,7 +146,7 @@ class _Check:
         if not self.requests and task is not None:
             names = self.catch(resolve_names, loaded.config, None, loaded.origins)
             if names is not None:
-                self.answer.append(table(_name_rows(names), names.notices))
+                self.answer.append(table(_name_rows(names), []))
         for path, request in self.requests:
             plan = self.catch(self._plan, loaded, request, task)
             if plan is not None:
@@ -161,7 +155,7 @@ class _Check:
                 self.answer.append(f"\n{name} under {path}")
                 if not plan.find_unused_parameters:
                     rows += default_rows(request.deepspeed)
-                self.answer.append(table(rows, [*plan.notices, *names.notices]))
+                self.answer.append(table(rows, plan.notices))
 
         if not self.requests:
             self._check_optimizer(loaded, task)

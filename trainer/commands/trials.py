@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ..config.placeholders import as_literal
+from ..config.naming import as_literal
 from .runs import Run, read_run
 from .usage import usage_error
 

@@ -1,7 +1,8 @@
 """The command line of a training script and its help.
 
-Settings are written ``--key value``, ``--key=value`` or ``key=value``. Their values stay text here;
-the annotations of their keys decide later how they are read.
+Settings are written ``--key value``, ``--key=value`` or ``key=value``, and nested ones
+``--task_settings.width 64``, which argparse cannot read. Their values stay text here, because the
+annotations of their keys decide later how they are read.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import COMMAND_LINE, Origin, Problem
-from .annotations import choices_of
+from .annotations import annotations_of
 from .train_config import DEFAULTS, GROUPS, TrainConfig
-from .validate import annotations_of, description_of
 
 _SWITCHES = ("help", "print_config")
 _FILES = {
     "config": "training config (YAML or JSON): what is trained; FILE as the first word is the same",
-    "accel_config": "accelerate YAML: how it runs, where the launcher is not `accelerate launch`",
+    "accel_config": "accelerate YAML: how it runs, if the launcher is not `accelerate launch`",
     "deepspeed": (
         "DeepSpeed JSON: how it runs under the `deepspeed` launcher (or --deepspeed_config)"
     ),
@@ -29,6 +29,7 @@ _FILES = {
 _OTHER_SPELLINGS = {"deepspeed_config": "deepspeed", "h": "help"}
 _DASHED = re.compile(r"--[A-Za-z_].*|-h", re.DOTALL)
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.-]*=")
+_FLAGS = {key for key, default in DEFAULTS.items() if isinstance(default, bool)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Arguments:
     Args:
         texts: the settings, by dotted key.
         files, switches: the options that are no settings.
-        words: what is neither.
+        words: all others.
         problems: what cannot be read.
     """
 
@@ -58,19 +59,13 @@ def split_command_line(argv: Sequence[str]) -> Arguments:
     arguments = Arguments()
     rest = list(argv)
     while rest:
-        token = rest.pop(0)
-        if _DASHED.fullmatch(token) or _ASSIGNMENT.match(token):
-            _read_option(token, rest, arguments)
+        word = rest.pop(0)
+        if _DASHED.fullmatch(word) or _ASSIGNMENT.match(word):
+            _read_option(word, rest, arguments)
         else:
-            arguments.words.append(token)
+            arguments.words.append(word)
 
     texts = arguments.texts
-    for key in texts:
-        parts = [other for other in texts if other.startswith(f"{key}.")]
-        if parts:
-            rule = f"is given as a whole and in part, as {parts[0]}; keep one"
-            arguments.problems.append(_wrong(key, rule))
-
     texts.pop("local_rank", None)
     for key in _FILES:
         if key in texts:
@@ -78,66 +73,34 @@ def split_command_line(argv: Sequence[str]) -> Arguments:
     return arguments
 
 
-def _read_option(token: str, rest: list[str], arguments: Arguments) -> None:
+def _read_option(word: str, rest: list[str], arguments: Arguments) -> None:
     """Read one option into ``arguments``; its value may be the first word of ``rest``."""
-    name, equals, text = token.partition("=")
+    name, equals, text = word.partition("=")
     key = name.lstrip("-").replace("-", "_")
     key = _OTHER_SPELLINGS.get(key, key)
-    if key in _SWITCHES and not equals:
+    if key in _SWITCHES:
         arguments.switches.add(key)
         return
 
+    needs_value = key in _FILES or key in annotations_of(TrainConfig).keys() - _FLAGS
     if not equals:
-        if _has_value(key, rest):
+        text = "true"
+        follows = bool(rest) and not rest[0].startswith("--")
+        if follows and not (key in _FLAGS and _ASSIGNMENT.match(rest[0])):
             text = rest.pop(0)
-        elif _needs_value(key):
-            arguments.problems.append(_wrong(key, f"needs a value: {name} VALUE"))
+        elif needs_value:
+            arguments.problems.append(wrong_argument(f"needs a value: {name} VALUE", key))
             return
-        else:
-            text = "true"
 
     earlier = arguments.texts.setdefault(key, text)
     if earlier != text:
         rule = f"is given twice, as {earlier!r} and as {text!r}; keep one"
-        arguments.problems.append(_wrong(key, rule))
+        arguments.problems.append(wrong_argument(rule, key))
 
 
-def _has_value(key: str, rest: Sequence[str]) -> bool:
-    """Return whether the word after a key is its value, and not the next setting."""
-    if not rest or rest[0].startswith("--"):
-        return False
-    return not (_is_flag(key) and _ASSIGNMENT.match(rest[0]))
-
-
-def _needs_value(key: str) -> bool:
-    is_setting = key in annotations_of(TrainConfig)
-    return key in _FILES or (is_setting and not _is_flag(key))
-
-
-def _is_flag(key: str) -> bool:
-    return isinstance(DEFAULTS.get(key), bool)
-
-
-def _wrong(key: str, rule: str, value: object = None) -> Problem:
+def wrong_argument(rule: str, key: str = "", value: object = None) -> Problem:
+    """Return the problem that an argument breaks a rule."""
     return Problem(origin=Origin(COMMAND_LINE, key=key), rule=rule, value=value)
-
-
-def misplaced(words: Sequence[str]) -> list[Problem]:
-    """Return the problems of words that are neither the training config nor settings."""
-    return [_wrong("", "settings are written --key value or key=value", word) for word in words]
-
-
-def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set ``root[a][b][c]`` for the path a, b, c.
-
-    What is no mapping on the way is replaced by one.
-    """
-    *parents, last = path
-    for name in parents:
-        # A copy, for the mapping may belong to a config that is frozen.
-        root[name] = dict(root[name]) if isinstance(root.get(name), dict) else {}
-        root = root[name]
-    root[last] = value
 
 
 def help_text() -> str:
@@ -147,18 +110,22 @@ def help_text() -> str:
         "",
         "Files and switches",
     ]
-    for name, text in _FILES.items():
-        lines.append(f"  --{name + ' FILE':37} {text}")
-    lines.append(f"  --{'print_config':37} print all values and where they come from, then exit")
+    lines += [f"  --{name + ' FILE':37} {text}" for name, text in _FILES.items()]
+    lines.append(f"  --{'print_config':37} print all values and their origins, then exit")
 
     for key, annotation in annotations_of(TrainConfig).items():
         if key in GROUPS:
             lines += ["", GROUPS[key]]
         default = json.dumps(DEFAULTS[key]) if key in DEFAULTS else "required"
-        row = f"  --{key:22} {default:14} {description_of(annotation)}"
-
-        choices = choices_of(annotation)
-        if choices:
-            row += f" (one of {', '.join(map(repr, choices))})"
-        lines.append(row)
+        notes = [getattr(note, "description", None) for note in annotation.__metadata__]
+        choices = re.findall(r"Literal(\[.*?\])", str(annotation))
+        lines.append(" ".join([f"  --{key:22} {default:14}", *filter(None, notes), *choices]))
     return "\n".join(lines)
+
+
+def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set ``root[a][b][c]`` for the path a, b, c."""
+    *parents, last = path
+    for name in parents:
+        root = root.setdefault(name, {})
+    root[last] = value

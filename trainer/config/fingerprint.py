@@ -22,7 +22,7 @@ SETTINGS = (
     "schedule", "schedule_settings", "schedule_class", "warmup_steps",
     "mixed_precision", "float32", "sync_batchnorm", "ema_decay",
 )  # fmt: skip
-# Keys that older runs did not know, with the value that they ran with.
+# Keys that are left out at this value: checkpoints of runs with it have no such key.
 SINCE = {"float32": "exact"}
 # A longer run has the same beginning under all schedules but those that fall until the end.
 OF_THE_END = ("total_steps", "final_lr_ratio")

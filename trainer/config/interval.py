@@ -8,31 +8,24 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from ..errors import ConfigError, Origin, Problem
 
 FORMS = "steps such as 100, or epochs such as '2 epochs' or '1/4 epoch'"
-_EPOCHS = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]+) epochs?")
+_EPOCHS = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]*[1-9][0-9]*) epochs?")
 
 
-def as_epochs(value: object) -> str:
-    """Return how to write a bare number such as 0.25 as epochs, for messages; "" for others."""
-    if not isinstance(value, float):
-        return ""
-    if value < 1:
-        return f"; a part of an epoch is written '{value:g} epoch'"
-    return f"; epochs are written '{value:g} epochs'"
-
-
-def _refuse_part(value: object) -> object:
-    """Raise ``ValueError`` for a part of something that is not named."""
-    if isinstance(value, float) and not value.is_integer():
-        raise ValueError(f"must be {FORMS}{as_epochs(value)}")
+def check_interval(value: object) -> object:
+    """Return a value that says how often; raise ``ValueError`` for any other."""
+    is_epochs = isinstance(value, str) and _epochs(value) > 0
+    is_steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not is_epochs and not is_steps:
+        raise ValueError(f"must be {FORMS}")
     return value
 
 
-Every = Annotated[Annotated[int, Field(ge=1)] | str, BeforeValidator(_refuse_part)]
+Every = Annotated[int | str, BeforeValidator(check_interval)]
 """The annotation of a setting that says how often."""
 
 
@@ -59,13 +52,6 @@ class Interval:
         return math.ceil(self.steps)
 
 
-def is_interval(value: object) -> bool:
-    """Return whether a number of steps, or a text, says how often."""
-    if isinstance(value, str):
-        return _epochs(value) is not None
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def interval_of(value: int | str, steps_per_epoch: int | None) -> Interval:
     """Return the interval that a setting stands for.
 
@@ -78,17 +64,12 @@ def interval_of(value: int | str, steps_per_epoch: int | None) -> Interval:
     """
     if not isinstance(value, str):
         return Interval(Fraction(value))
-
-    epochs = _epochs(value)
-    assert epochs is not None, f"{value!r} passed no check"
     if steps_per_epoch is None:
         raise ValueError("a stream has no known length; use a number of steps")
-    steps = epochs * steps_per_epoch
+
+    steps = _epochs(value) * steps_per_epoch
     if steps < 1:
-        raise ValueError(
-            f"is shorter than one step: an epoch has {steps_per_epoch:,} steps here, so use "
-            f"'1/{steps_per_epoch} epoch' or more, or a number of steps"
-        )
+        raise ValueError(f"is shorter than one step: an epoch has {steps_per_epoch:,} steps here")
     return Interval(steps)
 
 
@@ -108,16 +89,10 @@ def checked_interval(
         raise ConfigError(Problem(origin=origin, value=value, rule=str(error))) from None
 
 
-def _epochs(text: str) -> Fraction | None:
-    """Return the epochs that a text such as ``1/4 epoch`` names; None where it names none."""
+def _epochs(text: str) -> Fraction:
+    """Return the epochs that a text such as ``1/4 epoch`` names; 0 if it names none."""
     found = _EPOCHS.fullmatch(text)
-    if found is None:
-        return None
-    try:
-        epochs = Fraction(found[1])
-    except ZeroDivisionError:
-        return None
-    return epochs if epochs > 0 else None
+    return Fraction(found[1]) if found else Fraction(0)
 
 
 def interval_text(interval: Interval | None) -> str:

@@ -3,61 +3,46 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable
-from types import ModuleType
+import re
+from typing import TypeVar
 
-from ..errors import ConfigError
+from ..errors import ConfigError, Origin, Problem
 from ..text import did_you_mean
 
+T = TypeVar("T")
+CLASS = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
-def find_class(named: str, problem: Callable[[str], ConfigError]) -> object:
-    """Import ``module:Class``.
+
+def find_class(named: str, base: type[T], origin: Origin) -> type[T]:
+    """Import ``module:Class``, a subclass of ``base``.
 
     Args:
         named: the text in the config.
-        problem: returns the error that a rule is broken.
+        origin: of the text, for errors.
 
     Raises:
         ConfigError: there is no such module, or no such class in it.
     """
+
+    def problem(rule: str) -> ConfigError:
+        return ConfigError(Problem(origin=origin, value=named, rule=rule))
+
+    if re.fullmatch(CLASS, named) is None:
+        raise problem("must be module:Class, such as mymodule:LogImages")
     module_name, _, class_name = named.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
-            raise  # the module was found; something that it imports was not
-        raise problem(
-            f"no module {error.name!r} here, beside the config, in the script's folder or installed"
-        ) from None
+            raise  # the module was found, and imports another one that was not
+        rule = f"no module {error.name!r} beside the config or the script, nor installed"
+        raise problem(rule) from None
 
-    if not hasattr(module, class_name):
-        raise problem(_without_class(module, class_name))
-    return getattr(module, class_name)
-
-
-def _without_class(module: ModuleType, class_name: str) -> str:
-    """Return the rule that is broken where a module does not have the class."""
-    name = module.__name__
-    place = getattr(module, "__file__", None) or "built into Python"
-    if name.partition(".")[0] in sys.stdlib_module_names:
-        return f"the module {name} is Python's own ({place}); give your file another name"
-
-    known = _classes_of(module)
-    hint = did_you_mean(class_name, known) if known else f"it is {place}, and defines no class"
-    return f"{name} has no {class_name!r}; {hint}"
-
-
-def _classes_of(module: ModuleType) -> list[str]:
-    """Return the names of what a config may mean in a module."""
-    # A package that imports lazily lists its names, and holds only those that were used.
-    listed = getattr(module, "__all__", None)
-    if listed is not None:
-        return list(listed)
-
-    classes = []
-    for name, value in vars(module).items():
-        is_class = isinstance(value, type)
-        if is_class and value.__module__.partition(".")[0] not in sys.stdlib_module_names:
-            classes.append(name)
-    return classes
+    cls = getattr(module, class_name, None)
+    if cls is None:
+        place = getattr(module, "__file__", "built into Python")
+        names = [name for name in dir(module) if not name.startswith("_")]
+        raise problem(f"{place} has no {class_name!r}; {did_you_mean(class_name, names)}")
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise problem(f"does not name a subclass of trainer.{base.__name__}")
+    return cls

@@ -1,95 +1,63 @@
-"""The name of a run and its folder, from the config, the plan and W&B's environment."""
+"""The name of a run and its folder: templates such as ``runs/{experiment}-lr{lr}-s{seed:03}``.
+
+Placeholders are those of ``str.format``: a literal brace is doubled.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from string import Formatter
+from typing import TYPE_CHECKING, Any
 
-from ..errors import DEFAULT, ConfigError, Origin, Problem
+from ..errors import ConfigError, Origin, Problem, origin_of
 from ..plan import Plan
-from .placeholders import TEMPLATES, PlaceholderError, as_literal, fill_in, names_in
-from .train_config import TrainConfig
+from ..text import did_you_mean, is_secret
+
+if TYPE_CHECKING:
+    from .train_config import TrainConfig
 
 _DEFAULT_NAME = "{experiment}-{strategy}-{world_size}"
 # Facts of the plan that are no keys of the config.
 _FACTS = ("strategy", "world_size", "num_machines", "device")
-# Keys by which one start of a run differs from its next: none of them finds the folder again.
-_OF_ONE_START = ("resume", "overwrite", "allow_config_change")
+# A template, and keys by which one start of a run differs from its next: none finds it again.
+_NO_VALUES = ("run_name", "output_dir", "resume", "overwrite", "allow_config_change")
 _IN_PLAN = {field.name for field in fields(Plan)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """The name and the folder of a run.
-
-    Args:
-        run_name: for people, in trackers and tables.
-        output_dir: the folder.
-        of_environment: whether W&B's WANDB_NAME gave the name.
-        notices: what to know about them, a line each.
-    """
+    """The name of a run, for people, and its folder."""
 
     run_name: str
     output_dir: str
-    of_environment: bool = False
-    notices: tuple[str, ...] = ()
 
     def written_to(self, config: TrainConfig) -> TrainConfig:
-        """Return the config with the folder as it was resolved: read again, it names the same one.
+        """Return the config with the resolved folder: read again, it names the same folder.
 
-        The template of the run's name stays: under another strategy it names that one.
+        The template of the run's name stays: under another strategy it gives another name.
         """
-        run_name = as_literal(self.run_name) if self.of_environment else config.run_name
-        return replace(config, output_dir=as_literal(self.output_dir), run_name=run_name)
+        return replace(config, output_dir=as_literal(self.output_dir))
 
 
-def resolve_names(
-    config: TrainConfig,
-    plan: Plan | None,
-    origins: Mapping[str, Origin],
-    environment: Mapping[str, str] | None = None,
-) -> Names:
+def resolve_names(config: TrainConfig, plan: Plan | None, origins: Mapping[str, Origin]) -> Names:
     """Fill in the placeholders of ``run_name`` and ``output_dir``.
 
-    Without ``run_name`` a run on W&B has the name in WANDB_NAME, and any other is called
-    EXPERIMENT-STRATEGY-PROCESSES.
-
     Args:
-        plan: of the run; None before the launch, where the placeholders that it decides stay.
+        plan: of the run; None before the launch, when the placeholders that it decides stay.
         origins: of the config's values, for messages.
-        environment: its variables; by default those of this process.
 
     Raises:
-        ConfigError: a placeholder is unknown.
+        ConfigError: a placeholder is unknown, a secret or too wide.
     """
-    if environment is None:
-        environment = os.environ
-    values, open_names = _values(config, plan)
-
+    values = _values(config, plan)
     template = _DEFAULT_NAME if config.run_name is None else config.run_name
-    run_name = _filled("run_name", template, values, open_names, origins)
-    is_open = bool(open_names.intersection(names_in(template)))
+    run_name = _filled("run_name", template, values, origins)
 
-    of_wandb = _wandb_name(config, environment)
-    notices = []
-    if of_wandb and config.run_name is None:
-        run_name, is_open = of_wandb, False
-    elif of_wandb and of_wandb != run_name and not is_open:
-        place = origins.get("run_name", DEFAULT).place
-        notices.append(f"WANDB_NAME {of_wandb!r} has no effect: run_name ({place}) names the run")
-
-    values["run_name"] = run_name
-    if is_open:
-        open_names.add("run_name")
-    output_dir = _filled("output_dir", config.output_dir, values, open_names, origins)
-    return Names(
-        run_name=run_name,
-        output_dir=output_dir,
-        of_environment=bool(of_wandb) and config.run_name is None,
-        notices=tuple(notices),
-    )
+    values["run_name"] = _Later("run_name") if plan is None else run_name
+    output_dir = _filled("output_dir", config.output_dir, values, origins)
+    return Names(run_name=run_name, output_dir=output_dir)
 
 
 def experiment_of(config: TrainConfig) -> str:
@@ -97,59 +65,96 @@ def experiment_of(config: TrainConfig) -> str:
     return config.experiment or config.task.rpartition(":")[2]
 
 
-def _wandb_name(config: TrainConfig, environment: Mapping[str, str]) -> str:
-    """Return the name that W&B's own variable gives; empty where there is none."""
-    if "wandb" not in config.trackers:
-        return ""
-    return " ".join(environment.get("WANDB_NAME", "").split())
+def as_literal(text: str) -> str:
+    """Return the template that stands for a text, whatever braces it holds."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def of_literal(template: str) -> str:
+    """Return the text that a template without placeholders stands for."""
+    return template.replace("{{", "{").replace("}}", "}")
+
+
+def file_name_part(text: str) -> str:
+    """Return a text that can be a part of a file's name: no slash, no space, no leading dot."""
+    return re.sub(r"^\.+", "_", re.sub(r"[^\w.+=,-]+", "-", text))
+
+
+class _Later(str):
+    """The name of a placeholder that stays, because only the plan has its value."""
+
+
+class _Names(Formatter):
+    """A ``str.format`` whose names are dotted keys, and whose widths are limited.
+
+    Args:
+        path: whether values become parts of names of files.
+    """
+
+    def __init__(self, path: bool) -> None:
+        self.path = path
+
+    def get_field(self, name: str, args: object, values: Mapping[str, Any]) -> tuple[Any, str]:
+        if any(map(is_secret, name.split("."))):
+            raise ValueError(f"{{{name}}} is a secret, and is not written down")
+        if name not in values:
+            known = did_you_mean(name, values)
+            raise ValueError(f"{{{name}}}: no such placeholder (double a literal brace); {known}")
+        return values[name], name
+
+    def format_field(self, value: Any, form: str) -> str:
+        if isinstance(value, _Later):
+            return f"{{{value}:{form}}}" if form else f"{{{value}}}"
+        if re.search("[0-9]{3}", form):
+            raise ValueError(f"the width or precision of {{:{form}}} is over 99")
+        text = format(value, form) if form else _spelled(value)
+        return file_name_part(text or "_") if self.path else text or "_"
 
 
 def _filled(
-    key: str,
-    template: str,
-    values: Mapping[str, object],
-    open_names: Collection[str],
-    origins: Mapping[str, Origin],
+    key: str, template: str, values: Mapping[str, Any], origins: Mapping[str, Origin]
 ) -> str:
     """Return a template with its values.
 
     Raises:
-        ConfigError: a placeholder is unknown.
+        ConfigError: a placeholder cannot be filled in.
     """
     try:
-        return fill_in(template, values, open_names, path=key == "output_dir")
-    except PlaceholderError as error:
-        origin = origins.get(key, Origin("TrainConfig")).named(key)
+        return _Names(path=key == "output_dir").vformat(template, (), values)
+    except (ValueError, TypeError) as error:
+        origin = origin_of(origins, key)
         raise ConfigError(Problem(origin=origin, value=template, rule=str(error))) from None
 
 
-def _values(config: TrainConfig, plan: Plan | None) -> tuple[dict[str, object], set[str]]:
-    """Return the values of placeholders by name, and the names that the plan decides.
+def _values(config: TrainConfig, plan: Plan | None) -> dict[str, Any]:
+    """Return the values of placeholders by name.
 
     Keys that a launch file may set, too, have the values that run.
     """
-    values: dict[str, object] = {}
-    for key, value in _flat(vars(config)):
-        if key not in (*TEMPLATES, *_OF_ONE_START):
-            values[key] = value
+    values = {key: value for key, value in _flat(vars(config)) if key not in _NO_VALUES}
     values["experiment"] = experiment_of(config)
-    if plan is None:
-        unknown = {key for key in _IN_PLAN if key in values and values[key] is None}
-        return values, unknown | set(_FACTS)
-
-    for key in _FACTS:
-        values[key] = getattr(plan, key)
-    for key in _IN_PLAN.intersection(values):
+    for key in (*_FACTS, *_IN_PLAN.intersection(values)):
         # The rate as it is configured; the plan has it scaled as well.
-        of_plan = getattr(plan, "lr_reference" if key == "lr" else key)
-        if of_plan is not None and not isinstance(of_plan, Mapping):
+        of_plan = plan and getattr(plan, "lr_reference" if key == "lr" else key)
+        if of_plan is not None:
             values[key] = of_plan
-    return values, set()
+        elif values.get(key) is None and plan is None:
+            values[key] = _Later(key)
+    return values
 
 
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every value with its dotted key, mappings themselves as well."""
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value that is no mapping with its dotted key."""
     for name, value in settings.items():
-        yield f"{above}{name}", value
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _spelled(value: Any) -> str:
+    """Return a value as YAML spells it, on one line; of a list its items, between commas."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_spelled, value))
+    text = "none" if value is None else str(value)
+    return text.lower() if isinstance(value, bool) else " ".join(text.split())

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
+from typing import Annotated
 
-# Two letters at least, so that C:/ is none; one slash is what pathlib leaves of two.
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,3}(?P<rest>.*)", re.DOTALL)
+from pydantic import AfterValidator
 
 
 def not_local(path: str | PurePath) -> str:
-    """Return the rule that an address breaks where a path is wanted; empty for a path."""
-    address = _ADDRESS.fullmatch(str(path))
-    if address is None:
+    """Return the rule that an address breaks if it is given as a path; empty for a path."""
+    # Two letters at least, so that C:/ is a path. pathlib leaves one slash of two.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) is None:
         return ""
-    if address["scheme"].lower() == "file":
-        return f"is an address, and not a path: write /{address['rest'].removeprefix('localhost/')}"
     return (
         "is an address: samecurve reads and writes this machine's file system only; "
         "mount it as a folder, or copy it from there and back"
     )
+
+
+def local_path(text: str) -> str:
+    """Return a path; raise ``ValueError`` for text that cannot be one."""
+    rule = not_local(text)
+    if rule:
+        raise ValueError(rule)
+    if "\0" in text:
+        raise ValueError("no path can hold a character of code 0")
+    return text
+
+
+LocalPath = Annotated[str, AfterValidator(local_path)]
+"""The annotation of text that names a path of this machine's file system."""

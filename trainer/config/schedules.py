@@ -23,23 +23,18 @@ class Nothing:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The settings of ``step``."""
+    """The settings of ``step``: lr is multiplied by ``gamma`` after each of the milestones."""
 
-    milestones: Annotated[
-        list[Annotated[int, Field(ge=1)]],
-        Field(description="optimizer steps after which lr is multiplied by gamma"),
-    ]
-    gamma: Annotated[float, Field(description="the factor at each milestone", gt=0)] = 0.1
+    milestones: list[Annotated[int, Field(ge=1)]]
+    gamma: Annotated[float, Field(gt=0)] = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupStableDecay:
-    """The settings of ``wsd``: how long the decay at the end is."""
+    """The settings of ``wsd``: the length of the decay at the end, in steps or parts of the run."""
 
-    decay_steps: Annotated[int | None, Field(description="in optimizer steps", ge=1)] = None
-    decay_fraction: Annotated[
-        float | None, Field(description="in parts of the whole run", gt=0, le=1)
-    ] = None
+    decay_steps: Annotated[int | None, Field(ge=1)] = None
+    decay_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
 
     def __post_init__(self) -> None:
         if (self.decay_steps is None) == (self.decay_fraction is None):
@@ -65,11 +60,10 @@ def check_schedule(check: Validator, schedule: str, settings: Mapping[str, Any])
     What only torch knows is checked when the schedule is built.
     """
     if schedule in SCHEDULES:
-        check.build(SCHEDULES[schedule], settings, ("schedule_settings",))
-    elif schedule == TORCH + PLATEAU:
-        check.record(
-            ("schedule",), "follows a metric and not the optimizer steps; not offered", schedule
-        )
+        check.build(SCHEDULES[schedule], settings, "schedule_settings")
     elif not re.fullmatch(rf"{TORCH}[A-Za-z]\w*", schedule):
         known = did_you_mean(schedule, [*SCHEDULES, "torch:<class of torch.optim.lr_scheduler>"])
-        check.record(("schedule",), f"unknown schedule; {known}", schedule)
+        check.record("schedule", f"unknown schedule; {known}", schedule)
+    elif schedule == TORCH + PLATEAU:
+        rule = "follows a metric and not the optimizer steps; not offered"
+        check.record("schedule", rule, schedule)

@@ -10,18 +10,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from string import Formatter
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from ..errors import ConfigError
-from .annotations import LocalPath
+from ..errors import ConfigError, Origin
+from ..text import seconds_of
+from .annotations import defaults_of
 from .interval import FORMS, Every
-from .plain import plain
-from .rules import OPTIMIZERS, PATHS, WARMUPS, check_rules, profiled_steps
+from .named_class import CLASS
+from .paths import local_path
+from .rules import OPTIMIZERS, WARMUPS, check_rules, profiled_steps
 from .schedules import SCHEDULES, TO_FINAL
-from .validate import Validator, defaults_of
+from .validate import Validator
 
 __all__ = [
     "DEFAULTS", "GROUPS", "OPTIMIZERS", "WARMUPS", "TrainConfig", "profiled_steps",
@@ -29,6 +32,31 @@ __all__ = [
 
 Precision = Literal["no", "bf16", "fp16"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+HomePath = Annotated[
+    str, Field(min_length=1), AfterValidator(local_path), AfterValidator(os.path.expanduser)
+]
+
+
+def _check_template(template: str) -> str:
+    """Return a template; raise ``ValueError`` if its braces do not match."""
+    list(Formatter().parse(template))
+    return template
+
+
+def _check_time(text: str) -> str:
+    if not seconds_of(text):
+        raise ValueError("must be a time such as 90s, 45m, 1h30m or 2d")
+    return text
+
+
+def _check_repository(text: str) -> str:
+    """Return a name of a repository; raise ``ValueError`` if the Hub would refuse it."""
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    validate_repo_id(text)
+    if "/" not in text:
+        raise ValueError("must be USER/NAME, such as anna/digits")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +68,17 @@ class TrainConfig:
     """
 
     task: Annotated[
-        str, Field(description="module:Class of the task, such as digits_cnn:DigitsCNN")
+        str,
+        Field(description="module:Class of the task, such as digits_cnn:DigitsCNN"),
+        Field(pattern=f"^{CLASS}$"),
     ]
     task_settings: Annotated[
         dict[str, Any], Field(description="the task's own: --task_settings.width 64")
     ] = field(default_factory=dict)
     output_dir: Annotated[
-        LocalPath, Field(description="folder of the run; placeholders: runs/{experiment}-lr{lr}")
+        HomePath,
+        Field(description="folder of the run; placeholders: runs/{experiment}-lr{lr}"),
+        AfterValidator(_check_template),
     ] = "runs/default"
     overwrite: Annotated[
         bool, Field(description="allow a used output_dir: its contents are replaced")
@@ -72,6 +104,7 @@ class TrainConfig:
                 "stop with checkpoint and model after this time of the process, such as 1h30m or 2d"
             ),
         ),
+        AfterValidator(_check_time),
     ] = None
     stop_at: Annotated[
         Every | None,
@@ -245,7 +278,8 @@ class TrainConfig:
     ] = True
     save_every: Annotated[Every | None, Field(description=f"{FORMS}; else at the end")] = None
     best_metric: Annotated[
-        str | None, Field(description="keep the best model by this, such as eval/loss")
+        str | None,
+        Field(description="keep the best model by this, such as eval/loss", pattern="^eval/.+"),
     ] = None
     best_mode: Annotated[
         Literal["min", "max"], Field(description="which best_metric is the best")
@@ -256,11 +290,11 @@ class TrainConfig:
     ] = None
 
     resume: Annotated[
-        LocalPath,
+        HomePath,
         Field(description="'auto': continue from the newest complete checkpoint; or a path"),
     ] = "none"
     weights: Annotated[
-        LocalPath | None,
+        HomePath | None,
         Field(description="start with these: a folder of safetensors, or a checkpoint"),
     ] = None
     allow_config_change: Annotated[
@@ -300,39 +334,40 @@ class TrainConfig:
             description=(
                 "such as '{experiment}-lr{lr}-{strategy}x{world_size}-s{seed}'; else "
                 "EXPERIMENT-STRATEGY-PROCESSES"
-            )
+            ),
+            pattern=r"\S",
         ),
+        AfterValidator(_check_template),
     ] = None
     track_model: Annotated[
         bool, Field(description="upload the exported model to W&B, as an artifact")
     ] = False
     profile_steps: Annotated[
-        str | None, Field(description="trace these optimizer steps, such as 10-12")
+        str | None,
+        Field(
+            description="trace these optimizer steps, such as 10-12",
+            pattern="^[0-9]{1,9}(-[0-9]{1,9})?$",
+        ),
     ] = None
     push_to_hub: Annotated[
         str | None,
         Field(
             description="USER/NAME on the Hugging Face Hub that gets each best model, and the last"
         ),
+        AfterValidator(_check_repository),
     ] = None
     hub_private: Annotated[bool, Field(description="create this repository as a private one")] = (
         False
     )
 
     def __post_init__(self) -> None:
-        values = vars(self)
-        check = Validator("TrainConfig")
-        check.settings(TrainConfig, values)
-        check_rules(check, DEFAULTS, values)
+        check = Validator(Origin("TrainConfig").named)
+        values = check.settings(TrainConfig, vars(self))
+        if not check.problems:
+            vars(self).update(values)
+            check_rules(check, self, DEFAULTS)
         if check.problems:
             raise ConfigError(check.problems)
-
-        for key in PATHS:
-            path = values[key]
-            # No path holds a character of code 0, and the user database refuses it.
-            if path is not None and "\0" not in path:
-                object.__setattr__(self, key, os.path.expanduser(path))
-        object.__setattr__(self, "task_settings", plain(self.task_settings))
 
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(defaults_of(TrainConfig))

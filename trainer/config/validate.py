@@ -1,115 +1,105 @@
-"""Settings read from plain data; each mistake is one ``Problem`` with its origin and nearest match.
+"""Settings checked by pydantic in strict JSON mode: each mistake is a ``Problem`` with its origin.
 
-pydantic checks types and limits (``annotations.py``, ``type_errors.py``). Here are the fields of a
-dataclass: which keys are unknown, which are missing, and where each was set.
+The same check serves the training config, the dataclass of a task and the arguments of a callback.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import ConfigError, Origin, Problem, Sourced
-from ..text import did_you_mean, nearest
-from .annotations import type_adapter
-from .documents import Key
+from ..text import did_you_mean
+from .annotations import STRICT, annotations_of, defaults_of, form_of
+from .documents import parse_scalar
 from .plain import plain
-from .type_errors import WrongType, problems_of
-from .typed import read_typed, typed_keys
 
 S = TypeVar("S")
+_NO_ORIGIN = Origin("")
+_NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 class Validator:
     """A collector of what is wrong with settings, in ``problems``, and of ``notices``.
 
     Args:
-        origin: the origin of a key, or the one source of all keys.
-        aliases: by dotted key, what other tools call a key: no second name for it, but the way to
-            answer with the right one, or with a sentence where there is none.
+        origin: returns the origin of a dotted key.
     """
 
-    def __init__(
-        self,
-        origin: Callable[[Key], Origin] | str = "",
-        aliases: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        if isinstance(origin, str):
-            source = origin
-            self.origin: Callable[[Key], Origin] = lambda key: Origin(source, key=".".join(key))
-        else:
-            self.origin = origin
-        self.aliases = aliases
+    def __init__(self, origin: Callable[[str], Origin] = _NO_ORIGIN.named) -> None:
+        self.origin = origin
         self.problems: list[Problem] = []
         self.notices: list[str] = []
-        self.misspelt: set[Key] = set()  # the right keys of those that were misspelt
 
-    def settings(self, cls: type, values: Mapping[str, Any], prefix: Key = ()) -> dict[str, Any]:
-        """Return those of ``values`` that fit the fields of ``cls``."""
-        known = annotations_of(cls)
-        defaults = defaults_of(cls)
-        fitting = {}
-        for name, value in values.items():
-            key = (*prefix, str(name))
-            if name not in known:
-                self.unknown(Sourced(value, self.origin(key)), known, key)
-                continue
+    def settings(
+        self,
+        cls: Callable[..., Any],
+        values: Mapping[str, Any],
+        prefix: str = "",
+        texts: Mapping[str, str] = _NO_TEXTS,
+    ) -> dict[str, Any]:
+        """Return the values that fit the arguments of ``cls``; record what is wrong with others.
 
-            # A default may have a type that no file can give, and be beyond the limits.
-            if name in defaults and repr(value) == repr(plain(defaults[name])):
-                fitting[name] = defaults[name]
-                continue
+        Args:
+            values: by name.
+            prefix: the dotted key of ``values``.
+            texts: values typed on the command line, by dotted key below ``prefix``; they replace
+                others. They are read as YAML, and stay text if only the text fits.
+        """
+        given = with_values(values, {key: parse_scalar(text) for key, text in texts.items()})
+        fitting, problems = _checked(cls, given)
 
-            problems = len(self.problems)
-            fitting_value = self._checked(_adapter_of(cls, name), value, key)
-            if len(self.problems) == problems:
-                fitting[name] = fitting_value
+        wrong = {problem.key for problem in problems}.intersection(texts)
+        if wrong:
+            as_text = with_values(given, {key: texts[key] for key in wrong})
+            wrong -= {problem.key for problem in _checked(cls, as_text)[1]}
+            fitting, problems = _checked(
+                cls, with_values(given, {key: texts[key] for key in wrong})
+            )
+
+        for problem in problems:
+            self.record(_joined(prefix, problem.key), problem.rule, problem.value)
         return fitting
 
-    def missing(self, cls: type, given: Collection[str], prefix: Key = ()) -> None:
-        """Record a problem for each field without a default that is neither given nor misspelt."""
-        defaults = defaults_of(cls)
-        for name, annotation in annotations_of(cls).items():
-            key = (*prefix, name)
-            if name in defaults or name in given or key in self.misspelt:
-                continue
-            help_text = description_of(annotation)
-            self.record(key, f"is required: {help_text}" if help_text else "is required")
-
-    def build(self, cls: type[S], values: Mapping[str, Any], prefix: Key = ()) -> S | None:
-        """Return ``cls(**values)``, or None where there are problems.
+    def build(
+        self,
+        cls: Callable[..., S],
+        values: Mapping[str, Any],
+        prefix: str = "",
+        texts: Mapping[str, str] = _NO_TEXTS,
+    ) -> S | None:
+        """Return ``cls(**values)``, or None if there are problems.
 
         A ValueError that the class itself raises is one of them.
         """
         problems = len(self.problems)
-        fitting = self.settings(cls, values, prefix)
-        self.missing(cls, values, prefix)
+        fitting = self.settings(cls, values, prefix, texts)
         if len(self.problems) > problems:
             return None
 
         try:
             return cls(**fitting)
         except ConfigError as error:
-            self.problems.extend(error.problems)
+            for problem in error.problems:
+                self.record(problem.key or prefix, problem.rule, problem.value)
         except ValueError as error:
             self.record(prefix, str(error))
         return None
 
     def read(self, annotation: Any, found: Sourced[Any] | None) -> Any:
-        """Return a value that fits an annotation; None where there is none or it does not fit."""
+        """Return a value that fits an annotation; None if there is none or it does not fit."""
         if found is None:
             return None
-        try:
-            return type_adapter(annotation, build_nested).validate_python(found.value)
-        except ValidationError as error:
-            self.refuse(found, problems_of(error, found.value)[0].rule)
-            return None
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=STRICT)
+        value, problems = _validated(adapter, found.value)
+        if problems:
+            self.refuse(found, problems[0].rule)
+        return value
 
     def refuse(self, found: Sourced[Any], rule: str) -> None:
         """Record a problem; the first of a value is enough."""
@@ -130,65 +120,51 @@ class Validator:
         self,
         found: Sourced[Any],
         known: Collection[str],
-        key: Key,
+        key: Sequence[str],
         hint: str = "",
         *,
         owner: str = "",
     ) -> None:
-        """Record an unknown key, with the hint or else the key that it misspells.
+        """Record an unknown key of a file, with the hint or else the nearest key."""
+        rule = f"unknown key; {hint or did_you_mean(key[-1], known)}"
+        self.problems.append(found.problem(rule))
 
-        Args:
-            owner: the file whose documentation lists its keys, such as ``DeepSpeed's JSON``; else
-                ``--help`` does.
-        """
-        *prefix, name = key
-        alias = self.aliases.get(".".join(key), "")
-        is_sentence = " " in alias
-        right = alias or nearest(name, known)
-
-        if hint:
-            rule = hint
-        elif is_sentence:
-            rule = alias
-        elif right:
-            self.misspelt.add((*prefix, right))
-            rule = f"did you mean {right!r}?"
-        elif not known:
-            rule = "there are no settings here"
-        elif owner and len(known) > 12:
-            rule = f"{owner} has none of this name; remove it"
-        elif prefix or len(known) <= 12:
-            rule = did_you_mean(name, known)
-        else:
-            rule = "--help lists all keys"
-        self.problems.append(found.problem(f"unknown key; {rule}"))
-
-    def record(self, key: Key, rule: str, value: object = None) -> None:
-        """Record a problem of a key, whose origin is looked up."""
+    def record(self, key: str, rule: str, value: object = None) -> None:
+        """Record a problem of a dotted key, whose origin is looked up."""
         self.problems.append(Problem(origin=self.origin(key), rule=rule, value=value))
 
-    def _checked(self, adapter: TypeAdapter[Any], value: Any, key: Key) -> Any:
-        """Return a value as pydantic reads it; record what is wrong with it.
 
-        What was typed is read as YAML; what does not fit then, but does as text, stays text.
-        """
-        result, problems = _validated(adapter, read_typed(value))
-
-        wrong = _misfits(list(typed_keys(value)), problems)
-        if wrong:
-            _, problems_as_text = _validated(adapter, read_typed(value, wrong))
-            still_wrong = _misfits(wrong, problems_as_text)
-            as_text = [typed_key for typed_key in wrong if typed_key not in still_wrong]
-            result, problems = _validated(adapter, read_typed(value, as_text))
-
-        for problem in problems:
-            below = problem.key.split(".") if problem.key else []
-            origin = self.origin((*key, *below))
-            self.problems.append(dataclasses.replace(problem, origin=origin))
-        return result
+def with_values(root: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``root`` with other values at some dotted keys; what is no mapping is replaced."""
+    changed = dict(root)
+    for key, value in values.items():
+        first, _, below = key.partition(".")
+        inner = changed.get(first)
+        if below:
+            value = with_values(inner if isinstance(inner, Mapping) else {}, {below: value})
+        changed[first] = value
+    return changed
 
 
-def build_nested(cls: type, values: Mapping[str, Any]) -> Any:
+def _checked(
+    cls: Callable[..., Any], values: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the values that fit the arguments of ``cls``, and the problems of the others."""
+    # A default may have a type that no file can give, and be beyond the limits.
+    fitting = {
+        name: default
+        for name, default in defaults_of(cls).items()
+        if name in values and repr(values[name]) == repr(plain(default))
+    }
+    given = {name: value for name, value in values.items() if name not in fitting}
+    valid, problems = _validated(form_of(cls, _build_nested), given, annotations_of(cls))
+    if valid is None:
+        wrong = {problem.key.partition(".")[0] for problem in problems}
+        valid = {name: value for name, value in given.items() if name not in wrong}
+    return fitting | valid, problems
+
+
+def _build_nested(cls: type, values: Mapping[str, Any]) -> Any:
     """Return the settings of a nested dataclass.
 
     Raises:
@@ -201,52 +177,66 @@ def build_nested(cls: type, values: Mapping[str, Any]) -> Any:
     return settings
 
 
-def _validated(adapter: TypeAdapter[Any], value: Any) -> tuple[Any, list[Problem]]:
+def _validated(
+    adapter: TypeAdapter[Any], value: object, known: Collection[str] = ()
+) -> tuple[Any, list[Problem]]:
+    """Return a value as pydantic reads it from JSON, or None and its problems by relative key.
+
+    Args:
+        known: the keys that the value may have.
+    """
+    data = plain(value)
     try:
-        return adapter.validate_python(value), []
+        return adapter.validate_json(json.dumps(data), strict=True), []
     except ValidationError as error:
-        return None, problems_of(error, value)
+        return None, list(_problems_of(error, data, known))
 
 
-def _misfits(keys: Sequence[Key], problems: Sequence[Problem]) -> list[Key]:
-    """Return those of ``keys`` whose value itself has the wrong type, and not a part of it."""
-    wrong = {problem.key for problem in problems if isinstance(problem, WrongType)}
-    return [key for key in keys if ".".join(key) in wrong]
+def _problems_of(error: ValidationError, data: object, known: Collection[str]) -> Iterator[Problem]:
+    """Yield the problems of ``data``, at most one for each key; keys are relative to it."""
+    found: dict[str, list[Problem]] = {}
+    for details in error.errors(include_url=False):
+        key = _key_of(details, data)
+        raised = details.get("ctx", {}).get("error")
+        rule = _rule_of(details, known)
+        value = None if details["type"] == "missing" else details["input"]
+        problems = [Problem(origin=_NO_ORIGIN, rule=rule, value=value)]
+        if isinstance(raised, ConfigError):  # of nested settings
+            problems = list(raised.problems)
+        for problem in problems:
+            found.setdefault(_joined(key, problem.key), []).append(problem)
+
+    for key, problems in found.items():
+        # If a value fits no member of a union, a mistake inside of it says the most.
+        if not any(other.startswith(f"{key}.") for other in found):
+            rule = " or ".join(dict.fromkeys(problem.rule for problem in problems))
+            yield Problem(origin=Origin("", key=key), rule=rule, value=problems[0].value)
 
 
-@functools.cache
-def annotations_of(cls: type) -> dict[str, Any]:
-    """Return the annotation of each field that can be set, ``Annotated`` included."""
-    try:
-        hints = typing.get_type_hints(cls, include_extras=True)
-    except NameError as error:
-        rule = f"annotations must exist at run time, outside of TYPE_CHECKING: {error}"
-        raise ConfigError(
-            Problem(origin=Origin(f"{cls.__module__}:{cls.__qualname__}"), rule=rule)
-        ) from None
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+def _key_of(details: Any, data: Any) -> str:
+    """Return the dotted key of an error; pydantic's location also names the members of unions."""
+    key = ""
+    for part in details["loc"]:
+        with contextlib.suppress(KeyError, IndexError, TypeError):
+            data = data[part]
+            key = _joined(key, str(part))
+    return _joined(key, str(details["loc"][-1])) if details["type"] == "missing" else key
 
 
-@functools.cache
-def _adapter_of(cls: type, name: str) -> TypeAdapter[Any]:
-    return type_adapter(annotations_of(cls)[name], build_nested)
+def _rule_of(details: Any, known: Collection[str]) -> str:
+    """Return the rule that a value breaks: pydantic's own words, or those of a ValueError."""
+    if details["type"] == "extra_forbidden":
+        return f"unknown key; {did_you_mean(details['loc'][-1], known)}"
+    rule = str(details.get("ctx", {}).get("error") or details["msg"])
+    rule = (
+        rule.replace("Input should", "must")
+        .replace("String should", "must")
+        .replace("Field required", "is required")
+    )
+    if details["input"] is False and "'no'" in rule:
+        rule += "; put no in quotes, for YAML reads a bare no as false"
+    return rule
 
 
-def defaults_of(cls: type) -> dict[str, Any]:
-    """Return the default of each field that has one."""
-    defaults = {}
-    for field in dataclasses.fields(cls):
-        if field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
-        elif field.default is not dataclasses.MISSING:
-            defaults[field.name] = field.default
-    return defaults
-
-
-def description_of(annotation: Any) -> str:
-    """Return the ``description`` of ``Annotated[..., Field(description=...)]``; "" without one."""
-    for note in getattr(annotation, "__metadata__", ()):
-        description = getattr(note, "description", None)
-        if description:
-            return str(description)
-    return ""
+def _joined(*keys: str) -> str:
+    return ".".join(filter(None, keys))

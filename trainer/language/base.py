@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..config.annotations import LocalPath
+from ..config.paths import LocalPath
 from ..config.plain import plain
 from ..config.validate import Validator
 from ..errors import ConfigError, Origin
@@ -101,11 +101,8 @@ class LanguageTask(Task):
             if setting.init:
                 given[setting.name] = plain(getattr(self, setting.name))
 
-        def origin_of(key: Sequence[str]) -> Origin:
-            return Origin("language task", key=".".join(("task_settings", *key)))
-
-        check = Validator(origin_of)
-        for name, value in check.settings(type(self), given).items():
+        check = Validator(Origin("language task").named)
+        for name, value in check.settings(type(self), given, "task_settings").items():
             object.__setattr__(self, name, value)
         if check.problems:
             raise ConfigError(check.problems)

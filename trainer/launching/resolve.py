@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config.no_effect import without_effect
 from ..config.train_config import TrainConfig
 from ..distributed.launcher import Launcher
 from ..errors import DEFAULT, ConfigError, LaunchError, Origin, Problem, Sourced
@@ -91,8 +90,6 @@ def resolve(
     clip = both.agree("max_grad_norm", request.max_grad_norm)
     optimizer, settings, lr = choose_optimizer(config, request, both, optimizer_built_by)
     schedule, lr = choose_schedule(config, request, both, lr)
-    for key, reason in without_effect(config, optimizer=optimizer, schedule=schedule["schedule"]):
-        both.notice(both.configured(key), reason)
     _check_compile(config, request, both)
     if both.problems:
         raise ConfigError(both.problems)

@@ -58,7 +58,7 @@ def test_a_mapping_of_rows_by_number_is_a_data_set() -> None:
         (
             {"a": EvaluationSet([1], every=0.25)},  # type: ignore[arg-type]
             "Data.evaluation['a']: every: 0.25: must be steps such as 100, or epochs such as "
-            "'2 epochs' or '1/4 epoch'; a part of an epoch is written '0.25 epoch'",
+            "'2 epochs' or '1/4 epoch'",
         ),
         ({"a": EvaluationSet([1], every=0)}, "Data.evaluation['a']: every: 0: must be steps such"),
         ({"a": [1], "b": []}, "Data.evaluation['b'] is empty"),

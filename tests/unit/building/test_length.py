@@ -53,7 +53,9 @@ def test_stop_at_is_a_step_or_epochs(value: Any, step: int | None) -> None:
 def test_stop_at_within_the_first_step_is_refused_at_its_line() -> None:
     config = TrainConfig(task="m:T", max_steps=100, stop_at="0.1 epoch")
     at = origin("a.yaml:7")
-    with pytest.raises(ConfigError, match=r"a\.yaml:7: '0\.1 epoch': is shorter than one step"):
+    with pytest.raises(
+        ConfigError, match=r"a\.yaml:7: stop_at: '0\.1 epoch': is shorter than one step"
+    ):
         stop_step(config, 5, Start(), {"stop_at": at})
 
 

@@ -104,26 +104,26 @@ def test_classes_are_made_with_their_settings_in_the_order_of_the_list() -> None
     assert isinstance(loud, Loud) and (loud.text, loud.times) == ("c", 2)
 
 
-def test_a_class_of_the_package_and_one_with_empty_settings() -> None:
-    spikes, silent = named("trainer:LossSpikes", {f"{HERE}:Silent": None})
-    assert isinstance(spikes, trainer.LossSpikes) and isinstance(silent, Silent)
+def test_a_class_with_empty_settings() -> None:
+    [silent] = named({f"{HERE}:Silent": None})
+    assert isinstance(silent, Silent)
 
 
 @pytest.mark.parametrize(
     ("entry", "rule"),
     [
         (f"{HERE}:Thow", "did you mean 'Thaw'?"),
-        ("no_such_module:Thaw", "no module 'no_such_module' here, beside the config"),
+        ("no_such_module:Thaw", "no module 'no_such_module' beside the config"),
         (f"{HERE}:NoCallback", "does not name a subclass of trainer.Callback"),
-        ("Thaw", "must name a class, such as mymodule:LogImages"),
-        ({f"{HERE}:Thaw": {"at": 3}, f"{HERE}:Silent": {}}, "must be module:Class, or a mapping"),
-        ({f"{HERE}:Thaw": 3}, "must be module:Class, or a mapping"),
+        ("Thaw", "must be module:Class, such as mymodule:LogImages"),
+        ({f"{HERE}:Thaw": {"at": 3}, f"{HERE}:Silent": {}}, "must be module:Class, such"),
+        ({f"{HERE}:Thaw": 3}, "must be module:Class, or {module"),
         ({f"{HERE}:Thaw": {"at": 3, "layer": "x"}}, "unknown key; did you mean 'layers'?"),
-        ({f"{HERE}:Thaw": {"at": "3"}}, "must be a whole number"),
-        ({f"{HERE}:Thaw": {"at": 0}}, "must be at least 1"),
-        (f"{HERE}:Thaw", "is required: step"),
+        ({f"{HERE}:Thaw": {"at": "3"}}, "must be a valid integer"),
+        ({f"{HERE}:Thaw": {"at": 0}}, "must be greater than or equal to 1"),
+        (f"{HERE}:Thaw", "is required"),
         ({f"{HERE}:Thaw": {"at": 1, "layers": ""}}, "layers names none"),
-        ({f"{HERE}:Words": {"text": 1}}, "must be text"),
+        ({f"{HERE}:Words": {"text": 1}}, "must be a valid string"),
         ({f"{HERE}:Words": {"text": "a", "time": 2}}, "unknown key; did you mean 'times'?"),
         (f"{HERE}:Words", "is required"),
         ({f"{HERE}:Silent": {"at": 1}}, "unknown key"),
@@ -145,7 +145,7 @@ def test_an_annotation_that_does_not_exist_at_run_time_is_one_line() -> None:
 
 
 def test_all_problems_are_told_at_once() -> None:
-    assert len(problems(f"{HERE}:Thow", {f"{HERE}:Words": {"texts": "a"}})) == 2
+    assert len(problems(f"{HERE}:Thow", {f"{HERE}:Words": {"texts": "a"}})) == 3
 
 
 def test_a_check_makes_dataclasses_alone() -> None:
@@ -211,9 +211,8 @@ def test_the_command_line_gives_the_whole_list(config_file: Path) -> None:
         return load_task(loaded)[1].callbacks
 
     assert callbacks("[line:Thaw: {at: 4}]") == [{"line:Thaw": {"at": 4}}]
-    assert callbacks("[{line:Thaw: {at: 4}}, trainer:LossSpikes]")[1] == "trainer:LossSpikes"
     assert callbacks("[]") == []
-    with pytest.raises(ConfigError, match=r"^command line: callbacks\.0\.line:Thaw\.at: .*number"):
+    with pytest.raises(ConfigError, match=r"^command line: callbacks\.0\.line:Thaw\.at: .*integer"):
         callbacks("[line:Thaw: {at: x}]")
 
 

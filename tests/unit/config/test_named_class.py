@@ -1,4 +1,4 @@
-"""A class that a config names as ``module:Class``, and the hints where there is none."""
+"""A class that a config names as ``module:Class``."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import pytest
 
 from trainer import EvaluationSet
 from trainer.config.named_class import find_class
-from trainer.errors import ConfigError, Origin, Problem
-
-
-def problem(rule: str) -> ConfigError:
-    return ConfigError(Problem(origin=Origin("f"), rule=rule, value=""))
+from trainer.errors import ConfigError, Origin
 
 
 def test_a_class_of_a_package_that_imports_lazily_is_found() -> None:
-    assert find_class("trainer:EvaluationSet", problem) is EvaluationSet
+    assert find_class("trainer:EvaluationSet", object, Origin("f")) is EvaluationSet
 
 
 @pytest.mark.parametrize(
     ("named", "rule"),
     [
-        ("trainer:EvaluationSte", "trainer has no 'EvaluationSte'; did you mean 'EvaluationSet'?"),
+        (
+            "trainer:EvaluationSte",
+            "__init__.py has no 'EvaluationSte'; did you mean 'EvaluationSet'?",
+        ),
         ("trainer.errors:ConfigEror", "did you mean 'ConfigError'?"),
-        ("trainer.text:X", "defines no class"),
-        ("no_such_module:X", "no module 'no_such_module' here"),
-        ("json:X", "the module json is Python's own"),
+        ("no_such_module:X", "no module 'no_such_module' beside the config or the script"),
+        ("trainer:EvaluationSet", "does not name a subclass of trainer.ConfigError"),
+        ("..x:C", "must be module:Class, such as mymodule:LogImages"),
+        ("trainer", "must be module:Class"),
     ],
 )
-def test_what_is_not_there_is_an_error_with_a_hint(named: str, rule: str) -> None:
+def test_what_is_not_there_is_an_error(named: str, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        find_class(named, problem)
-    assert rule in str(caught.value)
+        find_class(named, ConfigError, Origin("f"))
+    assert str(caught.value).startswith(f"f: {named!r}: ") and rule in str(caught.value)

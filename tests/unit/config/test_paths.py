@@ -33,11 +33,6 @@ def test_an_address_is_no_path(scheme: str) -> None:
     )
 
 
-def test_a_file_address_is_answered_with_its_path() -> None:
-    for address in ("file:///data/run", "file://localhost/data/run"):
-        assert not_local(address) == "is an address, and not a path: write /data/run"
-
-
 @pytest.mark.parametrize(
     "path", ["runs/a", "/data/s3/x", "hf:org/name@train", "C:/runs", "./s3:x", "~/a:b/c", "none"]
 )

@@ -1,27 +1,179 @@
-"""The class TrainConfig made in code: the same checks as a file's, and changed copies."""
+"""The training config: each mistake is one line, all lines come at once, whatever the config was read from."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from config_loading import problems
 
+from trainer.config.load import load_config
+from trainer.config.rules import profiled_steps
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ConfigError
 
+INTERVAL = "must be steps such as 100, or epochs such as '2 epochs' or '1/4 epoch'"
 
-def test_a_config_made_in_code_is_checked_like_a_file() -> None:
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("epohs", 3, "unknown key; did you mean 'epochs'?"),
+        ("hang_seconds", 3, "unknown key; known: accumulation_steps, allow_config_change"),
+        ("micro_batch_size", 0, "must be greater than or equal to 1"),
+        ("micro_batch_size", 2.5, "must be a valid integer"),
+        ("micro_batch_size", True, "must be a valid integer"),
+        ("micro_batch_size", None, "must be a valid integer"),
+        ("accumulation_steps", "many", "must be a valid integer"),
+        ("seed", 2**32, "must be less than or equal to 4294967295"),
+        ("max_steps", 2**63, "must be less than or equal to 1000000000000000"),
+        ("lr", 0.0, "must be greater than 0"),
+        ("lr", "fast", "must be a valid number"),
+        ("lr", False, "must be a valid number"),
+        ("timeout_minutes", 1e300, "must be less than or equal to 1000000"),
+        ("betas", [0.9, 0.9, 0.9], "Tuple should have at most 2 items"),
+        ("betas", 0.9, "must be a valid array"),
+        ("trackers", "wandb", "must be a valid array"),
+        ("trackers", ["wandb", "wandb"], "has a name twice"),
+        ("drop_last", 1, "must be a valid boolean"),
+        ("optimizer", "adamW", "no such optimizer; did you mean 'adamw'?"),
+        ("optimizer", "lamb", "no such optimizer; known: a class such as torch.optim.Muon, adam"),
+        ("optimizer_settings", {"amsgrad": True}, "not for optimizer adamw, whose settings are keys"),
+        ("lr_scaling", "linear", "needs reference_batch_size, the global batch that lr belongs to"),
+        ("best_mode", "lower", "must be 'min' or 'max'"),
+        ("best_metric", "loss", "must match pattern '^eval/.+'"),
+        ("eval_every", "weekly", INTERVAL),
+        ("save_every", "0 epochs", INTERVAL),
+        ("save_every", "1/0 epoch", INTERVAL),
+        ("save_every", 0.25, INTERVAL),
+        ("stop_at", 0, INTERVAL),
+        ("max_time", "2x", "must be a time such as 90s, 45m, 1h30m or 2d"),
+        ("task_settings", 3, "must be an object"),
+        ("output_dir", "", "must have at least 1 character"),
+        ("output_dir", "a\0b", "no path can hold a character of code 0"),
+        ("output_dir", "x}", "Single '}' encountered in format string"),
+        ("run_name", "x{lr", "expected '}' before end of string"),
+        ("run_name", " ", "must match pattern"),
+        ("global_batch_size", 12, "must be a multiple of micro_batch_size x accumulation_steps, 8"),
+        ("profile_steps", "all", "must match pattern"),
+        ("profile_steps", "1-3", "must be steps such as 10-12, from 2 (the first warms up) to max_steps"),
+        ("profile_steps", "6-4", "must be steps such as 10-12"),
+        ("profile_steps", "11", "must be steps such as 10-12"),
+        ("push_to_hub", "digits", "must be USER/NAME, such as anna/digits"),
+        ("push_to_hub", "a/b--c", "Cannot have -- or .. in repo_id"),
+        ("warmup_samples", 9, "sets the same length as warmup_steps in another unit; keep one"),
+        ("schedule", "cosin", "unknown schedule; did you mean 'cosine'?"),
+        ("schedule", "torch:", "unknown schedule; known: constant, cosine, inverse_sqrt, linear, "),
+        ("schedule", "torch:ReduceLROnPlateau", "follows a metric and not the optimizer steps; not"),
+        ("schedule_settings", {"gamma": 1}, "needs schedule, whose settings these are"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_alike_from_yaml_json_and_the_command_line(
+    here: Path, key: str, value: Any, rule: str
+) -> None:
+    warm_up = {"warmup_steps": 3} if key == "warmup_samples" else {}
+    config = {"task": "a:B", "max_steps": 10, **warm_up, key: value}
+    lines = [f"{name}: {json.dumps(given)}" for name, given in config.items()]
+    number = len(lines) if key != "max_steps" else 2
+    Path("train.yaml").write_text("\n".join(lines))
+    Path("train.json").write_text(json.dumps(config, indent=1))
+    shown = repr(value)[:30].lower() if isinstance(value, bool) else repr(value)[:30]
+    [line] = problems("--config", "train.yaml")
+    assert line.startswith(f"train.yaml:{number}: {key}: {shown if value is not None else rule}")
+    assert rule in line
+    [line] = problems("--config", "train.json")
+    assert line.startswith(f"train.json:{number + 1}: {key}: ") and rule in line
+
+    typed = [
+        f"--{name}={given if isinstance(given, str) else json.dumps(given)}"
+        for name, given in config.items()
+    ]
+    if value not in ("", " ", "a\0b"):
+        [line] = problems(*typed)
+        assert line.startswith(f"command line: {key}: ") and rule in line
+    with pytest.raises(
+        ConfigError if key in vars(TrainConfig(task="a:B", epochs=1)) else TypeError
+    ) as caught:
+        TrainConfig(**config)
+    assert isinstance(caught.value, TypeError) or str(caught.value).startswith(
+        f"TrainConfig: {key}: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"overwrite": True, "resume": "auto"}, "overwrite: true: would delete the run that resume: auto continues"),
+        ({"optimizer": "sgd", "eps": 1e-6}, "eps: 1e-06: is no key of optimizer sgd; remove it"),
+        ({"optimizer": "adam", "momentum": 0.5}, "momentum: 0.5: is no key of optimizer adam; remove it"),
+        ({"optimizer": "torch.optim.NAdam", "betas": (0.8, 0.9)}, "betas: (0.8, 0.9): is no key of optimizer torch."),
+        ({"micro_batch_size": 4, "accumulation_steps": 3, "global_batch_size": 18}, "global_batch_size: 18: must be a"),
+        ({"schedule": "step"}, "schedule_settings.milestones: is required"),
+        ({"schedule": "step", "schedule_settings": {"milestones": [3], "gama": 0.5}}, "did you mean 'gamma'?"),
+        ({"schedule": "step", "schedule_settings": {"milestones": [0]}}, "milestones.0: 0: must be greater"),
+        ({"schedule": "cosine", "schedule_settings": {"gamma": 1}}, "schedule_settings.gamma: 1: unknown key"),
+        ({"schedule": "wsd"}, "schedule_settings: needs one of decay_steps and decay_fraction, such as"),
+        ({"schedule": "wsd", "schedule_settings": {"decay_steps": 3, "decay_fraction": 0.1}}, "needs one of decay"),
+        ({"schedule": "inverse_sqrt"}, "schedule: 'inverse_sqrt': needs warm-up, after which it falls: one of"),
+        ({"max_steps": None}, "epochs: epochs or max_steps is required"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_go_together(settings: dict[str, Any], rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        TrainConfig(task="a", epochs=0, betas=(0.9, 2.0))
-    assert str(caught.value).splitlines() == [
-        "TrainConfig: epochs: 0: must be at least 1",
-        "TrainConfig: betas.1: 2.0: must be less than 1",
-        "TrainConfig: task: 'a': must be module:Class, such as digits_cnn:DigitsCNN",
+        TrainConfig(**{"task": "a:B", "max_steps": 9, **settings})
+    [line] = str(caught.value).splitlines()
+    assert line.startswith("TrainConfig: ") and rule in line
+
+
+def test_all_problems_are_told_at_once(here: Path) -> None:
+    Path("train.yaml").write_text(
+        "tsk: a:B\nepohs: 3\nlr: -1\nwarmup_steps: 5\nmax_steps: 2\nbetas: [0.9, 2]\n"
+    )
+    assert problems("--config=train.yaml", "--sead", "3", "word") == [
+        "command line: 'word': settings are written --key value or key=value",
+        "train.yaml: task: is required",
+        "train.yaml:3: lr: -1: must be greater than 0",
+        "train.yaml:6: betas.1: 2: must be less than 1",
+        "train.yaml:1: tsk: 'a:B': unknown key; did you mean 'task'?",
+        "train.yaml:2: epohs: 3: unknown key; did you mean 'epochs'?",
+        "command line: sead: 3: unknown key; did you mean 'seed'?",
+    ]
+    assert problems("--config=none.yaml", "--seed") == [
+        "none.yaml: the training config cannot be read: No such file or directory",
+        "command line: seed: needs a value: --seed VALUE",
     ]
 
 
 def test_a_config_is_frozen_and_replaced_with_the_same_checks() -> None:
-    config = TrainConfig(task="a:B", epochs=1)
+    config = TrainConfig(task="a:B", epochs=1, betas=[0.9, 0.95])  # type: ignore[arg-type]
+    assert config.betas == (0.9, 0.95)
     assert replace(config, accumulation_steps=4).accumulation_steps == 4
-    with pytest.raises(ConfigError, match="accumulation_steps: 0: must be at least 1"):
+    with pytest.raises(ConfigError, match="accumulation_steps: 0: must be greater"):
         replace(config, accumulation_steps=0)
+
+
+def test_a_missing_key_of_a_schedule_in_a_file_has_its_line(here: Path) -> None:
+    text = "task: a:B\nmax_steps: 9\nschedule: step\nschedule_settings:\n  milestones: [3]\n  gama: 0.5\n"
+    Path("train.yaml").write_text(text)
+    [line] = problems("--config=train.yaml")
+    assert line == "train.yaml:6: schedule_settings.gama: 0.5: unknown key; did you mean 'gamma'?"
+    loaded = load_config(["--config=train.yaml", "--schedule_settings", "{milestones: [3]}"])
+    assert loaded.config.schedule_settings == {"milestones": [3]}
+
+
+def test_first_and_last_profiled_step() -> None:
+    assert profiled_steps("10-12") == (10, 12)
+    assert profiled_steps("7") == (7, 7)
+
+
+@pytest.mark.parametrize("key", ["hf_token", "task_settings.api_key"])
+def test_no_secret_is_shown(here: Path, key: str) -> None:
+    Path("train.yaml").write_text("task: a:B\nmax_steps: 1\n")
+    assert "hf_abcdefgh" not in "".join(
+        problems("--config=train.yaml", f"--{key}=hf_abcdefgh", "--lr=0")
+    )
+    rule = f"'(hidden)': a secret, which is not written down; give it again: --{key} VALUE"
+    assert f"command line: {key}: {rule}" in problems("--config=train.yaml", f"--{key}=(hidden)")

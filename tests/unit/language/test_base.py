@@ -79,9 +79,12 @@ def test_settings_from_code_are_read_like_those_of_a_yaml(
             {"adapter": {"rank": 4}},
             r"language task: task_settings.adapter.rank: 4: unknown key; known: alpha, dropout",
         ),
-        ({"adapter": {"r": 0}}, r"task_settings.adapter.r: 0: must be at least 1"),
+        ({"adapter": {"r": 0}}, r"task_settings.adapter.r: 0: must be greater than or equal to 1"),
         ({"adapter": 8}, r"task_settings.adapter: 8: must be"),
-        ({"sequence_length": "64"}, r"task_settings.sequence_length: '64': must be a whole number"),
+        (
+            {"sequence_length": "64"},
+            r"task_settings.sequence_length: '64': must be a valid integer",
+        ),
         ({"packing": "best"}, r"task_settings.packing: 'best': .*best_fit"),
     ],
 )

@@ -228,11 +228,6 @@ def test_sections_that_disagree(asks: Request, settings: dict[str, Any], line: s
     assert refusal(lambda: plan(asks, **settings)) == line
 
 
-def test_an_end_that_the_schedule_does_not_have_is_a_notice() -> None:
-    made = plan(with_scheduler("WarmupLR", warmup_num_steps="auto"), final_lr_ratio=0.1)
-    assert f"{SAID}: final_lr_ratio: has no effect on schedule constant" in made.notices
-
-
 # Defaults of a task
 
 

@@ -10,9 +10,10 @@ import inspect
 import json
 from typing import Any, Literal
 
+from ...config.annotations import annotations_of
 from ...config.documents import Document
 from ...config.train_config import TrainConfig
-from ...config.validate import Validator, annotations_of
+from ...config.validate import Validator
 from ...errors import Sourced
 from ...text import did_you_mean
 from ..request import Section

@@ -1,0 +1,185 @@
+"""The command line of a training: every spelling, its mistakes, where values come from, its help."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_loading import KEYS, load, problems
+from launchers import ROOT
+
+from trainer.config.documents import parse_scalar
+from trainer.config.load import Loaded, load_config
+from trainer.config.train_config import TrainConfig
+
+
+def places(loaded: Loaded) -> dict[str, str]:
+    return {key: origin.place for key, origin in loaded.origins.items()}
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(here: Path) -> None:
+    Path("train.yaml").write_text("task: digits:Digits\nepochs: 3\nlr: fast\nseed: 1\n")
+    loaded = load_config(["--config", "train.yaml", "--lr", "1e-2"])
+    assert loaded.config == TrainConfig(task="digits:Digits", epochs=3, lr=0.01, seed=1)
+    assert places(loaded) == {
+        "task": "train.yaml:1",
+        "epochs": "train.yaml:2",
+        "lr": "command line",
+        "seed": "train.yaml:4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--lr", "3e-4"], {"lr": 3e-4}),
+        (["--lr=3e-4"], {"lr": 3e-4}),
+        (["lr=3e-4"], {"lr": 3e-4}),
+        (["--lr", "0.0003", "--lr=0.0003"], {"lr": 3e-4}),
+        (["--overwrite"], {"overwrite": True}),
+        (["--overwrite", "seed=4"], {"overwrite": True, "seed": 4}),
+        (["--overwrite", "--seed", "4"], {"overwrite": True, "seed": 4}),
+        (["--overwrite", "false"], {"overwrite": False}),
+        (["--mixed_precision", "no"], {"mixed_precision": "no"}),
+        (["--mixed-precision=bf16", "--log-every", "3"], {"mixed_precision": "bf16", "log_every": 3}),
+        (["--mixed_precision", "null"], {"mixed_precision": None}),
+        (["--output_dir", "2024"], {"output_dir": "2024"}),
+        (["--output_dir", "no"], {"output_dir": "no"}),
+        (["--output_dir=a=b"], {"output_dir": "a=b"}),
+        (["--output_dir=a~b"], {"output_dir": "a~b"}),
+        (["--eval_every", "2 epochs"], {"eval_every": "2 epochs"}),
+        (["--betas", "[0.8, 0.9]"], {"betas": (0.8, 0.9)}),
+        (["--max_grad_norm", "0"], {"max_grad_norm": 0.0}),
+        (["--local_rank=1"], {}),
+    ],
+)  # fmt: skip
+def test_values_of_the_command_line(argv: list[str], expected: dict[str, Any]) -> None:
+    config = load(*argv)
+    assert {key: getattr(config, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), ("1e-3", 1e-3), ("no", False), ("null", None), ("[1, a]", [1, "a"]), ("'007'", "007")]
+    + [(text, text) for text in ("a #b", " a", "[", "010", "1:30", "2024-01-01", "!!str 5", "{1: 2}")],
+)  # fmt: skip
+def test_what_is_typed_is_read_as_yaml_unless_that_would_change_text(text: str, value: Any) -> None:
+    assert parse_scalar(text) == value and type(parse_scalar(text)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--seed"], "seed: needs a value: --seed VALUE"),
+        (["--seed", "--overwrite"], "seed: needs a value: --seed VALUE"),
+        (["--config"], "config: needs a value: --config VALUE"),
+        (["--ovrwrite"], "ovrwrite: true: unknown key; did you mean 'overwrite'?"),
+        (["--overwrite", "maybe"], "overwrite: 'maybe': must be a valid boolean"),
+        (["--seed=1", "seed=2"], "seed: is given twice, as '1' and as '2'; keep one"),
+        (["--lr.x=3"], "lr: {'x': 3}: must be a valid number"),
+        (["--lr", "2024-13-45"], "lr: '2024-13-45': must be a valid number"),
+        (["--max_steps", "010"], "max_steps: '010': must be a valid integer"),
+        (["-lr=3"], "'-lr=3': settings are written --key value or key=value"),
+        (["train.txt"], "'train.txt': settings are written --key value or key=value"),
+    ],
+)
+def test_mistakes_of_the_command_line(argv: list[str], message: str) -> None:
+    assert problems("--task=a:B", "--epochs=1", *argv) == [f"command line: {message}"]
+
+
+def test_dotted_keys_change_parts_of_task_settings(here: Path) -> None:
+    Path("train.yaml").write_text(
+        "task: a:B\nepochs: 1\ntask_settings:\n  width: 4\n  deep: {x: 1, y: [1, 2]}\n"
+    )
+    argv = ["--config=train.yaml", "--task_settings.width", "64", "task_settings.deep.x=7"]
+    loaded = load_config(argv)
+    assert loaded.config.task_settings == {"width": 64, "deep": {"x": 7, "y": [1, 2]}}
+    at = places(loaded)
+    assert at["task_settings.width"] == at["task_settings.deep.x"] == "command line"
+    assert at["task_settings.deep.y"] == "train.yaml:5"
+    whole = load_config(["--config=train.yaml", "--task_settings", "{width: 5}"])
+    assert whole.config.task_settings == {"width": 5}
+    assert [key for key in whole.origins if key.startswith("task_settings")] == ["task_settings"]
+
+
+def test_files_and_paths_of_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    Path("train.yaml").write_text("task: a:B\nepochs: 1\noutput_dir: ~/runs\nweights: ~/model\n")
+    loaded = load_config(
+        ["~/train.yaml", "--resume=~/run", "--accel_config=~/a.yaml", "--deepspeed_config", "d"]
+    )
+    config = loaded.config
+    paths = [config.output_dir, config.weights, config.resume, loaded.accel_config]
+    assert paths == [f"{here}/runs", f"{here}/model", f"{here}/run", f"{here}/a.yaml"]
+    assert (loaded.config_file, loaded.deepspeed) == ("~/train.yaml", "d")
+    assert TrainConfig(task="a:B", epochs=1, output_dir="~/x").output_dir == f"{here}/x"
+
+
+def test_json_and_yaml_give_the_same_config(here: Path) -> None:
+    values = {
+        "task": "a:B",
+        "epochs": 2,
+        "lr": 1e-4,
+        "betas": [0.9, 0.95],
+        "task_settings": {"names": ["x"]},
+    }
+    Path("train.json").write_text(json.dumps(values))
+    Path("train.yaml").write_text(
+        "task: a:B\nepochs: 2\nlr: 1e-4\nbetas: [0.9, 0.95]\ntask_settings:\n  names: [x]\n"
+    )
+    assert load_config(["train.json"]).config == load_config(["train.yaml"]).config
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_shows_every_key_even_beside_mistakes(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        load_config(["--lrr=3", flag])
+    assert leaving.value.code == 0
+    printed = capsys.readouterr().out
+    rows = [line.split()[0] for line in printed.splitlines() if line.startswith("  --")]
+    assert set(rows) == {
+        f"--{key}" for key in [*KEYS, "config", "accel_config", "deepspeed", "print_config"]
+    }
+    assert "how lr follows the global batch ['none', 'linear', 'sqrt']" in printed
+
+
+def test_print_config_shows_each_origin_and_reads_back(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("train.yaml").write_text(
+        "task: a:B\nepochs: 2\noutput_dir: 'runs/{lr}'\ntask_settings:\n  width: 4\n"
+    )
+    argv = ["--config=train.yaml", "--mixed_precision=no", "--task_settings.depth=2"]
+    with pytest.raises(SystemExit) as leaving:
+        load_config([*argv, "--print_config"])
+    assert leaving.value.code == 0
+    printed = capsys.readouterr().out
+    assert {"# epochs: train.yaml:2", "# task_settings.width: train.yaml:5"} < set(
+        printed.splitlines()
+    )
+    assert {"# task_settings.depth: command line", "lr: 0.001"} < set(printed.splitlines())
+    Path("printed.yaml").write_text(printed)
+    assert load_config(["--config=printed.yaml"]).config == load_config(argv).config
+
+
+def test_a_wrong_key_is_answered_without_torch() -> None:
+    code = (
+        "import sys; from trainer.config.load import load_config\n"
+        "try: load_config(['--lrr', '3'])\n"
+        "except ValueError as error: print(error)\n"
+        "print(sorted({'torch', 'accelerate', 'transformers', 'deepspeed', 'numpy'} & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines() == [
+        "command line: task: is required",
+        "command line: lrr: 3: unknown key; did you mean 'lr'?",
+        "[]",
+    ]
