@@ -23,7 +23,7 @@ from .building.trial import unchanged
 from .checkpoint import Parts, Saver, Start, StatefulCallback, restore, store
 from .checkpoint.export import ModelFile, export_model
 from .checkpoint.start import how_to_resume, restart_notices
-from .config.placeholders import of_literal
+from .config.naming import of_literal
 from .data.now import Now, at, current, set_now
 from .errors import CheckpointError, Origin, TrainerError
 from .measuring import Measurement, chosen_sets, newest_values
