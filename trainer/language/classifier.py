@@ -44,7 +44,7 @@ class SequenceClassifier(LanguageTask):
         attention: as transformers calls it: sdpa, eager; by default what the model's class takes.
         ignore_tensors: patterns of tensors in the model's files that are not loaded, such as
             ``mtp.*``.
-        cache_dir: for what a GGUF file is converted to.
+        cache_dir: for converted tensors of experts.
     """
 
     model: str

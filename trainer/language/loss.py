@@ -22,12 +22,10 @@ from .separation import probing
 # Logits of a micro-batch up to this size, in bytes of float32, are computed all at once.
 FIT = 1 << 29
 # Logits of one chunk, in bytes of float32.
-CHUNK = {"cpu": 1 << 26}
-CHUNK_ON_GPU = 1 << 30
+CHUNK, CHUNK_ON_GPU = 1 << 26, 1 << 30
 # Tokens that a chunk has at least. Each chunk reads and writes the gradient of the weight once,
-# which takes longer than its products where it has fewer.
-LEAST_ROWS = {"cpu": 256}
-LEAST_ROWS_ON_GPU = 1024
+# which takes longer than the products of fewer tokens.
+LEAST_ROWS, LEAST_ROWS_ON_GPU = 256, 1024
 # The matrix products of a GPU work on tiles of as many rows.
 TILE_ON_GPU = 128
 
@@ -43,50 +41,25 @@ class FusedHead(nn.Linear):
     """
 
     targets: Tensor | None = None
-    always = False  # in chunks also where all logits fit
-    each = False  # return the loss of each target, not their mean; without gradients
+    always = False  # in chunks also if all logits fit
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.targets is None:
             return super().forward(hidden)
 
         targets = self.targets.flatten()
-        if self.each:
-            return self._loss_of_each(hidden.flatten(0, -2), targets)
         fit = rows_that_fit(len(targets), self.out_features) > 0
         if fit and not self.always:
-            logits = super().forward(hidden).flatten(0, -2)
-            return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED)
+            return loss_of_logits(super().forward(hidden), targets)
 
         device = hidden.device.type
         rows = rows_of_chunk(len(targets), self.out_features, device)
         # Autocast does not reach into a function of its own, so its dtype is handed over.
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
-        loss: Tensor = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-            hidden.flatten(0, -2),
-            self.weight,
-            self.bias,
-            targets,
-            rows,
-            dtype,
-            torch.is_grad_enabled(),
-        )
+        tensors = (hidden.flatten(0, -2), self.weight, self.bias, targets)
+        loss: Tensor = ChunkedLoss.apply(*tensors, rows, dtype, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
         return loss
-
-    def _loss_of_each(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each target, 0 where it is ``IGNORED``, with one chunk in memory.
-
-        Args:
-            hidden: (tokens, features).
-            targets: (tokens,).
-        """
-        rows = rows_of_chunk(len(targets), self.out_features, hidden.device.type)
-        losses = []
-        for begin in range(0, len(targets), rows):
-            logits = super().forward(hidden[begin : begin + rows])
-            losses.append(loss_of_each_logit(logits, targets[begin : begin + rows]))
-        return torch.cat(losses)
 
 
 def rows_that_fit(length: int, vocabulary: int) -> int:
@@ -104,13 +77,12 @@ def rows_of_chunk(tokens: int, vocabulary: int, device: str) -> int:
         tokens: of the micro-batch.
         device: its type, such as ``cuda``.
     """
-    limit = CHUNK.get(device, CHUNK_ON_GPU) // (4 * vocabulary)
-    limit = max(limit, LEAST_ROWS.get(device, LEAST_ROWS_ON_GPU))
+    on_cpu = device == "cpu"
+    limit = (CHUNK if on_cpu else CHUNK_ON_GPU) // (4 * vocabulary)
+    limit = max(limit, LEAST_ROWS if on_cpu else LEAST_ROWS_ON_GPU)
     chunks = -(-tokens // limit)  # rounded up
     rows = -(-tokens // chunks)
-    if device != "cpu":
-        rows = -(-rows // TILE_ON_GPU) * TILE_ON_GPU
-    return rows
+    return rows if on_cpu else -(-rows // TILE_ON_GPU) * TILE_ON_GPU
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -199,16 +171,14 @@ class ChunkedLoss(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
-def fuse_head(model: Any, inputs: Inputs, labels: Tensor) -> str:
-    """Make the model's last layer compute the loss, if it can.
+def why_not_fusible(model: Any, inputs: Inputs, labels: Tensor) -> str:
+    """Return why the model's last layer cannot compute the loss; empty if it can.
+
+    Some models scale or bound their logits behind the last layer.
 
     Args:
-        model: with values; its last layer is changed in place.
-        inputs, labels: of a small batch to try it on: some models scale or bound their logits
-            behind the last layer.
-
-    Returns:
-        Why it cannot; empty if it can.
+        model: with values; it stays as it was.
+        inputs, labels: of a small batch to try.
     """
     name = type(model).__name__
     head = model.get_output_embeddings()
@@ -223,10 +193,9 @@ def fuse_head(model: Any, inputs: Inputs, labels: Tensor) -> str:
             loss = mean_loss(model, inputs, labels)
     finally:
         hook.remove()
+        head.__class__ = nn.Linear
     if len(outputs) == 1 and torch.equal(loss, outputs[0]):
         return ""
-
-    head.__class__ = nn.Linear
     return f"{name} changes the logits behind its last layer"
 
 
@@ -249,32 +218,8 @@ def mean_loss(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
     return loss
 
 
-def loss_of_each(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
-    """Return the cross entropy at each position of ``labels``, 0 where it is ``IGNORED``.
-
-    For evaluation: no gradients. One forward pass, as every rank makes the same number of them.
-
-    Args:
-        labels: the token to predict at each position, so already shifted.
-    """
-    head = next((module for module in model.modules() if isinstance(module, FusedHead)), None)
-    if head is None:
-        logits = model(**inputs, use_cache=False).logits
-        return loss_of_each_logit(logits.flatten(0, -2), labels.flatten()).view(labels.shape)
-
-    head.targets, head.each = labels, True
-    try:
-        losses: Tensor = model(**inputs, use_cache=False).logits
-    finally:
-        head.targets, head.each = None, False
-    return losses.view(labels.shape)
-
-
-def loss_of_each_logit(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of (tokens, words) logits at each of the targets."""
-    return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
-
-
-def loss_of_logits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy of logits that are all in memory."""
-    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED)
+def loss_of_logits(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the cross entropy of logits that are all in memory, over the labels that count."""
+    return F.cross_entropy(
+        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction=reduction
+    )

@@ -1,13 +1,13 @@
 """Models of transformers on the meta device, without values, and the files that hold the values.
 
-So no process ever has the whole model in memory: it is sharded first, and each process reads its
-own parts of the files.
+So no process ever has the whole model in memory: the model is sharded first, and each process reads
+its own parts of the files.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..checkpoint.ranges import Ranges, of_model_folder
+from ..checkpoint.ranges import of_model_folder
 from ..data.cache import prepare_once
 from ..private.transformers import attention_of, model_from_config
 from ..strategies.tensors import canonical_state
@@ -25,8 +25,6 @@ from .problems import setting_error
 
 FORMAT = 2  # raise it when the same files are converted into others
 SMALL_VOCABULARY = 1_024  # of a small copy, at most
-WRITTEN_TOGETHER = 256 << 20  # bytes of a file of converted tensors; a larger tensor is alone
-COMPARED_TOGETHER = 1 << 24  # elements of two tensors in memory at a time
 
 
 class Located(NamedTuple):
@@ -34,8 +32,8 @@ class Located(NamedTuple):
 
     Args:
         path: of the file.
-        stored: its name there.
-        name: its name in the model; some stored tensors become one of the model (experts).
+        stored: its name in the file.
+        name: its name in the model. Some stored tensors become one of the model (experts).
         pattern: of the converter that makes the model's tensor; None: it is stored as it is.
     """
 
@@ -43,6 +41,12 @@ class Located(NamedTuple):
     stored: str
     name: str
     pattern: str | None
+
+    def read(self) -> Any:
+        from safetensors import safe_open
+
+        with safe_open(self.path, framework="pt") as file:
+            return file.get_tensor(self.stored)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,77 +76,35 @@ class StoredWeights:
         """
         tensors = dict(canonical_state(model))
         name_in_model = {bare_name(name): name for name in tensors}
-        self._check_found(name_in_model)
-
-        names = {}
+        names, lost = {}, []
         for stored, name in self.names.items():
             if name in name_in_model:
                 names[stored] = name_in_model[name]
-
-        # By identity, since one tensor may have several names in the model.
-        in_files = {id(tensors[name]) for name in names.values()}
-        new = []
-        for name, tensor in tensors.items():
-            if id(tensor) not in in_files or is_quantized(tensor):
-                new.append(name)
-        return Pretrained(folder=self.folder, names=names, new=new)
-
-    def _check_found(self, names: Mapping[str, str]) -> None:
-        lost = []
-        for name in self.names.values():
-            if name not in names and not matches(name, self.ignored):
+            elif not matches(name, self.ignored):
                 lost.append(name)
         if lost:
             rule = (
                 f"its files hold {listed(sorted(lost))}, which is not found in the model any more "
-                "since it was changed or got adapters, and would begin as random numbers; if the "
-                "model is not to have it, name it in task_settings.ignore_tensors"
+                "since it was changed or got adapters; name it in task_settings.ignore_tensors"
             )
             raise setting_error("model", str(self.folder), rule)
 
-    def missing(self, model: Any) -> list[str]:
-        """List the tensors of a model that no file holds, under none of their names."""
-        return list(self.for_model(model).new)
-
-    def tied_apart(self, model: Any) -> list[str]:
-        """List names of one tensor of the model under which the files hold different values."""
-        tensors = dict(canonical_state(model))
-        names_of_tensor: dict[int, list[str]] = {}
-        for name in self.names.values():
-            names_of_tensor.setdefault(id(tensors[name]), []).append(name)
-
-        store, _ = of_model_folder(self.folder, self.names)
-        for first, *others in names_of_tensor.values():
-            different = [other for other in others if not _same_values(store, first, other)]
-            if different:
-                return [first, *different]
-        return []
+        # By identity, since one tensor may have several names in the model.
+        in_files = {id(tensors[name]) for name in names.values()}
+        new = [
+            name
+            for name, tensor in tensors.items()
+            if id(tensor) not in in_files or is_quantized(tensor)
+        ]
+        return Pretrained(folder=self.folder, names=names, new=new)
 
     def keep_precision(self, model: Any) -> None:
-        """Change tensors of a model to the dtype of the files, where its own would round them."""
+        """Change tensors of a model to the dtype of the files, if its own would round them."""
         store, _ = of_model_folder(self.folder, self.names)
-        tensors = dict(canonical_state(model))
-        for name in tensors.keys() & store.names("parameter"):
-            tensor = tensors[name]
-            if tensor.is_floating_point():
+        for name, tensor in canonical_state(model):
+            if tensor.is_floating_point() and name in store.names("parameter"):
                 dtype = torch.promote_types(tensor.dtype, store.dtype("parameter", name))
                 tensor.data = tensor.data.to(dtype)
-
-
-def _same_values(store: Ranges, first: str, second: str) -> bool:
-    """Compare two tensors of a store, with some of their values in memory at a time."""
-    size, dtype = store.size("parameter", first), store.dtype("parameter", first)
-    if size != store.size("parameter", second) or dtype != store.dtype("parameter", second):
-        return False
-
-    for begin in range(0, size, COMPARED_TOGETHER):
-        length = min(COMPARED_TOGETHER, size - begin)
-        left, right = torch.empty(length, dtype=dtype), torch.empty(length, dtype=dtype)
-        store.read("parameter", first, begin, left)
-        store.read("parameter", second, begin, right)
-        if not torch.equal(left, right):
-            return False
-    return True
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
@@ -166,38 +128,53 @@ def bare_name(name: str) -> str:
 
 def find_stored(
     model: Any, folder: Path, cache_dir: str, ignored: Sequence[str] = ()
-) -> StoredWeights | None:
-    """Find the files with the values of a model; None where there is no safetensors file.
+) -> StoredWeights:
+    """Find the files with the values of a model.
 
-    Where tensors have to be converted (a tensor for each expert becomes one for all), they are
-    written to a folder of ``cache_dir`` once per machine. A tensor of the model is in memory at a
-    time, and some that wait to be written.
+    If tensors have to be converted (a tensor for each expert becomes one for all), the converted
+    tensors are written to a folder of ``cache_dir`` once per machine, one at a time.
 
     Args:
         ignored: patterns of tensors of the files that the model may lack.
+
+    Raises:
+        ConfigError: the files hold different values for one tensor of the model.
     """
-    located = list(_locate_tensors(model, folder))
-    if not located:
-        return None
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
 
-    state = model.state_dict()
-    unused = sorted({tensor.name for tensor in located if tensor.name not in state})
-    used = [tensor for tensor in located if tensor.name in state]
-    if not any(tensor.pattern for tensor in used):
-        names = {tensor.stored: tensor.name for tensor in used}
-        return StoredWeights(folder=folder, names=names, unused=unused, ignored=ignored)
+    conversions = get_model_conversion_mapping(model)
+    renamings = [item for item in conversions if isinstance(item, WeightRenaming)]
+    converters = [item for item in conversions if not isinstance(item, WeightRenaming)]
 
-    converted = _converted_folder(model, folder, used, located, cache_dir)
-    names = {name: name for name in of_model_folder(converted)[1]}
-    return StoredWeights(folder=converted, names=names, unused=unused, ignored=ignored)
+    located = list(_locate_tensors(model, folder, renamings, converters))
+    tensors = dict(canonical_state(model))
+    unused = sorted({tensor.name for tensor in located if tensor.name not in tensors})
+    used = [tensor for tensor in located if tensor.name in tensors]
+    names = {tensor.stored: tensor.name for tensor in used}
+    if any(tensor.pattern for tensor in used):
+        folder = _converted_folder(model, folder, used, converters, cache_dir)
+        names = {name: name for name in of_model_folder(folder)[1]}
+
+    first_of: dict[int, Located] = {}
+    for tensor in used:
+        first = first_of.setdefault(id(tensors[tensor.name]), tensor)
+        if first.name != tensor.name and not torch.equal(first.read(), tensor.read()):
+            rule = (
+                f"its files hold different values for {first.name} and {tensor.name}, which its "
+                "configuration makes one tensor; set tie_word_embeddings: false in its config.json"
+            )
+            raise setting_error("model", str(folder), rule)
+    return StoredWeights(folder=folder, names=names, unused=unused, ignored=ignored)
 
 
-def _locate_tensors(model: Any, folder: Path) -> Iterator[Located]:
+def _locate_tensors(
+    model: Any, folder: Path, renamings: list[Any], converters: list[Any]
+) -> Iterator[Located]:
     """Yield each tensor of the files of a folder."""
     from safetensors import safe_open
     from transformers.core_model_loading import rename_source_key
 
-    renamings, converters = _conversions(model)
     state = model.state_dict()
     prefix = model.base_model_prefix
     for path in sorted(folder.glob("*.safetensors")):
@@ -209,124 +186,47 @@ def _locate_tensors(model: Any, folder: Path) -> Iterator[Located]:
                 yield Located(path, stored, name, pattern)
 
 
-def _conversions(model: Any) -> tuple[list[Any], list[Any]]:
-    """Return how transformers renames the tensors of files, and how it converts them."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming
-
-    conversions = get_model_conversion_mapping(model)
-    renamings = [item for item in conversions if isinstance(item, WeightRenaming)]
-    converters = [item for item in conversions if not isinstance(item, WeightRenaming)]
-    return renamings, converters
-
-
 def _converted_folder(
-    model: Any, folder: Path, used: list[Located], located: list[Located], cache_dir: str
+    model: Any, folder: Path, located: Sequence[Located], converters: Sequence[Any], cache_dir: str
 ) -> Path:
-    """Return the folder with the converted tensors of a model.
-
-    Args:
-        used: tensors of the files that the model has a place for.
-        located: all tensors of the files.
-    """
+    """Return the folder with the converted tensors of a model."""
     import transformers
-
-    facts = []
-    for path in sorted({tensor.path for tensor in located}):
-        facts.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
-    content = ["converted", FORMAT, transformers.__version__, str(folder.resolve()), facts]
-    return prepare_once(cache_dir, content, lambda into: _write_converted(model, used, into))
-
-
-def _write_converted(model: Any, located: Sequence[Located], into: Path) -> None:
-    """Write the tensors of a model, converted from those of the files."""
     from safetensors.torch import save_file
-
-    conversions = _plan_conversions(model, located)
-    waiting: dict[str, Any] = {}
-    for number, name in enumerate(list(conversions), 1):
-        # Removed from the plan, so that its memory is freed.
-        tensors = conversions.pop(name).convert(name, model=model, config=model.config)
-        for key, value in tensors.items():
-            tensor = value[0] if isinstance(value, list) else value
-            waiting[key] = tensor.contiguous()
-
-        bytes_waiting = sum(tensor.nbytes for tensor in waiting.values())
-        if not conversions or bytes_waiting > WRITTEN_TOGETHER:
-            save_file(waiting, into / f"{number:05}.safetensors")
-            waiting = {}
-
-
-def _plan_conversions(model: Any, located: Sequence[Located]) -> dict[str, Any]:
-    """Return the conversion for each tensor of the model, with what reads the stored ones."""
     from transformers.core_model_loading import WeightRenaming, dot_natural_key
 
-    _, converters = _conversions(model)
-    converter_of = {}
-    for converter in converters:
-        for pattern in converter.source_patterns:
-            converter_of[pattern] = converter
+    def write(into: Path) -> None:
+        converter_of = {p: converter for converter in converters for p in converter.source_patterns}
+        plan: dict[str, Any] = {}
+        for tensor in sorted(located, key=lambda tensor: dot_natural_key(tensor.stored)):
+            name, stored, pattern = tensor.name, tensor.stored, tensor.pattern
+            if name not in plan:
+                renaming = WeightRenaming(stored, name)
+                plan[name] = copy.deepcopy(converter_of[pattern]) if pattern else renaming
+            plan[name].add_tensor(name, stored, pattern or stored, tensor.read)
 
-    plan: dict[str, Any] = {}
-    for tensor in sorted(located, key=lambda tensor: dot_natural_key(tensor.stored)):
-        name, stored, pattern = tensor.name, tensor.stored, tensor.pattern
-        if name not in plan and pattern:
-            plan[name] = copy.deepcopy(converter_of[pattern])
-        elif name not in plan:
-            plan[name] = WeightRenaming(stored, name)
-        plan[name].add_tensor(name, stored, pattern or stored, _reader(tensor))
-    return plan
+        for number, name in enumerate(list(plan)):
+            # Removed from the plan, so that its memory is freed.
+            made = plan.pop(name).convert(name, model=model, config=model.config)
+            tensors = {}
+            for key, value in made.items():
+                tensors[key] = (value[0] if isinstance(value, list) else value).contiguous()
+            save_file(tensors, into / f"{number:05}.safetensors")
 
-
-def _reader(tensor: Located) -> Callable[[], Any]:
-    """Return a function that reads a tensor."""
-    from safetensors import safe_open
-
-    def read() -> Any:
-        with safe_open(tensor.path, framework="pt") as file:
-            return file.get_tensor(tensor.stored)
-
-    return read
-
-
-def converted(file: Path, cache_dir: str, load: Callable[[], Any]) -> Path:
-    """Return a folder with safetensors files made from a GGUF file, once per machine.
-
-    Args:
-        load: returns the model of the file.
-    """
-    facts = file.stat()
-    content = ["gguf", FORMAT, str(file.resolve()), facts.st_size, facts.st_mtime_ns]
-    return prepare_once(cache_dir, content, lambda folder: _save(load(), folder))
-
-
-def _save(model: Any, folder: Path) -> None:
-    """Write a model as its ``save_pretrained`` does, on whichever rank it is called.
-
-    ``save_pretrained`` writes nothing but on the first rank.
-    """
-    from safetensors.torch import save_model
-
-    model.config.save_pretrained(folder)
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    files = sorted(folder.glob("*.safetensors"))
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    content = ["converted", FORMAT, transformers.__version__, str(folder.resolve()), facts]
+    return prepare_once(cache_dir, content, write)
 
 
 # -- trying out -----------------------------------------------------------------------------------
 
 
-def small_copy(model: Any, **changes: Any) -> Any:
+def small_copy(model: Any) -> Any:
     """Return a model of the same class with random weights, few layers and few words, to try out.
 
     It has a layer of each kind that the configuration names.
-
-    Args:
-        changes: of keys of the configuration.
     """
     config = copy.deepcopy(model.config)
-    for key, value in changes.items():
-        setattr(config, key, value)
     kinds = list(getattr(config, "layer_types", None) or ())
     if kinds:
         layers = max(kinds.index(kind) + 1 for kind in set(kinds))

@@ -25,7 +25,6 @@ from .problems import setting_error
 from .tokens import TARGET, Corpus, Int64Array, UInt32Array
 
 IGNORED = -100  # label of a position that has no loss
-FILLED_TO = 16
 FORMAT = 1  # raise it when the same documents become other rows
 Packing = Literal["best_fit", "none"]
 LongDocuments = Literal["split", "cut", "refuse"]
@@ -192,15 +191,13 @@ class Collate:
     Args:
         length: to which rows are padded; None: to the longest of the batch.
         padding: token of padded positions, which have no loss.
-        borders: whether a batch says where documents begin.
     """
 
     length: int | None
     padding: int = 0
-    borders: bool = False
 
     def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return input_ids, labels and position_ids, each (rows, positions); and the borders."""
+        """Return input_ids, labels and position_ids, each (rows, positions)."""
         width = self.length or max(len(row["input_ids"]) for row in rows)
         ids = torch.full((len(rows), width), self.padding)
         labels = torch.full_like(ids, IGNORED)
@@ -214,31 +211,7 @@ class Collate:
             # Padding counts from 0 again: a document of its own, which no other one attends to.
             positions[number, size:] = torch.arange(width - size)
 
-        batch = {"input_ids": ids, "labels": labels, "position_ids": positions}
-        if self.borders:
-            batch["cu_seq_lens"] = borders_of(positions)
-        return batch
-
-
-def borders_of(positions: Tensor) -> Tensor:
-    """Return where the documents of a batch begin, all rows as one, and where the last one ends.
-
-    Filled with that end to a multiple of 16, as if empty documents followed, so that memory of few
-    sizes is asked for. Not to the most that could occur: for each document, be it empty, a flash
-    kernel starts its blocks, and its backward pass keeps memory of 128 positions.
-
-    Args:
-        positions: of each token in its document, (rows, positions).
-
-    Returns:
-        int32, in rising order, from 0 to the number of all positions.
-    """
-    begins = (positions.flatten() == 0).nonzero().flatten()
-    count = -(-(len(begins) + 1) // FILLED_TO) * FILLED_TO
-    end = positions.numel()
-    borders = torch.full((count,), end, dtype=torch.int32, device=positions.device)
-    borders[: len(begins)] = begins
-    return borders
+        return {"input_ids": ids, "labels": labels, "position_ids": positions}
 
 
 def cut_documents(

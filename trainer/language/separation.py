@@ -43,7 +43,7 @@ def small_batch(model: Any) -> dict[str, Tensor]:
         positions = torch.cat([torch.arange(length) for length in lengths])
         rows.append({"input_ids": ids, "labels": ids.roll(-1), "position_ids": positions})
 
-    batch = Collate(length=None, borders=True)(rows)
+    batch = Collate(length=None)(rows)
     return {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 

@@ -135,15 +135,6 @@ def graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def mark_dynamic(tensor: Tensor, dimension: int) -> None:
-    """Tell ``torch.compile`` that the size of a dimension changes, so that it compiles once.
-
-    ``torch._dynamo.maybe_mark_dynamic``, last seen in torch 2.13; ``torch.compiler`` has no such
-    function.
-    """
-    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
-
-
 # -- FSDP2 and DTensor ----------------------------------------------------------------------------
 
 

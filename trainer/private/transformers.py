@@ -65,16 +65,6 @@ def attention_of(config: Any) -> str | None:
     return name
 
 
-def supports_flash(model: Any) -> bool:
-    """Return whether a model's class is made to run without a mask, by a flash kernel.
-
-    ``_supports_flash_attn``, for which there is no public name. Others may make masks that say more
-    than who is in which document (chunks in Llama 4), which transformers silently leaves out for an
-    attention that it has no mask function for.
-    """
-    return bool(getattr(model, "_supports_flash_attn", False))
-
-
 def layer_classes(module: Any) -> Iterable[str]:
     """Return the names of the classes that a model of transformers treats as one layer.
 

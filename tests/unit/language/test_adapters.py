@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from tiny_language import CONFIGS
 
 from trainer import ConfigError
-from trainer.commands.whole_model import build_whole
 from trainer.language import Adapter, CausalLM
 
 
@@ -40,21 +38,6 @@ def test_adapters_of_gpt2_know_of_its_transposed_weights(
 
 
 def test_a_target_that_does_not_exist_is_refused(task: Callable[..., CausalLM]) -> None:
-    rule = r"adapter.targets: 'q_prj': the model has no such linear layer; did you mean 'q_proj'\?"
+    rule = r"adapter.targets: 'q_prj': the model has no such linear layer"
     with pytest.raises(ConfigError, match=rule):
         task(adapter=Adapter(targets=["q_prj", "v_proj"])).build_model()
-
-
-def test_an_adapter_file_that_is_cut_off_is_named(
-    task: Callable[..., CausalLM], tmp_path: Path
-) -> None:
-    from trainer.language.adapters import load_adapted
-
-    model: Any = build_whole(task(adapter=Adapter(r=2)))
-    model.save_pretrained(tmp_path / "adapter")
-    file = tmp_path / "adapter" / "adapter_model.safetensors"
-    assert type(load_adapted(str(tmp_path / "adapter"))).__name__ == "PeftModelForCausalLM"
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(ConfigError, match=r"model: '.*adapter': the adapter cannot be loaded: "):
-        load_adapted(str(tmp_path / "adapter"))
-    shutil.rmtree(tmp_path / "adapter")

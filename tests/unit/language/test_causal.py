@@ -52,17 +52,3 @@ def test_flash_attention_is_given_one_long_row(task: Callable[..., CausalLM]) ->
     assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, 2 * 128)
     assert torch.equal(inputs["position_ids"].reshape(2, 128), batch["position_ids"])
     assert task().inputs(batch)["input_ids"].shape == (2, 128)
-
-
-def test_flash_attention_is_told_the_borders_so_that_no_layer_waits_for_them(
-    task: Callable[..., CausalLM],
-) -> None:
-    for attention in ("flash_attention_2", "varlen"):
-        causal = task(attention=attention)
-        data = causal.build_data()
-        batch = data.collate([data.train[0], data.train[1]])
-        inputs = causal.inputs(batch)
-        assert inputs["cu_seq_lens_q"] is inputs["cu_seq_lens_k"] is batch["cu_seq_lens"]
-        assert type(inputs["max_length_q"]) is type(inputs["max_length_k"]) is int
-        assert inputs["max_length_q"] == 128
-    assert "cu_seq_lens_q" not in task().inputs(batch)

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 from tiny_language import UNMARKED, conversation, save_model, save_rows, tokenizer
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from trainer.checkpoint.export import save_config
 from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
-from trainer.language.adapters import load_adapted
-from trainer.language.ends import end_tokens
 
 TEXT_END, TURN_END = 0, 2  # <|end|>, as a base model has it, and <|im_end|>
 
@@ -63,19 +61,18 @@ def trained(base: Path, chats: Path, folder: Path, **settings: Any) -> CausalLM:
         optimizer.step()
     assert task.adapter is not None or loss.item() < 0.1
     model.save_pretrained(folder)
-    save_config(model, folder)
+    part = task.saved_part(model)
+    if part is None:
+        save_config(model, folder)
+    else:
+        part.save_config(folder)
     task.save_extras(folder)
     return task
 
 
 @pytest.mark.parametrize("adapter", [None, {"r": 8}])
 def test_the_trained_end_of_a_turn_ends_generation(
-    base: Path,
-    chats: Path,
-    tmp_path: Path,
-    adapter: Any,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    base: Path, chats: Path, tmp_path: Path, adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "model"
     monkeypatch.chdir(tmp_path)
@@ -85,14 +82,20 @@ def test_the_trained_end_of_a_turn_ends_generation(
         "the given model ended with <|end|>"
     )
     assert told in task.notices()
-    assert AutoTokenizer.from_pretrained(folder).eos_token == "<|im_end|>"
-    assert task.load_tokenizer().eos_token == "<|end|>", (
-        "the one that is trained with stays as it was"
-    )
-    model = load_adapted(str(folder))
-    assert end_tokens(model.generation_config) == [TURN_END, TEXT_END]
+    written = AutoTokenizer.from_pretrained(folder)
+    assert written.eos_token == "<|im_end|>"
+    assert task.load_tokenizer().eos_token == "<|end|>", "that of the training stays as it was"
+    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == [TURN_END, TEXT_END]
     if adapter is None:
         assert json.loads((folder / "config.json").read_text())["eos_token_id"] == TURN_END
+        said = [{"role": "user", "content": "Say A"}]
+        given = written.apply_chat_template(
+            said, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        answer = model.generate(**given, max_new_tokens=20)[0, given["input_ids"].shape[1] :]
+        assert written.decode(answer) == "A<|im_end|>", "it stops"
 
 
 def test_a_model_that_ends_there_already_is_unchanged_and_a_template_without_an_end_is_a_notice(

@@ -14,7 +14,7 @@ from tiny_language import CONFIGS, change_tensors, save_model
 from trainer import ConfigError
 from trainer.commands.whole_model import build_whole
 from trainer.language import CausalLM
-from trainer.language.meta_model import bare_name, converted, small_copy
+from trainer.language.meta_model import bare_name, small_copy
 from trainer.language.pretrained import from_configuration
 
 
@@ -57,29 +57,6 @@ def test_no_bit_of_the_files_is_lost_to_the_dtype_of_the_configuration(
     )
 
 
-def test_a_gguf_file_is_converted_by_whichever_process_comes_first(
-    llama: Path, tmp_path: Path
-) -> None:
-    """In a job of several, transformers' own save_pretrained writes nothing but in the first
-    process.
-    """
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(llama)
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
-    try:
-        folder = converted(tmp_path / "m.gguf", str(tmp_path / "cache"), lambda: model)
-    finally:
-        dist.destroy_process_group()
-    again: Any = AutoModelForCausalLM.from_pretrained(folder)
-    torch.testing.assert_close(
-        dict(again.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0
-    )
-
-
 def test_different_values_for_tied_weights_are_refused(
     task: Callable[..., CausalLM], tmp_path: Path
 ) -> None:
@@ -87,7 +64,7 @@ def test_different_values_for_tied_weights_are_refused(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     rule = "its files hold different values for .*lm_head.weight.*, which its configuration makes "
-    rule += "one tensor; set tie_w"
+    rule += "one tensor; set tie_word_embeddings: false"
     with pytest.raises(ConfigError, match=rule):
         task(model=str(folder)).build_model()
     change_tensors(

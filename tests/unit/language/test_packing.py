@@ -20,7 +20,7 @@ from tiny_language import (
 
 from trainer import ConfigError, DataError
 from trainer.language import CausalLM
-from trainer.language.packing import IGNORED, Collate, Rows, best_fit, borders_of
+from trainer.language.packing import IGNORED, Collate, Rows, best_fit
 from trainer.language.tokens import TARGET, Corpus
 
 
@@ -167,17 +167,3 @@ def test_the_version_of_the_data_changes_with_tokens_and_targets(
     first = version(*rows)
     assert first == version(*rows, name="b.jsonl") != version(*rows[::-1])
     assert first != version(rows[0], conversation("c", "e"))
-
-
-def test_a_batch_says_where_its_documents_begin() -> None:
-    positions = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]])
-    borders = borders_of(positions)
-    assert borders.dtype == torch.int32
-    assert borders.tolist() == [0, 3, 5, 6, 7, *[12] * 11]
-    many = torch.zeros(1, 16, dtype=torch.long)
-    assert borders_of(many).tolist() == [*range(17), *[16] * 15], "the last end is always there"
-
-    row = {"input_ids": torch.ones(3), "labels": torch.ones(3), "position_ids": torch.arange(3)}
-    batch = Collate(length=4, borders=True)([row, row])
-    assert batch["cu_seq_lens"].tolist() == [0, 3, 4, 7, *[8] * 12], "padding is a document"
-    assert "cu_seq_lens" not in Collate(length=None)([row])

@@ -255,9 +255,6 @@ def test_dynamo_is_a_module_of_torch() -> None:
         private_torch.import_dynamo()
     except ImportError:
         pytest.fail(f"{TORCH} has no torch._dynamo")
-    assert hasattr(torch._dynamo, "maybe_mark_dynamic"), (
-        f"{TORCH} has no torch._dynamo.maybe_mark_dynamic"
-    )
 
 
 def test_layers_reset_their_parameters_by_one_of_the_methods() -> None:

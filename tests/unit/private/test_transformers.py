@@ -10,7 +10,6 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from trainer.language.attention import VARLEN, register
 from trainer.language.pretrained import from_configuration
 from trainer.private import transformers as private_transformers
 
@@ -35,7 +34,6 @@ def config() -> LlamaConfig:
         "_init_weights",
         "_from_config",
         "_no_split_modules",
-        "_supports_flash_attn",
         "_keys_to_ignore_on_load_missing",
         "_keys_to_ignore_on_load_unexpected",
     ],
@@ -136,16 +134,7 @@ def build(model_type: str, **settings: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "able"), [("llama", True), ("falcon", False)])
 def test_attention_of_is_what_was_set_if_the_class_can(name: str, able: bool) -> None:
-    register()
     model = build(name, **SMALL)
     assert private_transformers.attention_of(model.config) == "sdpa"
-    model.set_attn_implementation(VARLEN)
-    assert (private_transformers.attention_of(model.config) == VARLEN) is able
-
-
-def test_supports_flash_says_which_classes_run_without_a_mask() -> None:
-    assert private_transformers.supports_flash(build("llama", **SMALL))
-    assert not private_transformers.supports_flash(
-        build("bloom", hidden_size=32, n_layer=1, n_head=2)
-    )
-    assert not private_transformers.supports_flash(object())
+    model.set_attn_implementation("eager")
+    assert (private_transformers.attention_of(model.config) == "eager") is able

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ...config.train_config import TrainConfig
-    from ...task import Data, Task
+    from ...task import Data
     from .activations import Activations
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kMBT]?)")
@@ -166,7 +166,9 @@ def _measure_config(args: argparse.Namespace) -> Subject:
         ids = torch.zeros(ids_shape, dtype=torch.long)
         more = {}
         if "ForCausalLM" in type(model).__name__:
-            more = _as_packed(model, ids, in_16_bits=args.precision != "no")
+            length = ids.shape[1]
+            halves = torch.cat([torch.arange(length // 2), torch.arange(length - length // 2)])
+            more = {"position_ids": halves.expand_as(ids)}  # two documents in a row
 
         def forward() -> Tensor:
             scores = model(input_ids=ids, **more)[0].float().flatten(0, -2)
@@ -178,59 +180,6 @@ def _measure_config(args: argparse.Namespace) -> Subject:
     # laptop.
     with fake_tensors():
         return _measure_model(f"{args.what} ({names[0]})", build, args)
-
-
-def _as_packed(model: Any, ids: Tensor, *, in_16_bits: bool) -> dict[str, Any]:
-    """Return what a model is given beside its tokens where rows hold several documents.
-
-    Args:
-        model: of transformers, of fake tensors; gets the attention that it would have on a GPU.
-        ids: (rows, positions).
-        in_16_bits: whether a GPU would compute in 16 bits.
-    """
-    import torch
-
-    from ...language.attention import VARLEN, borders_for, register
-    from ...private.transformers import attention_of, supports_flash
-
-    length = ids.shape[1]
-    half = length // 2
-    positions = torch.cat([torch.arange(half), torch.arange(length - half)]).expand_as(ids)
-    beside_mask = {"position_ids": positions}
-    if not in_16_bits or not supports_flash(model):
-        return beside_mask
-
-    borders = torch.zeros(16, dtype=torch.int32)
-    without_mask = beside_mask | borders_for({"input_ids": ids, "cu_seq_lens": borders})
-    own = attention_of(model.config)
-    register()
-    model.set_attn_implementation(VARLEN)
-    try:
-        with torch.no_grad():
-            model(input_ids=ids, **without_mask)
-    except NotImplementedError:  # a layer asks for more than varlen_attn can do
-        model.set_attn_implementation(own)
-        return beside_mask
-    return without_mask
-
-
-def _as_on_gpu(task: Task, precision: str) -> Task:
-    """Return a task; that of a language model with the attention of packed rows on a GPU."""
-    from ...errors import ConfigError
-    from ...language import CausalLM
-
-    if not isinstance(task, CausalLM) or task.packing == "none":
-        return task
-    if task.attention is not None or precision == "no":
-        return task
-
-    on_gpu = replace(task, attention="varlen")
-    on_gpu.memory.update(task.memory)
-    try:
-        on_gpu.build_model()
-    except ConfigError:  # its layers ask for more than varlen_attn can do
-        return task
-    return on_gpu
 
 
 def _measure_task(args: argparse.Namespace) -> Subject:
@@ -247,7 +196,6 @@ def _measure_task(args: argparse.Namespace) -> Subject:
     moment = first_moment(config.seed)
     with at(moment):
         batch = _first_batch(task.build_data(), args.micro_batch)
-    task = _as_on_gpu(task, args.precision)
 
     def build(dtype: torch.dtype | None) -> tuple[nn.Module, Callable[[], Tensor]]:
         model = build_whole(task)

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 import pytest
-import yaml
 from launchers import ROOT
 from planned import by_name, plan
 
@@ -51,23 +50,6 @@ def test_packed_rows_keep_a_mask_a_layer_where_no_flash_kernel_runs(
     masks = 4 * 2 * 512 * 512 * 2  # of 4 layers, two rows, in 16 bits
     assert masks <= activations("bf16") - without_mask < 1.3 * masks
     assert activations("no") == in_full, "which has masks as well"
-
-
-def test_a_language_task_is_probed_as_it_runs_on_a_gpu(
-    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tiny_language import save_model, save_texts
-
-    def activations(**settings: str) -> int:
-        task = {"model": str(save_model(tmp_path / "llama")), "sequence_length": 256}
-        task |= {"data": str(save_texts(tmp_path / "t.jsonl")), "cache_dir": str(tmp_path)}
-        config = {"task": "trainer.language:CausalLM", "task_settings": {**task, **settings}}
-        config |= {"max_steps": 1, "micro_batch_size": 2, "mixed_precision": "bf16"}
-        (tmp_path / "train.yaml").write_text(yaml.safe_dump(config))
-        told = plan(capsys, str(tmp_path / "train.yaml"), "--gpus", "2")
-        return int(by_name(told)["ddp", "none"]["activations"])
-
-    assert activations() == activations(attention="varlen") < activations(attention="sdpa")
 
 
 def test_task_is_probed_on_its_data(capsys: pytest.CaptureFixture[str]) -> None:
