@@ -149,16 +149,3 @@ def save_adapter_config(model: Any, directory: Path) -> None:
     if end_tokens is not None:
         text = json.dumps({"eos_token_id": end_tokens}) + "\n"
         (directory / "generation_config.json").write_text(text, encoding="utf-8")
-
-
-def load_adapted(folder: str, base: str | None = None) -> Any:
-    """Load an exported model; an adapter is loaded onto the model that it belongs to."""
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    config = Path(folder) / "adapter_config.json"
-    if not config.is_file():
-        return AutoModelForCausalLM.from_pretrained(folder)
-    base = base or json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    model: Any = AutoModelForCausalLM.from_pretrained(str(base))
-    return PeftModel.from_pretrained(model, folder)

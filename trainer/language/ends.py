@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 
@@ -54,19 +52,3 @@ def with_end(tokenizer: Any, trained: Sequence[int]) -> Any:
     changed = copy.deepcopy(tokenizer)
     changed.eos_token = str(tokenizer.convert_ids_to_tokens(trained[0]))
     return changed
-
-
-def read_ends(folder: Path, model: Any) -> None:
-    """Make a model end with the tokens that its adapter's folder names, if it names any.
-
-    Args:
-        folder: of the adapter.
-        model: changed in place.
-    """
-    file = folder / "generation_config.json"
-    if not file.is_file():
-        return
-
-    ends = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    if ends is not None:
-        model.generation_config.eos_token_id = ends
