@@ -44,8 +44,7 @@ def training_lines(run: Mapping[str, Any]) -> list[str]:
     Args:
         run: as given to ``Task.model_card``.
     """
-    shared, groups = group_texts(run["optimizer_groups"], {"lr": run["lr"]})
-    groups_text = "; ".join([shared, *groups])
+    groups_text = "; ".join(group_texts(run["optimizer_groups"]))
     spent = run["spent"]
 
     processes = str(run["world_size"])

@@ -64,9 +64,7 @@ _WHOLE_PARAMETERS = (
 _COMPRESSED = "is Adam with compressed communication, which is not offered; write AdamW"
 _KERNEL = "names a kernel and not an optimizer; write AdamW"
 _OTHER_OPTIMIZERS = {
-    "muon": "steps whole matrices, of which ZeRO gives each process parts: write AdamW, or remove "
-    "this section and set optimizer: torch.optim.Muon in the training config, which runs under "
-    "DDP or in one process",
+    "muon": "steps whole matrices, of which ZeRO gives each process parts: write AdamW",
     "lamb": _WHOLE_PARAMETERS,
     "onebitlamb": _WHOLE_PARAMETERS,
     "lion": "remove this section, and set optimizer: lion_pytorch.Lion in the training config",
