@@ -248,7 +248,8 @@ class Task:
         """Build the optimizer; its lr must be ``plan.lr``.
 
         By default the config's, with two groups: weights decay, biases and norms (below 2-D) do
-        not. With one group if there is no ``weight_decay``.
+        not; with one group where there is no ``weight_decay``. AdamW steps what a class for
+        matrices alone (torch.optim.Muon) does not take.
         """
         from .optim.optimizers import build_optimizer
 

@@ -134,10 +134,6 @@ def tuned(case: str, strategy: str, folder: Path) -> Job:
     ).ok()
 
 
-DEFAULTS = "note: defaults of CausalLM, which starts from a pretrained model: lr 2e-05, weight_decay 0.0, schedule "
-HOW = "; set them in the config to change them"
-
-
 def by_defaults(folder: Path) -> list[str]:
     """The script and the config of a fine-tune that says nothing of rate, decay, schedule and
     clipping.
@@ -192,11 +188,9 @@ def test_a_fine_tune_has_its_tasks_defaults_and_a_launch_file_goes_before_them(
         )
         assert plan["optimizer_settings"]["weight_decay"] == 0.0
         assert plan["origins"]["max_grad_norm"] == "default of CausalLM (max_grad_norm)"
-        assert f"{DEFAULTS}linear, warmup_fraction 0.03, max_grad_norm 1.0{HOW}" in jobs[name].out
     assert jobs["open"].losses == pytest.approx(jobs["ddp"].losses, rel=2e-6)
     clips = jobs["clips"]
     assert clips.plan["max_grad_norm"] == 0.25
-    assert f"{DEFAULTS}linear, warmup_fraction 0.03{HOW}" in clips.out
     written = yaml.safe_load((clips.output_dir / "config.yaml").read_text())
     assert written["lr"] == 2e-5 and "max_grad_norm" not in written
     [early, _] = sorted((clips.output_dir / "checkpoints").glob("step*"))

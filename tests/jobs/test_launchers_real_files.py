@@ -161,12 +161,7 @@ def test_an_fsdp1_file(launcher: str, tmp_path: Path) -> None:
         ["Conv2d"],
         False,
     )
-    assert job.plan["notices"] == [
-        f"{at}:3 (distributed_type): no fsdp_version, which accelerate takes as 1: runs as FSDP2; "
-        "write fsdp_version: 2",
-        f"{at}:7: no effect under FSDP2: fsdp_backward_prefetch, fsdp_cpu_ram_efficient_loading, "
-        "fsdp_sync_module_states, fsdp_use_orig_params",
-    ]
+    assert job.plan["notices"] == [f"{at}:3: FSDP1 runs as FSDP2; write fsdp_version: 2"]
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("deepspeed", marks=pytest.mark.slow), "ranks"])
@@ -180,8 +175,7 @@ def test_a_deepspeed_json_with_optimizer_scheduler_and_auto(launcher: str, tmp_p
     assert [row["lr"] for row in job.rows if "lr" in row] == pytest.approx([rising, 1e-3, 5e-4])
     at = tmp_path / "ds.json"
     assert plan["notices"] == [
-        f"{at}:4 (optimizer): optimizer AdamW runs as torch's adamw, the same under every strategy",
-        f"{at}:9: no scheduler.params.warmup_type: DeepSpeed's default holds, log",
+        f"{at}:10: scheduler.params.warmup_type: DeepSpeed's default holds, log"
     ]
 
 
@@ -229,12 +223,8 @@ def test_a_json_without_zero_has_the_curve_of_ddp(launcher: str, tmp_path: Path)
         2,
     )
     assert job.losses == ddp.losses
-    assert job.plan["notices"] == [
-        f"{path}: no zero_optimization.stage, which DeepSpeed takes as 0; "
-        "DeepSpeed shards nothing in stage 0: runs as DDP",
-        f"{path}:5 (optimizer): optimizer Adam runs as torch's adamw, the same under every strategy",
-    ]
-    assert f"note: {path}: no zero_optimization.stage" in job.out, "the banner says it"
+    assert job.plan["notices"] == [f"{path}: DeepSpeed shards nothing in stage 0: runs as DDP"]
+    assert f"note: {path}: DeepSpeed shards nothing" in job.out, "the banner says it"
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("accelerate", marks=pytest.mark.slow), "ranks"])
@@ -246,11 +236,7 @@ def test_stage_0_in_an_accelerate_file_is_ddp(launcher: str, tmp_path: Path) -> 
     assert (plan["strategy"], plan["world_size"], plan["mixed_precision"]) == ("ddp", 2, "bf16")
     assert (plan["max_grad_norm"], plan["accumulation_steps"], len(job.losses)) == (1.0, 2, 3)
     at = tmp_path / "a.yaml"
-    assert plan["notices"][1:3] == [
-        f"{at}:9: deepspeed_config.zero_stage: DeepSpeed shards nothing in stage 0: runs as DDP",
-        f"{at}:5: no effect in stage 0, which runs as DDP: offload_optimizer_device, offload_param_device, "
-        "zero3_save_16bit_model",
-    ]
+    assert f"{at}:9: DeepSpeed shards nothing in stage 0: runs as DDP" in plan["notices"]
 
 
 def test_stage_0_under_plain_python_is_one_process(tmp_path: Path) -> None:
@@ -332,7 +318,7 @@ def test_trains_as_asked_or_says_why_not(name: str, tmp_path: Path) -> None:
             1 + FILES[name].splitlines().index(one)
             for one in ("distributed_type: 'NO'", "num_processes: 1")
         )
-        rule = f"accelerate starts one process under {path}:{kind} (distributed_type); write 1, or ask for"
+        rule = f"accelerate starts one process under {path}:{kind} (distributed_type); write 1, or MULTI_GPU"
         assert any(
             line.startswith(f"{path}:{count}: num_processes: 2: {rule}")
             for line in job.err.splitlines()

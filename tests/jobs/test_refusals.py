@@ -112,9 +112,7 @@ def test_multi_cpu_would_be_one_process(tmp_path: Path) -> None:
     job = run([*command("accelerate", yaml), *DIGITS], tmp_path / "run")
     answered(
         job,
-        f"{yaml}:1: distributed_type: 'MULTI_CPU': must be a type that samecurve runs; accelerate starts one process "
-        "for it; write MULTI_GPU with use_cpu: false, which rehearses on the CPU where there is no GPU, or for one "
-        "process 'NO' with use_cpu: true",
+        f"{yaml}:1: distributed_type: 'MULTI_CPU': must be 'NO', 'MULTI_GPU' (CPUs as well), 'FSDP' or 'DEEPSPEED'",
     )
 
 
@@ -140,8 +138,8 @@ def test_the_cpu_flag_would_be_one_process(tmp_path: Path) -> None:
     job = run([*words, *DIGITS], tmp_path / "run")
     answered(
         job,
-        "command line: --num_processes: 2: accelerate starts one process under command line (--cpu); write 1, or ask "
-        "for distributed_type: MULTI_GPU (--multi_gpu), which rehearses on the CPU where there is no GPU",
+        "command line: --num_processes: 2: accelerate starts one process under command line (--cpu); write 1, "
+        "or MULTI_GPU there",
     )
 
 
@@ -160,7 +158,7 @@ def test_torchrun_starts_more_than_the_file_asks_for(tmp_path: Path) -> None:
     answered(
         job,
         f"{yaml}:2 (num_processes): asks for 2 processes, but 3 run under torchrun; "
-        "the processes that were launched must be as many",
+        "launch as many, or change the file",
     )
 
 

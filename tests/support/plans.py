@@ -10,10 +10,10 @@ from origins import origin, sourced
 
 from trainer import ConfigError, LaunchError, Plan, TrainConfig
 from trainer.config.documents import Document
-from trainer.config.validate import Validator
 from trainer.distributed.launcher import Launcher
 from trainer.errors import Origin, Sourced
 from trainer.launching.files.sections import read_section
+from trainer.launching.findings import Findings
 from trainer.launching.request import Request, Section
 from trainer.launching.resolve import resolve
 
@@ -78,7 +78,7 @@ OPTIMIZER, SCHEDULER = "ds.json:13: optimizer.params", "ds.json:23: scheduler.pa
 def section(name: str, kind: str, params: dict[str, Any]) -> Section:
     """As it is read from lines 11 to 13 (optimizer) or 21 to 23 (scheduler) of ds.json."""
     doc = Document(path="ds.json", data={name: {"type": kind, "params": params}}, origins=PLACES)
-    check = Validator()
+    check = Findings()
     found = read_section(doc, name, check)
     if check.problems or found is None:
         raise ConfigError(check.problems)

@@ -394,7 +394,7 @@ def test_wandb_waits_for_a_minute_and_a_half() -> None:
 
 
 def test_accelerate_takes_a_typo_in_a_nested_section(tmp_path: Path) -> None:
-    """``unit/launching/files/test_accelerate_entries.py`` has ours, which refuses it."""
+    """``unit/launching/files/test_accelerate_file.py`` has ours, which refuses it."""
     (tmp_path / "a.yaml").write_text(f"{ZERO}  zero_stge: 3\n")
     read = load_config_from_file(str(tmp_path / "a.yaml"))
     assert read.deepspeed_config == {"zero_stge": 3}
@@ -402,7 +402,7 @@ def test_accelerate_takes_a_typo_in_a_nested_section(tmp_path: Path) -> None:
 
 
 def test_deepspeed_takes_a_typo_in_its_json() -> None:
-    """``unit/launching/files/test_deepspeed_values.py`` has ours, which refuses it."""
+    """``unit/launching/files/test_deepspeed_file.py`` has ours, which refuses it."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     content = {"train_micro_batch_size_per_gpu": 1, "gradient_cliping": 0.5}

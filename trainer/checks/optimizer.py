@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class DivisibleOptimizer(Callback):
-    """Tries a fresh optimizer on small tensors, whole and divided."""
+    """Tries a fresh optimizer on small tensors, whole and divided as the strategy divides them."""
 
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
-        """Raise ``ConfigError`` if it cannot step this rank's parts of the parameters."""
+        """Raise ``ConfigError`` where it cannot step what it will be given. Collective."""
         problem = run.strategy.optimizer_problem(optimizer)
         if problem:
             raise ConfigError(refusal(problem, optimizer, run.plan, own_optimizer(run.task)))

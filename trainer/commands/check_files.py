@@ -18,7 +18,6 @@ from ..config.naming import Names, resolve_names
 from ..distributed.launcher import Launcher
 from ..errors import COMMAND_LINE, ConfigError, TrainerError
 from ..launching.cpu_rehearsal import rehearsal_notices
-from ..launching.gpu_defaults import default_rows
 from ..launching.request import Request, visible_gpus
 from ..launching.resolve import check_partitions, resolve
 from ..plan import Plan
@@ -153,8 +152,6 @@ class _Check:
                 names = resolve_names(loaded.config, plan, loaded.origins)
                 rows = [*_name_rows(names), *plan_rows(plan.as_dict())]
                 self.answer.append(f"\n{name} under {path}")
-                if not plan.find_unused_parameters:
-                    rows += default_rows(request.deepspeed)
                 self.answer.append(table(rows, plan.notices))
 
         if not self.requests:

@@ -7,12 +7,10 @@ from pathlib import Path
 
 from ..config.documents import Document, read_document
 from ..errors import COMMAND_LINE, Origin, Sourced
-from ..launching.cpu_rehearsal import rehearsal_changes, rehearsal_precision
-from ..launching.details import Rows, details, written
+from ..launching.cpu_rehearsal import rehearsal_precision, rehearsed
+from ..launching.details import Rows, details
 from ..launching.files.accelerate_file import read_accelerate_file
 from ..launching.files.deepspeed_file import read_deepspeed_file
-from ..launching.files.other_files import refuse_other_files
-from ..launching.gpu_defaults import default_rows
 from ..launching.request import Request, Section
 
 # Keys by which a file is recognized. A training config shares some names with both of the others.
@@ -37,13 +35,7 @@ _TYPICAL_KEYS = {
 
 
 def kind_of(doc: Document) -> str:
-    """Return the kind of a file by its keys: ``accelerate``, ``deepspeed`` or ``training``.
-
-    Raises:
-        ConfigError: it is for transformers' own trainer.
-    """
-    refuse_other_files(doc)
-
+    """Return the kind of a file by its keys: ``accelerate``, ``deepspeed`` or ``training``."""
     keys = set()
     for key, value in doc.data.items():
         # bf16 and fp16 are sections in DeepSpeed's files; in others they are true or false.
@@ -87,9 +79,8 @@ def request_rows(request: Request, world_size: int | None, *, rehearsal: bool) -
         world_size: None where only the launcher knows it.
         rehearsal: show what runs on CPUs, where that differs from GPUs.
     """
-    fsdp, deepspeed = request.fsdp, request.deepspeed
     if rehearsal:
-        fsdp, deepspeed = rehearsal_changes(request)
+        request = rehearsed(request)
 
     strategy = request.strategy
     if strategy == "ddp" and world_size == 1:
@@ -116,8 +107,7 @@ def request_rows(request: Request, world_size: int | None, *, rehearsal: bool) -
         norm = request.max_grad_norm.value
         rows.append(("clipping", f"global norm {norm:g}" if norm else "none"))
 
-    rows += details({"fsdp": fsdp, "deepspeed": deepspeed, "dynamo": request.dynamo})
-    rows += default_rows(request.deepspeed)
+    rows += details(vars(request))
     return rows
 
 
@@ -131,8 +121,6 @@ def _batch(request: Request) -> str:
 
 
 def _section(section: Section) -> str:
-    """Return an optimizer or scheduler section in one line; DeepSpeed's defaults are marked so."""
-    values = {key: sourced.value for key, sourced in section.values.items()}
-    defaults = {key: sourced.value for key, sourced in section.defaults.items()}
-    marked = [f"{text} (default)" for text in written(defaults)]
-    return ", ".join([section.name, *written(values), *marked])
+    """Return an optimizer or scheduler section in one line."""
+    found = {**section.defaults, **section.values}
+    return ", ".join([section.name, *(f"{key} {item.value}" for key, item in found.items())])

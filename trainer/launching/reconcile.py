@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from ..config.schedules import TO_FINAL
 from ..config.train_config import DEFAULTS, OPTIMIZERS, TrainConfig
-from ..config.validate import Validator
 from ..errors import Origin, Sourced
+from .findings import Findings
 from .request import Request, Section
 
 
-class Reconciler(Validator):
+class Reconciler(Findings):
     """Collects where values come from, and every two places that disagree.
 
     Args:
@@ -29,7 +27,7 @@ class Reconciler(Validator):
     def is_given(self, key: str) -> bool:
         """Return whether the training config gives a value, and not a default.
 
-        A config that was made in code has no origins: there, it is one other than the default.
+        A config that was made in code has no origins: it gives a value that is no default.
         """
         origin = self.origins.get(key)
         if origin is None:
@@ -39,11 +37,6 @@ class Reconciler(Validator):
     def is_task_default(self, key: str) -> bool:
         """Return whether a value is the task's default, because nobody gives one."""
         return key in self.origins and self.origins[key].is_default
-
-    def is_from_file(self, key: str, origin: Origin) -> None:
-        """Record the launch file that gives a value, unless the training config gives the same."""
-        if key not in self.origins or self.is_task_default(key):
-            self.origins[key] = origin
 
     def origin_of(self, key: str) -> Origin:
         """Return where the training config gives a value; of a setting, at least the mapping's."""
@@ -55,65 +48,37 @@ class Reconciler(Validator):
         return Sourced(getattr(self.config, key), self.origin_of(key))
 
     def agree(self, key: str, requested: Sourced[Any] | None) -> Any:
-        """Return the launch files' value of ``key``, else the config's; record a disagreement."""
-        configured = self.configured(key)
+        """Return the launch files' value of a key, else the config's. Record a disagreement."""
+        configured = getattr(self.config, key, None)
         if requested is None:
-            return configured.value
-        if self.is_given(key) and configured.value not in (None, requested.value):
-            rule = (
-                f"disagrees with {requested.value!r} at {requested.origin}; "
-                "keep one of the two, or make them equal"
-            )
-            self.refuse(configured, rule)
-        self.is_from_file(key, requested.origin)
+            return configured
+        if self.is_given(key) and _as_in_json(configured) not in (None, requested.value):
+            self.disagree(requested, self.configured(key))
+        elif not self.is_given(key):
+            self.origins[key] = requested.origin
         return requested.value
 
-    def type_of(self, key: str, section: Section) -> str:
-        """Return the type of a section. ``key`` is the config's for it: optimizer or schedule."""
-        configured = getattr(self.config, key)
-        if self.is_given(key) and configured not in (None, section.name):
-            self.disagree(section.typed, key, configured)
-        self.origins[key] = section.origin
-        return section.name
+    def disagree(self, requested: Sourced[Any], configured: Sourced[Any]) -> None:
+        """Record that two places give different values of a key."""
+        rule = f"disagrees with {requested.value!r} at {requested.origin}; keep one of the two"
+        self.refuse(configured, rule)
 
-    def take(self, key: str, configured: Any, section: Section) -> Any:
-        """Return the section's value, else its engine's default, else the config's, ``configured``.
-
-        A value that both give, and differently, is recorded as a problem; a default that changes
-        one, as a notice. The task's own default goes before the engine's, and the notice says so.
-        """
-        as_in_json = list(configured) if isinstance(configured, tuple) else configured
+    def take(self, key: str, section: Section) -> Any:
+        """Return the section's value, else the config's, else the default that DeepSpeed takes."""
         found = section.values.get(key)
-        if found is not None:
-            if self.is_given(key) and as_in_json != found.value:
-                self.disagree(found, key, configured)
-            self.is_from_file(key, found.origin)
-            return found.value
-
         default = section.defaults.get(key)
-        if default is None or self.is_given(key) or as_in_json == default.value:
-            return configured
-        if self.is_task_default(key):
-            owner = self.origins[key].source
-            self.note_absent(
-                default,
-                f"DeepSpeed would take its default, {default.value}; "
-                f"{configured}, the {owner}, holds",
-            )
-            return configured
-        self.note_absent(default, f"DeepSpeed's default holds, {default.value}")
-        self.origins[key] = section.origin
-        return default.value
+        is_open = not self.is_given(key) and not self.is_task_default(key)
+        if found is None and default is not None and is_open:
+            configured = getattr(self.config, key, None)
+            if _as_in_json(default.value) != _as_in_json(configured):
+                self.origins[key] = section.origin
+                self.notice(default, f"DeepSpeed's default holds, {default.value}")
+                return default.value
+        return self.agree(key, found)
 
-    def note_absent(self, absent: Sourced[Any], text: str) -> None:
-        """Note what holds for a setting that a section does not have."""
-        self.notices.append(f"{absent.origin.place}: no {absent.origin.key}: {text}")
 
-    def disagree(self, found: Sourced[Any], key: str, configured: object) -> None:
-        """Record that a launch file and the training config give different values."""
-        place = self.configured(key).origin.place
-        rule = f'disagrees with {key} {configured!r} at {place}; keep one, or write "auto"'
-        self.refuse(found, rule)
+def _as_in_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def choose_optimizer(
@@ -131,29 +96,22 @@ def choose_optimizer(
     name: str = config.optimizer or "adamw"
     section = request.optimizer
     if section is not None:
-        name = both.type_of("optimizer", section)
-        for key in keys:
-            values[key] = both.take(key, values[key], section)
+        name = both.agree("optimizer", Sourced(section.name, section.origin))
+        values = {key: both.take(key, section) for key in keys}
         if built_by is not None:
             rule = f"{built_by} builds the optimizer already; remove one of the two"
             both.refuse(Sourced(section.typed.value, section.origin), rule)
-        both.notices.append(
-            f"{section.origin}: optimizer {section.typed.value} runs as torch's {name}, "
-            "the same under every strategy"
-        )
 
     lr = float(values["lr"])
-    if name not in OPTIMIZERS:
-        settings = _class_settings(name, lr, values["weight_decay"], both)
-    elif name == "sgd":
-        settings = {key: values[key] for key in ("momentum", "weight_decay")}
-    else:
-        settings = {key: values[key] for key in ("betas", "eps", "weight_decay")}
-    return name, settings, lr
+    if name == "sgd":
+        return name, {key: values[key] for key in ("momentum", "weight_decay")}, lr
+    if name in OPTIMIZERS:
+        return name, {key: values[key] for key in ("betas", "eps", "weight_decay")}, lr
+    return name, _class_settings(name, lr, values["weight_decay"], both), lr
 
 
 def _class_settings(name: str, lr: float, decay: float, both: Reconciler) -> dict[str, Any]:
-    """Return the settings of an optimizer that is named as a class; record what it refuses."""
+    """Return the settings of an optimizer that is named as a class, and record its problems."""
     from ..optim.optimizers import check_class
 
     settings, problems = check_class(
@@ -168,17 +126,6 @@ def _class_settings(name: str, lr: float, decay: float, both: Reconciler) -> dic
     return settings
 
 
-@dataclass(kw_only=True)
-class _Schedule:
-    """The plan's values of the schedule, by their names there."""
-
-    schedule: str
-    schedule_settings: dict[str, Any]
-    warmup_steps: int
-    warmup_fraction: float | None
-    final_lr_ratio: float
-
-
 def choose_schedule(
     config: TrainConfig, request: Request, both: Reconciler, lr: float
 ) -> tuple[dict[str, Any], float]:
@@ -186,81 +133,50 @@ def choose_schedule(
 
     They are the config's, or those of a DeepSpeed JSON's ``scheduler`` section.
     """
-    chosen = _Schedule(
-        schedule=config.schedule or "constant",
-        schedule_settings=dict(config.schedule_settings),
-        warmup_steps=config.warmup_steps,
-        warmup_fraction=config.warmup_fraction,
-        final_lr_ratio=config.final_lr_ratio,
-    )
+    chosen: dict[str, Any] = {
+        "schedule": config.schedule or "constant",
+        "schedule_settings": dict(config.schedule_settings),
+        "warmup_steps": config.warmup_steps,
+        "warmup_fraction": config.warmup_fraction,
+        "final_lr_ratio": config.final_lr_ratio,
+    }
     section = request.scheduler
     if section is not None:
-        lr = _take_scheduler(chosen, section, config, both, lr)
-    _check_final_ratio(chosen.schedule, section, config, both)
-    return dict(vars(chosen)), lr
+        lr = _take_scheduler(chosen, section, both, lr)
+    return chosen, lr
 
 
-def _take_scheduler(
-    chosen: _Schedule, section: Section, config: TrainConfig, both: Reconciler, lr: float
-) -> float:
+def _take_scheduler(chosen: dict[str, Any], section: Section, both: Reconciler, lr: float) -> float:
     """Put the section's values into ``chosen``, and return the learning rate."""
-    chosen.schedule = both.type_of("schedule", section)
-    if both.is_task_default("warmup_fraction"):
-        # It belongs to the task's schedule, which does not run.
+    config = both.config
+    chosen["schedule"] = both.agree("schedule", Sourced(section.name, section.origin))
+    if both.is_task_default("warmup_fraction"):  # of the task's schedule, which does not run
         both.origins["warmup_fraction"] = section.origin
-        chosen.warmup_fraction = None
-
-    peak = section.defaults.get("lr")
-    if peak is not None and both.is_given("lr") and peak.value != lr:
-        place = both.configured("lr").origin.place
-        both.note_absent(
-            peak, f"DeepSpeed would rise to its default, {peak.value}; lr {lr:g} at {place} holds"
-        )
-    lr = float(both.take("lr", lr, section))
-
+        chosen["warmup_fraction"] = None
     length = section.values.get("max_steps")
-    if length is not None:
-        if config.epochs is not None:
-            both.disagree(length, "epochs", config.epochs)
-        elif length.value != config.max_steps:
-            both.disagree(length, "max_steps", config.max_steps)
+    if length is not None and (config.epochs is not None or length.value != config.max_steps):
+        both.disagree(length, both.configured("max_steps" if config.epochs is None else "epochs"))
+    peak = section.values.get("lr")
+    if peak is not None:
+        if both.is_given("lr") and peak.value != lr:
+            both.disagree(peak, Sourced(lr, both.origin_of("lr")))
+        lr = float(peak.value)
+        both.origins["lr"] = peak.origin
 
-    has_warmup = _take_warmup(chosen, section, config, both)
-    chosen.final_lr_ratio = both.take("final_lr_ratio", chosen.final_lr_ratio, section)
-    if has_warmup and both.take("warmup_type", "linear", section) == "log":
-        chosen.schedule_settings["warmup_type"] = "log"
-    return lr
+    # The config may give the warm-up in samples, or as a fraction of the run. Then it holds.
+    other = "warmup_samples" if config.warmup_samples else "warmup_fraction"
+    is_in_steps = not (config.warmup_samples or chosen["warmup_fraction"])
+    if is_in_steps:
+        chosen["warmup_steps"] = both.take("warmup_steps", section)
+    elif "warmup_steps" in section.values:
+        both.disagree(section.values["warmup_steps"], both.configured(other))
+    has_warmup = not is_in_steps or chosen["warmup_steps"]
+    if has_warmup and both.take("warmup_type", section) == "log":
+        chosen["schedule_settings"]["warmup_type"] = "log"
 
-
-def _take_warmup(
-    chosen: _Schedule, section: Section, config: TrainConfig, both: Reconciler
-) -> bool:
-    """Put the section's warm-up into ``chosen``, and return whether there is one.
-
-    The config may give it in samples, or as a fraction of the run; the section does so in steps.
-    """
-    other = None
-    if config.warmup_samples:
-        other = "warmup_samples"
-    elif chosen.warmup_fraction:
-        other = "warmup_fraction"
-    if other is None:
-        chosen.warmup_steps = both.take("warmup_steps", chosen.warmup_steps, section)
-        return bool(chosen.warmup_steps)
-
-    found = section.values.get("warmup_steps")
-    if found is not None:
-        both.disagree(found, other, getattr(config, other))
-    return True
-
-
-def _check_final_ratio(
-    schedule: str, section: Section | None, config: TrainConfig, both: Reconciler
-) -> None:
-    """Refuse a ``final_lr_ratio`` of the config where the section's schedule ends at 0."""
-    if not config.final_lr_ratio or schedule not in TO_FINAL:
-        return
-    configured = both.configured("final_lr_ratio")
-    if section is not None and "final_lr_ratio" not in {**section.values, **section.defaults}:
+    if section.name == "cosine":
+        chosen["final_lr_ratio"] = both.take("final_lr_ratio", section)
+    elif config.final_lr_ratio and section.name == "linear":
         rule = f"{section.typed.value} at {section.origin} ends at 0; remove one of the two"
-        both.refuse(configured, rule)
+        both.refuse(both.configured("final_lr_ratio"), rule)
+    return lr

@@ -1,4 +1,4 @@
-"""What launch files and flags ask for, before it is compared with the training config."""
+"""The run that launch files and flags ask for, before the training config is compared with it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Strategy = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """An optimizer or a schedule that a launch file asks for, by keys of the training config.
+    """An optimizer or a schedule that a DeepSpeed JSON asks for, by keys of the training config.
 
     Args:
         name: of the optimizer or the schedule.
         typed: the type as the file gives it.
         origin: of the section.
         values: those in the file, by key of the training config.
-        defaults: those that DeepSpeed takes where the file gives none, likewise. What is in neither
-            ("auto") is decided by the training config.
+        defaults: those that DeepSpeed takes for the absent ones, likewise. A value that is "auto"
+            is in neither: the training config decides.
     """
 
     name: str
@@ -36,22 +36,22 @@ class Request:
     """How a job is to run. None, and an empty mapping, mean that it was not requested.
 
     Args:
-        strategy: the requested one.
-        strategy_origin: of the request for it.
+        strategy: the requested strategy; ``strategy_origin``: of the request for it.
         stage_0: the request is ZeRO's stage 0, which shards nothing: it runs as ``ddp``, or as
             ``single`` on one process.
         world_size: processes of the whole job; ``num_machines`` machines share them.
         mixed_precision: ``no``, ``bf16`` or ``fp16``.
-        use_cpu: compute on the CPU even where there are GPUs.
+        use_cpu: compute on the CPU even if there are GPUs.
         accumulation_steps: backward passes per optimizer step.
         micro_batch_size: items per process and backward pass; ``global_batch_size``: per optimizer
             step.
         max_grad_norm: clip the global gradient norm to this; 0 means no clipping.
         optimizer, scheduler: those of a DeepSpeed JSON.
         fsdp: arguments of ``accelerate.FullyShardedDataParallelPlugin``, always of version 2.
-        deepspeed: the configuration of DeepSpeed's engine, without what has a field here.
+        deepspeed: the configuration of DeepSpeed's engine, without the values that have a field
+            here.
         dynamo: arguments of ``accelerate.utils.TorchDynamoPlugin``.
-        notices: what was mapped or has no effect here, one line each with ``file:line``.
+        notices: one line each with ``file:line``.
         files: every file that was read.
         origins: of each value of ``fsdp``, ``deepspeed`` and ``dynamo`` that a file or a flag
             gives, by dotted key.

@@ -90,9 +90,8 @@ def launch(
         origins or {},
         optimizer_built_by=optimizer_built_by,
     )
-    precision = _requested_precision(config, request, plan)
     is_stage_0 = request is not None and request.stage_0
-    check_environment(plan, launcher, precision, deepspeed_file=is_stage_0)
+    check_environment(plan, launcher, deepspeed_file=is_stage_0)
 
     _connect(plan, launcher, timedelta(minutes=config.timeout_minutes))
     heartbeat.start(timedelta(minutes=config.timeout_minutes))
@@ -106,17 +105,10 @@ def launch(
 def read_request_of(
     launcher: Launcher, *, accel_config: str | None, deepspeed: str | None
 ) -> Request | None:
-    """Read what the files ask for, wherever their names were given; None where there are none."""
-    has_file = bool(accel_config or deepspeed)
-    if launcher.name == "deepspeed" and not has_file:
-        raise LaunchError(
-            "started by the deepspeed launcher, but no configuration: add --deepspeed "
-            "ds_configs/zero2.json"
-        )
-    if launcher.name != "accelerate" and not has_file:
-        return None
-
-    # A training without launch files does not need to import these.
+    """Read the request of the launch files, and return None if there are none."""
+    is_started = launcher.name in ("accelerate", "deepspeed")
+    if not (accel_config or deepspeed or is_started):
+        return None  # such a training does not need to import the readers
     from .files.accelerate_file import read_accelerate_file, read_launch_flags
     from .files.deepspeed_file import read_deepspeed_file
 
@@ -126,87 +118,52 @@ def read_request_of(
     if accel_config and deepspeed:
         rule = "one job is described twice: give --accel_config or --deepspeed, not both"
         raise ConfigError(named.problem(rule))
-
     if launcher.name == "accelerate":
         file, flags = read_launch_flags(list(launcher.arguments))
-        if deepspeed or (accel_config and not _is_same_file(file, accel_config)):
+        if named.value and os.path.realpath(named.value) != os.path.realpath(file or ""):
             rule = "accelerate launch has a file of its own already; remove this one"
             raise ConfigError(named.problem(rule))
         return read_accelerate_file(file, overrides=flags)
+
     if accel_config:
         return read_accelerate_file(accel_config)
-    return read_deepspeed_file(str(deepspeed))
+    if not deepspeed:
+        raise LaunchError(
+            "started by the deepspeed launcher, but no configuration: add --deepspeed "
+            "ds_configs/zero2.json"
+        )
+    return read_deepspeed_file(deepspeed)
 
 
-def check_environment(
-    plan: Plan, launcher: Launcher, precision: str, *, deepspeed_file: bool = False
-) -> None:
+def check_environment(plan: Plan, launcher: Launcher, *, deepspeed_file: bool = False) -> None:
     """Compare the variables that Accelerate obeys with the plan: a stray one would change the run.
 
     Args:
-        precision: the requested one, which may not be the one that a rehearsal runs in.
         deepspeed_file: the launch file is one of DeepSpeed: ``accelerate launch`` sets its
             variable, whatever runs.
+
+    Raises:
+        LaunchError: a variable asks for another run.
     """
-    families = {"ACCELERATE_USE_DEEPSPEED": "zero", "ACCELERATE_USE_FSDP": "fsdp"}
-    if deepspeed_file:
-        del families["ACCELERATE_USE_DEEPSPEED"]
-    for name, family in families.items():
-        is_set = os.environ.get(name, "").lower() == "true"
-        if is_set and not plan.strategy.startswith(family):
+    runs_deepspeed = deepspeed_file or bool(plan.deepspeed)
+    allowed = {
+        "USE_DEEPSPEED": ["true"] if runs_deepspeed else [],
+        "USE_FSDP": ["true"] if plan.fsdp else [],
+    }
+    if launcher.name != "accelerate":  # which makes these from its file and flags
+        allowed["MIXED_PRECISION"] = [plan.mixed_precision]
+        if plan.rehearsal and plan.deepspeed:
+            allowed["MIXED_PRECISION"].append("fp16")  # rehearsed in bf16
+        allowed["GRADIENT_ACCUMULATION_STEPS"] = ["1", str(plan.accumulation_steps)]
+        allowed["DYNAMO_BACKEND"] = [str(plan.dynamo.get("backend", "no")).lower()]
+
+    for name, values in allowed.items():
+        found = os.environ.get(f"ACCELERATE_{name}", "").lower()
+        if found not in ("", "no", "false", "0", *values):
             raise LaunchError(
-                f"{name}=true is set, but {plan.strategy} was asked for; unset it or name its file"
+                f"ACCELERATE_{name}={found} is set, but the training config and the launch files "
+                "do not say so; unset it, or write it there"
             )
-
-    # accelerate launch makes the others from its file and flags, which were read.
-    if launcher.name != "accelerate":
-        _check_precision_variable(plan, precision)
-        _check_accumulation_variable(plan)
-        _check_compiler_variable(plan)
-
-
-def _check_precision_variable(plan: Plan, precision: str) -> None:
-    value = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    if value not in ("no", precision):  # "no" is what a launcher sets where nothing was typed
-        raise LaunchError(
-            f"ACCELERATE_MIXED_PRECISION={value} is set, but mixed_precision is {precision} "
-            f"({plan.origin('mixed_precision').place}); unset it, or write mixed_precision: {value}"
-        )
-
-
-def _check_accumulation_variable(plan: Plan) -> None:
-    value = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-    if value not in ("", "1", str(plan.accumulation_steps)):
-        raise LaunchError(
-            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value} is set, but accumulation_steps is "
-            f"{plan.accumulation_steps}; unset it, or write accumulation_steps: {value}"
-        )
-
-
-def _check_compiler_variable(plan: Plan) -> None:
-    value = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    backend = "no"
-    state = "compile is false"
-    if plan.compile:
-        backend = str(plan.dynamo.get("backend", "inductor")).lower()
-        state = f"compile runs {backend}"
-    if value not in ("", "no", backend):
-        raise LaunchError(
-            f"ACCELERATE_DYNAMO_BACKEND={value} is set, but {state}; unset it, or set compile: true"
-        )
-
-
-def _requested_precision(config: TrainConfig, request: Request | None, plan: Plan) -> str:
-    """Return the precision that the config or the launch file asks for, else the plan's."""
-    if config.mixed_precision:
-        return config.mixed_precision
-    if request is not None and request.mixed_precision is not None:
-        return request.mixed_precision.value
-    return plan.mixed_precision
-
-
-def _is_same_file(file: str | None, other: str) -> bool:
-    return file is not None and os.path.realpath(file) == os.path.realpath(other)
 
 
 def _hide_gpus() -> None:
@@ -225,20 +182,11 @@ def _take_gpu(plan: Plan, launcher: Launcher) -> None:
     """Make this process's GPU the current one: that of its local rank, or the only one it sees.
 
     Raises:
-        LaunchError: torch cannot use it, although the driver counts it, or it has no bf16.
+        LaunchError: the GPU has no bf16.
     """
     import torch
 
-    try:
-        torch.cuda.set_device(launcher.local_rank % visible_gpus())
-    except RuntimeError as error:
-        reason = str(error).partition(". ")[0]
-        raise LaunchError(
-            f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the GPUs "
-            f"of this machine: {reason}; update the driver, install a torch for an older CUDA, or "
-            "set CUDA_VISIBLE_DEVICES='' to rehearse on the CPU"
-        ) from None
-
+    torch.cuda.set_device(launcher.local_rank % visible_gpus())
     if plan.mixed_precision == "bf16" and not _has_bf16():
         place = plan.origin("mixed_precision").place
         name = torch.cuda.get_device_name()
@@ -326,17 +274,16 @@ def _accelerator(plan: Plan) -> Accelerator:
 
 
 def _check_accelerator(plan: Plan, accelerator: Accelerator) -> None:
-    """Raise LaunchError where Accelerate made something else of the plan."""
-    kinds = {"single": ["NO"], "ddp": ["MULTI_CPU", "MULTI_GPU"], "fsdp": ["FSDP"]}
-    expected = kinds.get(plan.strategy, ["DEEPSPEED"])
-    kind = str(accelerator.distributed_type).rsplit(".", 1)[-1]
-    if kind not in expected:
-        raise LaunchError(f"strategy: asked for {plan.strategy}, but Accelerate runs {kind}")
-
-    for name, planned, found in (
-        ("processes", plan.world_size, accelerator.num_processes),
-        ("device", plan.device, accelerator.device.type),
-        ("mixed_precision", plan.mixed_precision, accelerator.mixed_precision),
-    ):
-        if planned != found:
-            raise LaunchError(f"{name}: asked for {planned}, but Accelerate runs {found}")
+    """Raise LaunchError if Accelerate made something else of the plan."""
+    kinds = {"single": ("NO",), "ddp": ("MULTI_CPU", "MULTI_GPU"), "fsdp": ("FSDP",)}
+    kind = accelerator.distributed_type.value
+    found = {
+        "strategy": plan.strategy if kind in kinds.get(plan.strategy, ("DEEPSPEED",)) else kind,
+        "world_size": accelerator.num_processes,
+        "device": accelerator.device.type,
+        "mixed_precision": accelerator.mixed_precision,
+    }
+    for key, value in found.items():
+        if getattr(plan, key) != value:
+            planned = getattr(plan, key)
+            raise LaunchError(f"{key}: asked for {planned}, but Accelerate runs {value}")

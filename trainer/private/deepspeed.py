@@ -11,7 +11,9 @@ stages 1 and 2, ``DeepSpeedZeroOptimizer_Stage3`` in stage 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,17 @@ REDUCE_METHODS = {
     2: "process_gradients",
     3: "reduce_ready_partitions_and_remove_grads",
 }
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what DeepSpeed logs to standard output, at its import and each time it reads."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def switch_off_op(name: str) -> None:

@@ -44,7 +44,8 @@ def training_lines(run: Mapping[str, Any]) -> list[str]:
     Args:
         run: as given to ``Task.model_card``.
     """
-    groups_text = "; ".join(group_texts(run["optimizer_groups"]))
+    shared, groups = group_texts(run["optimizer_groups"], {"lr": run["lr"]})
+    groups_text = "; ".join([shared, *groups])
     spent = run["spent"]
 
     processes = str(run["world_size"])

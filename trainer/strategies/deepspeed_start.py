@@ -7,7 +7,6 @@ work at its start that costs time and memory for nothing. All of that is dealt w
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -58,7 +57,7 @@ def check_engine_config(plan: Plan) -> None:
         )
 
     try:
-        with _quiet():
+        with private_deepspeed.quiet():
             from deepspeed.runtime.config import DeepSpeedConfig
 
             DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **plan.deepspeed})
@@ -70,17 +69,6 @@ def check_engine_config(plan: Plan) -> None:
         origin = Origin(plan.files[-1]) if plan.files else plan.origin("strategy")
         rule = f"DeepSpeed: {_first_line(error)}"
         raise ConfigError(Problem(origin=origin, rule=rule)) from None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what DeepSpeed logs to standard output, at its import and each time it reads."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _first_line(error: Exception) -> str:
@@ -103,14 +91,20 @@ def without_compiled_op() -> None:
 
 @contextlib.contextmanager
 def engine_start(model: nn.Module) -> Iterator[None]:
-    """Keep the engine from gathering each parameter while it is built.
+    """Leave out two things that the engine does while it is built.
 
-    Under ZeRO-3 it does so to register a hook on the parameter, which needs no values.
+    Under ZeRO-3 it would gather each parameter to register a hook on it, which needs no values.
+    In place of torch's Adagrad it would create another one, with a single group of the default
+    settings, to get the initial state of the flat groups; the optimizer has that already
+    (``FirstState``).
     """
     sharded = [p for p in model.parameters() if private_deepspeed.is_sharded(p)]
     methods = [private_deepspeed.stop_gathering(parameter) for parameter in sharded]
+    adagrad = torch.optim.Adagrad
+    torch.optim.Adagrad = type("NotAdagrad", (), {})  # type: ignore[misc, assignment]
     try:
         yield
     finally:
+        torch.optim.Adagrad = adagrad  # type: ignore[misc]
         for parameter, (all_gather, partition) in zip(sharded, methods, strict=True):
             private_deepspeed.gather_again(parameter, all_gather, partition)

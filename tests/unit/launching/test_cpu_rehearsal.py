@@ -9,10 +9,7 @@ from launch_texts import FSDP, Write
 from origins import origin
 from plans import FOUR_GPUS, HOME, SAID, asked, plan, request
 
-from trainer.launching.cpu_rehearsal import (
-    rehearsal_changes,
-    rehearsal_notices,
-)
+from trainer.launching.cpu_rehearsal import rehearsal_notices, rehearsed
 from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
 
@@ -27,23 +24,23 @@ def test_what_changes_nothing_in_a_rehearsal_is_no_notice(write: Write) -> None:
         },
     }
     request = read_deepspeed_file(write("ds.json", json.dumps(content, indent=1)))
-    assert rehearsal_notices(request) == (
+    assert rehearsal_notices(request) == [
         "ds.json:3 (fp16.enabled): DeepSpeed has no fp16 on a CPU: rehearsed in bf16",
-    )
-    assert rehearsal_changes(request) == ({}, {"zero_optimization": content["zero_optimization"]})
+    ]
+    assert rehearsed(request).deepspeed == {"zero_optimization": content["zero_optimization"]}
 
 
 def test_the_offload_of_fsdp_is_left_out(write: Write) -> None:
     fsdp = read_accelerate_file(write("b.yaml", f"{FSDP}  fsdp_offload_params: true\n"))
     assert fsdp.fsdp["cpu_offload"] is True
-    assert rehearsal_changes(fsdp)[0] == {**fsdp.fsdp, "cpu_offload": False}
+    assert rehearsed(fsdp).fsdp == {**fsdp.fsdp, "cpu_offload": False}
 
 
 def test_reading_straight_to_a_gpu_is_left_out(write: Write) -> None:
     text = '{"zero_optimization": {"stage": 3}, "aio": {"use_gds": true, "block_size": 4096}}'
     request = read_deepspeed_file(write("ds.json", text))
     assert request.deepspeed["aio"] == {"use_gds": True, "block_size": 4096}
-    assert rehearsal_changes(request)[1]["aio"] == {"block_size": 4096}
+    assert rehearsed(request).deepspeed["aio"] == {"use_gds": False, "block_size": 4096}
 
 
 @pytest.mark.parametrize(
@@ -79,20 +76,15 @@ def test_what_gpus_alone_can_do_is_left_out_of_a_rehearsal() -> None:
         "zero_hpz_partition_size": 2,
         "offload_param": {"device": "nvme", "nvme_path": "/nvme"},
     }
-    origins = {
-        f"deepspeed.zero_optimization.{key}": origin(f"{HOME} ({key})")
-        for key in (*zero, "offload_param.device")
-    }
+    origins = {f"deepspeed.zero_optimization.{key}": origin(f"{HOME} ({key})") for key in zero}
     asks = request("zero3", deepspeed={"zero_optimization": zero}, origins=origins)
     made = plan(asks)
     assert made.deepspeed == {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}
-    quantized = (
-        "left out of a rehearsal: DeepSpeed quantizes on GPUs only; the numbers are those without"
-    )
+    left_out = "left out of a rehearsal: DeepSpeed has it on GPUs only"
     assert made.notices == (
-        f"{HOME} (zero_quantized_weights): {quantized}",
-        f"{HOME} (zero_quantized_gradients): {quantized}",
-        f"{HOME} (offload_param.device): left out of a rehearsal: the parameters stay in memory",
+        f"{HOME} (zero_quantized_weights): {left_out}",
+        f"{HOME} (zero_quantized_gradients): {left_out}",
+        f"{HOME} (offload_param): {left_out}",
     )
     on_gpus = plan(asks, machine=FOUR_GPUS)
     assert (on_gpus.deepspeed, on_gpus.notices) == ({"zero_optimization": zero}, ())

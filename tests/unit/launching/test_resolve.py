@@ -108,7 +108,7 @@ def test_machines_are_those_of_the_launcher() -> None:
     ("name", "hint"),
     [
         ("python", "plain python starts one process: use accelerate launch, torchrun or deepspeed"),
-        ("torchrun", "the processes that were launched must be as many"),
+        ("torchrun", "launch as many, or change the file"),
     ],
 )
 def test_another_world_than_the_file_asks_for(name: str, hint: str) -> None:
@@ -121,7 +121,7 @@ def test_another_world_than_the_file_asks_for(name: str, hint: str) -> None:
 
 def test_single_with_two_processes() -> None:
     line = (
-        "a.yaml:2 (distributed_type): asks for one process, but 2 run; use distributed_type: MULTI_GPU for DDP"
+        "a.yaml:2 (distributed_type): asks for 1 processes, but 2 run under torchrun; launch as many, or change the file"
     )  # fmt: skip
     assert refusal(lambda: plan(request("single"))) == line
 
@@ -137,8 +137,9 @@ def test_ddp_under_a_launcher_of_one_process(name: str, asked: Sourced[int] | No
 
 
 def test_ddp_without_a_launcher() -> None:
-    hint = "plain python starts one process: use accelerate launch or torchrun"
-    line = f"a.yaml:2 (distributed_type): asks for DDP, but {hint}"
+    hint = "plain python starts one process: use accelerate launch, torchrun or deepspeed"
+    line = "a.yaml:2 (distributed_type): asks for several processes, but 1 run under python"
+    line = f"{line}; {hint}"
     assert refusal(lambda: plan(request("ddp"), launcher=launched(1, "python"))) == line
 
 
@@ -249,20 +250,6 @@ def test_the_plan_says_how_float32_is_computed(
 ) -> None:
     made = plan(request("zero2"), machine=machine, **settings)
     assert made.precision["compute"] == compute and made.precision["gradients"] in ("fp32", "bf16")
-    said = f"{SAID}: float32: tf32 has no effect on a CPU"
-    assert (said in made.notices) == (machine == CPU)
-
-
-@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
-@pytest.mark.parametrize(
-    ("key", "value", "owner"), [("sync_each_batch", True, "fsdp"), ("bucket_cap_mb", 50, "ddp")]
-)
-def test_a_key_of_one_strategy_is_said_to_have_no_effect_elsewhere(
-    strategy: str, key: str, value: object, owner: str
-) -> None:
-    made = plan(request(strategy), **{key: value})
-    line = f"{SAID}: {key}: no effect under {strategy}: gradients are kept as without it"
-    assert getattr(made, key) == value and (line in made.notices) == (strategy != owner)
 
 
 HALF = {"communication_data_type": "bf16", "zero_optimization": {"stage": 2}}
@@ -285,21 +272,19 @@ def test_the_json_may_say_in_what_gradients_travel() -> None:
         assert plan(asks, **settings).reduce_dtype == "bf16"
     assert refusal(lambda: plan(asks, reduce_dtype="float32")) == (
         f"{SAID}: reduce_dtype: 'float32': disagrees with 'bf16' at {HOME} "
-        "(communication_data_type); keep one of the two, or make them equal"
+        "(communication_data_type); keep one of the two"
     )
 
 
 def test_one_process_exchanges_nothing() -> None:
     made = plan(request("single"), world=1, reduce_dtype="bf16")
     assert made.precision["reduction"] == "fp32"
-    line = f"{SAID}: reduce_dtype: no effect in one process: nothing is exchanged"
-    assert line in made.notices
 
 
 def test_where_gradients_cannot_travel_in_bf16() -> None:
     assert refusal(lambda: plan(request("ddp"), reduce_dtype="bf16", mixed_precision="fp16")) == (
         f"{SAID}: reduce_dtype: 'bf16': not supported beside mixed_precision fp16, whose loss "
-        "scale looks for infinite gradients of fp16; take mixed_precision: bf16"
+        "scale looks for infinite gradients of fp16; take bf16"
     )
     sums = {"reduce_dtype": "bf16", "accumulation_steps": 4}
     assert refusal(lambda: plan(request("fsdp"), **sums)) == (
@@ -349,11 +334,11 @@ def test_the_batch_is_a_product_and_leaves_open_what_follows_from_it(
     [
         (
             {"micro_batch_size": 8, "global_batch_size": 64},
-            "64: must be a multiple of micro_batch_size 8 x world_size 3 = 24; nearest that work: 48 or 72",
+            "64: must be a multiple of micro_batch_size 8 x world_size 3 = 24; change one of them",
         ),
         (
             {"micro_batch_size": 8, "accumulation_steps": 2, "global_batch_size": 64},
-            "64: must be micro_batch_size 8 x world_size 3 x accumulation_steps 2 = 48; change one of them",
+            "64: must be equal to micro_batch_size 8 x world_size 3 x accumulation_steps 2 = 48; change one of them",
         ),
     ],
 )

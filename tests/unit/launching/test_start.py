@@ -24,36 +24,38 @@ from trainer.strategies.ddp import DDP
 
 
 @pytest.mark.parametrize(
-    ("name", "stray", "settings", "refused"),
+    ("variable", "value", "settings", "refused"),
     [
-        ("torchrun", "bf16", {"mixed_precision": "no"}, True),
-        ("torchrun", "BF16", {"mixed_precision": "bf16"}, False),
-        ("torchrun", "fp16", {"mixed_precision": "fp16"}, False),  # rehearsed in bf16
-        (
-            "torchrun",
-            "no",
-            {"mixed_precision": "bf16"},
-            False,
-        ),  # what a launcher around this one sets for nothing
-        ("accelerate", "fp16", {"mixed_precision": "fp16"}, False),
+        ("MIXED_PRECISION", "bf16", {"mixed_precision": "no"}, True),
+        ("MIXED_PRECISION", "BF16", {"mixed_precision": "bf16"}, False),
+        ("MIXED_PRECISION", "fp16", {"mixed_precision": "fp16"}, False),  # rehearsed in bf16
+        ("MIXED_PRECISION", "no", {"mixed_precision": "bf16"}, False),  # a launcher sets it
+        ("GRADIENT_ACCUMULATION_STEPS", "4", {}, True),
+        ("GRADIENT_ACCUMULATION_STEPS", "4", {"accumulation_steps": 4}, False),
+        ("DYNAMO_BACKEND", "INDUCTOR", {}, True),
+        ("DYNAMO_BACKEND", "INDUCTOR", {"compile": True}, False),
+        ("DYNAMO_BACKEND", "EAGER", {"compile": True}, True),
+        ("DYNAMO_BACKEND", "no", {"compile": True}, False),
+        ("USE_FSDP", "true", {}, True),
+        ("USE_DEEPSPEED", "true", {}, False),
     ],
 )
-def test_a_stray_precision_of_the_environment(
-    name: str, stray: str, settings: dict[str, str], refused: bool, monkeypatch: pytest.MonkeyPatch
+def test_stray_variables_of_accelerate(
+    variable: str,
+    value: str,
+    settings: dict[str, Any],
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", stray)
-    launcher, asked = launched(2, name), settings.get("mixed_precision", "no")
-    made = plan(request("zero2"), launcher=launcher, **settings)
+    monkeypatch.setenv(f"ACCELERATE_{variable}", value)
+    made = plan(request("zero2"), launcher=launched(2, "torchrun"), **settings)
+    if variable != "USE_FSDP":
+        check_environment(made, launched(2, "accelerate"))  # which made it of its file and flags
     if not refused:
-        check_environment(made, launcher, asked)
-        return
-    home = SAID if settings else "default"
-    with pytest.raises(LaunchError) as caught:
-        check_environment(made, launcher, asked)
-    assert str(caught.value) == (
-        f"ACCELERATE_MIXED_PRECISION=bf16 is set, but mixed_precision is no ({home}); unset it, "
-        "or write mixed_precision: bf16"
-    )
+        return check_environment(made, launched(2, "torchrun"))
+    line = f"ACCELERATE_{variable}={value.lower()} is set, but the training config and the launch"
+    with pytest.raises(LaunchError, match=line):
+        check_environment(made, launched(2, "torchrun"))
 
 
 # GPUs, emulated: what is asked of torch and Accelerate
@@ -222,27 +224,6 @@ def test_use_cpu_is_refused_where_a_gpu_is_in_use(monkeypatch: pytest.MonkeyPatc
     assert str(caught.value) == line
 
 
-def test_a_driver_that_is_too_old_is_one_line(
-    gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus(2)
-    said = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by ..."
-
-    def refuse(index: int) -> None:
-        raise RuntimeError(said)
-
-    monkeypatch.setattr(torch.cuda, "set_device", refuse)
-    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with pytest.raises(LaunchError) as caught:
-        started(request("ddp"), launched(2), 2)
-    assert str(caught.value) == (
-        "torch 2.13.0+cu130, built for CUDA 13.0, cannot use the GPUs of this machine: The NVIDIA driver on your "
-        "system is too old (found version 11040); update the driver, install a torch for an older CUDA, or set "
-        "CUDA_VISIBLE_DEVICES='' to rehearse on the CPU"
-    )
-
-
 def test_bf16_on_a_gpu_without_it_is_one_line(
     gpus: Callable[[int], Calls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,42 +282,3 @@ def test_float32_is_computed_as_the_plan_says(
     start._accelerator(made)
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == expected
     assert torch.backends.cuda.matmul.allow_tf32 == expected[1], "no error of mixed settings"
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "settings", "line"),
-    [
-        (
-            "GRADIENT_ACCUMULATION_STEPS",
-            "4",
-            {},
-            "=4 is set, but accumulation_steps is 1; unset it, or write acc",
-        ),
-        ("GRADIENT_ACCUMULATION_STEPS", "4", {"accumulation_steps": 4}, ""),
-        (
-            "DYNAMO_BACKEND",
-            "INDUCTOR",
-            {},
-            "=inductor is set, but compile is false; unset it, or set compile: true",
-        ),
-        ("DYNAMO_BACKEND", "INDUCTOR", {"compile": True}, ""),
-        (
-            "DYNAMO_BACKEND",
-            "EAGER",
-            {"compile": True},
-            "=eager is set, but compile runs inductor; unset it",
-        ),
-        ("DYNAMO_BACKEND", "no", {"compile": True}, ""),
-    ],
-)
-def test_other_stray_variables_of_accelerate(
-    variable: str, value: str, settings: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(f"ACCELERATE_{variable}", value)
-    made = plan(request("zero2"), launcher=launched(2, "torchrun"), **settings)
-    check_environment(made, launched(2, "accelerate"), "no")  # which made it of its file and flags
-    if not line:
-        return check_environment(made, launched(2, "torchrun"), "no")
-    with pytest.raises(LaunchError) as caught:
-        check_environment(made, launched(2, "torchrun"), "no")
-    assert str(caught.value).startswith(f"ACCELERATE_{variable}{line}")

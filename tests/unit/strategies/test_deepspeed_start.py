@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from plans import plan, request
 
 from trainer.distributed.launcher import Launcher
@@ -19,10 +20,10 @@ from trainer.errors import ConfigError, LaunchError
 from trainer.launching.files.deepspeed_file import read_deepspeed_file
 from trainer.launching.resolve import resolve
 from trainer.plan import Plan
+from trainer.private.deepspeed import quiet
 from trainer.strategies import deepspeed_start
 from trainer.strategies.deepspeed_start import (
     _first_line,
-    _quiet,
     check_engine_config,
     engine_start,
     prepare_process,
@@ -39,17 +40,19 @@ def test_the_environment_of_a_cpu_process(monkeypatch: pytest.MonkeyPatch) -> No
     assert environment["DS_ACCELERATOR"] == "cpu"
 
 
-def test_parameters_are_not_gathered_while_the_engine_is_built() -> None:
+def test_parameters_are_not_gathered_and_adagrad_is_hidden_while_the_engine_is_built() -> None:
     parameter: Any = SimpleNamespace(ds_id=0, all_gather=lambda: "whole", partition=lambda: "cut")
     model: Any = SimpleNamespace(parameters=lambda: [parameter])
+    adagrad = torch.optim.Adagrad
     with engine_start(model):
         assert parameter.all_gather() is None
-    assert parameter.all_gather() == "whole"
+        assert torch.optim.Adagrad is not adagrad
+    assert parameter.all_gather() == "whole" and torch.optim.Adagrad is adagrad
 
 
 def test_logging_is_quiet_only_meanwhile() -> None:
     log = logging.getLogger("deepspeed_test")
-    with _quiet():
+    with quiet():
         assert not log.isEnabledFor(logging.WARNING)
     assert log.isEnabledFor(logging.WARNING)
 

@@ -7,25 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...config.arguments import put
 from ...config.documents import Document, Key, read_document
-from ...config.validate import Validator
 from ...errors import ConfigError, Origin, Sourced
+from ..findings import Findings
 from ..request import Request, Strategy
-from .accelerate_entries import Entries
-from .deepspeed_schema import is_installed
-from .deepspeed_values import ZERO, effective, read_values
-from .other_files import refuse_other_files
+from .accelerate_keys import Entries
+from .deepspeed_model import Unsupported, deepspeed_model, importing
 from .sections import read_section
-from .unused import note_unused
 
+ZERO = "zero_optimization"
 STAGES: dict[int, Strategy] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 # By key of an accelerate file's deepspeed_config, the same setting in DeepSpeed's JSON.
 INLINE = {
     "zero_stage": (ZERO, "stage"),
     "offload_optimizer_device": (ZERO, "offload_optimizer", "device"),
-    "offload_optimizer_nvme_path": (ZERO, "offload_optimizer", "nvme_path"),
     "offload_param_device": (ZERO, "offload_param", "device"),
     "offload_param_nvme_path": (ZERO, "offload_param", "nvme_path"),
     "zero3_save_16bit_model": (ZERO, "stage3_gather_16bit_weights_on_model_save"),
@@ -33,28 +29,14 @@ INLINE = {
     "gradient_clipping": ("gradient_clipping",),
 }
 
-# Keys with a field of their own in Request; the rest of the JSON goes to DeepSpeed.
-_OWN_FIELDS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-    "fp16",
-    "bf16",
-    "bfloat16",
-)
-
-# Stage 0 runs as DDP, which has these in full precision only.
-_ONLY_FP32_IN_STAGE_0 = {
-    "communication_data_type": "stage 0 runs as DDP, which exchanges gradients in fp32",
-    "data_types.grad_accum_dtype": "stage 0 runs as DDP, which adds gradients up in fp32",
+# The key of each field that Request has for itself. The rest of the JSON goes to DeepSpeed.
+_OWN_FIELDS = {
+    "accumulation_steps": "gradient_accumulation_steps",
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "global_batch_size": "train_batch_size",
+    "max_grad_norm": "gradient_clipping",
 }
-
-_AS_DDP = "DeepSpeed shards nothing in stage 0: runs as DDP"
-_OFFLOADS = ("offload_optimizer", "offload_param")
-_INSTALL = "DeepSpeed is not installed: pip install 'samecurve[deepspeed]'"
+_OLD_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 
 def read_deepspeed_file(path: str | Path) -> Request:
@@ -63,260 +45,144 @@ def read_deepspeed_file(path: str | Path) -> Request:
     Raises:
         ConfigError: with every problem of the file.
     """
-    check = Validator()
-    request = read_json(path, check)
-    if check.problems or request is None:
+    check = Findings()
+    request = read_json(path, check, use_cpu=False)
+    if request is None:
         raise ConfigError(check.problems)
     return replace(request, notices=tuple(check.notices))
 
 
-def read_json(path: str | Path, check: Validator) -> Request | None:
-    """Return the request of a JSON; None, with problems in ``check``, where it cannot run."""
+def read_json(path: str | Path, check: Findings, *, use_cpu: bool) -> Request | None:
+    """Return the request of a JSON, and None, with problems in ``check``, if it cannot run."""
     try:
         doc = read_document(path, what="DeepSpeed config file")
-        refuse_other_files(doc, ZERO)
     except ConfigError as error:
         check.problems.extend(error.problems)
         return None
-    if not is_installed():
-        check.problems.append(Sourced(None, Origin(doc.path)).problem(_INSTALL))
-        return None
-
-    request = _request(_with_current_names(doc), check)
+    request = _request(doc, check, use_cpu=use_cpu)
     return None if request is None else replace(request, files=(doc.path,))
 
 
-def read_inline(entries: Entries, check: Validator, origin: Origin) -> Request | None:
+def read_inline(
+    entries: Entries, check: Findings, origin: Origin, *, use_cpu: bool
+) -> Request | None:
     """Return the request of an accelerate file's ``deepspeed_config`` that names no JSON.
 
     Args:
         entries: the section, by argument of the launcher.
-        origin: of the request for DeepSpeed, for what is missing.
+        origin: of the request for DeepSpeed, for a stage that is missing.
     """
-    if not is_installed():
-        check.refuse(Sourced("DEEPSPEED", origin), _INSTALL)
-        return None
     stage = entries.get("zero_stage")
     if stage is None:
-        is_reported = any(found.key.startswith("deepspeed_config") for found in check.problems)
-        if not is_reported:
+        if not check.problems:  # such as a misspelt zero_stage
             missing = Sourced(None, origin.named("deepspeed_config.zero_stage"))
-            rule = "is missing, which accelerate takes as 2; write zero_stage: 1, 2 or 3"
-            check.refuse(missing, rule)
+            check.refuse(missing, "is required: accelerate takes 2 without a word")
         return None
-
-    classes = entries.get("deepspeed_moe_layer_cls_names")
-    if classes is not None and classes.value:
-        rule = (
-            "not supported by samecurve; use zero_optimization.leaf_module in a "
-            "deepspeed_config_file"
-        )
-        check.refuse(classes, rule)
 
     data: dict[str, Any] = {}
     origins: dict[Key, Origin] = {}
-    switched_on = _switched_on(entries)
     for name, path in INLINE.items():
-        if name in switched_on:
-            entry = switched_on[name]
-            put(data, path, entry.value)
-            for end in range(1, len(path) + 1):
-                origins.setdefault(path[:end], entry.origin)
-    return _request(Document(path=stage.origin.source, data=data, origins=origins), check)
+        entry = entries.get(name)
+        if entry is not None and str(entry.value).lower() not in ("none", "false"):
+            *parents, last = path
+            section = data
+            for parent in parents:
+                section = section.setdefault(parent, {})
+            section[last] = entry.value
+            origins[path] = origins[path[:2]] = entry.origin
+    doc = Document(path=stage.origin.source, data=data, origins=origins)
+    return _request(doc, check, use_cpu=use_cpu)
 
 
-def _switched_on(entries: Entries) -> dict[str, Sourced[Any]]:
-    """Return the entries that are on; the path of an offload only where it goes to NVMe."""
-    found = {}
-    for name, entry in entries.items():
-        if entry.value is not False and entry.value != "none":
-            found[name] = entry
-
-    for part in _OFFLOADS:
-        device = found.get(f"{part}_device")
-        if device is None or device.value != "nvme":
-            found.pop(f"{part}_nvme_path", None)
-    return found
-
-
-def _request(doc: Document, check: Validator) -> Request | None:
+def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request | None:
+    """Return what a file asks for, and None, with problems in ``check``, if it cannot run."""
     problems_before = len(check.problems)
-    stage = _stage(doc, check)
-    values = read_values(doc, stage, check)
-    precision = _precision(doc, check)
-    optimizer = read_section(doc, "optimizer", check)
-    scheduler = read_section(doc, "scheduler", check)
-    if stage == 0:
-        _check_dtypes_of_ddp(values, check)
-    else:
-        _check_offload(values, stage, check)
-    if len(check.problems) > problems_before or stage is None:
+    data = _effective(doc.data, ())
+    with importing(Origin(doc.path), use_cpu=use_cpu):
+        read: Any = check.read(deepspeed_model(), data, doc.origin)
+    if read is None:
         return None
 
-    engine = _engine_config(doc)
+    stage = read.zero_optimization.stage
+    origin = doc.origin((ZERO, "stage"))
+    precision = _precision(data, read, doc, check)
+    optimizer = read_section(doc, "optimizer", check)
+    scheduler = read_section(doc, "scheduler", check)
+    offload = read.zero_optimization.offload_param
+    if offload is not None and offload.device != "none" and stage in (1, 2):
+        found = Sourced(offload.device, doc.origin((ZERO, "offload_param", "device")))
+        check.refuse(found, f"works in stage 3 only, this is stage {stage}; remove it")
     if stage == 0:
-        _note_unused_in_stage_0(doc, engine, check)
-        engine = {}
+        check.notices.append(f"{origin.place}: DeepSpeed shards nothing in stage 0: runs as DDP")
+        for path in (("communication_data_type",), ("data_types", "grad_accum_dtype")):
+            dtype = doc.at(*path)
+            if dtype is not None and dtype.value not in (None, "auto", "fp32"):
+                check.refuse(dtype, "stage 0 runs as DDP, whose gradients are in fp32; remove it")
+    if len(check.problems) > problems_before:
+        return None
+
+    values = {field: data.pop(key, None) for field, key in _OWN_FIELDS.items()}
     return Request(
         strategy=STAGES[stage],
-        strategy_origin=doc.origin((ZERO, "stage")),
+        strategy_origin=origin,
         stage_0=stage == 0,
         mixed_precision=precision,
-        accumulation_steps=values.get("gradient_accumulation_steps"),
-        micro_batch_size=values.get("train_micro_batch_size_per_gpu"),
-        global_batch_size=values.get("train_batch_size"),
-        max_grad_norm=values.get("gradient_clipping"),
         optimizer=optimizer,
         scheduler=scheduler,
-        deepspeed=engine,
+        deepspeed=_engine_config(data, doc) if stage else {},
         origins={f"deepspeed.{'.'.join(key)}": doc.origin(key) for key in doc.paths()},
+        **{  # type: ignore[arg-type]
+            field: Sourced(value, doc.origin((_OWN_FIELDS[field],)))
+            for field, value in values.items()
+            if value is not None
+        },
     )
 
 
-def _engine_config(doc: Document) -> dict[str, Any]:
+def _effective(data: Mapping[str, Any], path: Key) -> dict[str, Any]:
+    """Return what counts, under DeepSpeed's current names: no comment, and nothing "auto"."""
+    found = {}
+    for key, value in data.items():
+        # A log that is off has an interval. Of "auto" DeepSpeed's default holds.
+        if not (key.startswith("_") or key == "steps_per_print" or value == "auto"):
+            found[key] = _effective(value, (*path, key)) if isinstance(value, dict) else value
+    if "bfloat16" in found:
+        found.setdefault("bf16", found.pop("bfloat16"))
+    for old, part in _OLD_NAMES.items():
+        if path == (ZERO,) and found.pop(old, False):
+            found.setdefault(part, {"device": "cpu"})
+    return found
+
+
+def _precision(
+    data: Mapping[str, Any], read: Any, doc: Document, check: Findings
+) -> Sourced[str] | None:
+    """Return the requested precision: ``no`` if one is switched off and none is left open."""
+    on = [name for name in ("fp16", "bf16") if getattr(read, name).enabled]
+    off = [name for name in ("fp16", "bf16") if "enabled" in data.get(name, {})]
+    found = [Sourced(name, doc.origin((name, "enabled"))) for name in on]
+    if len(found) > 1:
+        check.refuse(found[1], f"disagrees with {found[0].origin}; enable one of them")
+    if found:
+        return found[0]
+    is_open = any(name in data and name not in off for name in ("fp16", "bf16"))
+    if is_open or not off:
+        return None
+    return Sourced("no", doc.origin((off[0], "enabled")))
+
+
+def _engine_config(data: dict[str, Any], doc: Document) -> dict[str, Any]:
     """Return what goes to DeepSpeed's engine.
 
-    Of fp16 and bf16 these are the settings besides ``enabled``, where they may be switched on.
+    Of fp16 and bf16 these are the settings besides ``enabled``, if they may be switched on.
     """
-    engine = effective(doc.data)
-    sections = {name: engine.pop(name, None) for name in _OWN_FIELDS}
+    left_out = {*Unsupported.model_fields, "optimizer", "scheduler"}
+    engine = {key: value for key, value in data.items() if key not in left_out}
+    for key in ("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"):
+        engine[ZERO].pop(key, None)
     for name in ("fp16", "bf16"):
-        settings = sections[name]
-        if not isinstance(settings, dict):
-            continue
-        enabled = doc.data[name].get("enabled")
-        others = {key: value for key, value in settings.items() if key != "enabled"}
-        if others and enabled in ("auto", True):
-            engine[name] = others
+        settings = engine.pop(name, {})
+        is_on = settings.pop("enabled", True)
+        if settings and is_on:
+            engine[name] = settings
     return engine
-
-
-def _with_current_names(doc: Document) -> Document:
-    """Return the file with DeepSpeed's older names replaced, each at the line of the old one."""
-    data = dict(doc.data)
-    origins = dict(doc.origins)
-    if "bfloat16" in data and "bf16" not in data:
-        data["bf16"] = data.pop("bfloat16")
-        for key, origin in doc.origins.items():
-            if key[0] == "bfloat16":
-                origins[("bf16", *key[1:])] = origin
-
-    if isinstance(data.get(ZERO), dict):
-        zero = dict(data[ZERO])
-        data[ZERO] = zero
-        _rename_offloads(zero, doc, origins)
-    return replace(doc, data=data, origins=origins)
-
-
-def _rename_offloads(zero: dict[str, Any], doc: Document, origins: dict[Key, Origin]) -> None:
-    """Replace ``cpu_offload: true`` by a section, in place."""
-    settings: dict[str, Any] = {"device": "cpu"}
-    if zero.get("cpu_offload_use_pin_memory") is True:
-        settings["pin_memory"] = True
-
-    old_names = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
-    for old, part in old_names.items():
-        if zero.get(old) is True:
-            zero.setdefault(part, dict(settings))
-            origins.setdefault((ZERO, part, "device"), doc.origin((ZERO, old)))
-
-    for old in (*old_names, "cpu_offload_use_pin_memory"):
-        if isinstance(zero.get(old), bool):
-            del zero[old]
-
-
-def _stage(doc: Document, check: Validator) -> int | None:
-    """Return the stage; without one it is 0, as for DeepSpeed itself. None where it is refused."""
-    zero = doc.at(ZERO)
-    if zero is not None and not isinstance(zero.value, dict):
-        check.refuse(zero, 'must be a mapping with the stage: {"stage": 0}, 1, 2 or 3')
-        return None
-
-    found = doc.at(ZERO, "stage")
-    if found is None:
-        check.notices.append(f"{doc.path}: no {ZERO}.stage, which DeepSpeed takes as 0; {_AS_DDP}")
-        return 0
-
-    stage: int | None = check.read(int, found)
-    if stage is None:
-        return None
-    if stage not in STAGES:
-        check.refuse(found, "must be 0, 1, 2 or 3")
-        return None
-    if stage == 0:
-        check.notice(found, _AS_DDP)
-    return stage
-
-
-def _precision(doc: Document, check: Validator) -> Sourced[str] | None:
-    """Return the requested precision: ``no`` where one is switched off and none is left open."""
-    switches = {name: doc.at(name, "enabled") for name in ("fp16", "bf16")}
-    on = []
-    off = []
-    is_open = False
-    for name, switch in switches.items():
-        if switch is None:
-            continue
-        if switch.value is True:
-            on.append(switch.meaning(name))
-        elif switch.value is False:
-            off.append(switch.meaning("no"))
-        elif switch.value == "auto":
-            is_open = True
-
-    if len(on) > 1:
-        check.refuse(on[1].meaning(True), f"disagrees with {on[0].origin}; enable one of them")
-    older = doc.at("bfloat16")
-    if older is not None:
-        rule = "is DeepSpeed's older name of bf16, which is there as well; remove it"
-        check.refuse(older, rule)
-
-    if on:
-        return on[0]
-    if off and not is_open:
-        return off[0]
-    return None
-
-
-def _check_dtypes_of_ddp(values: Mapping[str, Sourced[Any]], check: Validator) -> None:
-    """Refuse dtypes of gradients that DDP does not have: the numbers would silently differ."""
-    for name, rule in _ONLY_FP32_IN_STAGE_0.items():
-        found = values.get(name)
-        if found is not None and found.value != "fp32":
-            check.refuse(found, f"{rule}; remove it")
-
-
-def _check_offload(values: Mapping[str, Sourced[Any]], stage: int | None, check: Validator) -> None:
-    """Refuse offloads that DeepSpeed silently leaves out, or moves to the CPU."""
-    for part in _OFFLOADS:
-        device = values.get(f"{ZERO}.{part}.device")
-        if device is None or device.value == "none":
-            continue
-
-        on_nvme = device.value == "nvme"
-        if part == "offload_param" and stage in (1, 2):
-            rule = f"works in stage 3 only, this is stage {stage}; remove it or write stage 3"
-            check.refuse(device, rule)
-        elif on_nvme and part == "offload_optimizer":
-            rule = (
-                "not supported by samecurve, whose checkpoints read the optimizer's state; "
-                "write cpu"
-            )
-            check.refuse(device, rule)
-        elif on_nvme and f"{ZERO}.{part}.nvme_path" not in values:
-            check.refuse(device, "nvme needs a path: write nvme_path")
-
-
-def _note_unused_in_stage_0(doc: Document, engine: Mapping[str, Any], check: Validator) -> None:
-    """Note in one line the settings of DeepSpeed's engine, which does not run."""
-    known = {(ZERO, "stage")} | {tuple(name.split(".")) for name in _ONLY_FP32_IN_STAGE_0}
-    paths: list[Key] = []
-    for name, value in engine.items():
-        if name in (ZERO, "fp16", "bf16", "data_types"):
-            paths.extend((name, key) for key in value)
-        else:
-            paths.append((name,))
-
-    entries = [doc.at(*path) for path in paths if path not in known]
-    found = [entry for entry in entries if entry is not None]
-    note_unused(found, "no effect in stage 0, which runs as DDP", check)

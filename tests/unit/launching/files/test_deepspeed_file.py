@@ -1,4 +1,4 @@
-"""DeepSpeed JSONs, inline or in a file of their own: what is read."""
+"""DeepSpeed JSONs, inline or in a file of their own: what is read, and every refusal in one line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from accelerate.utils import DeepSpeedPlugin
-from launch_texts import BY_FILE, DDP, FULL, ZERO, Write, Z, complaint
+from deepspeed.runtime.config import DeepSpeedConfig
+from launch_texts import BY_FILE, DDP, FULL, ZERO, Write, complaint
 from origins import sourced
 
+from trainer.launching.files import deepspeed_model
 from trainer.launching.files.accelerate_file import read_accelerate_file
 from trainer.launching.files.deepspeed_file import INLINE, read_deepspeed_file
 
@@ -20,15 +22,14 @@ from trainer.launching.files.deepspeed_file import INLINE, read_deepspeed_file
 def test_inline_zero(write: Write) -> None:
     text = (
         f"{ZERO}  zero_stage: 3\n  gradient_accumulation_steps: auto\n  gradient_clipping: 1\n"
-        "  offload_optimizer_device: cpu\n  offload_param_device: none\n  zero3_save_16bit_model: true\n"
+        "  offload_optimizer_device: cpu\n  offload_param_device: none\n"
+        "  zero3_save_16bit_model: true\n"
     )
     request = read_accelerate_file(write("a.yaml", text))
-    assert (request.strategy, str(request.strategy_origin)) == (
-        "zero3",
-        "a.yaml:4 (deepspeed_config.zero_stage)",
-    )
+    stage = "a.yaml:4 (deepspeed_config.zero_stage)"
+    assert (request.strategy, str(request.strategy_origin)) == ("zero3", stage)
     assert request.accumulation_steps is None
-    assert request.max_grad_norm == sourced(1.0, "a.yaml:6 (deepspeed_config.gradient_clipping)")
+    assert request.max_grad_norm == sourced(1, "a.yaml:6 (deepspeed_config.gradient_clipping)")
     assert request.deepspeed == {
         "zero_optimization": {
             "stage": 3,
@@ -40,27 +41,12 @@ def test_inline_zero(write: Write) -> None:
 
 def test_deepspeed_json(write: Write) -> None:
     request = read_deepspeed_file(write("ds.json", json.dumps(FULL, indent=1)))
-    assert request.strategy == "zero2"
-    assert (request.world_size, request.mixed_precision) == (None, None)
+    assert (request.strategy, request.world_size, request.mixed_precision) == ("zero2", None, None)
     assert (request.micro_batch_size, request.max_grad_norm) == (None, None)
-    assert request.global_batch_size is not None
-    assert request.global_batch_size.value == 64
-    assert request.accumulation_steps is not None
-    assert request.accumulation_steps.value == 2
-    assert request.optimizer is not None
-    assert (request.optimizer.name, request.optimizer.typed.value) == ("adamw", "AdamW")
-    assert {key: given.value for key, given in request.optimizer.values.items()} == {
-        "betas": [0.9, 0.95]
-    }
-    assert {key: given.value for key, given in request.optimizer.defaults.items()} == {
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-    }
-    assert request.scheduler is not None
-    assert (request.scheduler.name, request.scheduler.values) == ("constant", {})
-    assert {key: given.value for key, given in request.scheduler.defaults.items()} == {
-        "warmup_type": "log"
-    }
+    assert request.global_batch_size == sourced(64, "ds.json:35 (train_batch_size)")
+    assert request.accumulation_steps == sourced(2, "ds.json:32 (gradient_accumulation_steps)")
+    assert request.optimizer is not None and request.scheduler is not None
+    assert (request.optimizer.name, request.scheduler.name) == ("adamw", "constant")
     assert request.deepspeed == {
         "zero_optimization": {"stage": 2, "overlap_comm": True, "allgather_bucket_size": 2e8},
         "fp16": {"loss_scale": 0, "min_loss_scale": 1},
@@ -74,6 +60,7 @@ def test_deepspeed_json(write: Write) -> None:
         ({"bfloat16": {"enabled": True}}, "bf16"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": False}}, "fp16"),
         ({"fp16": {"enabled": False}}, "no"),
+        ({"fp16": {"enabled": "auto"}, "bf16": {"enabled": False}}, None),
     ],
 )
 def test_precision_of_the_json(
@@ -85,147 +72,195 @@ def test_precision_of_the_json(
     assert request.deepspeed == {"zero_optimization": {"stage": 1}}
 
 
-ABSENT = "ds.json: no zero_optimization.stage, which DeepSpeed takes as 0;"
-
-
-@pytest.mark.parametrize(
-    ("sections", "notice", "unused"),
-    [
-        ({"prescale_gradients": True}, ABSENT, "prescale_gradients"),
-        ({"zero_optimization": {"overlap_comm": True}}, ABSENT, "overlap_comm"),
-        (
-            {
-                "zero_optimization": {
-                    "stage": 0,
-                    "cpu_offload": True,
-                    "reduce_bucket_size": "auto",
-                },
-                "fp16": {"enabled": True, "loss_scale": 128},
-                "tensorboard": {"enabled": True},
-                "csv_monitor": {"enabled": False},
-                "communication_data_type": "fp32",
-                "prescale_gradients": False,
-            },
-            "ds.json:1: zero_optimization.stage:",
-            "offload_optimizer, tensorboard, loss_scale",
-        ),
-    ],
-)
-def test_stage_0_is_ddp(write: Write, sections: dict[str, Any], notice: str, unused: str) -> None:
-    """What counts under DDP as well is read as in every JSON, and what DeepSpeed's engine alone
-    reads is said.
-    """
-    shared = {key: value for key, value in FULL.items() if key != "zero_optimization"}
-    request = read_deepspeed_file(write("ds.json", json.dumps(shared | sections)))
+def test_stage_0_is_ddp(write: Write) -> None:
+    content = {**FULL, "zero_optimization": {"stage": 0, "overlap_comm": True}}
+    request = read_deepspeed_file(write("ds.json", json.dumps(content)))
     assert (request.strategy, request.stage_0, request.deepspeed) == ("ddp", True, {})
-    assert request.global_batch_size is not None
-    assert request.global_batch_size.value == 64
-    assert request.optimizer is not None
-    assert request.optimizer.name == "adamw"
-    assert request.notices == (
-        f"{notice} DeepSpeed shards nothing in stage 0: runs as DDP",
-        f"ds.json:1: no effect in stage 0, which runs as DDP: {unused}",
-    )
-
-
-def test_stage_0_in_an_accelerate_file(write: Write) -> None:
-    text = f"{ZERO}  zero_stage: 0\n  gradient_clipping: 1\n  offload_param_device: cpu\n"
-    request = read_accelerate_file(write("a.yaml", text))
-    assert (request.strategy, request.stage_0, request.deepspeed) == ("ddp", True, {})
-    assert request.max_grad_norm == sourced(1.0, "a.yaml:5 (deepspeed_config.gradient_clipping)")
-    assert request.notices == (
-        "a.yaml:4: deepspeed_config.zero_stage: DeepSpeed shards nothing in stage 0: runs as DDP",
-        "a.yaml:6: no effect in stage 0, which runs as DDP: offload_param_device",
-    )
+    assert request.global_batch_size is not None and request.optimizer is not None
+    assert request.notices == ("ds.json:1: DeepSpeed shards nothing in stage 0: runs as DDP",)
+    request = read_accelerate_file(write("a.yaml", f"{ZERO}  zero_stage: 0\n"))
+    assert (request.strategy, request.stage_0) == ("ddp", True)
 
 
 def test_json_named_in_the_yaml(write: Write) -> None:
     write("ds.json", json.dumps(FULL))
     request = read_accelerate_file(write("a.yaml", f"{BY_FILE}  zero3_init_flag: false\n"))
-    assert (request.strategy, str(request.strategy_origin)) == (
-        "zero2",
-        "ds.json:1 (zero_optimization.stage)",
-    )
+    origin = "ds.json:1 (zero_optimization.stage)"
+    assert (request.strategy, str(request.strategy_origin)) == ("zero2", origin)
     assert request.world_size == sourced(2, "a.yaml:2 (num_processes)")
     assert request.files == ("a.yaml", "ds.json")
 
 
 def test_both_ways_beside_each_other_is_what_accelerate_refuses() -> None:
-    """What stands for a key of the JSON is just what Accelerate's own check names."""
+    """Keys that stand for a key of the JSON are those that Accelerate's own check names."""
     constants = DeepSpeedPlugin._deepspeed_config_checks.__code__.co_consts
-    names = {
-        n
-        for c in constants
-        for n in (c if isinstance(c, tuple) else (c,))
-        if str(n).startswith("ACCELERATE_")
-    }
-    refused = {name.replace("ACCELERATE_", "").replace("DEEPSPEED_", "").lower() for name in names}
-    assert refused - {"config_ds_fields"} == {"mixed_precision", *INLINE}
+    names = set()
+    for constant in constants:
+        for name in constant if isinstance(constant, tuple) else (constant,):
+            if str(name).startswith("ACCELERATE_"):
+                names.add(name.removeprefix("ACCELERATE_").replace("DEEPSPEED_", "").lower())
+    others = {"config_ds_fields", "mixed_precision", "offload_optimizer_nvme_path"}
+    assert names - others == set(INLINE)
 
 
 def test_a_deepspeed_section_needs_deepspeed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    monkeypatch.setattr(deepspeed_model, "find_spec", lambda name: None)
     install = "DeepSpeed is not installed: pip install 'samecurve[deepspeed]'"
-    assert complaint(lambda: read_deepspeed_file(write("ds.json", json.dumps(FULL)))) == (
-        f"ds.json: {install}"
-    )
-    assert (
-        complaint(lambda: read_accelerate_file(write("a.yaml", BY_FILE))) == f"ds.json: {install}"
-    )
-    inline = complaint(lambda: read_accelerate_file(write("b.yaml", f"{ZERO}  zero_stage: 2\n")))
-    assert inline == f"b.yaml:1: distributed_type: 'DEEPSPEED': {install}"
+    for name, text in (("ds.json", json.dumps(FULL)), ("b.yaml", f"{ZERO}  zero_stage: 2\n")):
+        read = read_deepspeed_file if name == "ds.json" else read_accelerate_file
+        path = write(name, text)
+        assert complaint(lambda read=read, path=path: read(path)) == f"{name}: {install}"
     assert read_accelerate_file(write("c.yaml", DDP)).strategy == "ddp"
 
 
-def test_deepspeed_is_not_imported_to_read_a_file(tmp_path: Path) -> None:
-    """Its import takes half a second, and chooses a device before ``use_cpu`` is known."""
-    (tmp_path / "ds.json").write_text(json.dumps(FULL))
+def test_deepspeed_is_imported_for_its_own_files_only(tmp_path: Path) -> None:
+    """Its import takes a second. It chooses the device of the process, which ``use_cpu`` names."""
+    (tmp_path / "ddp.yaml").write_text(DDP)
+    (tmp_path / "zero.yaml").write_text(f"use_cpu: true\n{ZERO}  zero_stage: 2\n")
     code = (
-        "import sys; from trainer.launching.files.deepspeed_file import read_deepspeed_file as r; "
-        "r('ds.json'); sys.exit('deepspeed' in sys.modules)"
+        "import os, sys, torch\n"
+        "from trainer.launching.files.accelerate_file import read_accelerate_file as read\n"
+        "read('ddp.yaml')\nassert 'deepspeed' not in sys.modules\n"
+        "torch.cuda.device_count = lambda: 2\ntorch.cuda.is_available = lambda: True\n"
+        "os.environ.pop('DS_ACCELERATOR', None)\nread('zero.yaml')\n"
+        "from deepspeed.accelerator import get_accelerator\n"
+        "assert get_accelerator()._name == 'cpu'\nassert 'DS_ACCELERATOR' not in os.environ\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "", "DeepSpeed logs to standard output"
 
 
 def test_older_names_of_offloads(write: Write) -> None:
-    names = ("cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory")
-    text = json.dumps({"zero_optimization": {"stage": 3, **dict.fromkeys(names, True)}}, indent=1)
-    request = read_deepspeed_file(write("ds.json", text))
-    moved = {"device": "cpu", "pin_memory": True}
-    assert request.deepspeed == {
-        "zero_optimization": {"stage": 3, "offload_optimizer": moved, "offload_param": moved}
+    zero = {"stage": 3, "cpu_offload": True, "cpu_offload_param": True}
+    request = read_deepspeed_file(write("ds.json", json.dumps({"zero_optimization": zero})))
+    moved = {"device": "cpu"}
+    assert request.deepspeed["zero_optimization"] == {
+        "stage": 3,
+        "offload_optimizer": moved,
+        "offload_param": moved,
     }
-    home = request.origins["deepspeed.zero_optimization.offload_param.device"]
-    assert str(home) == "ds.json:5 (zero_optimization.cpu_offload_param)"
+
+
+def test_comments_null_and_settings_that_are_off_pass(write: Write) -> None:
+    content = {
+        "_comment": "from a blog",
+        "zero_optimization": {
+            "stage": 2,
+            "_note": 1,
+            "overlap_comm": "auto",
+            "mics_shard_size": -1,
+        },
+        "autotuning": {"enabled": False},
+        "amp": {"enabled": False},
+        "sequence_parallel_size": 1,
+        "flops_profiler": {"enabled": False, "module_depth": -1},
+        "steps_per_print": "inf",
+        "gradient_accumulation_steps": None,
+        "gradient_predivide_factor": 1.0,
+    }
+    request = read_deepspeed_file(write("ds.json", json.dumps(content)))
+    assert request.deepspeed == {
+        "zero_optimization": {"stage": 2},
+        "flops_profiler": {"enabled": False, "module_depth": -1},
+        "gradient_predivide_factor": 1.0,
+    }
+    assert (request.accumulation_steps, request.notices) == (None, ())
+    DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, **request.deepspeed})
+
+
+ABSENT = "not supported by samecurve; remove it"
+# One line for each rule: the key, its value, and the message.
+JSON_MISTAKES: list[tuple[str, Any, str]] = [
+    ("gradient_cliping", 1.0, "unknown key; did you mean 'gradient_clipping'?"),
+    ("zero_optimisation", {"stage": 2}, "unknown key; did you mean 'zero_optimization'?"),
+    ("log", {}, "unknown key; remove it"),
+    ("zero_optimization.overlap_com", True, "unknown key; did you mean 'overlap_comm'?"),
+    ("zero_optimization.offload_optimizer.devise", "cpu", "unknown key; did you mean 'device'?"),
+    ("activation_checkpointing.partition_activation", True, "did you mean 'partition_activations'"),
+    ("optimizer.params.learning_rate", 1, "unknown key; remove it"),
+    ("optimizer.parms", {}, "unknown key; did you mean 'params'?"),
+    ("bf16.loss_scale", 0, "unknown key; remove it"),
+    ("compile.backend", "inductor", "unknown key; remove it"),
+    ("data_types.grad_acum_dtype", "fp32", "unknown key; did you mean 'grad_accum_dtype'?"),
+    ("train_batch_size", 0, "must be greater than or equal to 1"),
+    ("gradient_clipping", "1.0", "must be a valid number"),
+    ("zero_optimization", True, "must be a valid dictionary"),
+    ("zero_optimization.stage", "two", "must be 0, 1, 2 or 3"),
+    ("zero_optimization.reduce_bucket_size", -5, "must be greater than 0"),
+    ("zero_optimization.offload_optimizer.device", "nvme", "must be 'none' or 'cpu'"),
+    ("zero_optimization.offload_param.device", "cpu", "works in stage 3 only, this is stage 2"),
+    ("zero_optimization.offload_optimizer.ratio", 0.3, "must be 1"),
+    ("zero_optimization.compute_grad_norm", False, "must be True"),
+    ("zero_optimization.mics_shard_size", 8, ABSENT),
+    ("torch_autocast", {"enabled": True}, ABSENT),
+    ("amp", {"enabled": "auto"}, ABSENT),
+    ("compile.deepcompile", True, "must be False"),
+    ("gradient_allreduce_op", "sum", "must be 'mean'"),
+    ("managed_gradient_accumulation", False, "must be True"),
+    ("bf16.bf16_master_weights_and_grads", True, "must be False"),
+    ("data_types.param_dtype", "bf16", "must be None"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"), JSON_MISTAKES, ids=[name for name, _, _ in JSON_MISTAKES]
+)
+def test_a_mistake_in_json_is_one_line(write: Write, name: str, value: Any, rule: str) -> None:
+    content: dict[str, Any] = {
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "AdamW", "params": {}},
+    }
+    *path, key = name.split(".")
+    section = content
+    for part in path:
+        section = section.setdefault(part, {})
+    section[key] = value
+    text = json.dumps(content, indent=1)
+    number = 1 + [f'"{key}"' in line for line in text.splitlines()].index(True)
+    line = complaint(lambda: read_deepspeed_file(write("ds.json", text)))
+    assert line.startswith(f"ds.json:{number}: {name}: ") and rule in line, line
+
+
+OTHER_MISTAKES = [
+    ('{"communication_data_type": "bf16"}', "stage 0 runs as DDP, whose gradients are in fp32"),
+    ('{"data_types": {"grad_accum_dtype": "bf16"}}', "whose gradients are in fp32; remove it"),
+    (
+        '{"fp16": {"enabled": true}, "bf16": {"enabled": true}}',
+        "bf16.enabled: 'bf16': disagrees with ds.json:1 (fp16.enabled); enable one of them",
+    ),
+    ('{"optimizer": "AdamW"}', "optimizer: 'AdamW': must be a valid dictionary"),
+    ('{"optimizer": {"params": {}}}', "optimizer.type: {'params': {}}: Field required"),
+    ('{"train_batch_size": 1,}', "ds.json:1: the DeepSpeed config file cannot be read"),
+    ("", "ds.json:1: the DeepSpeed config file cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("text", "rule"), OTHER_MISTAKES, ids=[text for text, _ in OTHER_MISTAKES])
+def test_other_mistakes_in_json(write: Write, text: str, rule: str) -> None:
+    line = complaint(lambda: read_deepspeed_file(write("ds.json", text)))
+    assert rule in line and "\n" not in line
 
 
 INLINE_MISTAKES = [
-    (f"{ZERO}  zero_stage: 4", "a.yaml:4: deepspeed_config.zero_stage: 4: must be 0, 1, 2 or 3"),
+    ("zero_stage: 4", "a.yaml:4: deepspeed_config.zero_stage: 4: must be 0, 1, 2 or 3"),
     (
-        f"{ZERO}  gradient_clipping: 1.0",
-        "a.yaml:1: deepspeed_config.zero_stage: is missing, which accelerate takes as 2; "
-        "write zero_stage: 1, 2 or 3",
+        "gradient_clipping: 1.0",
+        "a.yaml:1: deepspeed_config.zero_stage: is required: accelerate takes 2 without a word",
     ),
     (
-        f"{ZERO}  zero_stage: 2\n  offload_param_device: cpu",
+        "zero_stage: 2\n  offload_param_device: cpu",
         "a.yaml:5: deepspeed_config.offload_param_device: 'cpu': "
-        "works in stage 3 only, this is stage 2; remove it or write stage 3",
+        "works in stage 3 only, this is stage 2; remove it",
     ),
     (
-        f"{ZERO}  zero_stage: 2\n  offload_optimizer_device: nvme\n"
-        "  offload_optimizer_nvme_path: /nvme",
-        "a.yaml:5: deepspeed_config.offload_optimizer_device: 'nvme': "
-        "not supported by samecurve, whose checkpoints read the optimizer's state; write cpu",
+        "zero_stage: 2\n  offload_optimizer_device: nvme",
+        "a.yaml:5: deepspeed_config.offload_optimizer_device: 'nvme': must be 'none' or 'cpu'",
     ),
     (
-        f"{ZERO}  zero_stage: 3\n  offload_param_device: nvme",
-        "a.yaml:5: deepspeed_config.offload_param_device: 'nvme': "
-        "nvme needs a path: write nvme_path",
-    ),
-    (
-        f"{ZERO}  zero_stage: 3\n  deepspeed_moe_layer_cls_names: Block",
-        "a.yaml:5: deepspeed_config.deepspeed_moe_layer_cls_names: 'Block': not supported by "
-        "samecurve; use zero_optimization.leaf_module in a deepspeed_config_file",
+        "zero_stage: 3\n  deepspeed_moe_layer_cls_names: Block",
+        f"a.yaml:5: deepspeed_config.deepspeed_moe_layer_cls_names: 'Block': {ABSENT}",
     ),
 ]
 
@@ -234,36 +269,4 @@ INLINE_MISTAKES = [
     ("text", "line"), INLINE_MISTAKES, ids=[line for _, line in INLINE_MISTAKES]
 )
 def test_a_mistake_in_the_section_is_one_line(write: Write, text: str, line: str) -> None:
-    assert complaint(lambda: read_accelerate_file(write("a.yaml", text))) == line
-
-
-JSON_MISTAKES = [
-    (
-        '{"zero_optimization": true}',
-        'zero_optimization: true: must be a mapping with the stage: {"stage": 0}, 1, 2 or 3',
-    ),
-    (
-        '{"zero_optimization": {"stage": "3"}}',
-        "zero_optimization.stage: '3': must be a whole number; remove the quotes",
-    ),
-    (
-        '{"communication_data_type": "bf16"}',
-        "communication_data_type: 'bf16': stage 0 runs as DDP, which exchanges gradients in fp32; "
-        "remove it",
-    ),
-    (
-        f'{{{Z}, "fp16": {{"enabled": true}}, "bf16": {{"enabled": true}}}}',
-        "bf16.enabled: true: disagrees with ds.json:1 (fp16.enabled); enable one of them",
-    ),
-    (
-        f'{{{Z}, "bf16": {{"enabled": true}}, "bfloat16": {{"enabled": false}}}}',
-        "bfloat16: {'enabled': False}: is DeepSpeed's older name of bf16, which is there as well; "
-        "remove it",
-    ),
-    (f"{{{Z},}}", "not valid JSON: a trailing comma: remove it"),
-]
-
-
-@pytest.mark.parametrize(("text", "line"), JSON_MISTAKES, ids=[line for _, line in JSON_MISTAKES])
-def test_a_mistake_in_json_is_one_line(write: Write, text: str, line: str) -> None:
-    assert complaint(lambda: read_deepspeed_file(write("ds.json", text))) == f"ds.json:1: {line}"
+    assert complaint(lambda: read_accelerate_file(write("a.yaml", f"{ZERO}  {text}"))) == line

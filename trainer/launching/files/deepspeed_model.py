@@ -1,0 +1,195 @@
+"""The keys of a DeepSpeed JSON and their types, on DeepSpeed's own models.
+
+DeepSpeed checks ``zero_optimization``, ``fp16``, ``bf16`` and ``compile``. A misspelt key at the
+top level, or in one of the other sections, changes the run without a word: these are listed here.
+A type with a single value is narrower than DeepSpeed's: the promises hold with this value only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...errors import ConfigError, Origin, Problem
+from ...private.deepspeed import quiet
+from ..findings import Off
+from ..request import visible_gpus
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class Unsupported(BaseModel):
+    """Keys that turn on another training than the one asked for, or that DeepSpeed has removed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    amp: Off = None
+    autotuning: Off = None
+    compression_training: Off = None
+    curriculum_learning: Off = None
+    data_efficiency: Off = None
+    datastates_ckpt: Off = None
+    eigenvalue: Off = None
+    elasticity: Off = None
+    expert_parallel: Off = None
+    graph_harvesting: Off = None
+    hybrid_engine: Off = None
+    msamp: Off = None
+    nebula: Off = None
+    pipeline: Off = None
+    progressive_layer_drop: Off = None
+    quantize_training: Off = None
+    sequence_parallel_size: Off = None
+    sparse_attention: Off = None
+    sparse_gradients: Off = None
+    tensor_parallel: Off = None
+    torch_autocast: Off = None
+    weight_quantization: Off = None
+
+
+class ActivationCheckpointing(BaseModel):
+    """The section of that name, which no model here reads."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    contiguous_memory_optimization: Any = None
+    cpu_checkpointing: Any = None
+    number_checkpoints: Any = None
+    partition_activations: Any = None
+    profile: Any = None
+    synchronize_checkpoint_boundary: Any = None
+
+
+class DataTypes(BaseModel):
+    """The section ``data_types``. Weights and buffers are kept in full precision."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    buffer_dtype: Literal["fp32"] | None = None
+    grad_accum_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    keep_in_fp32_modules: Any = None
+    param_dtype: None = None
+
+
+class Typed(BaseModel):
+    """A section ``optimizer`` or ``scheduler``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str
+    params: dict[str, Any] | None = None
+    legacy_fusion: Off = None
+
+
+class TopLevel(Unsupported):
+    """The top level, without the sections that DeepSpeed has models for."""
+
+    train_batch_size: Count | None = None
+    train_micro_batch_size_per_gpu: Count | None = None
+    gradient_accumulation_steps: Count | None = None
+    gradient_clipping: Annotated[float, Field(ge=0, strict=True)] | None = None
+    optimizer: Typed | None = None
+    scheduler: Typed | None = None
+    activation_checkpointing: ActivationCheckpointing | None = None
+    data_types: DataTypes | None = None
+    gradient_allreduce_op: Literal["mean"] = "mean"
+    gradient_predivide_factor: Literal[1] = 1
+    managed_gradient_accumulation: Literal[True] = True
+    zero_force_ds_cpu_optimizer: Literal[False] = False
+    aio: Any = None
+    checkpoint: Any = None
+    comet: Any = None
+    comms_logger: Any = None
+    communication_data_type: Any = None
+    csv_monitor: Any = None
+    dataloader_drop_last: Any = None
+    disable_allgather: Any = None
+    disable_python_gc: Any = None
+    dump_state: Any = None
+    flops_profiler: Any = None
+    log_level: Any = None
+    memory_breakdown: Any = None
+    prescale_gradients: Any = None
+    seq_parallel_communication_data_type: Any = None
+    steps_per_print: Any = None
+    tensorboard: Any = None
+    timers: Any = None
+    use_data_before_expert_parallelism: Any = None
+    vocabulary_size: Any = None
+    wall_clock_breakdown: Any = None
+    wandb: Any = None
+    zero_allow_untested_optimizer: Any = None
+
+
+@functools.cache
+def deepspeed_model() -> type[Any]:
+    """Return the model of a whole JSON. It imports DeepSpeed."""
+    from deepspeed.compile.config import CompileConfig
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
+
+    class OffloadOptimizer(DeepSpeedZeroOffloadOptimizerConfig):  # type: ignore[misc]
+        device: Literal["none", "cpu"] = "none"  # checkpoints cannot read the state from NVMe
+        ratio: Literal[1] = 1
+        super_offload: Literal[False] = False
+
+    class Zero(DeepSpeedZeroConfig):  # type: ignore[misc]
+        stage: Literal[0, 1, 2, 3] = 0
+        compute_grad_norm: Literal[True] = True
+        offload_optimizer: OffloadOptimizer | None = None
+        mics_shard_size: Off = None
+        mics_hierarchical_params_gather: Off = None
+        zenflow: Off = None
+        zeropp_loco_param: Off = None
+
+    class FP16(DeepSpeedFP16Config):  # type: ignore[misc]
+        fp16_master_weights_and_grads: Literal[False] = False
+
+    class BF16(DeepSpeedBF16Config):  # type: ignore[misc]
+        bf16_master_weights_and_grads: Literal[False] = False
+        bf16_optimizer_states: Literal[False] = False
+
+    class Compile(CompileConfig):  # type: ignore[misc]
+        deepcompile: Literal[False] = False
+
+    class Json(TopLevel):
+        zero_optimization: Zero = Field(default_factory=Zero)
+        fp16: FP16 = Field(default_factory=FP16)
+        bf16: BF16 = Field(default_factory=BF16)
+        compile: Compile = Field(default_factory=Compile)
+
+    return Json
+
+
+@contextlib.contextmanager
+def importing(origin: Origin, *, use_cpu: bool) -> Iterator[None]:
+    """Import DeepSpeed within this block. It chooses the device of the process when it is imported.
+
+    Args:
+        origin: of the request for DeepSpeed.
+        use_cpu: the launch file asks for the CPU, and the GPUs of the machine are not hidden yet.
+
+    Raises:
+        ConfigError: DeepSpeed is not installed.
+    """
+    if find_spec("deepspeed") is None:
+        rule = "DeepSpeed is not installed: pip install 'samecurve[deepspeed]'"
+        raise ConfigError(Problem(origin=origin, rule=rule))
+
+    chosen = os.environ.get("DS_ACCELERATOR")
+    if use_cpu or not visible_gpus():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    try:
+        with quiet():
+            yield
+    finally:
+        os.environ.pop("DS_ACCELERATOR", None)
+        if chosen is not None:
+            os.environ["DS_ACCELERATOR"] = chosen

@@ -1,0 +1,84 @@
+"""Problems and notices that are found while launch files are read and compared with the config."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
+
+from ..errors import Origin, Problem, Sourced
+from ..text import nearest
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Findings:
+    """A collector of ``problems``, which end the run together, and of ``notices``."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.notices: list[str] = []
+
+    def refuse(self, found: Sourced[Any], rule: str) -> None:
+        """Record a problem. Only the first problem of a value counts."""
+        if all(problem.origin != found.origin for problem in self.problems):
+            self.problems.append(found.problem(rule))
+
+    def unknown(self, found: Sourced[Any], known: Collection[str]) -> None:
+        """Record an unknown key, with the known key that it misspells."""
+        right = nearest(found.origin.key.rpartition(".")[2], known)
+        hint = f"did you mean {right!r}?" if right else "remove it"
+        self.refuse(found, f"unknown key; {hint}")
+
+    def notice(self, found: Sourced[Any], text: str) -> None:
+        """Note what the reader should know about a value."""
+        self.notices.append(f"{found.origin.place}: {found.origin.key}: {text}")
+
+    def read(
+        self, model: type[M], values: Mapping[str, Any], origin: Callable[[tuple[str, ...]], Origin]
+    ) -> M | None:
+        """Return values as a pydantic model, and None, with a problem for each, if they do not fit.
+
+        Args:
+            model: the keys that there are, and their types.
+            origin: returns the origin of a key, which is given as a path.
+        """
+        try:
+            return model.model_validate(values)
+        except ValidationError as error:
+            for problem in error.errors():
+                path = tuple(map(str, problem["loc"]))
+                found = Sourced(problem["input"], origin(path))
+                if problem["type"] == "extra_forbidden":
+                    self.unknown(found, keys_at(model, path[:-1]))
+                else:
+                    rule = problem["msg"].removeprefix("Value error, ")
+                    self.refuse(found, rule.replace("Input should be", "must be"))
+            return None
+
+
+def keys_at(model: type[BaseModel], path: Iterable[str]) -> set[str]:
+    """Return the keys of the model that is at a path within another model."""
+    for name in path:
+        annotation = model.model_fields[name].annotation
+        for kind in (annotation, *typing.get_args(annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                model = kind
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+def _refuse_if_on(value: Any) -> Any:
+    """Return a setting that asks for nothing. ``enabled`` may switch a section off."""
+    enabled = value.get("enabled", True) if isinstance(value, dict) else value
+    if enabled is True or enabled not in (None, False, -1, 0, 1, "none", []):
+        raise ValueError("not supported by samecurve; remove it")
+    return value
+
+
+Off = Annotated[Any, AfterValidator(_refuse_if_on)]
+"""The type of a key that cannot run: its value may only say that it is off."""
+
+Lower = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
+Upper = BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value)
