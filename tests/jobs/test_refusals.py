@@ -10,7 +10,6 @@
 | Files in the output folder are never deleted unasked | DDP on 2, one process | test_a_used_folder, test_files_of_somebody_else_are_kept |
 | Ranks that would not train the same thing are told the first difference | DDP on 2; others (nightly) | test_the_first_difference_is_told_before_the_first_step, test_what_is_no_difference_trains |
 | One run at a time writes to a folder, and a finished run stays as it is | one process, DDP, FSDP2 on 2 | test_a_second_run_is_refused_until_the_first_is_gone, test_the_job_of_a_finished_run_exits_with_zero_and_leaves_it |
-| A callback of the config that cannot be made is named, with its setting | DDP on 2 | test_a_wrong_callback_of_the_config |
 | A locale without letters ends no run | one process | test_a_locale_without_letters_ends_no_run |
 """
 
@@ -86,17 +85,6 @@ def test_a_typo_in_a_deepspeed_json(tmp_path: Path) -> None:
     job = run([*command("deepspeed", path), *DIGITS], tmp_path / "run")
     answered(
         job, f"{path}:3: gradient_cliping: 1.0: unknown key; did you mean 'gradient_clipping'?"
-    )
-
-
-def test_a_wrong_callback_of_the_config(tmp_path: Path) -> None:
-    words = ["--callbacks", "[trainer:LossSpikes: {deviation: 3, memory: x}]"]
-    job = run([*command("ranks", "ddp"), *DIGITS, *words], tmp_path / "run")
-    place = "command line: callbacks.0.trainer:LossSpikes"
-    answered(
-        job,
-        f"{place}.deviation: 3: unknown key; did you mean 'deviations'?",
-        f"{place}.memory: 'x': must be a whole number",
     )
 
 
