@@ -125,7 +125,7 @@ class ResNetDigits(trainer.Task):
         return {
             "loss": F.cross_entropy(logits, labels, reduction="none"),
             "accuracy": (predicted == labels).float(),
-            "confusion": (pairs.reshape(CLASSES, CLASSES), None),  # counts, for ShowConfusion
+            "confusion": (pairs.reshape(CLASSES, CLASSES), None),  # counts
         }
 
     def evaluate_noisy(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
@@ -134,15 +134,3 @@ class ResNetDigits(trainer.Task):
     def prediction_step(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         probability, predicted = model(batch["image"]).softmax(1).max(1)
         return {"label": batch["label"], "predicted": predicted, "probability": probability}
-
-
-@dataclass
-class ShowDigits(trainer.Callback):
-    """Shows the first images of the training set, once."""
-
-    count: int = 16
-
-    def on_start(self, run: trainer.Run) -> None:
-        items = [run.data.train[index] for index in range(self.count)]
-        captions = [str(int(item["target"].argmax())) for item in items]
-        run.show("digits", trainer.Images([item["image"] for item in items], captions))

@@ -25,7 +25,7 @@ _MOST_VALUES = 100_000  # of a file; an alias counts as often as it is used
 _DEEPEST = 64  # levels of nesting
 _TAG = "tag:yaml.org,2002:"
 _OWN_NUMBERS = {
-    "int": re.compile(r"[-+]?(0|[1-9][\d_]*|0b[01_]+|0x[\da-fA-F_]+)$"),
+    "int": re.compile(r"[-+]?(0|[1-9][\d_]*|0b[01]+|0x[\da-fA-F]+)$"),
     "float": re.compile(
         r"""[-+]?(
             (\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?  # 1.5, .5e3

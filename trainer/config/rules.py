@@ -54,7 +54,7 @@ def _of_run(c: Any) -> Iterator[tuple[str, str]]:
 
     if c.profile_steps is not None:
         first, last = profiled_steps(c.profile_steps)
-        if not 2 <= first <= last <= (c.max_steps or last):
+        if not 2 <= first <= min(last, c.max_steps or last):
             rule = "must be steps such as 10-12, from 2 (the first warms up) to max_steps"
             yield "profile_steps", rule
 
