@@ -38,7 +38,7 @@ def main() -> None:
         hidden.grad = weight.grad = None
         began = time.process_time()
         if rows:
-            loss = chunked(hidden, weight, None, targets, rows, torch.float32, True)
+            loss = chunked(hidden, weight, targets, rows, torch.float32, True)
         else:
             loss = F.cross_entropy(F.linear(hidden, weight), targets)
         loss.backward()

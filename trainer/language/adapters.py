@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,10 +102,6 @@ def adapter_part(model: Any) -> SavedPart:
     from peft.utils import get_peft_model_state_dict
 
     tensors = dict(canonical_state(model))
-    own_names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        own_names.setdefault(id(tensor), name)  # a shared one by its first name
-
     # For "auto" peft would ask the hub whether an embedding was resized.
     in_file = get_peft_model_state_dict(
         model,
@@ -113,39 +109,34 @@ def adapter_part(model: Any) -> SavedPart:
         adapter_name=str(model.active_adapter),
         save_embedding_layers=False,
     )
-    names = {}
-    for name_in_file, tensor in in_file.items():
-        names[own_names.get(id(tensor), name_in_file)] = name_in_file
+    name_in_file = {id(tensor): name for name, tensor in in_file.items()}
+    names: dict[str, str] = {}
+    held: set[int] = set()
+    wrong = []
+    for name, tensor in tensors.items():
+        if id(tensor) in name_in_file:  # a shared tensor by its first name
+            names[name] = name_in_file.pop(id(tensor))
+            held.add(id(tensor))
+        elif tensor.requires_grad and id(tensor) not in held:
+            wrong.append(name)
 
-    trained = {own_names[id(tensor)] for tensor in tensors.values() if tensor.requires_grad}
-    wrong = sorted((trained - names.keys()) | (names.keys() - tensors.keys()))
+    wrong += name_in_file.values()
     if wrong:
         rule = f"the file of an adapter cannot hold {listed(wrong)}; train the adapter alone"
         raise setting_error("adapter", "", rule)
-    return SavedPart(file=FILE, names=names, save_config=partial(save_adapter_config, model))
+    return SavedPart(file=FILE, names=names, save_config=partial(_save_config, model))
 
 
-def save_adapter_config(model: Any, directory: Path) -> None:
+def _save_config(model: Any, directory: Path) -> None:
     """Write adapter_config.json as peft does, and generation_config.json with the end tokens."""
-    config = model.peft_config[str(model.active_adapter)]
-    base_model = model.get_base_model()
-
-    base = config.base_model_name_or_path or getattr(base_model, "name_or_path", None)
-    if base and Path(base).expanduser().is_dir():
-        base = str(Path(base).expanduser().absolute())  # so that it is found from anywhere
-    config.base_model_name_or_path = base or None
-
-    mapping = None
-    if not config.task_type:
-        base_class = type(base_model)
-        mapping = {"base_model_class": base_class.__name__, "parent_library": base_class.__module__}
-    mode = config.inference_mode
+    config = copy.copy(model.peft_config[str(model.active_adapter)])
     config.inference_mode = True
-    config.save_pretrained(str(directory), auto_mapping_dict=mapping)
-    config.inference_mode = mode
+    if config.base_model_name_or_path:
+        base = Path(config.base_model_name_or_path).expanduser()
+        if base.is_dir():
+            config.base_model_name_or_path = str(base.absolute())  # found from anywhere
+    config.save_pretrained(str(directory))
 
-    generation_config = getattr(base_model, "generation_config", None)
-    end_tokens = getattr(generation_config, "eos_token_id", None)
-    if end_tokens is not None:
-        text = json.dumps({"eos_token_id": end_tokens}) + "\n"
-        (directory / "generation_config.json").write_text(text, encoding="utf-8")
+    generation_config = getattr(model.get_base_model(), "generation_config", None)
+    if generation_config is not None:
+        generation_config.save_pretrained(directory)

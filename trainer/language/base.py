@@ -6,17 +6,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..config.paths import LocalPath
-from ..config.plain import plain
-from ..config.validate import Validator
-from ..errors import ConfigError, Origin
 from ..task import Pretrained, SavedPart, Task
-from .adapters import Adapter, adapter_part
+from .adapters import Adapter, adapter_part, add_adapter
 from .columns import Columns
 from .loss import loss_of_logits, mean_loss
 from .meta_model import StoredWeights
@@ -89,23 +86,13 @@ class LanguageTask(Task):
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Validate settings given by code with the rules for those of a YAML file.
-
-        A mapping becomes the settings class of its field, and a path becomes text. Fields that a
-        subclass outside of this package adds are not validated.
-        """
-        inside = f"{__package__}."
-        declaring = next(cls for cls in type(self).__mro__ if cls.__module__.startswith(inside))
-        given = {}
-        for setting in fields(declaring):
-            if setting.init:
-                given[setting.name] = plain(getattr(self, setting.name))
-
-        check = Validator(Origin("language task").named)
-        for name, value in check.settings(type(self), given, "task_settings").items():
-            object.__setattr__(self, name, value)
-        if check.problems:
-            raise ConfigError(check.problems)
+        """Let code give an adapter as a mapping, and paths as such."""
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if isinstance(value, PurePath):
+                object.__setattr__(self, setting.name, str(value))
+        if isinstance(self.adapter, Mapping):
+            object.__setattr__(self, "adapter", Adapter(**self.adapter))
         if self.attention == "varlen":
             raise ValueError(
                 "attention: varlen is no longer offered; set flash_attention_2 on a GPU, or leave "
@@ -129,10 +116,8 @@ class LanguageTask(Task):
     def load_tokenizer(self) -> Any:
         """Return the tokenizer, which the first call loads."""
         if "tokenizer" not in self.memory:
-            if self.tokenizer:
-                self.memory["tokenizer"] = load_tokenizer(self.tokenizer, "tokenizer")
-            else:
-                self.memory["tokenizer"] = load_tokenizer(str(self.model), "model")
+            key = "tokenizer" if self.tokenizer else "model"
+            self.memory["tokenizer"] = load_tokenizer(str(self.tokenizer or self.model), key)
         return self.memory["tokenizer"]
 
     def vocabulary(self) -> int:
@@ -158,15 +143,26 @@ class LanguageTask(Task):
             auto_class: of transformers.
             options: of the model's configuration.
         """
-        ignored: Sequence[str] = self.ignore_tensors or []
+        ignored = self.ignore_tensors or []
         if isinstance(ignored, str):
             ignored = [ignored]
-
-        model, stored = build_on_meta(
+        model, self.memory["stored"] = build_on_meta(
             str(self.model), self.attention, self.cache_dir, auto_class, ignored, **options
         )
-        self.memory["stored"] = stored
         return model
+
+    def adapted(self, model: Any, task_type: str | None) -> Any:
+        """Return a model with adapters, if the task has any, and the name of its class in the
+        configuration.
+
+        Args:
+            model: as built; changed in place.
+            task_type: as of ``add_adapter``.
+        """
+        model.config.architectures = [type(model).__name__]
+        if self.adapter is None:
+            return model
+        return add_adapter(model, self.adapter, self.memory.get("stored"), task_type)
 
     def pretrained(self, model: nn.Module) -> Pretrained | None:
         stored: StoredWeights | None = self.memory.get("stored")
@@ -182,20 +178,18 @@ class LanguageTask(Task):
         """
         if not (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
             return None
-        tokenizer = self.tokenizer
-        if tokenizer is None and not any((folder / name).is_file() for name in TOKENIZER_FILES):
-            tokenizer = self.model
+        has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
+        tokenizer = self.tokenizer or (None if has_tokenizer else self.model)
         settings: dict[str, Any] = {"model": str(folder), "tokenizer": tokenizer, "adapter": None}
         if hasattr(self, "config"):  # of a model from scratch
             settings["config"] = None
         return replace(self, **settings)
 
     def initialize(self, model: nn.Module, module: nn.Module) -> None:
-        if not hasattr(module, "reset_lora_parameters"):
+        layer: Any = module
+        if not hasattr(layer, "reset_lora_parameters"):
             super().initialize(model, module)
             return
-
-        layer: Any = module
         for adapter in layer.lora_A:
             # True: the second matrix is zeros, so that a new adapter adds nothing.
             layer.reset_lora_parameters(adapter, True)

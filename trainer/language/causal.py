@@ -13,13 +13,11 @@ from torch import nn
 
 from ..strategies.meta_device import is_on_meta
 from ..task import Data
-from ..text import size
-from .adapters import add_adapter
 from .base import DENSE, Documents, TokenTask, as_evaluation
 from .card import model_card
 from .columns import Columns
 from .ends import end_with, with_end
-from .loss import FIT, FusedHead, rows_that_fit, why_not_fusible
+from .loss import FusedHead, why_not_fusible
 from .meta_model import small_copy
 from .packing import Collate, LongDocuments, Packing, Rows
 from .pretrained import check_sizes, checkpoint_activations, from_configuration
@@ -148,12 +146,7 @@ class CausalLM(TokenTask):
 
     def _collate(self) -> Collate:
         tokenizer = self.load_tokenizer()
-        padding = 0
-        if tokenizer.pad_token_id is not None:
-            padding = tokenizer.pad_token_id
-        elif tokenizer.eos_token_id is not None:
-            padding = tokenizer.eos_token_id
-
+        padding = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
         length = None if self.packing == "none" else self.sequence_length
         return Collate(length=length, padding=padding)
 
@@ -167,7 +160,6 @@ class CausalLM(TokenTask):
         vocabulary = self.vocabulary()
         model = self.load_model(vocabulary)
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
-        model.config.architectures = [type(model).__name__]
         notice = end_with(model, self.memory.get("ends", ()), self.load_tokenizer())
         if notice:
             self.note(notice)
@@ -175,10 +167,18 @@ class CausalLM(TokenTask):
             checkpoint_activations(model, int(self.activation_checkpointing))
 
         why_not_fused = self._try(model)
-        if self.adapter is not None:
-            model = add_adapter(model, self.adapter, self.memory.get("stored"))
-        if self.loss != "plain":
-            self._fuse_head(model, why_not_fused)
+        model = self.adapted(model, "CAUSAL_LM")
+        head = model.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            why_not_fused = why_not_fused or "the last layer has an adapter"
+
+        if why_not_fused and self.loss == "fused":
+            raise setting_error("loss", self.loss, f"{why_not_fused}; set plain")
+        if why_not_fused and self.loss == "auto":
+            self.note(f"loss: all logits at once, since {why_not_fused}")
+        elif self.loss != "plain":
+            head.__class__ = FusedHead
+            head.always = self.loss == "fused"
         return model  # type: ignore[no-any-return]
 
     def _try(self, model: Any) -> str:
@@ -187,40 +187,17 @@ class CausalLM(TokenTask):
         A model without values cannot be tried. A small copy with random values can.
 
         Returns:
-            Why the last layer cannot compute the loss; empty if it can, or if it is not to.
+            Why the last layer cannot compute the loss; empty if it can.
         """
-        device = torch.device("cpu") if self.attention in DENSE else training_device()
         probe = small_copy(model) if is_on_meta(model) else model
-        probe.to(device)
+        probe.to("cpu" if self.attention in DENSE else training_device())
         if self.packing == "best_fit":
             check_separation(probe, self.inputs)
-
-        why_not_fused = ""
+        why_not = ""
         if self.loss != "plain":
-            batch = small_batch(probe)
-            why_not_fused = why_not_fusible(probe, self.inputs(batch), batch["labels"])
+            why_not = why_not_fusible(probe, self.inputs(small_batch(probe)))
         probe.to("cpu")
-        return why_not_fused
-
-    def _fuse_head(self, model: Any, why_not: str) -> None:
-        """Make the model's last layer compute the loss, if it can."""
-        head = model.get_output_embeddings()
-        if not why_not and type(head) is not nn.Linear:
-            why_not = "the last layer has an adapter"
-        if why_not and self.loss == "fused":
-            raise setting_error("loss", self.loss, f"{why_not}; set plain")
-        if why_not:
-            self.note(f"loss: all logits at once, since {why_not}")
-            return
-
-        head.__class__ = FusedHead
-        head.always = self.loss == "fused"
-        if not head.always:
-            most = rows_that_fit(self.sequence_length, head.out_features)
-            self.note(
-                f"loss: all logits at once up to micro_batch_size {most:,} ({size(FIT)}), "
-                "in chunks above it"
-            )
+        return why_not
 
     def load_model(self, vocabulary: int) -> Any:
         """Build the transformers model, with its values or without; a subclass may override it.

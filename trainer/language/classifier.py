@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -15,7 +16,6 @@ from xxhash import xxh3_128_hexdigest
 
 from ..errors import DataError
 from ..task import Data
-from .adapters import add_adapter
 from .base import LanguageTask, as_evaluation, sources_by_set
 from .card import model_card
 from .columns import take_column, take_text
@@ -63,21 +63,17 @@ class SequenceClassifier(LanguageTask):
         sets: dict[str, list[Example]] = {}
         if isinstance(self.evaluation, float):
             kept = held_out(len(examples), self.evaluation)
-            sets[""] = [example for example, keep in zip(examples, kept, strict=True) if keep]
-            examples = [example for example, keep in zip(examples, kept, strict=True) if not keep]
+            sets[""] = list(compress(examples, kept))
+            examples = list(compress(examples, [not keep for keep in kept]))
         for name, (key, source) in sources_by_set(self.evaluation).items():
             sets[name] = self._examples(key, source)
-            unknown = sorted({label for _, label in sets[name]} - labels)
+            unknown = {label for _, label in sets[name]} - labels
             if unknown:
-                rule = f"has a label that data lacks: {unknown[0]!r}"
+                rule = f"has a label that data lacks: {min(unknown)!r}"
                 raise setting_error(key, source, rule)
 
-        collate = partial(
-            _collate,
-            tokenizer=self.load_tokenizer(),
-            labels=self.memory["labels"],
-            length=self.sequence_length,
-        )
+        shared = (self.load_tokenizer(), self.memory["labels"], self.sequence_length)
+        collate = partial(_collate, *shared)
         version = xxh3_128_hexdigest(json.dumps(examples).encode())
         return Data(
             train=examples, evaluation=as_evaluation(sets), collate=collate, version=version
@@ -114,10 +110,7 @@ class SequenceClassifier(LanguageTask):
 
         # Decoders find the last token of a text by the padding behind it.
         model.config.pad_token_id = self.load_tokenizer().pad_token_id
-        model.config.architectures = [type(model).__name__]
-        if self.adapter is not None:
-            model = add_adapter(model, self.adapter, self.memory["stored"], "SEQ_CLS")
-        return model  # type: ignore[no-any-return]
+        return self.adapted(model, "SEQ_CLS")  # type: ignore[no-any-return]
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -125,30 +118,31 @@ class SequenceClassifier(LanguageTask):
         return self.evaluation_step(model, batch)["loss"].mean()
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        labels = batch["labels"]
-        logits = model(**inputs).logits.float()
-
+        labels, logits = batch["labels"], _logits(model, batch)
         loss = cross_entropy(logits, labels, reduction="none")
         return {"loss": loss, "accuracy": (logits.argmax(-1) == labels).float()}
 
     def prediction_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Return the label of each text, the predicted one, and the logits of all classes."""
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        logits = model(**inputs).logits.float()
-        names = self.memory["labels"]
-        return {
-            "label": [names[number] for number in batch["labels"].tolist()],
-            "predicted": [names[number] for number in logits.argmax(-1).tolist()],
-            "logits": logits,
-        }
+        logits = _logits(model, batch)
+        numbers = {"label": batch["labels"], "predicted": logits.argmax(-1)}
+        classes = self.memory["labels"]
+        named = {key: [classes[one] for one in value.tolist()] for key, value in numbers.items()}
+        return {**named, "logits": logits}
 
     def model_card(self, run: Mapping[str, Any]) -> str:
         return model_card(self, run, "text-classification", "Classifier of texts")
 
 
+def _logits(model: nn.Module, batch: Any) -> Tensor:
+    """Return the logits of all classes for each text of a batch."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    logits: Tensor = model(**inputs).logits.float()
+    return logits
+
+
 def _collate(
-    examples: Sequence[Example], tokenizer: Any, labels: list[str], length: int
+    tokenizer: Any, labels: list[str], length: int, examples: Sequence[Example]
 ) -> dict[str, Tensor]:
     """Return a batch of texts, padded to the longest, with the number of each label."""
     texts = [text for text, _ in examples]

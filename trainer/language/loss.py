@@ -57,7 +57,7 @@ class FusedHead(nn.Linear):
         # Autocast does not reach into a function of its own, so its dtype is handed over.
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
-        tensors = (hidden.flatten(0, -2), self.weight, self.bias, targets)
+        tensors = (hidden.flatten(0, -2), self.weight, targets)
         loss: Tensor = ChunkedLoss.apply(*tensors, rows, dtype, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
         return loss
 
@@ -98,7 +98,6 @@ class ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
         targets: Tensor,
         rows: int,
         dtype: torch.dtype,
@@ -109,21 +108,16 @@ class ChunkedLoss(torch.autograd.Function):
         Args:
             hidden: (tokens, features).
             weight: (words, features).
-            bias: (words,).
             targets: (tokens,).
             rows: tokens of a chunk.
             dtype: of the products.
-            with_gradients: compute gradients, of what needs them.
+            with_gradients: compute gradients, of the weight only if it is trained.
         """
-        wanted = [with_gradients and needed for needed in ctx.needs_input_grad[:3]]
-        device = weight.device
-        hidden_gradient = weight_gradient = bias_gradient = None
-        if wanted[0]:
-            hidden_gradient = torch.empty(hidden.shape, dtype=dtype, device=hidden.device)
-        if wanted[1]:
-            weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=device)
-        if wanted[2]:
-            bias_gradient = torch.zeros(weight.shape[:1], dtype=torch.float32, device=device)
+        hidden_gradient = weight_gradient = None
+        if with_gradients:
+            hidden_gradient = torch.empty_like(hidden, dtype=dtype)
+        if with_gradients and ctx.needs_input_grad[1]:
+            weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
 
         matrix = weight.to(dtype)
         has_loss = targets != IGNORED
@@ -133,31 +127,24 @@ class ChunkedLoss(torch.autograd.Function):
             inputs = hidden[chunk].to(dtype)
             right = targets[chunk].clamp(min=0)[:, None]
             counted = has_loss[chunk, None]
-            logits = F.linear(inputs, matrix, None if bias is None else bias.to(dtype))
             # On a GPU the cast happens within the operation: no logits in float32 are kept.
-            logarithms = torch.log_softmax(logits, -1, dtype=torch.float32)
+            logarithms = torch.log_softmax(F.linear(inputs, matrix), -1, dtype=torch.float32)
             total -= logarithms.gather(1, right).where(counted, 0.0).sum()
-            if not with_gradients:
+            if hidden_gradient is None:
                 continue
 
             # In the memory of the logarithms: softmax, minus one at the right word.
             gradient = logarithms.exp_()
             gradient.scatter_add_(1, right, torch.full_like(right, -1.0, dtype=torch.float32))
-            gradient.mul_(counted)
-
-            if bias_gradient is not None:
-                bias_gradient += gradient.sum(0)
-            gradient = gradient.to(dtype)
-            if hidden_gradient is not None:
-                torch.mm(gradient, matrix, out=hidden_gradient[chunk])
-            if weight_gradient is not None:
-                if dtype == torch.float32:
-                    weight_gradient.addmm_(gradient.t(), inputs)
-                else:
-                    weight_gradient += gradient.t() @ inputs
+            gradient = gradient.mul_(counted).to(dtype)
+            torch.mm(gradient, matrix, out=hidden_gradient[chunk])
+            if weight_gradient is not None and dtype == torch.float32:
+                weight_gradient.addmm_(gradient.t(), inputs)
+            elif weight_gradient is not None:
+                weight_gradient += gradient.t() @ inputs
 
         count = has_loss.sum()
-        ctx.save_for_backward(hidden_gradient, weight_gradient, bias_gradient, count)
+        ctx.save_for_backward(hidden_gradient, weight_gradient, count)
         return total / count
 
     @staticmethod
@@ -171,30 +158,28 @@ class ChunkedLoss(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
-def why_not_fusible(model: Any, inputs: Inputs, labels: Tensor) -> str:
+def why_not_fusible(model: Any, inputs: Inputs) -> str:
     """Return why the model's last layer cannot compute the loss; empty if it can.
 
     Some models scale or bound their logits behind the last layer.
 
     Args:
-        model: with values; it stays as it was.
-        inputs, labels: of a small batch to try.
+        model: with values.
+        inputs: of a small batch to try.
     """
     name = type(model).__name__
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:
-        return f"the last layer of {name} is a {type(head).__name__}, no plain Linear"
+    if type(head) is not nn.Linear or head.bias is not None:
+        return f"the last layer of {name} is no plain Linear without a bias"
 
-    head.__class__ = FusedHead
     outputs: list[Tensor] = []
     hook = head.register_forward_hook(lambda module, given, output: outputs.append(output))
     try:
         with torch.no_grad(), probing(model):
-            loss = mean_loss(model, inputs, labels)
+            logits = model(**inputs, use_cache=False).logits
     finally:
         hook.remove()
-        head.__class__ = nn.Linear
-    if len(outputs) == 1 and torch.equal(loss, outputs[0]):
+    if len(outputs) == 1 and torch.equal(logits, outputs[0]):
         return ""
     return f"{name} changes the logits behind its last layer"
 

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 
 from ..data.seeds import generator_of
 from ..task import Data
-from .adapters import add_adapter
 from .base import Documents, TokenTask, as_evaluation
 from .card import model_card
 from .packing import IGNORED
@@ -48,33 +47,27 @@ class MaskedLM(TokenTask):
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
 
     def build_data(self) -> Data:
-        train_documents, evaluation_documents = self.documents()
-        mask = self._mask()
+        tokenizer = self.load_tokenizer()
+        if tokenizer.mask_token_id is None:
+            rule = "has no token that hides another one; give an encoder's"
+            raise setting_error("tokenizer", self.tokenizer or self.model, rule)
 
-        train = Pieces(train_documents, self.sequence_length)
-        sets = {}
-        for name, documents in evaluation_documents.items():
-            sets[name] = Pieces(documents, self.sequence_length, mask)
+        mask = Mask(
+            probability=self.mask_probability,
+            token=tokenizer.mask_token_id,
+            vocabulary=self.vocabulary(),
+            special=tokenizer.all_special_ids,
+            padding=tokenizer.pad_token_id or 0,
+        )
+        documents, evaluation = self.documents()
+        train = Pieces(documents, self.sequence_length)
+        sets = {name: Pieces(part, self.sequence_length, mask) for name, part in evaluation.items()}
         return Data(
             train=train,
             evaluation=as_evaluation(sets),
             collate=mask.collate,
             augment=mask,
             version=train.version,
-        )
-
-    def _mask(self) -> Mask:
-        tokenizer = self.load_tokenizer()
-        if tokenizer.mask_token_id is None:
-            rule = "has no token that hides another one; give an encoder's"
-            raise setting_error("tokenizer", self.tokenizer or self.model, rule)
-
-        return Mask(
-            probability=self.mask_probability,
-            token=tokenizer.mask_token_id,
-            vocabulary=self.vocabulary(),
-            special=tokenizer.all_special_ids,
-            padding=tokenizer.pad_token_id or 0,
         )
 
     def build_model(self) -> nn.Module:
@@ -85,12 +78,8 @@ class MaskedLM(TokenTask):
             padding = self.load_tokenizer().pad_token_id
             defaults = {"vocab_size": vocabulary, "pad_token_id": padding}
             model = from_configuration(self.config, self.attention, defaults, AUTO_CLASS)
-
         check_sizes(model, vocabulary, self.tokenizer or self.model, self.sequence_length)
-        model.config.architectures = [type(model).__name__]
-        if self.adapter is not None:
-            model = add_adapter(model, self.adapter, self.memory.get("stored"), None)
-        return model  # type: ignore[no-any-return]
+        return self.adapted(model, None)  # type: ignore[no-any-return]
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
@@ -108,30 +97,23 @@ class Pieces(Dataset[Any]):
     """
 
     def __init__(self, documents: Documents, length: int, mask: Mask | None = None) -> None:
-        corpus, chosen = documents.corpus, documents.chosen
-        self.tokens = corpus.tokens
-        self.length = length
+        self.tokens = documents.corpus.tokens
         self.mask = mask
-        self.version = corpus.version(chosen)
-
-        starts = corpus.starts[chosen]
-        self.ends = corpus.ends[chosen]
-        pieces_of_document = -(-(self.ends - starts) // length)  # rounded up
-        first_pieces = np.cumsum(pieces_of_document) - pieces_of_document
-
-        # For each piece: its document, and where it begins.
-        self.document = np.repeat(np.arange(len(chosen)), pieces_of_document)
-        number_in_document = np.arange(len(self.document)) - first_pieces[self.document]
-        self.starts = starts[self.document] + number_in_document * length
+        self.version = documents.corpus.version(documents.chosen)
+        starts = documents.corpus.starts[documents.chosen].tolist()
+        ends = documents.corpus.ends[documents.chosen].tolist()
+        spans = []  # first token and end of each piece
+        for start, end in zip(starts, ends, strict=True):
+            for first in range(start, end, length):
+                spans.append((first, min(first + length, end)))
+        self.spans = np.array(spans, np.int64).reshape(-1, 2)
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.spans)
 
     def __getitem__(self, index: int) -> Any:
-        start = int(self.starts[index])
-        end = min(start + self.length, int(self.ends[self.document[index]]))
-        piece = self.tokens[start:end]
-        ids = torch.from_numpy((piece & ~TARGET).astype(np.int64))
+        start, end = self.spans[index]
+        ids = torch.from_numpy((self.tokens[start:end] & ~TARGET).astype(np.int64))
         return ids if self.mask is None else self.mask(ids, generator_of(index))
 
 
@@ -166,20 +148,15 @@ class Mask:
 
         # The order of the three draws decides the numbers of a seed.
         count = max(1, round(self.probability * len(eligible)))
-        shuffled = torch.randperm(len(eligible), generator=generator)
+        chosen = eligible[torch.randperm(len(eligible), generator=generator)[:count]]
         draw = torch.rand(count, generator=generator)
         others = torch.randint(self.vocabulary, (count,), generator=generator)
 
-        chosen = eligible[shuffled[:count]]
-        targets = ids[chosen]
-        is_hidden = draw < HIDDEN_SHARE
-        is_changed = draw < HIDDEN_SHARE + REPLACED_SHARE
-
         labels = torch.full_like(ids, IGNORED)
-        labels[chosen] = targets
+        labels[chosen] = ids[chosen]
         masked = ids.clone()
-        masked[chosen] = torch.where(is_changed, others, targets)
-        masked[chosen[is_hidden]] = self.token
+        masked[chosen] = torch.where(draw < HIDDEN_SHARE + REPLACED_SHARE, others, ids[chosen])
+        masked[chosen[draw < HIDDEN_SHARE]] = self.token
         return {"input_ids": masked, "labels": labels}
 
     def collate(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

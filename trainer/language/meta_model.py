@@ -7,13 +7,14 @@ its own parts of the files.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..checkpoint.ranges import of_model_folder
 from ..data.cache import prepare_once
@@ -57,13 +58,11 @@ class StoredWeights:
         folder: with safetensors files.
         names: of tensors in the model, by their names in the files.
         unused: tensors of the files that the model has no place for, as they would be called in it.
-        ignored: patterns of tensors of the files that the model may lack.
     """
 
     folder: Path
     names: dict[str, str]
     unused: list[str]
-    ignored: Sequence[str] = ()
 
     def for_model(self, model: Any) -> Pretrained:
         """Return which tensors of a model are in the files, and which are new.
@@ -75,27 +74,23 @@ class StoredWeights:
             ConfigError: a tensor of the files is not found in the model any more.
         """
         tensors = dict(canonical_state(model))
-        name_in_model = {bare_name(name): name for name in tensors}
-        names, lost = {}, []
-        for stored, name in self.names.items():
-            if name in name_in_model:
-                names[stored] = name_in_model[name]
-            elif not matches(name, self.ignored):
-                lost.append(name)
+        name_now = {bare_name(name): name for name in tensors}
+        lost = sorted(set(self.names.values()) - name_now.keys())
         if lost:
             rule = (
-                f"its files hold {listed(sorted(lost))}, which is not found in the model any more "
-                "since it was changed or got adapters; name it in task_settings.ignore_tensors"
+                f"its files hold {listed(lost)}, which is not found in the model any more since it "
+                "was changed or got adapters; name it in task_settings.ignore_tensors"
             )
             raise setting_error("model", str(self.folder), rule)
 
+        names = {stored: name_now[name] for stored, name in self.names.items()}
         # By identity, since one tensor may have several names in the model.
         in_files = {id(tensors[name]) for name in names.values()}
-        new = [
-            name
-            for name, tensor in tensors.items()
-            if id(tensor) not in in_files or is_quantized(tensor)
-        ]
+        new = []
+        for name, tensor in tensors.items():
+            in_4_bits = hasattr(tensor, "quant_state")
+            if in_4_bits or id(tensor) not in in_files:
+                new.append(name)
         return Pretrained(folder=self.folder, names=names, new=new)
 
     def keep_precision(self, model: Any) -> None:
@@ -107,35 +102,22 @@ class StoredWeights:
                 tensor.data = tensor.data.to(dtype)
 
 
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a tensor's name matches one of some patterns, such as ``mtp.*``."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def is_quantized(tensor: Any) -> bool:
-    """Return whether a tensor of a model is a weight in 4 bits."""
-    return hasattr(tensor, "quant_state")
-
-
 def bare_name(name: str) -> str:
     """Return the name that a tensor had before adapters wrapped its layer."""
-    parts = name.removeprefix("base_model.model.").split(".")
-    return ".".join(part for part in parts if part != "base_layer")
+    return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 
 # -- finding and converting -----------------------------------------------------------------------
 
 
-def find_stored(
-    model: Any, folder: Path, cache_dir: str, ignored: Sequence[str] = ()
-) -> StoredWeights:
+def find_stored(model: Any, folder: Path, cache_dir: str, ignored: Sequence[str]) -> StoredWeights:
     """Find the files with the values of a model.
 
     If tensors have to be converted (a tensor for each expert becomes one for all), the converted
     tensors are written to a folder of ``cache_dir`` once per machine, one at a time.
 
     Args:
-        ignored: patterns of tensors of the files that the model may lack.
+        ignored: patterns of tensors of the files that are left out, such as ``mtp.*``.
 
     Raises:
         ConfigError: the files hold different values for one tensor of the model.
@@ -143,29 +125,25 @@ def find_stored(
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 
-    conversions = get_model_conversion_mapping(model)
-    renamings = [item for item in conversions if isinstance(item, WeightRenaming)]
-    converters = [item for item in conversions if not isinstance(item, WeightRenaming)]
+    renamings: list[Any] = []
+    converters: list[Any] = []
+    for conversion in get_model_conversion_mapping(model):
+        (renamings if isinstance(conversion, WeightRenaming) else converters).append(conversion)
 
-    located = list(_locate_tensors(model, folder, renamings, converters))
     tensors = dict(canonical_state(model))
-    unused = sorted({tensor.name for tensor in located if tensor.name not in tensors})
-    used = [tensor for tensor in located if tensor.name in tensors]
-    names = {tensor.stored: tensor.name for tensor in used}
-    if any(tensor.pattern for tensor in used):
+    used, unused = [], set()
+    for located in _locate_tensors(model, folder, renamings, converters):
+        if located.name in tensors:
+            used.append(located)
+        elif not any(fnmatchcase(located.name, pattern) for pattern in ignored):
+            unused.add(located.name)
+    _check_tied(used, tensors, folder)
+
+    names = {located.stored: located.name for located in used}
+    if any(located.pattern for located in used):
         folder = _converted_folder(model, folder, used, converters, cache_dir)
         names = {name: name for name in of_model_folder(folder)[1]}
-
-    first_of: dict[int, Located] = {}
-    for tensor in used:
-        first = first_of.setdefault(id(tensors[tensor.name]), tensor)
-        if first.name != tensor.name and not torch.equal(first.read(), tensor.read()):
-            rule = (
-                f"its files hold different values for {first.name} and {tensor.name}, which its "
-                "configuration makes one tensor; set tie_word_embeddings: false in its config.json"
-            )
-            raise setting_error("model", str(folder), rule)
-    return StoredWeights(folder=folder, names=names, unused=unused, ignored=ignored)
+    return StoredWeights(folder=folder, names=names, unused=sorted(unused))
 
 
 def _locate_tensors(
@@ -186,8 +164,21 @@ def _locate_tensors(
                 yield Located(path, stored, name, pattern)
 
 
+def _check_tied(used: Sequence[Located], tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Refuse files with different values for one tensor of the model, under its several names."""
+    first_of: dict[int, Located] = {}
+    for located in used:
+        first = first_of.setdefault(id(tensors[located.name]), located)
+        if first.name != located.name and not torch.equal(first.read(), located.read()):
+            rule = (
+                f"its files hold different values for {first.name} and {located.name}, which its "
+                "configuration makes one tensor; set tie_word_embeddings: false in its config.json"
+            )
+            raise setting_error("model", str(folder), rule)
+
+
 def _converted_folder(
-    model: Any, folder: Path, located: Sequence[Located], converters: Sequence[Any], cache_dir: str
+    model: Any, folder: Path, used: Sequence[Located], converters: Sequence[Any], cache_dir: str
 ) -> Path:
     """Return the folder with the converted tensors of a model."""
     import transformers
@@ -197,7 +188,7 @@ def _converted_folder(
     def write(into: Path) -> None:
         converter_of = {p: converter for converter in converters for p in converter.source_patterns}
         plan: dict[str, Any] = {}
-        for tensor in sorted(located, key=lambda tensor: dot_natural_key(tensor.stored)):
+        for tensor in sorted(used, key=lambda tensor: dot_natural_key(tensor.stored)):
             name, stored, pattern = tensor.name, tensor.stored, tensor.pattern
             if name not in plan:
                 renaming = WeightRenaming(stored, name)
@@ -212,8 +203,9 @@ def _converted_folder(
                 tensors[key] = (value[0] if isinstance(value, list) else value).contiguous()
             save_file(tensors, into / f"{number:05}.safetensors")
 
-    files = sorted(folder.glob("*.safetensors"))
-    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    facts = []
+    for path in sorted(folder.glob("*.safetensors")):
+        facts.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
     content = ["converted", FORMAT, transformers.__version__, str(folder.resolve()), facts]
     return prepare_once(cache_dir, content, write)
 

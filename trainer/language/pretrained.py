@@ -12,7 +12,7 @@ import torch
 from ..errors import ConfigError
 from ..private.transformers import may_be_missing, may_be_unused
 from ..text import did_you_mean, listed
-from .meta_model import StoredWeights, find_stored, matches
+from .meta_model import StoredWeights, find_stored
 from .problems import first_line, setting_error
 
 CAUSAL = "AutoModelForCausalLM"
@@ -80,14 +80,13 @@ def _check_tensors(name: str, model: Any, stored: StoredWeights, auto_class: str
     """Check that a model and its files have the same tensors, but for known differences.
 
     Known are those that the model's class names (buffers of former versions, layers that predict
-    further tokens), those of ``ignored``, and the heads of other tasks on an encoder.
+    further tokens), and the heads of other tasks on an encoder.
 
     Raises:
         ConfigError: another tensor is missing or unused.
     """
     missing = _unknown(stored.for_model(model).new, may_be_missing(model))
     unused = _unknown(stored.unused, [*may_be_unused(model), *FORMER_BUFFERS])
-    unused = [key for key in unused if not matches(key, stored.ignored)]
     # An encoder's pooling and its last layers belong to one task each. A classifier's are new.
     of_body = re.compile(rf"{model.base_model_prefix}\.(?!.*pooler)")
     if auto_class != CAUSAL:

@@ -72,29 +72,6 @@ def test_settings_from_code_are_read_like_those_of_a_yaml(
     assert Own(model="m", data="d", reward=round).reward is round
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"adapter": {"rank": 4}},
-            r"language task: task_settings.adapter.rank: 4: unknown key; known: alpha, dropout",
-        ),
-        ({"adapter": {"r": 0}}, r"task_settings.adapter.r: 0: must be greater than or equal to 1"),
-        ({"adapter": 8}, r"task_settings.adapter: 8: must be"),
-        (
-            {"sequence_length": "64"},
-            r"task_settings.sequence_length: '64': must be a valid integer",
-        ),
-        ({"packing": "best"}, r"task_settings.packing: 'best': .*best_fit"),
-    ],
-)
-def test_settings_from_code_are_validated_like_those_of_a_yaml(
-    settings: dict[str, Any], message: str, task: Callable[..., CausalLM]
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        task(**settings)
-
-
 def test_a_notice_is_kept_once(task: Callable[..., CausalLM]) -> None:
     causal = task()
     causal.note("first", "second")

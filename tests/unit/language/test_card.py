@@ -29,7 +29,6 @@ def test_card_describes_the_whole_run_up_to_its_step(
         "library_name: peft",
         f"base_model: {llama}",
         f"- {texts}",
-        "- evaluation: 12 documents",
         "r: 4",
         "| run | Odd-single-1 |",
         "| strategy | single |",
@@ -39,7 +38,6 @@ def test_card_describes_the_whole_run_up_to_its_step(
         "| steps | 4 |",
         f"| tokens trained on | {tokens:,.0f} |",
         "| time | 0.",
-        " cores) |",
         "| versions | samecurve ",
         f"| loss | {trainer.last_evaluation['eval/loss']:.6g} |",
     ):
