@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .config.load import Loaded, check_settings
+from .config.load import Loaded, check_settings, print_config
 from .config.load import load_config as read_config
 from .config.named_class import find_class
 from .config.naming import resolve_names
@@ -76,7 +76,12 @@ def load_config(argv: Sequence[str]) -> Loaded:
         SystemExit: with 0, after ``--help`` or ``--print_config`` was answered; the latter with the
             task's defaults.
     """
-    return read_config(argv, complete=lambda loaded: load_task(loaded)[1])
+    loaded = read_config(argv)
+    if loaded.is_printed:
+        _, config = load_task(loaded)
+        print_config(config, loaded.origins)
+        raise SystemExit(0)
+    return loaded
 
 
 def load_task(loaded: Loaded) -> tuple[Task, TrainConfig]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
+import importlib.metadata
 import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 HIDDEN = "(hidden)"  # shown instead of a secret
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 # Names of settings whose text is a secret. The tokens of a tokenizer are none (eos_token).
 _SECRET = re.compile(
     r"(api|access|private|auth|secret|account|hub|hf|wandb|signing|encryption).?key$|secret|passw|passphrase|credential|"
@@ -33,45 +35,21 @@ def hidden(value: Any, *, secret: bool = False) -> Any:
         secret: whether all texts in it are secrets.
     """
     if isinstance(value, Mapping):
-        shown = {}
-        for key, item in value.items():
-            shown[key] = hidden(item, secret=secret or is_secret(str(key)))
-        return shown
+        return {
+            key: hidden(item, secret=secret or is_secret(str(key))) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        items = [hidden(item, secret=secret) for item in value]
-        return tuple(items) if isinstance(value, tuple) else items
+        return type(value)(hidden(item, secret=secret) for item in value)
     if secret and isinstance(value, str) and value:
         return HIDDEN
     return value
 
 
-def hidden_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command in which the values of secrets are replaced by ``(hidden)``.
-
-    Both spellings are found: ``--name value`` and ``name=value``.
-    """
-    shown: list[str] = []
-    value_follows = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if value_follows and not word.startswith("--"):
-            shown.append(HIDDEN)
-        elif equals and is_secret(name):
-            shown.append(f"{name}={HIDDEN}")
-        else:
-            shown.append(word)
-        value_follows = word.startswith("--") and not equals and is_secret(word)
-    return shown
-
-
 def printable(text: str) -> str:
     """Return a text that cannot control a terminal: escape sequences are spelled out."""
-    shown = []
-    for character in text:
-        if not character.isprintable() and character != "\n":
-            character = character.encode("unicode_escape").decode()
-        shown.append(character)
-    return "".join(shown)
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text
+    )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -99,40 +77,31 @@ def kind_of(value: object) -> str:
     if value is None:
         return "None"
     name = type(value).__name__
-    article = "an" if name[:1].lower() in "aeiou" else "a"
-    if not isinstance(value, tuple):
-        return f"{article} {name}"
-    parts = ", ".join(type(part).__name__ for part in value)
-    return f"{article} {name} of ({parts})"
+    if isinstance(value, tuple):
+        name += f" of ({', '.join(type(part).__name__ for part in value)})"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def size(count: float) -> str:
     """Return a number of bytes for people: ``1.5 GiB``."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while count >= 1024 and len(units) > 1:
         count /= 1024
-        if count < 1024:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} TiB"
+        units.pop(0)
+    return f"{count:.0f} B" if units[0] == "B" else f"{count:.1f} {units[0]}"
 
 
 def clock(seconds: float) -> str:
     """Return a time for people: ``1:02:03``."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02}:{rest:02}"
-    return f"{minutes}:{rest:02}"
+    return str(timedelta(seconds=int(seconds))).removeprefix("0:")
 
 
-def seconds_of(duration: str) -> float:
+def seconds_of(duration: str) -> int:
     """Return the seconds of a duration such as ``2d``, ``1h30m`` or ``90s``; 0 if it is none."""
-    match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", duration)
-    if match is None:
+    parts = re.findall("([0-9]+)([dhms])", duration)
+    if "".join(map("".join, parts)) != duration:
         return 0
-    days, hours, minutes, seconds = (int(count or 0) for count in match.groups())
-    return days * 86400 + hours * 3600 + minutes * 60 + seconds
+    return sum(int(count) * _SECONDS[unit] for count, unit in parts)
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:
@@ -141,15 +110,12 @@ def columns(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[s
     Args:
         left: how many columns are aligned to the left, the others to the right; None for all.
     """
-    formats = []
-    for number, column in enumerate(zip(*rows, strict=True)):
-        width = max(map(len, column))
-        sign = "<" if left is None or number < left else ">"
-        formats.append(f"{sign}{width}")
-
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = [format(cell, form) for cell, form in zip(row, formats, strict=True)]
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        if left is not None:
+            cells[left:] = [cell.strip().rjust(len(cell)) for cell in cells[left:]]
         lines.append("  ".join(cells).rstrip())
     return lines
 
@@ -172,28 +138,25 @@ def table(rows: Sequence[tuple[str, str]], notices: Sequence[str]) -> str:
 
 
 def versions(*, installed: bool = False) -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide what runs, where imported.
+    """Return the versions of Python and of the packages that decide what runs, if imported.
 
     A checkout that is on PYTHONPATH, and not installed, has no version.
 
     Args:
-        installed: also of those that are installed and not imported.
+        installed: also of packages that are installed and not imported.
     """
-    from importlib.metadata import PackageNotFoundError
-
-    try:
-        found = {"samecurve": _version("samecurve")}
-    except PackageNotFoundError:
-        found = {"samecurve": "not installed"}
+    found = {"samecurve": _version("samecurve") or "not installed"}
     for name in ("torch", "accelerate", "deepspeed", "transformers"):
-        with contextlib.suppress(PackageNotFoundError):
-            if installed or name in sys.modules:
-                found[name] = _version(name)
+        version = _version(name) if installed or name in sys.modules else None
+        if version is not None:
+            found[name] = version
     return found | {"python": platform.python_version()}
 
 
 @functools.cache
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)  # reads a file, which takes a millisecond: kept, as every save asks
+def _version(package: str) -> str | None:
+    """Return the version of an installed package, which is read from a file; None without it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

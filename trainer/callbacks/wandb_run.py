@@ -21,7 +21,7 @@ from accelerate.tracking import WandBTracker
 from ..errors import ConfigError, Origin, Problem
 from ..reporting.directory import RunDirectory
 from ..run import Run
-from ..text import hidden_words
+from ..text import is_secret
 from .tracker_faults import first_line
 from .wandb_settings import WandbSettings
 
@@ -52,7 +52,7 @@ class WandbRun(WandBTracker):  # type: ignore[misc]
             self._report_offline(offline_reason)
 
         # W&B's own description of the process would keep a secret of the command line.
-        command_has_secret = hidden_words(sys.argv) != sys.argv
+        command_has_secret = any(is_secret(word.partition("=")[0]) for word in sys.argv)
         # The terminal's lines are in log.txt already, and may hold what should not leave this
         # machine: console="off".
         settings = wandb.Settings(

@@ -20,7 +20,7 @@ from pathlib import PurePath
 from types import UnionType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, TypeAdapter
 from typing_extensions import NotRequired, Required, TypedDict
 
 from ..errors import ConfigError, Origin, Problem
@@ -115,53 +115,3 @@ def defaults_of(cls: Any) -> dict[str, Any]:
         elif field.default is not dataclasses.MISSING:
             defaults[field.name] = field.default
     return defaults
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class About:
-    """Limits of a key of a launch file, whose types are read from tables.
-
-    Args:
-        minimum, above, maximum, below: limits of a number; above and below are exclusive.
-        whole: the number is whole, also where it is written as 2e8.
-        any_case: choices may be written in any case, and ``true`` and ``false`` in quotes.
-    """
-
-    minimum: float | None = None
-    above: float | None = None
-    maximum: float | None = None
-    below: float | None = None
-    whole: bool = False
-    any_case: bool = False
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        notes: list[Any] = [Field(ge=self.minimum, gt=self.above, le=self.maximum, lt=self.below)]
-        if self.whole:
-            notes.append(AfterValidator(_whole))
-        if self.any_case:
-            notes.append(BeforeValidator(functools.partial(_in_any_case, source)))
-        return handler.generate_schema(Annotated[(source, *notes)])
-
-
-def _whole(number: float) -> float:
-    if not number.is_integer():
-        raise ValueError("must be a whole number")
-    return number
-
-
-def _in_any_case(annotation: Any, value: object) -> object:
-    """Return the choice that a text spells in another case."""
-    if not isinstance(value, str):
-        return value
-    spellings: dict[str, Any] = {choice.lower(): choice for choice in choices_of(annotation)}
-    if annotation is bool:
-        spellings |= {"true": True, "false": False}
-    return spellings.get(value.lower(), value)
-
-
-def choices_of(annotation: Any) -> list[Any]:
-    """Return all choices of the ``Literal`` types in an annotation."""
-    arguments = typing.get_args(annotation)
-    if typing.get_origin(annotation) is Literal:
-        return list(arguments)
-    return [choice for argument in arguments for choice in choices_of(argument)]

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import COMMAND_LINE, Origin, Problem
 from .annotations import annotations_of
@@ -121,11 +120,3 @@ def help_text() -> str:
         choices = re.findall(r"Literal(\[.*?\])", str(annotation))
         lines.append(" ".join([f"  --{key:22} {default:14}", *filter(None, notes), *choices]))
     return "\n".join(lines)
-
-
-def put(root: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set ``root[a][b][c]`` for the path a, b, c."""
-    *parents, last = path
-    for name in parents:
-        root = root.setdefault(name, {})
-    root[last] = value

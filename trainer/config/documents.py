@@ -63,15 +63,6 @@ class Document:
             data = data[name]
         return Sourced(data, self.origin(key))
 
-    def paths(self, *above: str) -> Iterator[Key]:
-        """Yield every key below ``above``, at any depth."""
-        found = self.at(*above)
-        if found is None or not isinstance(found.value, dict):
-            return
-        for name in found.value:
-            yield (*above, name)
-            yield from self.paths(*above, name)
-
 
 def read_document(path: str | Path, *, what: str = "file") -> Document:
     """Read a ``.yaml``, ``.yml`` or ``.json`` file.
@@ -93,7 +84,8 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
     except ConfigError:
         raise
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        rule = not_local(name) or f"the {what} cannot be read: {_reason(error)}"
+        reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
+        rule = not_local(name) or f"the {what} cannot be read: {str(reason).splitlines()[0]}"
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else getattr(error, "lineno", None)
         raise _wrong(Origin(name, line), rule) from None
@@ -101,14 +93,6 @@ def read_document(path: str | Path, *, what: str = "file") -> Document:
     if not isinstance(data, dict):
         raise _wrong(Origin(name), f"the {what} must be a mapping of keys to values")
     return Document(path=name, data=data, origins=origins)
-
-
-def _reason(error: Exception) -> str:
-    """Return in one line why a file cannot be read."""
-    for attribute in ("problem", "msg", "strerror"):
-        if getattr(error, attribute, None):
-            return str(getattr(error, attribute))
-    return str(error).partition("\n")[0]
 
 
 def parse_scalar(text: str) -> Any:
@@ -150,7 +134,7 @@ for _name, _pattern in _OWN_NUMBERS.items():
 
 def to_yaml(data: object) -> str:
     """Return data as YAML that ``read_document`` reads back as equal data."""
-    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False)
     return text
 
 

@@ -6,7 +6,7 @@ Nothing here imports torch, so a wrong key is answered quickly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ class Loaded:
         accel_config, deepspeed: the files that say how to run, as named there.
         texts: what was typed, by dotted key; the type of a task's setting is known with the task
             only.
+        is_printed: whether the config is to be shown, and nothing trained.
     """
 
     config: TrainConfig
@@ -42,19 +43,15 @@ class Loaded:
     accel_config: str | None = None
     deepspeed: str | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
+    is_printed: bool = False
 
 
-def load_config(
-    argv: Sequence[str], *, complete: Callable[[Loaded], TrainConfig] | None = None
-) -> Loaded:
+def load_config(argv: Sequence[str]) -> Loaded:
     """Read the training config that ``argv`` (without the program's name) asks for.
-
-    Args:
-        complete: returns the config that ``--print_config`` shows; by default that which was read.
 
     Raises:
         ConfigError: everything that is wrong with the file and the command line.
-        SystemExit: with 0, after ``--help`` or ``--print_config`` was answered.
+        SystemExit: with 0, after ``--help`` was answered.
     """
     typed = split_command_line(argv)
     if "help" in typed.switches:
@@ -83,19 +80,21 @@ def load_config(
     if config is None or problems:
         raise ConfigError(problems)
 
-    loaded = Loaded(
+    return Loaded(
         config=config,
         origins=origins,
         config_file=path,
         texts=typed.texts,
+        is_printed="print_config" in typed.switches,
         **files,
     )
-    if "print_config" in typed.switches:
-        shown = complete(loaded) if complete else config
-        places = [f"# {key}: {origin.place}\n" for key, origin in origins.items()]
-        print("".join(places) + to_yaml(hidden(vars(shown))), end="")
-        raise SystemExit(0)
-    return loaded
+
+
+def print_config(config: TrainConfig, origins: Mapping[str, Origin]) -> None:
+    """Print a config as YAML that reads back as an equal one, below the origins of its values."""
+    for key, origin in origins.items():
+        print(f"# {key}: {origin.place}")
+    print(to_yaml(hidden(vars(config))), end="")
 
 
 _NO_FILE = Document(path=COMMAND_LINE, data={})

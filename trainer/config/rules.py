@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ..text import did_you_mean
@@ -15,24 +15,14 @@ OPTIMIZERS = ("adamw", "adam", "sgd")
 WARMUPS = ("warmup_steps", "warmup_samples", "warmup_fraction")  # one length, in three units
 _CLASS = re.compile(r"[A-Za-z_][\w.]*[.:][A-Za-z_]\w*")
 
-# Keys that an optimizer does not use; for None it may come from the DeepSpeed JSON.
-_UNUSED: Mapping[str | None, tuple[str, ...]] = {
-    None: (),
-    "sgd": ("betas", "eps"),
-    "adam": ("momentum",),
-    "adamw": ("momentum",),
-}
-_OF_NAMED_CLASS = ("betas", "eps", "momentum")  # are among its optimizer_settings
 
-
-def check_rules(check: Validator, c: Any, defaults: Mapping[str, Any]) -> None:
+def check_rules(check: Validator, c: Any) -> None:
     """Record a problem for each rule that is broken by values that are right each alone.
 
     Args:
         c: the ``TrainConfig``.
-        defaults: of its keys.
     """
-    for key, rule in (*_of_run(c), *_of_optimizer(c, defaults)):
+    for key, rule in (*_of_run(c), *_of_optimizer(c)):
         check.record(key, rule, getattr(c, key))
     if c.schedule is not None:
         check_schedule(check, c.schedule, c.schedule_settings)
@@ -59,7 +49,7 @@ def _of_run(c: Any) -> Iterator[tuple[str, str]]:
             yield "profile_steps", rule
 
 
-def _of_optimizer(c: Any, defaults: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_optimizer(c: Any) -> Iterator[tuple[str, str]]:
     """Yield a key and a rule about optimizer, learning rate and schedule."""
     optimizer = c.optimizer or OPTIMIZERS[0]
     if optimizer not in OPTIMIZERS and not _CLASS.fullmatch(optimizer):
@@ -68,9 +58,6 @@ def _of_optimizer(c: Any, defaults: Mapping[str, Any]) -> Iterator[tuple[str, st
     if optimizer in OPTIMIZERS and c.optimizer_settings:
         rule = f"not for optimizer {optimizer}, whose settings are keys; name a class for them"
         yield "optimizer_settings", rule
-    for key in _UNUSED.get(c.optimizer, _OF_NAMED_CLASS):
-        if getattr(c, key) != defaults[key]:
-            yield key, f"is no key of optimizer {c.optimizer}; remove it"
 
     if c.lr_scaling != "none" and c.reference_batch_size is None:
         yield "lr_scaling", "needs reference_batch_size, the global batch that lr belongs to"

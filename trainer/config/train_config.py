@@ -365,7 +365,7 @@ class TrainConfig:
         values = check.settings(TrainConfig, vars(self))
         if not check.problems:
             vars(self).update(values)
-            check_rules(check, self, DEFAULTS)
+            check_rules(check, self)
         if check.problems:
             raise ConfigError(check.problems)
 

@@ -6,16 +6,18 @@ The same check serves the training config, the dataclass of a task and the argum
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from ..errors import ConfigError, Origin, Problem, Sourced
+from ..errors import ConfigError, Origin, Problem
 from ..text import did_you_mean
-from .annotations import STRICT, annotations_of, defaults_of, form_of
+from .annotations import annotations_of, defaults_of, form_of
 from .documents import parse_scalar
 from .plain import plain
 
@@ -25,7 +27,7 @@ _NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 class Validator:
-    """A collector of what is wrong with settings, in ``problems``, and of ``notices``.
+    """A collector of what is wrong with settings, in ``problems``.
 
     Args:
         origin: returns the origin of a dotted key.
@@ -34,7 +36,6 @@ class Validator:
     def __init__(self, origin: Callable[[str], Origin] = _NO_ORIGIN.named) -> None:
         self.origin = origin
         self.problems: list[Problem] = []
-        self.notices: list[str] = []
 
     def settings(
         self,
@@ -43,7 +44,7 @@ class Validator:
         prefix: str = "",
         texts: Mapping[str, str] = _NO_TEXTS,
     ) -> dict[str, Any]:
-        """Return the values that fit the arguments of ``cls``; record what is wrong with others.
+        """Return the values as the arguments of ``cls``, or none; record what is wrong with them.
 
         Args:
             values: by name.
@@ -86,48 +87,12 @@ class Validator:
             return cls(**fitting)
         except ConfigError as error:
             for problem in error.problems:
-                self.record(problem.key or prefix, problem.rule, problem.value)
+                at = self.origin(problem.key) if problem.key else problem.origin
+                origin = problem.origin if problem.origin.line else at
+                self.problems.append(dataclasses.replace(problem, origin=origin))
         except ValueError as error:
             self.record(prefix, str(error))
         return None
-
-    def read(self, annotation: Any, found: Sourced[Any] | None) -> Any:
-        """Return a value that fits an annotation; None if there is none or it does not fit."""
-        if found is None:
-            return None
-        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=STRICT)
-        value, problems = _validated(adapter, found.value)
-        if problems:
-            self.refuse(found, problems[0].rule)
-        return value
-
-    def refuse(self, found: Sourced[Any], rule: str) -> None:
-        """Record a problem; the first of a value is enough."""
-        if all(problem.origin != found.origin for problem in self.problems):
-            self.problems.append(found.problem(rule))
-
-    def notice(self, found: Sourced[Any], text: str) -> None:
-        """Note what to know about a value."""
-        self.notices.append(f"{found.origin.place}: {found.origin.key}: {text}")
-
-    def idle(self, found: Sequence[Sourced[Any]], text: str) -> None:
-        """Note, in one line, why some keys of a section change nothing."""
-        if found:
-            names = ", ".join(entry.origin.key.rpartition(".")[2] for entry in found)
-            self.notices.append(f"{found[0].origin.place}: {text}: {names}")
-
-    def unknown(
-        self,
-        found: Sourced[Any],
-        known: Collection[str],
-        key: Sequence[str],
-        hint: str = "",
-        *,
-        owner: str = "",
-    ) -> None:
-        """Record an unknown key of a file, with the hint or else the nearest key."""
-        rule = f"unknown key; {hint or did_you_mean(key[-1], known)}"
-        self.problems.append(found.problem(rule))
 
     def record(self, key: str, rule: str, value: object = None) -> None:
         """Record a problem of a dotted key, whose origin is looked up."""
@@ -149,19 +114,19 @@ def with_values(root: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 def _checked(
     cls: Callable[..., Any], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the values that fit the arguments of ``cls``, and the problems of the others."""
+    """Return the values as the arguments of ``cls``, or none and the problems by relative key."""
     # A default may have a type that no file can give, and be beyond the limits.
-    fitting = {
+    defaults = {
         name: default
         for name, default in defaults_of(cls).items()
         if name in values and repr(values[name]) == repr(plain(default))
     }
-    given = {name: value for name, value in values.items() if name not in fitting}
-    valid, problems = _validated(form_of(cls, _build_nested), given, annotations_of(cls))
-    if valid is None:
-        wrong = {problem.key.partition(".")[0] for problem in problems}
-        valid = {name: value for name, value in given.items() if name not in wrong}
-    return fitting | valid, problems
+    data = plain({name: value for name, value in values.items() if name not in defaults})
+    try:
+        fitting = form_of(cls, _build_nested).validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        return {}, list(_problems_of(error, data, annotations_of(cls)))
+    return defaults | fitting, []
 
 
 def _build_nested(cls: type, values: Mapping[str, Any]) -> Any:
@@ -177,32 +142,18 @@ def _build_nested(cls: type, values: Mapping[str, Any]) -> Any:
     return settings
 
 
-def _validated(
-    adapter: TypeAdapter[Any], value: object, known: Collection[str] = ()
-) -> tuple[Any, list[Problem]]:
-    """Return a value as pydantic reads it from JSON, or None and its problems by relative key.
-
-    Args:
-        known: the keys that the value may have.
-    """
-    data = plain(value)
-    try:
-        return adapter.validate_json(json.dumps(data), strict=True), []
-    except ValidationError as error:
-        return None, list(_problems_of(error, data, known))
-
-
 def _problems_of(error: ValidationError, data: object, known: Collection[str]) -> Iterator[Problem]:
     """Yield the problems of ``data``, at most one for each key; keys are relative to it."""
     found: dict[str, list[Problem]] = {}
     for details in error.errors(include_url=False):
         key = _key_of(details, data)
         raised = details.get("ctx", {}).get("error")
-        rule = _rule_of(details, known)
-        value = None if details["type"] == "missing" else details["input"]
-        problems = [Problem(origin=_NO_ORIGIN, rule=rule, value=value)]
         if isinstance(raised, ConfigError):  # of nested settings
             problems = list(raised.problems)
+        else:
+            value = None if details["type"] == "missing" else details["input"]
+            rule = _rule_of(details, known)
+            problems = [Problem(origin=_NO_ORIGIN, rule=rule, value=value)]
         for problem in problems:
             found.setdefault(_joined(key, problem.key), []).append(problem)
 
@@ -227,12 +178,10 @@ def _rule_of(details: Any, known: Collection[str]) -> str:
     """Return the rule that a value breaks: pydantic's own words, or those of a ValueError."""
     if details["type"] == "extra_forbidden":
         return f"unknown key; {did_you_mean(details['loc'][-1], known)}"
+    if details["type"] == "missing":
+        return "is required"
     rule = str(details.get("ctx", {}).get("error") or details["msg"])
-    rule = (
-        rule.replace("Input should", "must")
-        .replace("String should", "must")
-        .replace("Field required", "is required")
-    )
+    rule = re.sub("^(Input|String) should", "must", rule)
     if details["input"] is False and "'no'" in rule:
         rule += "; put no in quotes, for YAML reads a bare no as false"
     return rule

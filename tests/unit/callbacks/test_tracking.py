@@ -37,9 +37,9 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_an_error(name: str, rule:
 @pytest.mark.parametrize(
     ("values", "rule"),
     [
-        ({"profile_steps": "1-3"}, "from 2 on: the first step warms up"),
+        ({"profile_steps": "1-3"}, "from 2 \\(the first warms up"),
         ({"profile_steps": "5-4"}, "must be steps such as 10-12"),
-        ({"profile_steps": "20-22"}, "begins behind the last step, max_steps 9"),
+        ({"profile_steps": "20-22"}, "to max_steps"),
         ({"trackers": ["wandb", "wandb"]}, "has a name twice"),
     ],
 )

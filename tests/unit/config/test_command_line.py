@@ -149,25 +149,6 @@ def test_help_shows_every_key_even_beside_mistakes(
     assert "how lr follows the global batch ['none', 'linear', 'sqrt']" in printed
 
 
-def test_print_config_shows_each_origin_and_reads_back(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("train.yaml").write_text(
-        "task: a:B\nepochs: 2\noutput_dir: 'runs/{lr}'\ntask_settings:\n  width: 4\n"
-    )
-    argv = ["--config=train.yaml", "--mixed_precision=no", "--task_settings.depth=2"]
-    with pytest.raises(SystemExit) as leaving:
-        load_config([*argv, "--print_config"])
-    assert leaving.value.code == 0
-    printed = capsys.readouterr().out
-    assert {"# epochs: train.yaml:2", "# task_settings.width: train.yaml:5"} < set(
-        printed.splitlines()
-    )
-    assert {"# task_settings.depth: command line", "lr: 0.001"} < set(printed.splitlines())
-    Path("printed.yaml").write_text(printed)
-    assert load_config(["--config=printed.yaml"]).config == load_config(argv).config
-
-
 def test_a_wrong_key_is_answered_without_torch() -> None:
     code = (
         "import sys; from trainer.config.load import load_config\n"

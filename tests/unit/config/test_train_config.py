@@ -107,9 +107,6 @@ def test_a_mistake_is_told_alike_from_yaml_json_and_the_command_line(
     ("settings", "rule"),
     [
         ({"overwrite": True, "resume": "auto"}, "overwrite: true: would delete the run that resume: auto continues"),
-        ({"optimizer": "sgd", "eps": 1e-6}, "eps: 1e-06: is no key of optimizer sgd; remove it"),
-        ({"optimizer": "adam", "momentum": 0.5}, "momentum: 0.5: is no key of optimizer adam; remove it"),
-        ({"optimizer": "torch.optim.NAdam", "betas": (0.8, 0.9)}, "betas: (0.8, 0.9): is no key of optimizer torch."),
         ({"micro_batch_size": 4, "accumulation_steps": 3, "global_batch_size": 18}, "global_batch_size: 18: must be a"),
         ({"schedule": "step"}, "schedule_settings.milestones: is required"),
         ({"schedule": "step", "schedule_settings": {"milestones": [3], "gama": 0.5}}, "did you mean 'gamma'?"),

@@ -130,7 +130,7 @@ def _request(doc: Document, check: Findings, *, use_cpu: bool) -> Request | None
         optimizer=optimizer,
         scheduler=scheduler,
         deepspeed=_engine_config(data, doc) if stage else {},
-        origins={f"deepspeed.{'.'.join(key)}": doc.origin(key) for key in doc.paths()},
+        origins={f"deepspeed.{'.'.join(key)}": origin for key, origin in doc.origins.items()},
         **{  # type: ignore[arg-type]
             field: Sourced(value, doc.origin((_OWN_FIELDS[field],)))
             for field, value in values.items()

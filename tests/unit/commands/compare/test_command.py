@@ -54,7 +54,7 @@ def test_table_page_and_json_of_two_runs(
         ),
         (
             ["a.yaml", "--launch", "--config", "t.yaml"],
-            "t.yaml: the training config does not exist",
+            "t.yaml: the training config cannot be read: No such file",
         ),
         (
             ["x/a.yaml", "y/a.yaml", "--launch", "--config", "t.yaml"],
